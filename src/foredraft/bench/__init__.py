@@ -1,0 +1,1 @@
+"""Measuring and proving: paired runs, replay without a model, losslessness."""

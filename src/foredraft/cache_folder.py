@@ -1,0 +1,31 @@
+"""Where foredraft keeps what it can make again: built tables, measured costs.
+
+Knows only the folder; what is in it belongs to the modules that write there.
+"""
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+from foredraft.errors import StoreError
+
+CACHE_VARIABLE = "FOREDRAFT_CACHE"
+
+
+def cache_folder() -> Path:
+    """Return the cache folder, made if needed: `$FOREDRAFT_CACHE`, or the platform's user cache folder.
+
+    Raises:
+        StoreError: the folder cannot be made or written to.
+    """
+    folder = Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("foredraft"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"The cache folder {folder} cannot be made ({error.strerror}). Set {CACHE_VARIABLE} to a folder you can write to."
+        ) from error
+    if not os.access(folder, os.W_OK):
+        raise StoreError(f"The cache folder {folder} is not writable. Set {CACHE_VARIABLE} to a folder you can write to.")
+    return folder

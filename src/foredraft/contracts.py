@@ -1,0 +1,283 @@
+"""The frozen records that flow through a step, and the protocols of who makes and who reads them.
+
+Data flows one way: ids, draft, layout, forward, verify, commit; `observe` is the only arrow back. Knows no model,
+no text, no file, and no particular drafter.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from foredraft.graph.layout import Layout
+from foredraft.graph.tree import FloatArray, IntArray, check_tree, reindexed_parents
+
+if TYPE_CHECKING:  # the records name tensors, but drafting needs no torch
+    import torch
+
+TokenIds = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A tree of guessed tokens, as flat arrays; may be empty.
+
+    Attributes:
+        tokens: int32[N].
+        parents: int32[N], `parents[i] < i`, -1 for a child of the root. Siblings carry different tokens.
+        score: float32[N] or None: the drafter's estimate that the node's whole path is accepted. Budgets cut by it.
+        q: float32[N, V] or None: the distribution each node was sampled from; None when the drafter chose it.
+        source: uint8[N] or None: which drafter proposed the node, when several are mixed.
+    """
+
+    tokens: IntArray
+    parents: IntArray
+    score: FloatArray | None = None
+    q: FloatArray | None = None
+    source: npt.NDArray[np.uint8] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of drafted nodes."""
+        return len(self.tokens)
+
+    def check(self) -> None:
+        """Assert every property that the attributes promise.
+
+        Raises:
+            ValueError: naming the property that does not hold.
+        """
+        check_tree(self.tokens, self.parents)
+        if self.score is not None:
+            if self.score.dtype != np.float32 or self.score.shape != self.tokens.shape:
+                raise ValueError(f"score must be float32[{len(self)}], not {self.score.dtype}{list(self.score.shape)}.")
+            if not np.isfinite(self.score).all():
+                raise ValueError("score must be finite.")
+        if self.q is not None and (self.q.dtype != np.float32 or self.q.ndim != 2 or len(self.q) != len(self)):
+            raise ValueError(f"q must be float32[{len(self)}, V], not {self.q.dtype}{list(self.q.shape)}.")
+        if self.source is not None and (self.source.dtype != np.uint8 or self.source.shape != self.tokens.shape):
+            raise ValueError(f"source must be uint8[{len(self)}], not {self.source.dtype}{list(self.source.shape)}.")
+
+    def take(self, kept: IntArray) -> "Draft":
+        """Return the sub-tree of the nodes `kept`, int32[K], ascending and prefix-closed."""
+        return Draft(
+            self.tokens[kept],
+            reindexed_parents(self.parents, kept),
+            None if self.score is None else self.score[kept],
+            None if self.q is None else self.q[kept],
+            None if self.source is None else self.source[kept],
+        )
+
+
+_NO_NODES = np.empty(0, np.int32)
+_NO_NODES.flags.writeable = False
+EMPTY_DRAFT = Draft(_NO_NODES, _NO_NODES)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much may be drafted in a step.
+
+    Attributes:
+        nodes: at most this many nodes; 0 asks for no draft.
+        depth: no node deeper than this; limits and the window's end make it shrink.
+    """
+
+    nodes: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    """What a drafter may read of a sequence.
+
+    Attributes:
+        ids: int64[n], prompt and emitted tokens, the root last; read-only.
+        prompt_length: how many of `ids` are the prompt.
+    """
+
+    ids: TokenIds
+    prompt_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a drafter wants to see of each verification beyond the emitted tokens.
+
+    Attributes:
+        top_k: the target's `top_k` most probable tokens after every row; 0 for none.
+        hidden: the target's last hidden state after every row.
+    """
+
+    top_k: int = 0
+    hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What the target says after every row (root first).
+
+    Attributes:
+        logits: float[R, V], unprocessed, on the target's device.
+        hidden: float[R, D], the last hidden state, when asked for.
+    """
+
+    logits: "torch.Tensor"
+    hidden: "torch.Tensor | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one verification decided.
+
+    Attributes:
+        tokens: the tokens emitted: the accepted path and, unless the text ended inside it, one token of the target's own.
+        path: the accepted nodes of `draft`, from the root's child down.
+        draft: what was verified.
+        at: absolute position of the root.
+        top_tokens: int32[R, K], the target's most probable tokens after each row, when a drafter needs them.
+        top_probabilities: float32[R, K], theirs under the plain softmax, descending.
+        hidden: float[R, D], when a drafter needs it.
+    """
+
+    tokens: tuple[int, ...]
+    path: tuple[int, ...]
+    draft: Draft
+    at: int
+    top_tokens: IntArray | None = None
+    top_probabilities: FloatArray | None = None
+    hidden: "torch.Tensor | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step, as it is reported.
+
+    Attributes:
+        emitted: tokens that the step added to the text.
+        accepted: how many of them were drafted.
+        drafted: nodes verified.
+        sources: for each emitted token, the name of the drafter that guessed it, or None.
+        nanoseconds: time by part: draft, layout, forward, verify, commit, observe.
+    """
+
+    emitted: tuple[int, ...]
+    accepted: int
+    drafted: int
+    sources: tuple[str | None, ...]
+    nanoseconds: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """What a drafter is told when it is opened for a sequence.
+
+    Attributes:
+        vocabulary: number of ids the target scores; no drafted token may reach it.
+        seed: for drafters that draw; the same seed gives the same drafts.
+        max_nodes: the most nodes any step of this sequence will ask for.
+        settings: how the target will choose tokens, for drafters that imitate it.
+    """
+
+    vocabulary: int
+    seed: int = 0
+    max_nodes: int = 64
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Drafting(Protocol):
+    """One sequence's state in a drafter."""
+
+    def propose(self, view: SequenceView, budget: Budget) -> Draft:
+        """Guess what follows `view`, within `budget`; an empty draft is an answer."""
+        ...
+
+    def observe(self, verdict: Verdict) -> None:
+        """Learn from what the target made of the last draft."""
+        ...
+
+    def close(self) -> None:
+        """Forget the sequence."""
+        ...
+
+
+class Drafter(Protocol):
+    """Shared knowledge (tables, indexes, weights) from which per-sequence draftings are opened."""
+
+    name: ClassVar[str]
+    needs: Needs
+    source_names: Sequence[str]
+    """Names for `Draft.source`; the first one is meant where a draft has no `source`."""
+
+    def open(self, context: DraftContext) -> Drafting:
+        """Begin drafting for one sequence."""
+        ...
+
+
+class Control(Protocol):
+    """Decides how much to draft next."""
+
+    def budget(self, depth: int) -> Budget:
+        """Say how much to draft when at most `depth` more drafted tokens can be of use."""
+        ...
+
+    def trim(self, draft: Draft, budget: Budget) -> Draft:
+        """Cut a draft to what is worth verifying."""
+        ...
+
+    def observe(self, verdict: Verdict, seconds: float) -> None:
+        """Learn what the step gave and what it cost."""
+        ...
+
+
+class KeyValueCache(Protocol):
+    """The target's memory of one sequence."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens are committed."""
+        ...
+
+    def commit(self, rows: Sequence[int]) -> None:
+        """Keep these rows of the last forward, in order, and forget its others."""
+        ...
+
+
+class Target(Protocol):
+    """A causal language model that scores the rows of a layout."""
+
+    vocabulary: int
+    window: int | None
+
+    def new_cache(self) -> Any:
+        """Return an empty `KeyValueCache` for one sequence."""
+        ...
+
+    def prefill(self, token_ids: TokenIds, cache: Any) -> None:
+        """Put `token_ids`, int64[n], into the cache and commit them."""
+        ...
+
+    def forward(self, layout: Layout, cache: Any) -> Scores:
+        """Score every row of `layout` against the committed cache; nothing is committed."""
+        ...
+
+
+class Policy(Protocol):
+    """How one sequence's tokens are chosen, and when it ends."""
+
+    def chooser(self, scores: Scores, at: int) -> "Chooser":
+        """Prepare to choose tokens after the rows of one verification whose root stands at position `at`."""
+        ...
+
+    def ends(self, tokens: Sequence[int]) -> bool:
+        """Say whether the text ends with the last of `tokens`, the ones this step emitted so far."""
+        ...
+
+
+class Chooser(Protocol):
+    """Chooses the target's token after a row; called once for each row that the accepted path visits."""
+
+    def __call__(self, row: int, path: Sequence[int]) -> int:
+        """Return the token after `row`, which lies behind the emitted tokens `path`."""
+        ...

@@ -1,0 +1,1 @@
+"""From text files to index files: reading, tokenising, counting. No torch."""

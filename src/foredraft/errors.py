@@ -1,0 +1,25 @@
+"""The exceptions foredraft raises on purpose; every message is a sentence a user can act on.
+
+Knows nothing about models, files or text. The command line maps `UsageError` to exit status 2 and every other
+`ForedraftError` to exit status 1.
+"""
+
+
+class ForedraftError(Exception):
+    """Base of everything foredraft raises on purpose: one sentence naming the value, the limit and the remedy."""
+
+
+class UsageError(ForedraftError, ValueError):
+    """The caller asked for something that cannot be honoured (option, argument, prompt)."""
+
+
+class UnsupportedModelError(ForedraftError):
+    """The model cannot be verified as a tree (recurrent state, ALiBi, encoder-decoder, ...)."""
+
+
+class StoreError(ForedraftError):
+    """A stored table, datastore or cache file is missing, damaged, or belongs to another tokenizer or version."""
+
+
+class NumericsError(ForedraftError):
+    """The model produced scores that no token can be chosen from (NaN, or nothing left after the filters)."""

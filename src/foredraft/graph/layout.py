@@ -1,0 +1,58 @@
+"""Where the rows of one verification go: positions, ancestor mask, cache slots.
+
+Rows are the root (the last emitted token, not yet in the cache) and then the nodes of the draft. Row `i` is written
+to cache slot `at + i`, past everything committed. Does not know the model or its attention types.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foredraft.graph.tree import BoolArray, IntArray, ancestor_mask, depths
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The rows of one forward pass.
+
+    Attributes:
+        token_ids: int64[R], root first.
+        positions: int64[R], each row's absolute position in its own path.
+        ancestors: bool[R, R], row `i` may attend to row `j`; None where that is the plain causal triangle.
+        at: the root's absolute position, which is the number of tokens already in the cache.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    ancestors: BoolArray | None
+    at: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows the pass has: one for the root and one for each node."""
+        return len(self.token_ids)
+
+
+def lay_out(root: int, tokens: IntArray, parents: IntArray, at: int) -> Layout:
+    """Lay a tree out behind its root.
+
+    Args:
+        root: token id of the last emitted token.
+        tokens: int32[N], the draft's tokens.
+        parents: int32[N], the draft's parents.
+        at: absolute position of the root.
+    """
+    token_ids = np.empty(len(tokens) + 1, np.int64)
+    token_ids[0] = root
+    token_ids[1:] = tokens
+    positions = np.empty(len(tokens) + 1, np.int64)
+    positions[0] = at
+    positions[1:] = depths(parents)
+    positions[1:] += at
+    return Layout(token_ids, positions, ancestor_mask(parents), at)
+
+
+def lay_out_text(token_ids: npt.NDArray[np.int64], at: int) -> Layout:
+    """Lay a stretch of known text out as a chain, for prefill: int64[R] ids starting at absolute position `at`."""
+    return Layout(token_ids, np.arange(at, at + len(token_ids), dtype=np.int64), None, at)

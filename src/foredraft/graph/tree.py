@@ -1,0 +1,116 @@
+"""Token trees as parent arrays: check, measure, cut.
+
+A tree of N nodes is `parents int32[N]` with `parents[i] < i`; -1 marks a child of the root, which is itself not in
+the array. Does not know what the tokens mean or where the tree came from.
+"""
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+ROOT = -1
+
+
+def check_tree(tokens: IntArray, parents: IntArray) -> None:
+    """Assert that `tokens int32[N]` and `parents int32[N]` form a tree whose siblings differ.
+
+    Raises:
+        ValueError: a wrong dtype or shape, a parent at or after its child, or two siblings with one token.
+    """
+    for name, array in (("tokens", tokens), ("parents", parents)):
+        if array.dtype != np.int32 or array.ndim != 1:
+            raise ValueError(f"{name} must be a one-dimensional int32 array, not {array.dtype} with {array.ndim} dimensions.")
+    if len(tokens) != len(parents):
+        raise ValueError(f"A tree needs one parent a token; it has {len(tokens)} tokens and {len(parents)} parents.")
+    if len(parents) and (parents < ROOT).any():
+        raise ValueError(f"Parent {int(parents.min())} is below -1, which marks a child of the root.")
+    late = np.flatnonzero(parents >= np.arange(len(parents)))
+    if len(late):
+        raise ValueError(f"Node {int(late[0])} has parent {int(parents[late[0]])}: a parent must come before its child.")
+    edges = {(int(parent), int(token)) for parent, token in zip(parents, tokens, strict=True)}
+    if len(edges) != len(tokens):
+        raise ValueError("Two siblings carry the same token; merge them into one node.")
+
+
+@njit(cache=True)
+def depths(parents: IntArray) -> IntArray:
+    """Return each node's depth, int32[N]: 1 for a child of the root."""
+    depth = np.empty(len(parents), np.int32)
+    for node in range(len(parents)):
+        depth[node] = 1 if parents[node] < 0 else depth[parents[node]] + 1
+    return depth
+
+
+@njit(cache=True)
+def ancestor_mask(parents: IntArray) -> BoolArray:
+    """Return bool[1+N, 1+N] over rows (root first, then nodes): may row `i` attend to row `j`.
+
+    A row attends to itself, to its ancestors and to the root, and to nothing else.
+    """
+    rows = len(parents) + 1
+    mask = np.zeros((rows, rows), np.bool_)
+    mask[0, 0] = True
+    for node in range(len(parents)):
+        row = node + 1
+        mask[row, :] = mask[parents[node] + 1, :]
+        mask[row, row] = True
+    return mask
+
+
+def chain_parents(length: int) -> IntArray:
+    """Return the parents of a chain of `length` tokens: -1, 0, 1, ... as int32[length]."""
+    return np.arange(-1, length - 1, dtype=np.int32)
+
+
+def path_to(parents: IntArray, node: int) -> list[int]:
+    """Return the nodes from the root's child down to `node`, inclusive; empty for `node == -1`."""
+    path = []
+    while node != ROOT:
+        path.append(node)
+        node = int(parents[node])
+    return path[::-1]
+
+
+@njit(cache=True)
+def top_nodes(parents: IntArray, score: FloatArray, limit: int, max_depth: int) -> IntArray:
+    """Return the `limit` best nodes of a tree, never a node without its parent, none deeper than `max_depth`.
+
+    Nodes are taken best first among those whose parent is already taken, so the result is prefix-closed, and where
+    scores never rise from parent to child (path probabilities do not) it is exactly the top `limit`. Ties go to the
+    earlier node.
+
+    Args:
+        parents: int32[N].
+        score: float32[N], an estimate that the node's whole path is accepted.
+        limit: how many nodes to keep at most.
+        max_depth: nodes below this depth are left out.
+
+    Returns:
+        int32[K], ascending.
+    """
+    nodes = len(parents)
+    depth = depths(parents)
+    taken = np.zeros(nodes, np.bool_)
+    count = 0
+    while count < limit:
+        best = -1
+        for node in range(nodes):
+            ready = not taken[node] and depth[node] <= max_depth and (parents[node] < 0 or taken[parents[node]])
+            if ready and (best < 0 or score[node] > score[best]):
+                best = node
+        if best < 0:
+            break
+        taken[best] = True
+        count += 1
+    return np.flatnonzero(taken).astype(np.int32)
+
+
+def reindexed_parents(parents: IntArray, kept: IntArray) -> IntArray:
+    """Return the parents, int32[K], of the sub-tree made of the nodes `kept` (ascending and prefix-closed)."""
+    new_index = np.full(len(parents) + 1, ROOT, np.int32)
+    new_index[kept] = np.arange(len(kept), dtype=np.int32)
+    return new_index[parents[kept]]

@@ -1,0 +1,1 @@
+"""What foredraft knows about text, as sorted arrays: tables, learned counts and the searches over them. No torch."""

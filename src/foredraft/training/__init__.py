@@ -1,0 +1,1 @@
+"""Training what foredraft ships or needs: the embedded model, and later draft heads."""
