@@ -258,8 +258,8 @@ class Target(Protocol):
         """Put `token_ids`, int64[n], into the cache and commit them."""
         ...
 
-    def forward(self, layout: Layout, cache: Any) -> Scores:
-        """Score every row of `layout` against the committed cache; nothing is committed."""
+    def forward(self, layout: Layout, cache: Any, *, hidden: bool = False) -> Scores:
+        """Score every row of `layout` against the committed cache; nothing is committed. `hidden` asks for states."""
         ...
 
 

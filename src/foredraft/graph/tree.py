@@ -37,6 +37,20 @@ def check_tree(tokens: IntArray, parents: IntArray) -> None:
 
 
 @njit(cache=True)
+def is_tree(tokens: IntArray, parents: IntArray, vocabulary: int) -> bool:
+    """Say quickly whether tokens lie in `[0, vocabulary)`, parents come before children, and siblings differ."""
+    if len(tokens) != len(parents):
+        return False
+    for node in range(len(parents)):
+        if not -1 <= parents[node] < node or not 0 <= tokens[node] < vocabulary:
+            return False
+        for other in range(parents[node] + 1, node):
+            if parents[other] == parents[node] and tokens[other] == tokens[node]:
+                return False
+    return True
+
+
+@njit(cache=True)
 def depths(parents: IntArray) -> IntArray:
     """Return each node's depth, int32[N]: 1 for a child of the root."""
     depth = np.empty(len(parents), np.int32)

@@ -1,0 +1,75 @@
+# One command for each thing that people do here; `make help` lists them.
+#
+# Everything is installed into .venv at the versions of constraints.txt. pip's own settings hold: on a machine without
+# a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes the torch download small.
+
+PYTHON ?= python3
+PROMPT ?= Write a short story about a lighthouse keeper who finds a letter in a bottle.
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+RUNTIME := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
+SOURCES := src tests scripts
+
+# Compiled kernels are kept in the environment, so that the tree stays clean.
+export NUMBA_CACHE_DIR := $(CURDIR)/$(VENV)/numba-cache
+# The tests run in two processes, one thread each; more threads than that would only wait for each other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: demo test test-interpreted lint format types imports docs docs-check clean help
+
+demo: $(RUNTIME)  ## Install, then write a text twice, plain and drafted, and compare (PROMPT="..." to choose).
+	$(BIN)/foredraft generate --compare --max-new-tokens 128 "$(PROMPT)"
+
+test: lint types imports docs-check test-interpreted  ## Install with the dev extra, then every check; the tests come last.
+	$(PYTEST) -m "not gpu"
+
+test-interpreted: $(DEV)  ## The tests of the compiled kernels, with numba's compiler switched off.
+	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "kernels and not gpu"
+
+lint: $(DEV)  ## Style, and that the code is formatted.
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+
+format: $(DEV)  ## Format the code, and fix what ruff can fix by itself.
+	$(BIN)/ruff check --fix-only $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+types: $(DEV)  ## Strict type checking of the package.
+	$(BIN)/mypy
+
+imports: $(DEV)  ## Who may import whom.
+	$(BIN)/lint-imports
+
+docs: $(DEV)  ## Write the generated pages: docs/commands.md and docs/structure.md.
+	$(BIN)/python scripts/help_pages.py
+	$(BIN)/python scripts/structure_page.py
+
+docs-check: $(DEV)  ## Fail when a generated page is out of date.
+	$(BIN)/python scripts/help_pages.py --check
+	$(BIN)/python scripts/structure_page.py --check
+
+clean:  ## Remove the environment and everything that can be made again.
+	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:  ## This list.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch goes first and alone: pip then settles its version before it weighs what depends on it, and never fetches another.
+# The build backend comes from constraints.txt too, which is why its isolated environment is switched off.
+$(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) torch
+	$(INSTALL) hatchling editables
+	$(INSTALL) --no-build-isolation -e .
+	@touch $@
+
+$(DEV): $(RUNTIME)
+	$(INSTALL) --no-build-isolation -e ".[dev]"
+	@touch $@

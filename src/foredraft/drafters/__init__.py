@@ -1,0 +1,89 @@
+"""The door to the drafters: a method's name to its class, imported only when chosen.
+
+Does not import any drafter by itself. Third parties register a class under the entry-point group
+`foredraft.drafters`; the class has `name`, `summary`, `Options` and `create(options, resources)`.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from foredraft.contracts import Drafter
+from foredraft.errors import UsageError
+from foredraft.options import nearest, options_from
+
+ENTRY_POINT_GROUP = "foredraft.drafters"
+
+_OWN: Mapping[str, str] = {
+    "none": "foredraft.drafters.none:NoDrafter",
+    "prompt_lookup": "foredraft.drafters.prompt_lookup:PromptLookupDrafter",
+    "adaptix": "foredraft.drafters.adaptix:AdaptixDrafter",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a drafter may build on.
+
+    Attributes:
+        vocabulary: how many ids the target scores.
+        tokenizer_hash: what stored tables must have been made with.
+        default_table: makes or finds the tri-gram table to use when none is given; None where there is no such table.
+    """
+
+    vocabulary: int
+    tokenizer_hash: str = ""
+    default_table: Callable[[], Path] | None = None
+
+
+class DrafterClass(Protocol):
+    """What a registered class provides."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    Options: ClassVar[type]
+
+    def create(self, options: Any, resources: Resources) -> Drafter:
+        """Build the drafter; a class method."""
+        ...
+
+
+def method_names() -> list[str]:
+    """Return every method's name: foredraft's own first, then registered ones."""
+    return [*_OWN, *sorted(set(_registered()) - set(_OWN))]
+
+
+def drafter_class(method: str) -> DrafterClass:
+    """Import the class of a method.
+
+    Raises:
+        UsageError: an unknown name, with a near-match hint, or a registered class that cannot be imported.
+    """
+    if method in _OWN:
+        module, _, name = _OWN[method].partition(":")
+        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]  # the map is ours
+    registered = _registered()
+    if method not in registered:
+        known = method_names()
+        raise UsageError(f"There is no method {method!r}.{nearest(method, known)} Methods are: {', '.join(known)}.")
+    try:
+        return registered[method].load()  # type: ignore[no-any-return]  # checked by use
+    except ImportError as error:
+        raise UsageError(f"The registered method {method!r} cannot be imported: {error}.") from error
+
+
+def make_drafter(method: str, options: Mapping[str, Any], resources: Resources) -> Drafter:
+    """Build the drafter of `method` from loose options.
+
+    Raises:
+        UsageError: an unknown method or option, or a value that cannot be honoured.
+    """
+    chosen = drafter_class(method)
+    return chosen.create(options_from(chosen.Options, options, f"Method {method!r}"), resources)
+
+
+def _registered() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}

@@ -1,0 +1,256 @@
+"""Adaptix: drafts from a tri-gram table that learns while it decodes, searched best-first or by the paper's MCTS.
+
+Liu et al., "Adaptive Draft-Verification for Efficient Large Language Model Decoding" (AAAI 2025; ADED). The paper's
+rules are `search="mcts"` and `learn="paper"`; the defaults are this project's. Knows ids and tables; no text, no model.
+"""
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
+from foredraft.drafters import Resources
+from foredraft.errors import UsageError
+from foredraft.graph.tree import IntArray
+from foredraft.index.best_first import best_first
+from foredraft.index.learned import (
+    NO_TOKEN,
+    LearnedArrays,
+    empty_learned,
+    learn,
+    learn_distributions,
+    learn_text,
+    with_room,
+)
+from foredraft.index.learned_file import load_learned, save_learned
+from foredraft.index.mcts import SearchSettings, mcts
+from foredraft.index.successors import Trust
+from foredraft.index.trigram import TrigramTable, empty_table, open_table
+
+NO_CAP = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptixOptions:
+    """Options of Adaptix. The paper's settings are ADED, appendix F, and the constants of its code.
+
+    Attributes:
+        table: path of a tri-gram table; "default" uses the one that comes with the model, if any; "none" starts empty.
+        search: "best_first" expands the most probable paths; "mcts" is the paper's search.
+        learn: "tokens" learns the prompt and every emitted token once, fading; "paper" raises the tri-grams of the last
+            `window` tokens by `increment` at every step, up to `max_probability`; "off" learns nothing.
+        feedback: "topk" also learns the target's own distribution at every verified node; "off" does not.
+        share: keep what is learned across sequences, until `save()`; otherwise each sequence starts afresh.
+        memory: path from which shared knowledge is loaded, and to which `save()` writes it.
+        depth: deepest node that best-first search makes.
+        keep: what older weights in a context are multiplied by when something is learned there ("tokens").
+        feedback_weight: observations that one fed-back distribution counts for.
+        feedback_top_k: tokens of it that are learned.
+        window: tokens looked back on ("paper").
+        increment: added to a tri-gram's probability ("paper").
+        max_probability: its upper limit ("paper").
+        iterations: simulations of MCTS.
+        c1: exploration base of PUCT, equation 3.
+        c2: exploration scale of PUCT, equation 3.
+        length: tokens of a continuation in MCTS.
+        candidates: continuations that MCTS keeps.
+    """
+
+    table: str = "default"
+    search: Literal["best_first", "mcts"] = "best_first"
+    learn: Literal["tokens", "paper", "off"] = "tokens"
+    feedback: Literal["topk", "off"] = "topk"
+    share: bool = False
+    memory: str | None = None
+    depth: int = 12
+    keep: float = 0.9
+    feedback_weight: float = 2.0
+    feedback_top_k: int = 6
+    window: int = 16
+    increment: float = 0.04
+    max_probability: float = 3.0
+    iterations: int = 150
+    c1: float = 32.0
+    c2: float = 8.0
+    length: int = 4
+    candidates: int = 24
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing.
+
+        Raises:
+            UsageError: an unknown choice, or a number outside its range.
+        """
+        for name, choices in (
+            ("search", ("best_first", "mcts")),
+            ("learn", ("tokens", "paper", "off")),
+            ("feedback", ("topk", "off")),
+        ):
+            if getattr(self, name) not in choices:
+                raise UsageError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}.")
+        for name in ("depth", "iterations", "length", "candidates", "window", "feedback_top_k"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        for name in ("increment", "max_probability", "c1", "c2", "feedback_weight"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be above 0.")
+        if not 0 < self.keep <= 1:
+            raise UsageError(f"keep is {self.keep}; it must be above 0 and at most 1.")
+        if self.memory is not None and not self.share:
+            raise UsageError("memory keeps shared knowledge; give share=True with it.")
+
+
+class AdaptixDrafter:
+    """The table, and what is shared between sequences."""
+
+    name: ClassVar[str] = "adaptix"
+    summary: ClassVar[str] = "Trees from a tri-gram table that learns as it decodes (Adaptix/ADED)."
+    Options = AdaptixOptions
+    source_names = ("adaptix",)
+
+    def __init__(self, options: AdaptixOptions, table: TrigramTable, learned: LearnedArrays | None = None) -> None:
+        self.options = options
+        self.table = table
+        self.needs = Needs(top_k=options.feedback_top_k if options.feedback == "topk" else 0)
+        self.lock = threading.Lock()
+        self.shared = learned if learned is not None else empty_learned()
+
+    @classmethod
+    def create(cls, options: AdaptixOptions, resources: Resources) -> "AdaptixDrafter":
+        """Open the table, and the memory if one is named and exists.
+
+        Raises:
+            StoreError: a table or memory that is damaged or belongs to another tokenizer.
+        """
+        path = options.table
+        if path == "default":
+            path = str(resources.default_table()) if resources.default_table is not None else "none"
+        if path == "none":
+            table = empty_table(resources.vocabulary)
+        else:
+            table = open_table(path, resources.tokenizer_hash or None, resources.vocabulary)
+        learned = None
+        if options.memory is not None and Path(options.memory).exists():
+            learned = load_learned(options.memory, resources.tokenizer_hash)
+        drafter = cls(options, table, learned)
+        drafter._tokenizer_hash = resources.tokenizer_hash
+        return drafter
+
+    _tokenizer_hash = ""
+
+    def open(self, context: DraftContext) -> "AdaptixDrafting":
+        """Begin drafting for one sequence."""
+        return AdaptixDrafting(self, context)
+
+    def save(self, path: str | None = None) -> None:
+        """Write the shared knowledge to `path`, or to the `memory` of the options; the old file stays until it is done.
+
+        Raises:
+            UsageError: nothing is shared, or no path is known.
+            StoreError: the file cannot be written.
+        """
+        path = path or self.options.memory
+        if not self.options.share or path is None:
+            raise UsageError("Only shared knowledge can be saved: give share=True, and a path or memory=PATH.")
+        with self.lock:
+            save_learned(path, self.shared, self._tokenizer_hash, self.table.vocabulary)
+
+
+class AdaptixDrafting:
+    """One sequence's drafting: what it has learned, and how far it has read."""
+
+    def __init__(self, drafter: AdaptixDrafter, context: DraftContext) -> None:
+        self._drafter = drafter
+        self._options = drafter.options
+        self._vocabulary = context.vocabulary
+        self._seed = context.seed
+        self._own = drafter.shared if drafter.options.share else empty_learned()
+        self._read = 0
+        self._ids: np.ndarray | None = None
+        paper = drafter.options.learn == "paper"
+        self._trust = Trust(TRUST.learned_pair, TRUST.table_pair, TRUST.learned_single, TRUST.table_single,
+                            int(paper), float(drafter.options.max_probability))  # fmt: skip
+
+    def propose(self, view: SequenceView, budget: Budget) -> Draft:
+        """Learn what is new in `view`, then search."""
+        with self._drafter.lock:
+            self._read_new(view.ids)
+            if budget.nodes <= 0 or budget.depth <= 0:
+                return EMPTY_DRAFT
+            return self._search(view.ids, budget)
+
+    def observe(self, verdict: Verdict) -> None:
+        """Learn the target's distribution at every verified node, if it was asked for."""
+        if verdict.top_tokens is None or verdict.top_probabilities is None or self._ids is None:
+            return
+        before = int(self._ids[verdict.at - 1]) if verdict.at > 0 else NO_TOKEN
+        contexts = _contexts(verdict, before, int(self._ids[verdict.at]))
+        with self._drafter.lock:
+            arrays = self._room(len(contexts))
+            learn_distributions(
+                arrays, contexts, verdict.top_tokens, verdict.top_probabilities,
+                self._options.feedback_weight, self._options.keep,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Forget the sequence; what is shared stays with the drafter."""
+        self._ids = None
+        self._own = empty_learned(2)
+
+    def _search(self, ids: np.ndarray, budget: Budget) -> Draft:
+        options = self._options
+        a = int(ids[-2]) if len(ids) > 1 else NO_TOKEN
+        b = int(ids[-1])
+        arrays = self._learned()
+        if options.search == "mcts":
+            settings = SearchSettings(options.iterations, options.c1, options.c2, options.length, options.candidates)
+            tokens, parents, scores = mcts(
+                self._drafter.table.arrays, arrays, self._trust, a, b, settings, self._vocabulary, self._seed + len(ids)
+            )
+        else:
+            depth = min(budget.depth, options.depth)
+            tokens, parents, scores = best_first(
+                self._drafter.table.arrays, arrays, self._trust, a, b, budget.nodes, depth, self._vocabulary
+            )
+        return Draft(tokens, parents, scores)
+
+    def _read_new(self, ids: np.ndarray) -> None:
+        options = self._options
+        self._ids = ids
+        if options.learn == "paper":
+            arrays = self._room(options.window)
+            recent = ids[-options.window :]
+            for i in range(2, len(recent)):
+                learn(arrays, recent[i - 2], recent[i - 1], recent[i], options.increment, 1.0, options.max_probability)
+        elif options.learn == "tokens":
+            arrays = self._room(2 * (len(ids) - self._read))
+            learn_text(arrays, ids, self._read, 1.0, options.keep, NO_CAP)
+        self._read = len(ids)
+
+    def _learned(self) -> LearnedArrays:
+        return self._drafter.shared if self._options.share else self._own
+
+    def _room(self, contexts: int) -> LearnedArrays:
+        arrays = with_room(self._learned(), contexts)
+        if self._options.share:
+            self._drafter.shared = arrays
+        else:
+            self._own = arrays
+        return arrays
+
+
+TRUST = Trust(learned_pair=1.0, table_pair=4.0, learned_single=4.0, table_single=1.0, paper=0, cap=0.0)
+"""Chosen by replay on recorded answers; see docs/log.md."""
+
+
+def _contexts(verdict: Verdict, before: int, root: int) -> IntArray:
+    """Return each row's last two tokens along its own path, int32[R, 2]."""
+    draft = verdict.draft
+    contexts = np.empty((len(draft) + 1, 2), np.int32)
+    contexts[0] = before, root
+    contexts[1:, 1] = draft.tokens
+    contexts[1:, 0] = np.where(draft.parents < 0, root, draft.tokens[draft.parents])
+    return contexts

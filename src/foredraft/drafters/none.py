@@ -1,0 +1,45 @@
+"""The drafter that does nothing, correctly: plain decoding, and the baseline of every comparison."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
+from foredraft.drafters import Resources
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """No options."""
+
+
+class NoDrafter:
+    """Never drafts."""
+
+    name: ClassVar[str] = "none"
+    summary: ClassVar[str] = "Plain decoding: one token a forward pass; the baseline."
+    Options = NoOptions
+    needs = Needs()
+    source_names = ("none",)
+
+    @classmethod
+    def create(cls, options: NoOptions, resources: Resources) -> "NoDrafter":  # noqa: ARG003  # the family's signature
+        """Return the drafter."""
+        return cls()
+
+    def open(self, context: DraftContext) -> "NoDrafting":  # noqa: ARG002  # the family's signature
+        """Return a drafting without state."""
+        return NoDrafting()
+
+
+class NoDrafting:
+    """Proposes nothing and learns nothing."""
+
+    def propose(self, view: SequenceView, budget: Budget) -> Draft:  # noqa: ARG002  # the family's signature
+        """Return the empty draft."""
+        return EMPTY_DRAFT
+
+    def observe(self, verdict: Verdict) -> None:
+        """Learn nothing."""
+
+    def close(self) -> None:
+        """Nothing to forget."""

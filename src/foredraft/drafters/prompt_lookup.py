@@ -1,0 +1,124 @@
+"""Prompt lookup: what followed the last tokens when they occurred before in the sequence.
+
+transformers' semantics (PromptLookupCandidateGenerator): the longest n-gram that occurs earlier wins, and of its
+occurrences the first. Also understands vLLM's names. Knows the sequence only.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
+from foredraft.drafters import Resources
+from foredraft.errors import UsageError
+from foredraft.graph.tree import chain_parents
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLookupOptions:
+    """Options of prompt lookup.
+
+    Attributes:
+        prompt_lookup_num_tokens: tokens to draft at most (transformers' name).
+        max_matching_ngram_size: longest n-gram to look for (transformers' name).
+        prompt_lookup_max: the same, vLLM's name; both may be given only if they agree.
+        prompt_lookup_min: shortest n-gram to look for (vLLM's name).
+    """
+
+    prompt_lookup_num_tokens: int = 10
+    max_matching_ngram_size: int | None = None
+    prompt_lookup_max: int | None = None
+    prompt_lookup_min: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that contradict each other.
+
+        Raises:
+            UsageError: a size below 1, a minimum above the maximum, or two different maxima.
+        """
+        names = (self.max_matching_ngram_size, self.prompt_lookup_max)
+        if None not in names and names[0] != names[1]:
+            raise UsageError(
+                f"max_matching_ngram_size is {names[0]} and prompt_lookup_max is {names[1]}; they are two names of one "
+                "option, so give one."
+            )
+        if self.prompt_lookup_num_tokens < 1:
+            raise UsageError(f"prompt_lookup_num_tokens is {self.prompt_lookup_num_tokens}; it must be at least 1.")
+        if not 1 <= self.prompt_lookup_min <= self.longest:
+            raise UsageError(
+                f"prompt_lookup_min is {self.prompt_lookup_min} and prompt_lookup_max is {self.longest}; "
+                "they must satisfy 1 <= min <= max."
+            )
+
+    @property
+    def longest(self) -> int:
+        """The longest n-gram to look for; transformers' default is 2."""
+        given = self.max_matching_ngram_size if self.prompt_lookup_max is None else self.prompt_lookup_max
+        return 2 if given is None else given
+
+
+@njit(cache=True)
+def earlier_match(ids: npt.NDArray[np.int64], shortest: int, longest: int) -> int:
+    """Return the index behind the first occurrence of the longest matching suffix of `ids`, or -1.
+
+    Suffixes of `longest` down to `shortest` tokens are looked for, each from the left; an occurrence counts only if
+    something follows it, so the suffix does not find itself.
+    """
+    n = len(ids)
+    for size in range(min(longest, n - 1), shortest - 1, -1):
+        for start in range(n - size):
+            found = True
+            for k in range(size):
+                if ids[start + k] != ids[n - size + k]:
+                    found = False
+                    break
+            if found:
+                return start + size
+    return -1
+
+
+class PromptLookupDrafter:
+    """Drafts chains out of the sequence itself."""
+
+    name: ClassVar[str] = "prompt_lookup"
+    summary: ClassVar[str] = "Chains copied from where the last tokens occurred before; no table, no model."
+    Options = PromptLookupOptions
+    needs = Needs()
+    source_names = ("prompt_lookup",)
+
+    def __init__(self, options: PromptLookupOptions) -> None:
+        self._options = options
+
+    @classmethod
+    def create(cls, options: PromptLookupOptions, resources: Resources) -> "PromptLookupDrafter":  # noqa: ARG003  # the family's signature
+        """Return the drafter."""
+        return cls(options)
+
+    def open(self, context: DraftContext) -> "PromptLookupDrafting":  # noqa: ARG002  # the family's signature
+        """Return a drafting; it keeps no state."""
+        return PromptLookupDrafting(self._options)
+
+
+class PromptLookupDrafting:
+    """Looks the last tokens up at every step."""
+
+    def __init__(self, options: PromptLookupOptions) -> None:
+        self._options = options
+
+    def propose(self, view: SequenceView, budget: Budget) -> Draft:
+        """Return what followed the earlier occurrence, as a chain."""
+        length = min(budget.nodes, budget.depth, self._options.prompt_lookup_num_tokens)
+        start = earlier_match(view.ids, self._options.prompt_lookup_min, self._options.longest) if length > 0 else -1
+        if start < 0:
+            return EMPTY_DRAFT
+        tokens = view.ids[start : start + length].astype(np.int32)
+        return Draft(tokens, chain_parents(len(tokens)))
+
+    def observe(self, verdict: Verdict) -> None:
+        """Learn nothing: the sequence itself is the store."""
+
+    def close(self) -> None:
+        """Nothing to forget."""

@@ -1,0 +1,105 @@
+"""One sequence while it is decoded: its ids, its cache, how its tokens are chosen, and when it ends.
+
+Knows ids only: a stop string is somebody's function that says whether a token ends the text.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from foredraft.contracts import Chooser, KeyValueCache, Scores, SequenceView, TokenIds, Verdict
+from foredraft.sampling import LogitsProcessor, Sampler, SamplingOptions
+
+FinishReason = Literal["eos", "stop", "length", "window"]
+
+
+class SequenceState:
+    """A sequence, its root being the last of its ids, which the cache does not hold yet.
+
+    Args:
+        prompt: int64[n], at least one id.
+        cache: the target's, empty.
+        sampling: how tokens are chosen.
+        max_new_tokens: the text ends after this many, with reason "length".
+        window: the most tokens the sequence may have, with reason "window"; None for no limit.
+        eos: ids that end the text, with reason "eos".
+        processors: transformers' logits processors.
+        stop: called once for every emitted token, in order; True ends the text, with reason "stop".
+    """
+
+    def __init__(
+        self,
+        prompt: TokenIds,
+        cache: KeyValueCache,
+        sampling: SamplingOptions,
+        *,
+        max_new_tokens: int,
+        window: int | None = None,
+        eos: Iterable[int] = (),
+        processors: Sequence[LogitsProcessor] = (),
+        stop: Callable[[int], bool] | None = None,
+    ) -> None:
+        self.cache = cache
+        self.prompt_length = len(prompt)
+        self.length = len(prompt)
+        self.finish: FinishReason | None = None
+        self._limit = len(prompt) + max_new_tokens
+        self._limit_reason: FinishReason = "length"
+        if window is not None and window < self._limit:
+            self._limit, self._limit_reason = window, "window"
+        self._ids: npt.NDArray[np.int64] = np.empty(len(prompt) + min(max_new_tokens, 1024), np.int64)
+        self._ids[: len(prompt)] = prompt
+        self._eos = frozenset(eos)
+        self._stop = stop
+        self._sampler = Sampler(sampling, processors, lambda: self._ids[: self.length])
+        if self.length >= self._limit:
+            self.finish = self._limit_reason
+
+    @property
+    def root(self) -> int:
+        """The last emitted token."""
+        return int(self._ids[self.length - 1])
+
+    @property
+    def useful_depth(self) -> int:
+        """How deep a draft can be of use: the last token before the limit need not be drafted."""
+        return self._limit - self.length - 1
+
+    @property
+    def emitted(self) -> TokenIds:
+        """The ids after the prompt, int64[n]."""
+        return self._ids[self.prompt_length : self.length].copy()
+
+    def view(self) -> SequenceView:
+        """Return what a drafter may read."""
+        ids = self._ids[: self.length]
+        ids.flags.writeable = False
+        return SequenceView(ids, self.prompt_length)
+
+    def chooser(self, scores: Scores, at: int) -> Chooser:
+        """Prepare to choose tokens after the rows of one verification (the policy's half that chooses)."""
+        return self._sampler.chooser(scores, at)
+
+    def ends(self, tokens: Sequence[int]) -> bool:
+        """Say whether the text ends with the last of `tokens`; called once for every token, in order."""
+        token = tokens[-1]
+        stopped = self._stop is not None and self._stop(token)
+        if token in self._eos:
+            self.finish = "eos"
+        elif stopped:
+            self.finish = "stop"
+        elif self.length + len(tokens) >= self._limit:
+            self.finish = self._limit_reason
+        return self.finish is not None
+
+    def commit(self, verdict: Verdict) -> None:
+        """Append the verdict's tokens; the cache keeps the root and the accepted path, up to the new root."""
+        rows = [0, *(node + 1 for node in verdict.path)][: len(verdict.tokens)]
+        self.cache.commit(rows)
+        stop = self.length + len(verdict.tokens)
+        if stop > len(self._ids):
+            self._ids = np.concatenate([self._ids[: self.length], np.empty(max(stop, 1024), np.int64)])
+        self._ids[self.length : stop] = verdict.tokens
+        self.length = stop

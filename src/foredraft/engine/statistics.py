@@ -1,0 +1,102 @@
+"""What the steps of a generation add up to, under one set of definitions.
+
+Knows step records only. Only emitted tokens count: nothing after an end id, a stop string or the limit.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from foredraft.contracts import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Counts of one generation (or several, added up) and the rates they give.
+
+    Attributes:
+        emitted: tokens written.
+        steps: forward passes of the target after prefill.
+        drafting_steps: steps that drafted something.
+        drafted: nodes verified.
+        accepted: drafted tokens that were emitted.
+        prefill_seconds: time before the first step.
+        decode_seconds: time in steps.
+    """
+
+    emitted: int
+    steps: int
+    drafting_steps: int
+    drafted: int
+    accepted: int
+    prefill_seconds: float
+    decode_seconds: float
+
+    @property
+    def tokens_per_target_step(self) -> float:
+        """Emitted tokens / all target forwards after prefill."""
+        return _ratio(self.emitted, self.steps)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / steps that drafted something (vLLM's definition)."""
+        return 1 + _ratio(self.accepted, self.drafting_steps)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted / drafted tokens; EESD's v_d."""
+        return _ratio(self.accepted, self.drafted)
+
+    @property
+    def drafted_share(self) -> float:
+        """Accepted / emitted tokens; EESD's r_d."""
+        return _ratio(self.accepted, self.emitted)
+
+    @property
+    def harmonic_mean(self) -> float:
+        """2 v_d r_d / (v_d + r_d), EESD's HM, as a fraction."""
+        v_d, r_d = self.draft_acceptance_rate, self.drafted_share
+        return 2 * v_d * r_d / (v_d + r_d) if v_d + r_d else 0.0
+
+    @property
+    def decode_seconds_per_token(self) -> float:
+        """Time after prefill / emitted tokens."""
+        return _ratio(self.decode_seconds, self.emitted)
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the counts and the rates by name, for JSON."""
+        names = (
+            "emitted steps drafting_steps drafted accepted prefill_seconds decode_seconds tokens_per_target_step "
+            "mean_acceptance_length draft_acceptance_rate drafted_share harmonic_mean decode_seconds_per_token"
+        )
+        return {name: getattr(self, name) for name in names.split()}
+
+
+def summarize(records: Iterable[StepRecord], prefill_seconds: float) -> Statistics:
+    """Add up the steps of one generation."""
+    records = list(records)
+    return Statistics(
+        emitted=sum(len(record.emitted) for record in records),
+        steps=len(records),
+        drafting_steps=sum(record.drafted > 0 for record in records),
+        drafted=sum(record.drafted for record in records),
+        accepted=sum(record.accepted for record in records),
+        prefill_seconds=prefill_seconds,
+        decode_seconds=sum(sum(record.nanoseconds.values()) for record in records) / 1e9,
+    )
+
+
+def add_up(parts: Sequence[Statistics]) -> Statistics:
+    """Return the sum of several generations' counts: the micro average's ingredients."""
+    return Statistics(
+        emitted=sum(part.emitted for part in parts),
+        steps=sum(part.steps for part in parts),
+        drafting_steps=sum(part.drafting_steps for part in parts),
+        drafted=sum(part.drafted for part in parts),
+        accepted=sum(part.accepted for part in parts),
+        prefill_seconds=sum(part.prefill_seconds for part in parts),
+        decode_seconds=sum(part.decode_seconds for part in parts),
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

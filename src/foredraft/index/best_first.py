@@ -1,0 +1,98 @@
+"""Best-first search: the most probable paths after a pair of tokens, up to a number of nodes.
+
+Knows the successor function. Does not know where the budget comes from.
+"""
+
+import numpy as np
+from numba import njit
+
+from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.index.learned import LearnedArrays
+from foredraft.index.successors import MOST_SUCCESSORS, Trust, successors
+from foredraft.index.trigram import TableArrays
+
+_FLOOR = 1e-4
+"""Paths less probable than this are not worth a place in the heap."""
+
+
+@njit(cache=True)
+def _sift_up(heap: IntArray, size: int, score: FloatArray) -> None:
+    """Restore the heap order of `heap[:size]`, largest score first, after its last place was filled."""
+    child = size - 1
+    while child > 0:
+        parent = (child - 1) // 2
+        if score[heap[parent]] >= score[heap[child]]:
+            break
+        heap[parent], heap[child] = heap[child], heap[parent]
+        child = parent
+
+
+@njit(cache=True)
+def _pop(heap: IntArray, size: int, score: FloatArray) -> int:
+    """Remove and return the candidate with the largest score from `heap[:size]`."""
+    best = heap[0]
+    heap[0] = heap[size - 1]
+    size -= 1
+    parent = 0
+    while True:
+        child = 2 * parent + 1
+        if child >= size:
+            return best
+        if child + 1 < size and score[heap[child + 1]] > score[heap[child]]:
+            child += 1
+        if score[heap[parent]] >= score[heap[child]]:
+            return best
+        heap[parent], heap[child] = heap[child], heap[parent]
+        parent = child
+
+
+@njit(cache=True)
+def best_first(  # noqa: PLR0913  # a kernel takes its arrays one by one
+    table: TableArrays, learned: LearnedArrays, trust: Trust, a: int, b: int, nodes: int, depth: int, vocabulary: int
+) -> tuple[IntArray, IntArray, FloatArray]:
+    """Return the `nodes` most probable paths after (a, b), as tokens int32[N], parents int32[N], scores float32[N].
+
+    A path's score is the product of its successors' scores, each taken as at most 1, so a child never outranks its
+    parent and the result is prefix-closed. Tokens at or beyond `vocabulary` are left out.
+    """
+    room = nodes * MOST_SUCCESSORS + MOST_SUCCESSORS
+    candidate_token = np.empty(room, np.int32)
+    candidate_parent = np.empty(room, np.int32)
+    candidate_score = np.empty(room, np.float32)
+    heap = np.empty(room, np.int32)
+    size, made = 0, 0
+    tokens = np.empty(nodes, np.int32)
+    parents = np.empty(nodes, np.int32)
+    scores = np.empty(nodes, np.float32)
+    level = np.empty(nodes, np.int32)
+    found_tokens = np.empty(MOST_SUCCESSORS, np.int32)
+    found_scores = np.empty(MOST_SUCCESSORS, np.float32)
+    count = 0
+    node, node_score, node_level = -1, np.float32(1.0), 0
+    while True:
+        if node_level < depth:
+            before = a if node < 0 else (b if parents[node] < 0 else tokens[parents[node]])
+            last = b if node < 0 else tokens[node]
+            found = successors(table, learned, trust, before, last, found_tokens, found_scores)
+            for i in range(found):
+                score = node_score * min(found_scores[i], np.float32(1.0))
+                if score >= _FLOOR and 0 <= found_tokens[i] < vocabulary:
+                    candidate_token[made] = found_tokens[i]
+                    candidate_parent[made] = node
+                    candidate_score[made] = score
+                    heap[size] = made
+                    made += 1
+                    size += 1
+                    _sift_up(heap, size, candidate_score)
+        if size == 0 or count == nodes:
+            break
+        best = _pop(heap, size, candidate_score)
+        size -= 1
+        node, node_score = count, candidate_score[best]
+        tokens[node] = candidate_token[best]
+        parents[node] = candidate_parent[best]
+        scores[node] = node_score
+        node_level = 1 if parents[node] < 0 else level[parents[node]] + 1
+        level[node] = node_level
+        count += 1
+    return tokens[:count].copy(), parents[:count].copy(), scores[:count].copy()

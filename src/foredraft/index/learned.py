@@ -1,0 +1,186 @@
+"""What a sequence has taught since it began: successors of pairs and of single tokens, with weights that fade.
+
+A hash table in flat arrays. Knows counts only; does not know the static table beside it, nor how drafts are searched.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from foredraft.graph.tree import FloatArray, IntArray
+
+ROW_WIDTH = 12
+"""Successors remembered per context; a new one takes the place of the weakest."""
+FIRST_SLOTS = 1 << 12
+MOST_SLOTS = 1 << 17
+"""The table stops growing here (about 13 MB) and forgets the contexts that it met longest ago."""
+
+_EMPTY = -1
+NO_TOKEN = -1
+"""The first token of a context that consists of the second alone."""
+
+I64 = npt.NDArray[np.int64]
+
+
+class LearnedArrays(NamedTuple):
+    """The hash table, in the form that compiled functions take. S slots, a power of two, at most half of them used.
+
+    Attributes:
+        keys: int64[S]: `(a + 1) << 32 | b` for the context (a, b), or -1 where the slot is free.
+        tokens: int32[S, 12]: successors, in no order.
+        weights: float32[S, 12]: theirs; 0 where there is none.
+        totals: float32[S]: the weight of all that was learned in the context, including what was displaced.
+        met: int64[S]: when the context was last learned in, by `clock`.
+        clock: int64[2]: learning events so far, and slots in use.
+    """
+
+    keys: I64
+    tokens: npt.NDArray[np.int32]
+    weights: npt.NDArray[np.float32]
+    totals: FloatArray
+    met: I64
+    clock: I64
+
+
+def empty_learned(slots: int = FIRST_SLOTS) -> LearnedArrays:
+    """Return a table that has learned nothing; `slots` is a power of two."""
+    return LearnedArrays(
+        np.full(slots, _EMPTY, np.int64),
+        np.zeros((slots, ROW_WIDTH), np.int32),
+        np.zeros((slots, ROW_WIDTH), np.float32),
+        np.zeros(slots, np.float32),
+        np.zeros(slots, np.int64),
+        np.zeros(2, np.int64),
+    )
+
+
+@njit(cache=True)
+def _slot(keys: I64, key: int) -> int:
+    """Return the slot that holds `key`, or the free slot where it would go."""
+    mask = np.uint64(len(keys) - 1)
+    # Fibonacci hashing: the high bits of the product are well mixed
+    slot = (np.uint64(key) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(20)) & mask
+    while keys[np.int64(slot)] != _EMPTY and keys[np.int64(slot)] != key:
+        slot = (slot + np.uint64(1)) & mask
+    return np.int64(slot)
+
+
+@njit(cache=True)
+def learned_row(keys: I64, a: int, b: int) -> int:
+    """Return the slot of the context (a, b), or -1 where nothing was learned; `a` is -1 for `b` alone."""
+    slot = _slot(keys, ((a + 1) << 32) | b)
+    return slot if keys[slot] != _EMPTY else -1
+
+
+@njit(cache=True)
+def learn(arrays: LearnedArrays, a: int, b: int, token: int, weight: float, keep: float, cap: float) -> None:
+    """Add `weight` to `token` after the context (a, b), after multiplying all weights there by `keep`.
+
+    A weight never exceeds `cap`. There must be room: see `with_room`.
+    """
+    key = ((a + 1) << 32) | b
+    slot = _slot(arrays.keys, key)
+    if arrays.keys[slot] == _EMPTY:
+        arrays.keys[slot] = key
+        arrays.clock[1] += 1
+    arrays.clock[0] += 1
+    arrays.met[slot] = arrays.clock[0]
+    weakest, place = np.float32(np.inf), -1
+    for j in range(ROW_WIDTH):
+        arrays.weights[slot, j] *= keep
+        if arrays.weights[slot, j] > 0 and arrays.tokens[slot, j] == token:
+            place, weakest = j, np.float32(-1.0)
+        elif arrays.weights[slot, j] < weakest:
+            place, weakest = j, arrays.weights[slot, j]
+    if weakest >= 0:  # not among the successors yet
+        arrays.tokens[slot, place] = token
+        arrays.weights[slot, place] = 0.0
+    arrays.weights[slot, place] = min(arrays.weights[slot, place] + weight, cap)
+    arrays.totals[slot] = arrays.totals[slot] * keep + weight
+
+
+@njit(cache=True)
+def learn_text(arrays: LearnedArrays, ids: I64, start: int, weight: float, keep: float, cap: float) -> None:
+    """Learn every token of `ids` from index `start` on, after its pair and after its predecessor alone."""
+    for i in range(max(start, 1), len(ids)):
+        learn(arrays, NO_TOKEN, ids[i - 1], ids[i], weight, keep, cap)
+        if i >= 2:
+            learn(arrays, ids[i - 2], ids[i - 1], ids[i], weight, keep, cap)
+
+
+@njit(cache=True)
+def learn_distributions(
+    arrays: LearnedArrays, contexts: IntArray, tokens: IntArray, probabilities: FloatArray, weight: float, keep: float
+) -> None:
+    """Learn the target's own distribution after each context, as if `weight` observations had followed it.
+
+    Args:
+        arrays: with room for R more contexts.
+        contexts: int32[R, 2], pairs; the first may be -1.
+        tokens: int32[R, K], the most probable tokens.
+        probabilities: float32[R, K], theirs.
+        weight: observations that one distribution counts for.
+        keep: what earlier weights in the context are multiplied by.
+    """
+    for row in range(len(contexts)):
+        a, b = contexts[row, 0], contexts[row, 1]
+        for j in range(tokens.shape[1]):
+            fade = keep if j == 0 else 1.0
+            learn(arrays, a, b, tokens[row, j], weight * probabilities[row, j], fade, np.inf)
+
+
+@njit(cache=True)
+def _rehashed(old: LearnedArrays, new: LearnedArrays, oldest: int) -> None:
+    for slot in range(len(old.keys)):
+        if old.keys[slot] != _EMPTY and old.met[slot] >= oldest:
+            place = _slot(new.keys, old.keys[slot])
+            new.keys[place] = old.keys[slot]
+            new.tokens[place] = old.tokens[slot]
+            new.weights[place] = old.weights[slot]
+            new.totals[place] = old.totals[slot]
+            new.met[place] = old.met[slot]
+            new.clock[1] += 1
+    new.clock[0] = old.clock[0]
+
+
+def with_room(arrays: LearnedArrays, contexts: int, most_slots: int = MOST_SLOTS) -> LearnedArrays:
+    """Return a table with what `arrays` learned and room for `contexts` more contexts; `arrays` itself where it has room.
+
+    The table doubles up to `most_slots`; then the older half of the contexts is forgotten.
+    """
+    used, slots = int(arrays.clock[1]), len(arrays.keys)
+    if 2 * (used + contexts) <= slots:
+        return arrays
+    while 2 * (used + contexts) > slots and slots < most_slots:
+        slots *= 2
+    oldest = 0
+    if 2 * (used + contexts) > slots:
+        kept = max(0, min(used // 2, slots // 2 - contexts))
+        met = np.sort(arrays.met[arrays.keys != _EMPTY])
+        oldest = int(met[-kept]) if kept else int(arrays.clock[0]) + 1
+    larger = empty_learned(slots)
+    _rehashed(arrays, larger, oldest)
+    return larger
+
+
+def check_learned(arrays: LearnedArrays) -> None:
+    """Assert what `LearnedArrays` promises.
+
+    Raises:
+        ValueError: naming the property that does not hold.
+    """
+    slots = len(arrays.keys)
+    used = np.flatnonzero(arrays.keys != _EMPTY)
+    if slots & (slots - 1) or 2 * len(used) > slots:
+        raise ValueError(f"{len(used)} contexts in {slots} slots: slots must be a power of two, at most half used.")
+    if len(used) != arrays.clock[1]:
+        raise ValueError(f"{len(used)} slots are in use and the clock says {int(arrays.clock[1])}.")
+    for slot in used.tolist():
+        key = int(arrays.keys[slot])
+        if learned_row(arrays.keys, (key >> 32) - 1, key & 0xFFFFFFFF) != slot:
+            raise ValueError(f"The context in slot {slot} cannot be found from its key.")
+        present = arrays.tokens[slot][arrays.weights[slot] > 0]
+        if len(np.unique(present)) != len(present):
+            raise ValueError(f"A successor stands twice in slot {slot}.")

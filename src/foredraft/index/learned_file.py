@@ -1,0 +1,40 @@
+"""Shared learned counts on disk, in the common container, bound to a tokenizer.
+
+Knows the container and the arrays; does not know who learned them.
+"""
+
+from foredraft.errors import StoreError
+from foredraft.index.learned import LearnedArrays, check_learned
+from foredraft.index.storage import open_store, write_store
+
+KIND = "learned-counts"
+
+
+def save_learned(path: str, arrays: LearnedArrays, tokenizer_hash: str, vocabulary: int) -> None:
+    """Write `arrays` to `path`; the old file stays until the new one is complete.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    write_store(path, KIND, tokenizer_hash, vocabulary, {}, arrays._asdict())
+
+
+def load_learned(path: str, tokenizer_hash: str) -> LearnedArrays:
+    """Read what `save_learned` wrote, into memory.
+
+    Raises:
+        StoreError: damaged, or learned with another tokenizer.
+    """
+    store = open_store(path, KIND)
+    if tokenizer_hash and store.tokenizer_hash != tokenizer_hash:
+        raise StoreError(f"{path} was learned with another tokenizer. Use another memory file for this model.")
+    try:
+        slots = len(store.arrays["keys"])
+        arrays = LearnedArrays(*(store.arrays[name].copy() for name in LearnedArrays._fields))
+        arrays = arrays._replace(
+            tokens=arrays.tokens.reshape(slots, -1), weights=arrays.weights.reshape(slots, -1)
+        )
+        check_learned(arrays)
+    except (KeyError, ValueError) as error:
+        raise StoreError(f"{path} is damaged ({error}). Delete it to start afresh.") from error
+    return arrays

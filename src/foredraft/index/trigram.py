@@ -1,0 +1,314 @@
+"""The tri-gram table: which tokens followed each pair of tokens in a corpus, and how often, as sorted arrays.
+
+Knows the arrays, how to open, check and look things up in them. Does not know how they were counted
+(corpus/build.py), how drafts are searched in them, or what a sequence has taught since.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from foredraft.errors import StoreError
+from foredraft.index.storage import FORMAT_VERSION, Store, check_store, open_store
+
+KIND = "trigram-table"
+FULL_PROBABILITY = 65535
+"""Probabilities are stored as uint16: `round(p * 65535)`, and at least 1."""
+UNIGRAM_KEEP = 32
+"""Successors kept of every single token, to back off to."""
+COMMON_KEEP = 256
+"""Tokens kept in the list of the most frequent ones overall."""
+_REMEDY = "Build a table for this model: foredraft table build INPUT... --model MODEL --out FILE"
+
+U16 = npt.NDArray[np.uint16]
+U32 = npt.NDArray[np.uint32]
+TokenArray = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+
+
+class TableArrays(NamedTuple):
+    """The table itself, in the form that compiled functions take. V tokens, B bigrams, T kept tri-grams.
+
+    Token arrays are uint16 when V <= 65536, else uint32.
+
+    Attributes:
+        first: uint32[V+1]: the bigrams that begin with token `a` are rows `first[a]` to `first[a+1]`.
+        second: tokens[B]: each bigram's second token, strictly ascending within a first token.
+        offsets: uint32[B+1]: the successors of bigram row `r` are entries `offsets[r]` to `offsets[r+1]`.
+        totals: uint32[B]: how often the bigram was followed by a token, before pruning; saturating; at least 1.
+        tokens: tokens[T]: successors, the most probable first, the lower token first among equal counts.
+        probabilities: uint16[T]: of those, relative to `totals`.
+        unigram_offsets: uint32[V+1]: the successors of the single token `b` are entries `[b]` to `[b+1]`.
+        unigram_totals: uint32[V]: how often the token was followed by a token; saturating.
+        unigram_tokens: tokens[U]: as `tokens`.
+        unigram_probabilities: uint16[U]: as `probabilities`, relative to `unigram_totals`.
+        common_tokens: tokens[K]: the most frequent tokens overall, the most frequent first.
+        common_probabilities: uint16[K]: relative to all tokens.
+    """
+
+    first: U32
+    second: TokenArray
+    offsets: U32
+    totals: U32
+    tokens: TokenArray
+    probabilities: U16
+    unigram_offsets: U32
+    unigram_totals: U32
+    unigram_tokens: TokenArray
+    unigram_probabilities: U16
+    common_tokens: TokenArray
+    common_probabilities: U16
+
+
+@dataclass(frozen=True, slots=True)
+class TrigramTable:
+    """An open tri-gram table.
+
+    Attributes:
+        vocabulary: no token in the table reaches it.
+        arrays: the table.
+        tokenizer_hash: of the tokenizer whose ids it holds; "" for an empty table, which suits any.
+        metadata: what the builder noted: documents, tokens, keep, ...
+        path: where it lies, or None.
+    """
+
+    vocabulary: int
+    arrays: TableArrays
+    tokenizer_hash: str
+    metadata: dict[str, Any]
+    path: Path | None
+
+
+def token_dtype(vocabulary: int) -> np.dtype[Any]:
+    """Return the dtype that tokens of such a vocabulary are stored in."""
+    return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
+
+
+def array_dtypes(vocabulary: int) -> dict[str, np.dtype[Any]]:
+    """Return each array's dtype, in file order."""
+    token, u16, u32 = token_dtype(vocabulary), np.dtype(np.uint16), np.dtype(np.uint32)
+    return {
+        "first": u32,
+        "second": token,
+        "offsets": u32,
+        "totals": u32,
+        "tokens": token,
+        "probabilities": u16,
+        "unigram_offsets": u32,
+        "unigram_totals": u32,
+        "unigram_tokens": token,
+        "unigram_probabilities": u16,
+        "common_tokens": token,
+        "common_probabilities": u16,
+    }
+
+
+def empty_table(vocabulary: int) -> TrigramTable:
+    """Return a table that knows nothing, for a drafter that only learns while it generates."""
+    lengths = {"first": vocabulary + 1, "offsets": 1, "unigram_offsets": vocabulary + 1, "unigram_totals": vocabulary}
+    arrays = {name: np.zeros(lengths.get(name, 0), dtype) for name, dtype in array_dtypes(vocabulary).items()}
+    for array in arrays.values():
+        array.flags.writeable = False
+    return TrigramTable(vocabulary, TableArrays(**arrays), "", {}, None)
+
+
+# --- opening and checking
+
+
+def open_table(
+    path: str | os.PathLike[str], tokenizer_hash: str | None = None, vocabulary: int | None = None
+) -> TrigramTable:
+    """Open a table by mapping it into memory.
+
+    Args:
+        path: the file.
+        tokenizer_hash: the hash that it must carry; None takes any.
+        vocabulary: how many tokens the model scores, which the table must not exceed; None takes any.
+
+    Raises:
+        StoreError: no sound table, or one made with another tokenizer.
+    """
+    store = open_store(path, KIND)
+    if tokenizer_hash is not None and store.tokenizer_hash != tokenizer_hash:
+        raise StoreError(
+            f"{store.path} was made with another tokenizer ({store.tokenizer_hash[:12]}..., and this model's is "
+            f"{tokenizer_hash[:12]}...). {_REMEDY}"
+        )
+    if vocabulary is not None and store.vocabulary > vocabulary:
+        raise StoreError(
+            f"{store.path} holds a vocabulary of {store.vocabulary} tokens and this model scores {vocabulary}. "
+            f"{_REMEDY}"
+        )
+    return _table(store)
+
+
+def _table(store: Store) -> TrigramTable:
+    """Take the store's arrays as a table's, verifying names, dtypes and lengths but not their content."""
+    vocabulary, arrays = store.vocabulary, store.arrays
+    dtypes = array_dtypes(vocabulary)
+    if vocabulary < 1 or {name: array.dtype for name, array in arrays.items()} != dtypes:
+        raise _damaged(store.path, "its arrays are not those of a tri-gram table")
+    bigrams, trigrams = len(arrays["second"]), len(arrays["tokens"])
+    lengths = {
+        "first": vocabulary + 1,
+        "offsets": bigrams + 1,
+        "totals": bigrams,
+        "probabilities": trigrams,
+        "unigram_offsets": vocabulary + 1,
+        "unigram_totals": vocabulary,
+        "unigram_probabilities": len(arrays["unigram_tokens"]),
+        "common_probabilities": len(arrays["common_tokens"]),
+    }
+    for name, length in lengths.items():
+        if len(arrays[name]) != length:
+            raise _damaged(store.path, f"its array {name!r} has {len(arrays[name])} entries, not {length}")
+    ends = {"first": bigrams, "offsets": trigrams, "unigram_offsets": len(arrays["unigram_tokens"])}
+    for name, end in ends.items():
+        if arrays[name][0] != 0 or arrays[name][-1] != end:
+            raise _damaged(store.path, f"its array {name!r} does not run from 0 to {end}")
+    table = TableArrays(**{name: arrays[name] for name in dtypes})
+    return TrigramTable(vocabulary, table, store.tokenizer_hash, dict(store.metadata), store.path)
+
+
+def _damaged(path: Path, how: str) -> StoreError:
+    return StoreError(f"The table {path} is damaged: {how}. Build or copy it again.")
+
+
+def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Describe a table: sizes in entries and bytes, tokenizer, and what its builder noted. JSON values only.
+
+    Raises:
+        StoreError: no sound table.
+    """
+    table = open_table(path)
+    arrays = table.arrays
+    return {
+        "path": str(path),
+        "kind": KIND,
+        "format_version": FORMAT_VERSION,
+        "bytes": Path(path).stat().st_size,
+        "vocabulary": table.vocabulary,
+        "tokenizer_hash": table.tokenizer_hash,
+        "bigrams": len(arrays.second),
+        "trigrams": len(arrays.tokens),
+        "bytes_per_trigram": arrays.tokens.itemsize + arrays.probabilities.itemsize,
+        "bytes_per_bigram": arrays.second.itemsize + arrays.offsets.itemsize + arrays.totals.itemsize,
+        "metadata": table.metadata,
+    }
+
+
+def check_table(path: str | os.PathLike[str]) -> TrigramTable:
+    """Verify a table to the last byte: its checksums, and that its arrays are what `TableArrays` says.
+
+    Raises:
+        StoreError: naming what does not hold.
+    """
+    store = check_store(path, KIND)
+    table = _table(store)
+    arrays, size = table.arrays, table.vocabulary
+    # The offsets come first: the functions behind them trust offsets, and compiled code does not check bounds.
+    for name in ("first", "offsets", "unigram_offsets"):
+        if _first_descent(getattr(arrays, name)) >= 0:
+            raise _damaged(store.path, f"its array {name!r} is not in ascending order")
+    if (token := _first_unsorted(arrays.first, arrays.second, size)) >= 0:
+        raise _damaged(store.path, f"the bigrams of token {token} are not in ascending order")
+    if len(arrays.totals) and not arrays.totals.min():
+        raise _damaged(store.path, "it has a bigram that never occurred")
+    rows = {
+        "bigram row": (arrays.offsets, arrays.tokens, arrays.probabilities),
+        "token": (arrays.unigram_offsets, arrays.unigram_tokens, arrays.unigram_probabilities),
+        "list of common tokens, number": (
+            np.array([0, len(arrays.common_tokens)], np.uint32), arrays.common_tokens, arrays.common_probabilities
+        ),
+    }  # fmt: skip
+    for what, (offsets, tokens, probabilities) in rows.items():
+        if (row := _first_bad_row(offsets, tokens, probabilities, size)) >= 0:
+            raise _damaged(
+                store.path,
+                f"the successors of {what} {row} repeat, reach past the vocabulary of {size}, or are not sorted",
+            )
+    return table
+
+
+@njit(cache=True)
+def _first_descent(offsets: npt.NDArray[Any]) -> int:
+    """Return the first index whose value is above the next one's, or -1."""
+    for i in range(len(offsets) - 1):
+        if offsets[i] > offsets[i + 1]:
+            return i
+    return -1
+
+
+@njit(cache=True)
+def _first_unsorted(first: npt.NDArray[Any], second: npt.NDArray[Any], vocabulary: int) -> int:
+    """Return the first token whose bigrams are not strictly ascending, or hold a token past the vocabulary, or -1."""
+    for a in range(len(first) - 1):
+        start = np.int64(first[a])  # signed, so that arithmetic with indices stays in integers
+        for row in range(start, np.int64(first[a + 1])):
+            if second[row] >= vocabulary or (row > start and second[row] <= second[row - 1]):
+                return a
+    return -1
+
+
+@njit(cache=True)
+def _first_bad_row(
+    offsets: npt.NDArray[Any], tokens: npt.NDArray[Any], probabilities: npt.NDArray[Any], vocabulary: int
+) -> int:
+    """Return the first row with a repeated or too large token, a zero probability, or rising probabilities, or -1."""
+    for row in range(len(offsets) - 1):
+        start = np.int64(offsets[row])
+        for i in range(start, np.int64(offsets[row + 1])):
+            if tokens[i] >= vocabulary or probabilities[i] == 0:
+                return row
+            if i > start and probabilities[i] > probabilities[i - 1]:
+                return row
+            for j in range(start, i):
+                if tokens[j] == tokens[i]:
+                    return row
+    return -1
+
+
+# --- looking up
+
+
+@njit(cache=True)
+def bigram_row(first: npt.NDArray[Any], second: npt.NDArray[Any], a: int, b: int) -> int:
+    """Return the row of the bigram `a, b`, or -1 where the corpus never had it.
+
+    Safe for any `a` and `b`, and for damaged arrays: compiled code checks no bounds, so the range is clamped here.
+
+    Args:
+        first: uint32[V+1], as in `TableArrays`.
+        second: tokens[B].
+        a: first token.
+        b: second token.
+    """
+    if a < 0 or a + 1 >= len(first):
+        return -1
+    low = min(int(first[a]), len(second))
+    end = min(int(first[a + 1]), len(second))
+    high = end
+    while low < high:
+        middle = (low + high) // 2
+        if np.int64(second[middle]) < b:  # signed, as `b` may be negative
+            low = middle + 1
+        else:
+            high = middle
+    if low < end and np.int64(second[low]) == b:
+        return low
+    return -1
+
+
+def successors(table: TrigramTable, a: int, b: int) -> tuple[TokenArray, npt.NDArray[np.float64]]:
+    """Return the kept tokens that followed `a, b`, the most probable first, and their probabilities; both may be empty.
+
+    For people and tests; drafters read the arrays in compiled code.
+    """
+    arrays = table.arrays
+    row = bigram_row(arrays.first, arrays.second, a, b)
+    kept = slice(arrays.offsets[row], arrays.offsets[row + 1]) if row >= 0 else slice(0, 0)
+    return arrays.tokens[kept], arrays.probabilities[kept] / FULL_PROBABILITY

@@ -1,0 +1,183 @@
+"""The target's key-value cache: preallocated in blocks, written past the committed length, committed by gathering.
+
+There is no rollback. A forward pass writes its rows behind what is committed; the accepted rows are gathered down and
+the length moves; the others are overwritten by the next pass. A sliding-window layer keeps its window and some slack,
+not the whole context. Does not know what the rows mean or how a mask is made.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+BLOCK = 256
+"""Slots are allocated in multiples of this many tokens."""
+
+
+def _round_up(slots: int) -> int:
+    return -(-slots // BLOCK) * BLOCK
+
+
+class Span:
+    """The slots that all layers of one attention type use alike.
+
+    Attributes:
+        window: how many positions a query sees, itself included; None for full attention.
+        base: absolute position of the token in slot 0.
+        stored: how many slots are committed; slot `j` holds the token at position `base + j`.
+        capacity: how many slots are allocated.
+    """
+
+    def __init__(self, window: int | None) -> None:
+        self.window = window
+        self.base = 0
+        self.stored = 0
+        self.capacity = 0
+
+    def surplus(self, rows: int) -> int:
+        """Return how many leading slots must go so that `rows` more fit without growing; 0 while there is room."""
+        if self.window is None or self.stored + rows <= self.capacity:
+            return 0
+        return max(0, self.stored - (self.window - 1))
+
+    def needed_capacity(self, rows: int) -> int:
+        """Return the slots to allocate for `rows` more, growing by at least a quarter so that copying stays rare."""
+        needed = self.stored + rows
+        if needed <= self.capacity:
+            return self.capacity
+        if self.window is not None:  # slack of one window: shifting down then happens once a window, not every step
+            return max(_round_up(needed), _round_up(min(2 * self.window, needed + self.window)))
+        return _round_up(max(needed, self.capacity + self.capacity // 4))
+
+
+class TreeLayer(CacheLayerMixin):
+    """One layer's keys and values, [1, heads, capacity, head_dim] each, allocated at the first write.
+
+    Derives from transformers' layer class because `Cache` promises its users layers of that kind.
+    """
+
+    is_compileable = False
+
+    def __init__(self, span: Span) -> None:
+        super().__init__()
+        self.span = span
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocate for the shapes of the first states, [1, heads, rows, head_dim]."""
+        self.keys = self._allocated(key_states, self.span.capacity)
+        self.values = self._allocated(value_states, self.span.capacity)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the rows' states behind what is committed; return all that these rows may attend to."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start = self.span.stored
+        stop = start + key_states.shape[-2]
+        self.keys[:, :, start:stop] = key_states
+        self.values[:, :, start:stop] = value_states
+        return self.keys[:, :, :stop], self.values[:, :, :stop]
+
+    def resize(self, drop: int, keep: int, capacity: int) -> None:
+        """Move slots `drop .. drop + keep` to the front of a buffer of `capacity` slots."""
+        if not self.is_initialized:
+            return
+        for name in ("keys", "values"):
+            old: torch.Tensor = getattr(self, name)
+            new = old if capacity == old.shape[-2] else self._allocated(old, capacity)
+            new[:, :, :keep] = old[:, :, drop : drop + keep].clone() if new is old else old[:, :, drop : drop + keep]
+            setattr(self, name, new)
+
+    def gather(self, start: int, index: torch.Tensor) -> None:
+        """Copy the slots `start + index`, int64[n] and ascending, to `start .. start + n`."""
+        if not self.is_initialized:  # a layer that never writes, such as one that shares another's keys
+            return
+        index = index.to(self.keys.device)
+        stop = start + len(index)
+        self.keys[:, :, start:stop] = self.keys[:, :, start:].index_select(2, index)
+        self.values[:, :, start:stop] = self.values[:, :, start:].index_select(2, index)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of visible slots and the position of the first."""
+        return self.span.stored + query_length, self.span.base
+
+    def get_seq_length(self) -> int:
+        """Return how many tokens are committed, those that left a sliding window included."""
+        return self.span.base + self.span.stored
+
+    def get_max_length(self) -> int:
+        """Return -1: the buffer grows."""
+        return -1
+
+    get_max_cache_shape = get_max_length  # the name of the same method in transformers before 5.20
+
+    @staticmethod
+    def _allocated(like: torch.Tensor, capacity: int) -> torch.Tensor:
+        # zeros, because a masked slot is still multiplied by weight 0, and 0 * NaN is NaN
+        return like.new_zeros((*like.shape[:-2], capacity, like.shape[-1]))
+
+
+class TreeCache(Cache):
+    """The cache of one sequence. Derives from transformers' `Cache`, which models are written against.
+
+    Args:
+        windows: for each layer, its sliding window, or None for full attention.
+    """
+
+    def __init__(self, windows: Sequence[int | None]) -> None:
+        self.spans = {window: Span(window) for window in dict.fromkeys(windows)}
+        super().__init__(layers=[TreeLayer(self.spans[window]) for window in windows])
+        self._length = 0
+        self._rows = 0
+
+    @property
+    def length(self) -> int:
+        """How many tokens are committed."""
+        return self._length
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002  # transformers' signature
+        """Return how many tokens are committed."""
+        return self._length
+
+    @torch.inference_mode()
+    def reserve(self, rows: int) -> None:
+        """Make room for a pass of `rows` rows, growing full layers and shifting sliding ones when they are full."""
+        for span in self.spans.values():
+            drop = span.surplus(rows)
+            if drop:
+                self._resize(span, drop, span.capacity)
+            capacity = span.needed_capacity(rows)
+            if capacity != span.capacity:
+                self._resize(span, 0, capacity)
+        self._rows = rows
+
+    @torch.inference_mode()
+    def commit(self, rows: Sequence[int]) -> None:
+        """Keep these rows of the last pass, ascending; forget its others.
+
+        Raises:
+            ValueError: rows that are not ascending, or beyond the last pass.
+        """
+        rows = list(rows)
+        if rows != sorted(set(rows)) or (rows and not 0 <= rows[0] <= rows[-1] < self._rows):
+            raise ValueError(f"Rows {rows} must be ascending and below {self._rows}, the rows of the last pass.")
+        contiguous = rows == list(range(len(rows)))
+        index = None if contiguous else torch.tensor(rows)
+        if index is not None:
+            for layer in self.layers:
+                layer.gather(layer.span.stored, index)
+        for span in self.spans.values():
+            span.stored += len(rows)
+        self._length += len(rows)
+        self._rows = 0
+
+    def _resize(self, span: Span, drop: int, capacity: int) -> None:
+        keep = span.stored - drop
+        for layer in self.layers:
+            if layer.span is span:
+                layer.resize(drop, keep, capacity)
+        span.base += drop
+        span.stored = keep
+        span.capacity = capacity

@@ -1,0 +1,129 @@
+"""Which models can be verified as a tree, and a sentence for each that cannot.
+
+Reads a transformers configuration only; does not load or run the model.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from foredraft.errors import UnsupportedModelError
+
+TESTED_FAMILIES = frozenset(
+    "llama qwen2 qwen3 mistral gemma gemma2 gemma3_text gpt2 gpt_neox gptj opt phi phi3 falcon olmo2 stablelm granite "
+    "mixtral gpt_oss smollm3 cohere2".split()
+)
+"""Families whose tree rows are compared with plain decoding in the project's tests."""
+
+_ALIBI_FAMILIES = frozenset({"bloom", "mpt"})
+_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+_STATEFUL_MARKS = ("ssm_cfg", "state_size", "conv_kernel", "mamba_d_state", "linear_num_key_heads", "rwkv_version")
+_STATEFUL_FAMILIES = frozenset({"mamba", "mamba2", "rwkv", "rwkv7", "recurrent_gemma", "xlstm", "falcon_mamba"})
+_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What foredraft knows of a model from its configuration.
+
+    Attributes:
+        family: transformers' `model_type`.
+        layer_types: for each layer, `full_attention` or `sliding_attention`.
+        windows: for each layer, its sliding window, or None.
+        window: the most tokens a sequence may have, or None where the configuration sets no limit.
+        window_note: why `window` is smaller than the model's own, or an empty string.
+        tested: whether the family is one of `TESTED_FAMILIES`.
+    """
+
+    family: str
+    layer_types: tuple[str, ...]
+    windows: tuple[int | None, ...]
+    window: int | None
+    window_note: str
+    tested: bool
+
+
+def inspect(config: Any) -> Support:
+    """Say what `config`, a transformers configuration, allows.
+
+    Raises:
+        UnsupportedModelError: with the reason, and the layer where one layer is the reason.
+    """
+    family = str(getattr(config, "model_type", "unknown"))
+    layers = _layer_types(config)
+    for number, kind in enumerate(layers):
+        if kind not in _KNOWN_LAYERS:
+            reason = (
+                "cannot be masked as a tree" if kind.endswith("_attention") and kind != "linear_attention"
+                else "keeps a state that cannot step back after a rejected draft"
+            )
+            raise UnsupportedModelError(
+                f"Layer {number} of this {family} model is of type {kind!r}, which {reason}; "
+                "foredraft supports full and sliding attention."
+            )
+    _refuse_other_kinds(config, family)
+    sliding = getattr(config, "sliding_window", None)
+    if "sliding_attention" in layers and not sliding:
+        raise UnsupportedModelError(
+            f"This {family} model has sliding-attention layers but sets no sliding_window in its configuration."
+        )
+    windows = tuple(sliding if kind == "sliding_attention" else None for kind in layers)
+    window, note = _window(config)
+    return Support(family, tuple(layers), windows, window, note, family in TESTED_FAMILIES)
+
+
+def _refuse_other_kinds(config: Any, family: str) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{family} is an encoder-decoder model; foredraft supports decoder-only models.")
+    if family in _STATEFUL_FAMILIES or any(getattr(config, mark, None) is not None for mark in _STATEFUL_MARKS):
+        raise UnsupportedModelError(
+            f"{family} keeps a recurrent state in its layers (from layer 0 on), which cannot step back after a rejected "
+            "draft; foredraft supports attention layers only."
+        )
+    attention = getattr(config, "attn_config", None)
+    if family in _ALIBI_FAMILIES or getattr(config, "alibi", False) or getattr(attention, "alibi", False):
+        raise UnsupportedModelError(
+            f"This {family} model uses ALiBi, which it derives from a row's place in the batch and not from its "
+            "position, so the rows of a tree would be scored wrongly; use a model with rotary or learned positions."
+        )
+    for part in ("vision_config", "audio_config", "speech_config"):
+        if getattr(config, part, None) is not None:
+            raise UnsupportedModelError(
+                f"{family} is a multi-modal model ({part}); foredraft supports text-only models. "
+                "If it has a text-only class, load that model and pass it as (model, tokenizer)."
+            )
+
+
+def _layer_types(config: Any) -> list[str]:
+    count = getattr(config, "num_hidden_layers", None)
+    if not isinstance(count, int):
+        raise UnsupportedModelError(
+            f"The configuration of this {getattr(config, 'model_type', 'unknown')} model names no num_hidden_layers, "
+            "so its layers cannot be told apart."
+        )
+    declared = getattr(config, "layer_types", None)
+    if declared:
+        return list(declared)[:count]
+    if getattr(config, "attention_chunk_size", None):
+        return ["chunked_attention"] * count
+    local = getattr(config, "attention_layers", None)  # gpt_neo
+    if local and "local" in local:
+        return ["local_attention" if kind == "local" else "full_attention" for kind in local]
+    sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    return ["sliding_attention" if sliding else "full_attention"] * count
+
+
+def _window(config: Any) -> tuple[int | None, str]:
+    window = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    groups = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    for group in groups:
+        if group.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
+            original = group.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            if original and window and original < window:
+                return int(original), (
+                    f"limited to {original} of {window} tokens, because {group['rope_type']} rotary positions change "
+                    "with the length of the sequence beyond that"
+                )
+    return (int(window) if window else None), ""

@@ -1,0 +1,139 @@
+"""The target: any transformers causal language model, scored row by row of a layout with its own attention.
+
+A prepared four-dimensional mask, explicit positions and our cache are all it takes; no model's code is forked. Does
+not know how rows were drafted or which of them will be kept.
+"""
+
+import inspect as python_inspect
+from typing import Any
+
+import numpy as np
+import torch
+
+from foredraft.contracts import Scores, TokenIds
+from foredraft.errors import UnsupportedModelError
+from foredraft.graph.layout import Layout, lay_out, lay_out_text
+from foredraft.model.kv_cache import Span, TreeCache
+from foredraft.model.support import Support, inspect
+
+PREFILL_ROWS = 512
+"""Prompts are fed in stretches of this many tokens, which bounds the mask's memory."""
+
+_PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+
+
+class TorchTarget:
+    """A transformers model as foredraft's target.
+
+    Args:
+        model: a causal language model in evaluation mode, on its device or devices.
+
+    Attributes:
+        support: what its configuration allows.
+        vocabulary: how many ids it scores.
+        window: the most tokens a sequence may have, or None.
+
+    Raises:
+        UnsupportedModelError: a model whose rows cannot be verified as a tree.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.support: Support = inspect(model.config)
+        self.window = self.support.window
+        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        embedding = model.get_input_embeddings().weight
+        self.device: torch.device = embedding.device
+        self.dtype: torch.dtype = _compute_dtype(model)
+        self._several_types = len(set(self.support.layer_types)) > 1
+        self._keeps_logits = "logits_to_keep" in python_inspect.signature(model.forward).parameters
+        if not self.support.tested:
+            self._probe()
+
+    def new_cache(self) -> TreeCache:
+        """Return an empty cache for one sequence."""
+        return TreeCache(self.support.windows)
+
+    @torch.inference_mode()
+    def prefill(self, token_ids: TokenIds, cache: TreeCache) -> None:
+        """Put `token_ids`, int64[n], into the cache behind what it holds, and commit them."""
+        for start in range(0, len(token_ids), PREFILL_ROWS):
+            chunk = token_ids[start : start + PREFILL_ROWS]
+            self._run(lay_out_text(chunk, cache.length), cache, last_row_only=True)
+            cache.commit(range(len(chunk)))
+
+    @torch.inference_mode()
+    def forward(self, layout: Layout, cache: TreeCache, *, hidden: bool = False) -> Scores:
+        """Score every row of `layout`; its states lie behind the committed ones until `cache.commit`."""
+        output = self._run(layout, cache, hidden=hidden)
+        last = output.hidden_states[-1][0] if hidden else None
+        return Scores(output.logits[0], last)
+
+    def _run(self, layout: Layout, cache: TreeCache, *, last_row_only: bool = False, hidden: bool = False) -> Any:
+        cache.reserve(layout.rows)
+        options: dict[str, Any] = {"output_hidden_states": True} if hidden else {}
+        if last_row_only and self._keeps_logits:
+            options["logits_to_keep"] = 1
+        return self.model(
+            input_ids=torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device),
+            attention_mask=self._masks(layout, cache),
+            position_ids=torch.from_numpy(layout.positions).unsqueeze(0).to(self.device),
+            past_key_values=cache,
+            use_cache=True,
+            **options,
+        )
+
+    def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor]:
+        by_window = {window: self._mask(layout, span) for window, span in cache.spans.items()}
+        if not self._several_types:
+            return next(iter(by_window.values()))
+        return {
+            kind: by_window[window]
+            for kind, window in zip(self.support.layer_types, self.support.windows, strict=True)
+        }
+
+    def _mask(self, layout: Layout, span: Span) -> torch.Tensor:
+        """Return the additive mask [1, 1, R, stored + R]: 0 where a row may attend, the dtype's least value elsewhere."""
+        rows = layout.rows
+        blocked = np.zeros((rows, span.stored + rows), np.bool_)
+        if layout.ancestors is not None:
+            np.logical_not(layout.ancestors, out=blocked[:, span.stored :])
+        elif rows > 1:
+            blocked[:, span.stored :] = ~np.tri(rows, dtype=np.bool_)
+        if span.window is not None:
+            keys = np.concatenate([np.arange(span.base, span.base + span.stored), layout.positions])
+            blocked |= layout.positions[:, None] - keys[None, :] >= span.window
+        mask = torch.zeros(blocked.shape, dtype=self.dtype)
+        mask.masked_fill_(torch.from_numpy(blocked), torch.finfo(self.dtype).min)
+        return mask[None, None].to(self.device)
+
+    @torch.inference_mode()
+    def _probe(self) -> None:
+        """Compare tree rows with plain rows on a few tokens: an untested family is refused if they differ.
+
+        Raises:
+            UnsupportedModelError: a fork in the tree, or the position of a row, changes the scores.
+        """
+        ids = np.arange(1, 7, dtype=np.int64) % self.vocabulary
+        tree = self.new_cache()
+        self.prefill(ids[:4], tree)
+        # the root, a wrong guess beside it, and the right path behind the wrong guess
+        layout = lay_out(int(ids[4]), np.array([0, ids[5]], np.int32), np.array([-1, -1], np.int32), at=4)
+        forked = self.forward(layout, tree).logits[2].float()
+        plain = self.new_cache()
+        self.prefill(ids[:5], plain)
+        chained = self.forward(lay_out_text(ids[5:6], 5), plain).logits[0].float()
+        error = float((forked - chained).norm() / chained.norm().clamp_min(1e-30))
+        if not error < _PROBE_TOLERANCE.get(self.dtype, 5e-2):
+            raise UnsupportedModelError(
+                f"This {self.support.family} model scores a token differently inside a tree (relative error {error:.1e}), "
+                "so drafts cannot be verified exactly; foredraft supports models with rotary or learned positions."
+            )
+
+
+def _compute_dtype(model: Any) -> torch.dtype:
+    """Return the dtype of the model's activations: that of its first normal floating-point weight."""
+    for parameter in model.parameters():
+        if parameter.dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+            return parameter.dtype
+    return torch.get_default_dtype()

@@ -1,0 +1,100 @@
+"""Files of a training run: the checkpoint it resumes from, and the finished model as a transformers folder.
+
+Knows how to write and read them safely. Does not know what a step does, nor what text the run saw.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from foredraft.errors import StoreError, UsageError
+from foredraft.training.text_data import ASSISTANT, CHAT_TEMPLATE, END, USER
+
+CHECKPOINT = "checkpoint.pt"
+
+
+def write_checkpoint(run: Path, state: Mapping[str, Any]) -> None:
+    """Write `state` (tensors, numbers, strings, lists and dicts of them) as the run's only checkpoint, atomically."""
+    partial = run / f"{CHECKPOINT}.partial-{os.getpid()}"
+    try:
+        with partial.open("wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(run / CHECKPOINT)
+    except OSError as error:
+        raise StoreError(f"No checkpoint can be written to {run} ({error.strerror}). Check its free space.") from error
+
+
+def read_checkpoint(run: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the run's checkpoint on the CPU, or None when it has none yet.
+
+    Args:
+        run: the run's folder.
+        identity: everything that decides the run's weights; must equal the checkpoint's entry `identity`.
+
+    Raises:
+        StoreError: the file is damaged.
+        UsageError: the checkpoint is of a run with other settings.
+    """
+    file = run / CHECKPOINT
+    if not file.is_file():
+        return None
+    try:
+        # Tensors and plain values only: a checkpoint from a stranger cannot run code.
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        saved = state["identity"]
+    except Exception as error:  # torch raises whatever its unpickler or zip reader does
+        raise StoreError(f"{file} cannot be read ({error}). Remove it to begin the run again.") from error
+    different = sorted(key for key in {*saved, *identity} if saved.get(key) != identity.get(key))
+    if different:
+        told = "; ".join(f"{key} was {saved.get(key)!r} and is now {identity.get(key)!r}" for key in different)
+        raise UsageError(f"The run {run} was begun with other settings: {told}. Give those, or another run folder.")
+    return state
+
+
+def weights_hash(folder: Path) -> str:
+    """Return the SHA-256 of a model folder's `model.safetensors`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    file = folder / "model.safetensors"
+    if not file.is_file():
+        raise UsageError(f"There are no weights at {file}. Give a transformers folder with one model.safetensors.")
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write `model` in bfloat16 with its tokenizer and chat template; `folder` appears complete or not at all.
+
+    The model itself keeps its dtype and device.
+
+    Raises:
+        UsageError: `folder` exists already.
+        StoreError: it cannot be written.
+    """
+    if folder.exists():
+        raise UsageError(f"{folder} exists already. Remove it, or give another run folder.")
+    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
+    half = LlamaForCausalLM(model.config)
+    half.load_state_dict(model.state_dict())
+    half.to(dtype=torch.bfloat16)  # type: ignore[call-arg]  # transformers' decorator hides torch's signature
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=END, eos_token=END, additional_special_tokens=[USER, ASSISTANT]
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+    try:
+        half.save_pretrained(partial)
+        wrapped.save_pretrained(partial)
+        partial.replace(folder)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise StoreError(f"The model cannot be written to {folder} ({error}). Check its free space.") from error

@@ -1,0 +1,37 @@
+"""Walk a draft with the target's own choices and say which path of it was accepted.
+
+One draw for a node, and that draw is emitted whether or not it matches a draft: the emitted tokens are those of plain
+decoding, and the draft only decides how many of them one forward pass yields. Chains, trees and flattened graphs are
+all the same here. Does not know how tokens are chosen (the policy does) or how the draft came about.
+"""
+
+from foredraft.contracts import Draft, Policy, Scores, Verdict
+from foredraft.graph.tree import ROOT
+
+
+def verify(draft: Draft, scores: Scores, policy: Policy, at: int) -> Verdict:
+    """Accept the path of `draft` that the target takes, and add the target's token at its end.
+
+    Args:
+        draft: N nodes.
+        scores: what the target says after each of the N + 1 rows, root first.
+        policy: chooses tokens and says when the text ends; the walk stops there, inside the draft if need be.
+        at: absolute position of the root.
+
+    Raises:
+        NumericsError: scores from which no token can be chosen.
+    """
+    child_of = {edge: node for node, edge in enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))}
+    choose = policy.chooser(scores, at)
+    tokens: list[int] = []
+    path: list[int] = []
+    node = ROOT
+    while True:
+        token = choose(node + 1, tokens)
+        tokens.append(token)
+        child = child_of.get((node, token))
+        if child is not None:
+            path.append(child)
+            node = child
+        if child is None or policy.ends(tokens):
+            return Verdict(tuple(tokens), tuple(path), draft, at, hidden=scores.hidden)
