@@ -45,3 +45,33 @@ def top_nodes(parents, score, limit, max_depth):
         if free:
             taken.add(max(free, key=lambda node: (score[node], -node)))
     return np.array(sorted(taken - {-1}), np.int32)
+
+
+# --- index/trigram
+
+
+def bigram_row(first, second, a, b):
+    """Looks at every row of `a`, as far as there are rows."""
+    if not 0 <= a < len(first) - 1:
+        return -1
+    for row in range(min(int(first[a]), len(second)), min(int(first[a + 1]), len(second))):
+        if second[row] == b:
+            return row
+    return -1
+
+
+def successor_counts(documents, width):
+    """How often each token followed each `width` tokens, in lists of ids: {context: {token: count}}."""
+    counts = {}
+    for ids in documents:
+        for at in range(width, len(ids)):
+            row = counts.setdefault(tuple(ids[at - width : at]), {})
+            row[ids[at]] = row.get(ids[at], 0) + 1
+    return counts
+
+
+def stored_row(row, keep):
+    """A row of counts as a table stores it: [(token, probability as uint16)], and the row's total."""
+    total = sum(row.values())
+    best = sorted(row.items(), key=lambda item: (-item[1], item[0]))[:keep]
+    return [(token, max(1, round(count / total * 65535))) for token, count in best], total

@@ -33,5 +33,6 @@ def verify(draft: Draft, scores: Scores, policy: Policy, at: int) -> Verdict:
         if child is not None:
             path.append(child)
             node = child
-        if child is None or policy.ends(tokens):
+        ended = policy.ends(tokens)  # asked for every token, as a policy may count them
+        if child is None or ended:
             return Verdict(tuple(tokens), tuple(path), draft, at, hidden=scores.hidden)

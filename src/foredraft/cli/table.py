@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from foredraft.errors import UsageError
 
@@ -82,11 +81,8 @@ def info(
     if as_json:
         typer.echo(json.dumps(fields, indent=2))
         return
-    shown = Table(show_header=False, box=None)
-    for name, value in {**fields, **fields.pop("metadata")}.items():
-        if name != "metadata":
-            shown.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
-    Console(soft_wrap=True).print(shown)
+    for name, value in (fields | fields.pop("metadata")).items():
+        typer.echo(f"{name.replace('_', ' '):18} {f'{value:,}' if isinstance(value, int) else value}")
 
 
 @app.command()
@@ -146,8 +142,7 @@ def _print_report(report: "BuildReport", read: "ReadReport") -> None:
 
 def _words_of_model(name: str) -> _Words:
     """Take the tokenizer of a model, as transformers loads it."""
-    from foredraft.api import load_tokenizer
-    from foredraft.corpus.shards import join_messages
+    from foredraft.model.loading import load_tokenizer
 
     tokenizer = load_tokenizer(name)
 
@@ -158,7 +153,12 @@ def _words_of_model(name: str) -> _Words:
             raise UsageError(f"{type(error).__name__}: {error}") from error
 
     has_template = bool(getattr(tokenizer, "chat_template", None))
-    return _Words(tokenizer.backend_tokenizer, tokenizer.eos_token_id, render if has_template else join_messages)
+    return _Words(tokenizer.backend_tokenizer, tokenizer.eos_token_id, render if has_template else _join_contents)
+
+
+def _join_contents(messages: list[dict[str, str]]) -> str:
+    """Word a chat for a model that was made for none: what is said, without who says it."""
+    return "\n".join(message["content"] for message in messages)
 
 
 def _words_of_file(path: Path) -> _Words:

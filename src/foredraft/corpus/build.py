@@ -169,7 +169,7 @@ def _check_arguments(vocabulary: int, keep: int, eos_token_id: int | None) -> No
 
 def _told(pieces: Iterable[TokenPiece], vocabulary: int, tell: Callable[[BuildProgress], None]) -> Iterator[TokenPiece]:
     """Pass the pieces on, refusing tokens past the vocabulary, and telling of progress."""
-    tokens, told = 0, -_TOLD_BYTES
+    tokens, consumed, told = 0, 0, -_TOLD_BYTES
     for piece in pieces:
         highest = int(piece.ids.max(initial=0))
         if highest >= vocabulary:
@@ -177,10 +177,11 @@ def _told(pieces: Iterable[TokenPiece], vocabulary: int, tell: Callable[[BuildPr
                 f"The tokenizer gave the id {highest}, and the vocabulary is {vocabulary}. Give at least {highest + 1}."
             )
         yield piece
-        tokens += len(piece.ids)
-        if piece.consumed - told >= _TOLD_BYTES:
-            told = piece.consumed
+        tokens, consumed = tokens + len(piece.ids), piece.consumed
+        if consumed - told >= _TOLD_BYTES:
+            told = consumed
             tell(BuildProgress("reading", told, None, tokens))
+    tell(BuildProgress("reading", consumed, None, tokens))
 
 
 def _symbol_chunks(pieces: Iterable[TokenPiece], end: int, eos: int | None, chunk_tokens: int) -> Iterator[U32]:

@@ -66,7 +66,7 @@ class AdaptixOptions:
     share: bool = False
     memory: str | None = None
     depth: int = 12
-    keep: float = 0.9
+    keep: float = 0.95
     feedback_weight: float = 2.0
     feedback_top_k: int = 6
     window: int = 16
@@ -242,7 +242,7 @@ class AdaptixDrafting:
         return arrays
 
 
-TRUST = Trust(learned_pair=1.0, table_pair=4.0, learned_single=4.0, table_single=1.0, paper=0, cap=0.0)
+TRUST = Trust(learned_pair=2.0, table_pair=10.0, learned_single=1.0, table_single=5.0, paper=0, cap=0.0)
 """Chosen by replay on recorded answers; see docs/log.md."""
 
 

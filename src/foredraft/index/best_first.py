@@ -13,6 +13,8 @@ from foredraft.index.trigram import TableArrays
 
 _FLOOR = 1e-4
 """Paths less probable than this are not worth a place in the heap."""
+_LOWEST_BIN = int(np.float32(_FLOOR).view(np.int32) >> 20)
+_BINS = int(np.float32(1.0).view(np.int32) >> 20) - _LOWEST_BIN + 1
 
 
 @njit(cache=True)
@@ -47,13 +49,27 @@ def _pop(heap: IntArray, size: int, score: FloatArray) -> int:
 
 
 @njit(cache=True)
-def best_first(  # noqa: PLR0913  # a kernel takes its arrays one by one
+def _bin(score: np.float32) -> int:
+    """Return the logarithmic bin of a score in (0, 1]: its exponent and three bits of its mantissa."""
+    return (np.float32(score).view(np.int32) >> 20) - _LOWEST_BIN
+
+
+@njit(cache=True)
+def _bin_start(number: int) -> np.float32:
+    """Return the least score of a bin."""
+    return np.int32((number + _LOWEST_BIN) << 20).view(np.float32)
+
+
+@njit(cache=True)
+def best_first(
     table: TableArrays, learned: LearnedArrays, trust: Trust, a: int, b: int, nodes: int, depth: int, vocabulary: int
 ) -> tuple[IntArray, IntArray, FloatArray]:
     """Return the `nodes` most probable paths after (a, b), as tokens int32[N], parents int32[N], scores float32[N].
 
     A path's score is the product of its successors' scores, each taken as at most 1, so a child never outranks its
-    parent and the result is prefix-closed. Tokens at or beyond `vocabulary` are left out.
+    parent and the result is prefix-closed. Tokens at or beyond `vocabulary` are left out. Once `nodes` better
+    candidates are known, a candidate is dropped at sight, and a node whose children must all be dropped is not
+    expanded; `bins` counts the candidates by score, and those in bin `low` or below are known to be too many.
     """
     room = nodes * MOST_SUCCESSORS + MOST_SUCCESSORS
     candidate_token = np.empty(room, np.int32)
@@ -61,6 +77,8 @@ def best_first(  # noqa: PLR0913  # a kernel takes its arrays one by one
     candidate_score = np.empty(room, np.float32)
     heap = np.empty(room, np.int32)
     size, made = 0, 0
+    bins = np.zeros(_BINS, np.int32)
+    low, above = -1, 0
     tokens = np.empty(nodes, np.int32)
     parents = np.empty(nodes, np.int32)
     scores = np.empty(nodes, np.float32)
@@ -69,22 +87,29 @@ def best_first(  # noqa: PLR0913  # a kernel takes its arrays one by one
     found_scores = np.empty(MOST_SUCCESSORS, np.float32)
     count = 0
     node, node_score, node_level = -1, np.float32(1.0), 0
-    while True:
-        if node_level < depth:
+    while count < nodes:
+        if node_level < depth and _bin(node_score) > low:
             before = a if node < 0 else (b if parents[node] < 0 else tokens[parents[node]])
             last = b if node < 0 else tokens[node]
-            found = successors(table, learned, trust, before, last, found_tokens, found_scores)
+            least = 0.25 * max(_FLOOR, _bin_start(low + 1)) / node_score
+            found = successors(table, learned, trust, before, last, least, found_tokens, found_scores)
             for i in range(found):
                 score = node_score * min(found_scores[i], np.float32(1.0))
-                if score >= _FLOOR and 0 <= found_tokens[i] < vocabulary:
-                    candidate_token[made] = found_tokens[i]
-                    candidate_parent[made] = node
-                    candidate_score[made] = score
-                    heap[size] = made
-                    made += 1
-                    size += 1
-                    _sift_up(heap, size, candidate_score)
-        if size == 0 or count == nodes:
+                if score < _FLOOR or not 0 <= found_tokens[i] < vocabulary or _bin(score) <= low:
+                    continue
+                candidate_token[made] = found_tokens[i]
+                candidate_parent[made] = node
+                candidate_score[made] = score
+                heap[size] = made
+                made += 1
+                size += 1
+                _sift_up(heap, size, candidate_score)
+                bins[_bin(score)] += 1
+                above += 1
+                while above - bins[low + 1] >= nodes:
+                    low += 1
+                    above -= bins[low]
+        if size == 0:
             break
         best = _pop(heap, size, candidate_score)
         size -= 1

@@ -5,7 +5,7 @@ Knows the container and the arrays; does not know who learned them.
 
 from foredraft.errors import StoreError
 from foredraft.index.learned import LearnedArrays, check_learned
-from foredraft.index.storage import open_store, write_store
+from foredraft.index.storage import StoreWriter, open_store
 
 KIND = "learned-counts"
 
@@ -16,7 +16,9 @@ def save_learned(path: str, arrays: LearnedArrays, tokenizer_hash: str, vocabula
     Raises:
         StoreError: the file cannot be written.
     """
-    write_store(path, KIND, tokenizer_hash, vocabulary, {}, arrays._asdict())
+    with StoreWriter(path, KIND, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, overwrite=True) as writer:
+        for name, array in arrays._asdict().items():
+            writer.append(name, array.ravel())
 
 
 def load_learned(path: str, tokenizer_hash: str) -> LearnedArrays:

@@ -76,7 +76,7 @@ def _sorted_successors(  # type: ignore[no-untyped-def]  # numba infers the inte
     table: TableArrays, learned: LearnedArrays, trust: Trust, a: int, b: int, tokens: IntArray, scores: FloatArray
 ):
     """Collect the successors of (a, b), the most probable first (insertion sort: there are few)."""
-    found = successors(table, learned, trust, a, b, tokens, scores)
+    found = successors(table, learned, trust, a, b, 0.0, tokens, scores)
     for i in range(1, found):
         token, score, j = tokens[i], scores[i], i
         while j > 0 and scores[j - 1] < score:
@@ -94,7 +94,7 @@ def _rollout(  # noqa: PLR0913  # a kernel takes its arrays one by one
     """Draw a continuation of (a, b) by the successors' scores; return the sum of the scores drawn."""
     reward = 0.0
     for _ in range(steps):
-        found = successors(table, learned, trust, a, b, tokens, scores)
+        found = successors(table, learned, trust, a, b, 0.0, tokens, scores)
         total = 0.0
         for i in range(found):
             total += scores[i]

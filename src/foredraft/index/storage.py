@@ -261,6 +261,10 @@ class StoreWriter:
 
     def __enter__(self) -> Self:
         """Take the lock and make the folder."""
+        if not self.path.parent.is_dir():  # some versions of filelock would make it
+            raise StoreError(
+                f"{self.path} cannot be written, as its folder does not exist. Make it, or choose another."
+            )
         try:
             self._lock.acquire()
         except filelock.Timeout as error:

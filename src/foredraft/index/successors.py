@@ -55,12 +55,20 @@ def _add(tokens: IntArray, scores: FloatArray, count: int, token: int, score: fl
 
 @njit(cache=True)
 def successors(
-    table: TableArrays, learned: LearnedArrays, trust: Trust, a: int, b: int, tokens: IntArray, scores: FloatArray
+    table: TableArrays,
+    learned: LearnedArrays,
+    trust: Trust,
+    a: int,
+    b: int,
+    least: float,
+    tokens: IntArray,
+    scores: FloatArray,
 ) -> int:
     """Collect what may follow (a, b) into `tokens int32[64]` and `scores float32[64]`, and return how many.
 
     Scores are probabilities, except under the paper's rule, where learned increments come on top. `a` may be -1 where
-    nothing stands before `b`. Nothing read from the table is trusted to lie within it.
+    nothing stands before `b`. Contributions of a source below `least` may be left out: a successor has at most four.
+    Nothing read from the table is trusted to lie within it.
     """
     count = 0
     left = 1.0
@@ -78,9 +86,13 @@ def successors(
     if row >= 0:
         share = table.totals[row] / (table.totals[row] + trust.table_pair)
         for entry in range(table.offsets[row], min(table.offsets[row + 1], len(table.tokens))):
-            p = table.probabilities[entry] / FULL_PROBABILITY
-            count = _add(tokens, scores, count, table.tokens[entry], left * share * p)
+            score = left * share * table.probabilities[entry] / FULL_PROBABILITY
+            if score < least:  # they come in falling order
+                break
+            count = _add(tokens, scores, count, table.tokens[entry], score)
         left *= 1.0 - share
+    if left < least:
+        return count
     slot = learned_row(learned.keys, NO_TOKEN, b)
     if slot >= 0 and learned.totals[slot] > 0:
         total = learned.totals[slot]
@@ -90,12 +102,14 @@ def successors(
                 weight = left * share * learned.weights[slot, j] / total
                 count = _add(tokens, scores, count, learned.tokens[slot, j], weight)
         left *= 1.0 - share
-    if b + 1 < len(table.unigram_offsets):
+    if left >= least and b + 1 < len(table.unigram_offsets):
         share = table.unigram_totals[b] / (table.unigram_totals[b] + trust.table_single)
         start = table.unigram_offsets[b]
         for entry in range(start, min(table.unigram_offsets[b + 1], start + _BACKED_OFF, len(table.unigram_tokens))):
-            p = table.unigram_probabilities[entry] / FULL_PROBABILITY
-            count = _add(tokens, scores, count, table.unigram_tokens[entry], left * share * p)
+            score = left * share * table.unigram_probabilities[entry] / FULL_PROBABILITY
+            if score < least:
+                break
+            count = _add(tokens, scores, count, table.unigram_tokens[entry], score)
     return count
 
 

@@ -303,7 +303,7 @@ def bigram_row(first: npt.NDArray[Any], second: npt.NDArray[Any], a: int, b: int
     return -1
 
 
-def successors(table: TrigramTable, a: int, b: int) -> tuple[TokenArray, npt.NDArray[np.float64]]:
+def table_successors(table: TrigramTable, a: int, b: int) -> tuple[TokenArray, npt.NDArray[np.float64]]:
     """Return the kept tokens that followed `a, b`, the most probable first, and their probabilities; both may be empty.
 
     For people and tests; drafters read the arrays in compiled code.

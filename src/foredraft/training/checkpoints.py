@@ -3,6 +3,7 @@
 Knows how to write and read them safely. Does not know what a step does, nor what text the run saw.
 """
 
+import copy
 import hashlib
 import os
 import shutil
@@ -84,8 +85,7 @@ def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> N
     if folder.exists():
         raise UsageError(f"{folder} exists already. Remove it, or give another run folder.")
     partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-    half = LlamaForCausalLM(model.config)
-    half.load_state_dict(model.state_dict())
+    half = copy.deepcopy(model)
     half.to(dtype=torch.bfloat16)  # type: ignore[call-arg]  # transformers' decorator hides torch's signature
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=END, eos_token=END, additional_special_tokens=[USER, ASSISTANT]

@@ -1,0 +1,184 @@
+"""Replay: recorded texts drive the drafters without any model.
+
+A record's answer stands in for the target: at each step the drafter guesses, and the guesses that the record continues
+with are accepted. Knows drafters and ids; the only text it reads is a file of records.
+"""
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from foredraft.contracts import Budget, Draft, DraftContext, Drafter, SequenceView, TokenIds, Verdict
+from foredraft.control import cut
+from foredraft.errors import UsageError
+from foredraft.graph.tree import ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A recorded prompt and answer.
+
+    Attributes:
+        prompt: what was asked.
+        output: what was answered.
+        sampling: how, such as "greedy"; "" where the file does not say.
+    """
+
+    prompt: str
+    output: str
+    sampling: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What one drafter made of the records at one budget.
+
+    Attributes:
+        records: how many were replayed.
+        tokens: of all answers.
+        steps: forward passes a target would have needed.
+        drafted: nodes.
+        accepted: drafted tokens that the records hold.
+        macro: mean over records of tokens per step.
+        propose_nanoseconds: int64[steps], the time of each `propose`.
+    """
+
+    records: int
+    tokens: int
+    steps: int
+    drafted: int
+    accepted: int
+    macro: float
+    propose_nanoseconds: np.ndarray
+
+    @property
+    def tokens_per_target_step(self) -> float:
+        """Tokens / steps over all records: the micro average."""
+        return self.tokens / max(self.steps, 1)
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the figures by name, times in microseconds."""
+        micros = self.propose_nanoseconds / 1e3
+        return {
+            "records": self.records,
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "tokens_per_target_step": self.tokens_per_target_step,
+            "tokens_per_target_step_macro": self.macro,
+            "propose_median_us": float(np.median(micros)) if len(micros) else 0.0,
+            "propose_p99_us": float(np.quantile(micros, 0.99)) if len(micros) else 0.0,
+        }
+
+
+def read_records(path: Path) -> list[Record]:
+    """Read records from JSON lines with `prompt` and `output`, and `sampling` if they say.
+
+    Raises:
+        UsageError: no such file, a line that is no record, or no record at all.
+    """
+    opened = gzip.open if path.suffix == ".gz" else open
+    records = []
+    try:
+        with opened(path, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    records.append(_record(json.loads(line), path, number))
+    except OSError as error:
+        raise UsageError(f"The records {path} cannot be read ({error.strerror or error}).") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not a file of JSON lines ({error}).") from error
+    if not records:
+        raise UsageError(f"{path} holds no record; each line needs `prompt` and `output`.")
+    return records
+
+
+def _record(row: Any, path: Path, number: int) -> Record:
+    if not isinstance(row, Mapping) or not all(isinstance(row.get(name), str) for name in ("prompt", "output")):
+        raise UsageError(f"Line {number} of {path} has no texts `prompt` and `output`.")
+    return Record(row["prompt"], row["output"], str(row.get("sampling", "")))
+
+
+def encode_records(records: Iterable[Record], tokenizer: Any) -> list[tuple[TokenIds, TokenIds]]:
+    """Return prompt ids, through the chat template where there is one, and output ids, int64[n] each."""
+    encoded = []
+    for record in records:
+        if getattr(tokenizer, "chat_template", None):
+            message = [{"role": "user", "content": record.prompt}]
+            prompt = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        else:
+            prompt = record.prompt
+        ids = [tokenizer(text, add_special_tokens=False).input_ids for text in (prompt, record.output)]
+        if ids[0] and ids[1]:
+            encoded.append((np.array(ids[0], np.int64), np.array(ids[1], np.int64)))
+    return encoded
+
+
+def replay(drafter: Drafter, texts: Sequence[tuple[TokenIds, TokenIds]], nodes: int, vocabulary: int) -> ReplayResult:
+    """Drive `drafter` through every text, with at most `nodes` nodes a step; each text is a sequence of its own."""
+    steps = drafted = accepted = 0
+    ratios, times = [], []
+    for prompt, output in texts:
+        count = 0
+        for verdict, elapsed in replay_steps(drafter, prompt, output, nodes, vocabulary):
+            count += 1
+            drafted += len(verdict.draft)
+            accepted += len(verdict.path)
+            times.append(elapsed)
+        steps += count
+        ratios.append(len(output) / count)
+    tokens = sum(len(output) for _, output in texts)
+    macro = float(np.mean(ratios)) if ratios else 0.0
+    return ReplayResult(len(texts), tokens, steps, drafted, accepted, macro, np.array(times, np.int64))
+
+
+def replay_steps(
+    drafter: Drafter, prompt: TokenIds, output: TokenIds, nodes: int, vocabulary: int
+) -> Iterator[tuple[Verdict, int]]:
+    """Yield each step's verdict and the nanoseconds of its `propose`.
+
+    Raises:
+        ValueError: the drafter proposed something that is no tree, or the replay did not reproduce the record.
+    """
+    ids = np.concatenate([prompt, output])
+    ids.flags.writeable = False
+    drafting = drafter.open(DraftContext(vocabulary, seed=0, max_nodes=nodes))
+    length = len(prompt)
+    written: list[int] = []
+    try:
+        while length < len(ids):
+            budget = Budget(nodes, len(ids) - length - 1)
+            start = perf_counter_ns()
+            draft = drafting.propose(SequenceView(ids[:length], len(prompt)), budget)
+            elapsed = perf_counter_ns() - start
+            draft = cut(draft, budget)
+            draft.check()
+            verdict = _follow(draft, ids[length:].tolist(), length - 1)
+            written.extend(verdict.tokens)
+            length += len(verdict.tokens)
+            drafting.observe(verdict)
+            yield verdict, elapsed
+    finally:
+        drafting.close()
+    if written != output.tolist():
+        raise ValueError("The replayed output differs from the record; this is a defect of the replay.")
+
+
+def _follow(draft: Draft, future: list[int], at: int) -> Verdict:
+    """Return the verdict of a target that writes `future`."""
+    child_of = {edge: node for node, edge in enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))}
+    node, path = ROOT, []
+    for token in future:
+        child = child_of.get((node, token))
+        if child is None:
+            break
+        path.append(child)
+        node = child
+    return Verdict(tuple(future[: len(path) + 1]), tuple(path), draft, at)

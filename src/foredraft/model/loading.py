@@ -1,0 +1,115 @@
+"""Load a model or a tokenizer by name or path, and say in a sentence what stood in the way.
+
+Knows transformers' loaders and the embedded models. Does not know what the model is for.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foredraft.demo import EMBEDDED, embedded_path
+from foredraft.errors import UnsupportedModelError, UsageError
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def load_tokenizer(model: str) -> Any:
+    """Load the tokenizer of `demo`, `demo-draft`, a hub id, or a folder.
+
+    Raises:
+        UsageError: nothing of that name can be loaded.
+    """
+    from transformers import AutoTokenizer  # slow to import; help pages do without it
+
+    try:
+        return AutoTokenizer.from_pretrained(_location(model))
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(_not_loaded("tokenizer", model, error)) from error
+
+
+def load_model(model: str, dtype: str | torch.dtype = "auto", device: str | None = None) -> Any:
+    """Load a causal language model in evaluation mode.
+
+    Args:
+        model: `demo`, `demo-draft`, a hub id, or a folder.
+        dtype: a torch dtype or its name; "auto" takes the checkpoint's.
+        device: where to put it, "auto" to spread it over what there is (accelerate), None for the first GPU or the CPU.
+
+    Raises:
+        UsageError: nothing of that name, an unknown dtype, or a device that is not there.
+        UnsupportedModelError: transformers has no causal language model class for it.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    location = _location(model)
+    chosen_dtype = _dtype(dtype)
+    chosen_device = _device(device)
+    try:
+        config = AutoConfig.from_pretrained(location)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(_not_loaded("model", model, error)) from error
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedModelError(
+            f"{model} is a {config.model_type} model, which transformers has no causal language model for; foredraft "
+            "supports decoder-only language models."
+        )
+    logging.disable_progress_bar()
+    try:
+        options = {"device_map": "auto"} if chosen_device == "auto" else {}
+        loaded = AutoModelForCausalLM.from_pretrained(location, dtype=chosen_dtype, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UsageError(_not_loaded("model", model, error)) from error
+    finally:
+        logging.enable_progress_bar()
+    if chosen_device != "auto":
+        loaded = loaded.to(chosen_device)
+    return loaded.eval()
+
+
+def _location(model: str) -> str:
+    if model in EMBEDDED:
+        return str(embedded_path(model))
+    path = Path(model).expanduser()
+    looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
+    if looks_local and not path.exists():
+        raise UsageError(f"There is no folder {model}. Give a folder, a hub id, or one of: {', '.join(EMBEDDED)}.")
+    if path.is_dir() and not (path / "config.json").exists():
+        raise UsageError(f"The folder {model} has no config.json, so it holds no transformers model.")
+    return str(path) if path.exists() else model
+
+
+def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    if isinstance(dtype, torch.dtype) or dtype == "auto":
+        return dtype
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype is {dtype!r}; choose auto, {', '.join(DTYPES)}.")
+    return DTYPES[dtype]
+
+
+def _device(device: str | None) -> str:
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "auto":
+        return device
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise UsageError(f"device is {device!r}, which torch does not know; try cpu, cuda or cuda:1.") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device is {device!r}, but torch sees no CUDA device here; use --device cpu.")
+    return device
+
+
+def _not_loaded(what: str, model: str, error: Exception) -> str:
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return (
+        f"No {what} could be loaded from {model!r}: {first_line} Give a folder, a hub id that is reachable from here, or "
+        f"one of: {', '.join(EMBEDDED)}."
+    )

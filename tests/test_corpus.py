@@ -1,0 +1,355 @@
+"""Reading a corpus: every file kind, every kind of broken input, texts of any length; and the table commands."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from typer.testing import CliRunner
+
+from foredraft.cli import table as table_command
+from foredraft.corpus import shards
+from foredraft.corpus.build import standard_library_sources
+from foredraft.corpus.fingerprint import vocabulary_size
+from foredraft.corpus.shards import (
+    Document,
+    ReadReport,
+    find_inputs,
+    read_documents,
+    text_documents,
+    tokenize_documents,
+    total_bytes,
+)
+from foredraft.errors import StoreError, UsageError
+from foredraft.index.trigram import open_table
+
+CHAT = [{"role": "user", "content": "Tea?"}, {"role": "assistant", "content": "Yes."}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, show_progress=False, special_tokens=["<|end|>"], initial_alphabet=made.pre_tokenizer.alphabet()
+    )
+    made.train_from_iterator(["the cat sat on the mat\n" * 50], trainer)
+    return made
+
+
+def read(*inputs, **options):
+    report = ReadReport()
+    return list(read_documents(find_inputs(inputs), report=report, **options)), report
+
+
+def texts(*inputs, **options):
+    return [document.text for document in read(*inputs, **options)[0]]
+
+
+# --- inputs
+
+
+def test_folders_are_read_at_any_depth_in_order_and_nothing_twice(tmp_path):
+    for name in ("b.txt", "a/c.MD", "a/d.py.gz", "a/x.bin", ".git/e.txt", "a/.hidden.txt", "z.parquet.gz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    found = find_inputs([tmp_path / "b.txt", tmp_path])
+    assert [path.relative_to(tmp_path).as_posix() for path in found] == ["b.txt", "a/c.MD", "a/d.py.gz"]
+
+
+def test_inputs_that_cannot_be_read_are_refused(tmp_path):
+    (tmp_path / "x.bin").write_text("x")
+    with pytest.raises(UsageError, match="does not exist"):
+        find_inputs([tmp_path / "missing.txt"])
+    with pytest.raises(UsageError, match=r"of a kind that cannot be read.*\.jsonl"):
+        find_inputs([tmp_path / "x.bin"])
+    with pytest.raises(UsageError, match="has no file ending in"):
+        find_inputs([tmp_path])
+    with pytest.raises(UsageError, match="cannot be read"):
+        list(read_documents([tmp_path / "gone.txt"], report=ReadReport()))
+
+
+# --- file kinds
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".md", ".py", ".txt.gz"])
+def test_a_text_file_is_one_document(tmp_path, suffix):
+    content = "\ufeffa line\nÄ broken byte: ".encode() + b"\xff\r\nend"
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
+    documents, report = read(path)
+    assert documents == [Document("a line\nÄ broken byte: \ufffd\r\nend", path.stat().st_size)]
+    assert (report.files, report.documents, report.skipped) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("line", ["a line of words\n", "words without any line end ", "x"])
+def test_long_text_files_come_in_pieces_that_join_to_the_whole(tmp_path, monkeypatch, line):
+    monkeypatch.setattr(shards, "_BLOCK_BYTES", 1000)
+    whole = line * 3000 + "Ä" * 501
+    (tmp_path / "a.txt").write_text(whole, "utf-8")
+    documents, report = read(tmp_path / "a.txt")
+    assert "".join(document.text for document in documents) == whole
+    assert [document.complete for document in documents] == [False] * (len(documents) - 1) + [True]
+    assert max(len(document.text) for document in documents) <= 2100
+    assert report.documents == 1
+    assert all(document.text.endswith("\n") for document in documents[:-2]) or "\n" not in line
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_json_lines_give_texts_and_chats_and_count_what_is_left_out(tmp_path, packed):
+    rows = [
+        '{"text": "one"}', "", '{"text": ', '{"other": 1}', '{"text": 7}', '{"text": "  \\n"}', '"a string"',
+        "[" * 100_000,
+        json.dumps({"messages": CHAT}), '{"messages": []}', '{"messages": [{"role": "user"}]}',
+        '{"messages": [{"role": "user", "content": null}]}', '{"text": "lone \\ud800 surrogate"}', '{"text": "last"}',
+    ]  # fmt: skip
+    content = "\n".join(rows).encode() + b'\n{"text": "\xff"}'
+    path = tmp_path / ("a.jsonl.gz" if packed else "a.jsonl")
+    path.write_bytes(gzip.compress(content) if packed else content)
+    documents, report = read(path)
+    assert [document.text for document in documents] == [
+        "one", "user: Tea?\nassistant: Yes.\n", "lone \ufffd surrogate", "last", "\ufffd",
+    ]  # fmt: skip
+    assert (report.broken_lines, report.unusable_rows, report.empty_documents, report.documents) == (2, 6, 1, 5)
+    assert report.skipped == 9
+    assert documents[-1].consumed == path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [("{", "line 2 is not JSON"), ("{}", "line 2 has no usable field"), ('{"text": ""}', "line 2 has no text")],
+)
+def test_strict_reading_stops_at_the_first_bad_line(tmp_path, row, says):
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "one"}}\n{row}\n')
+    with pytest.raises(UsageError, match=rf"a\.jsonl, {says}.*--strict"):
+        texts(tmp_path / "a.jsonl", strict=True)
+    (tmp_path / "b.txt").write_text(" \n")
+    with pytest.raises(UsageError, match="there is no text"):
+        texts(tmp_path / "b.txt", strict=True)
+
+
+def test_chats_that_cannot_be_worded_are_counted_or_refused(tmp_path):
+    def refuse(messages):
+        raise UsageError("roles must alternate")
+
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": CHAT}))
+    assert read(tmp_path / "a.jsonl", render=refuse)[1].unusable_rows == 1
+    with pytest.raises(UsageError, match=r"cannot be worded \(roles must alternate\)"):
+        texts(tmp_path / "a.jsonl", render=refuse, strict=True)
+
+
+def test_parquet_is_read_row_group_by_row_group(tmp_path):
+    rows = pa.table({"text": [f"row {i}" for i in range(5)] + [None, ""], "more": list(range(7))})
+    pq.write_table(rows, tmp_path / "a.parquet", row_group_size=2)
+    pq.write_table(pa.table({"messages": [CHAT, []]}), tmp_path / "b.parquet")
+    documents, report = read(tmp_path)
+    assert [document.text for document in documents] == [
+        *(f"row {i}" for i in range(5)), "user: Tea?\nassistant: Yes.\n"
+    ]  # fmt: skip
+    assert (report.unusable_rows, report.empty_documents) == (2, 1)
+    consumed = [document.consumed for document in documents]
+    assert consumed == sorted(consumed)
+    assert (
+        0 < consumed[0] < (tmp_path / "a.parquet").stat().st_size < consumed[-1] <= total_bytes(find_inputs([tmp_path]))
+    )
+
+
+def test_damaged_files_are_refused(tmp_path):
+    packed = gzip.compress(json.dumps({"text": os.urandom(5000).hex()}).encode())
+    pq.write_table(pa.table({"other": ["x"]}), tmp_path / "other.parquet")
+    whole = (tmp_path / "other.parquet").read_bytes()
+    for name, content in (
+        ("cut.jsonl.gz", packed[:-900]),
+        ("flipped.txt.gz", packed[:500] + bytes(40) + packed[540:]),
+        ("not.txt.gz", b"plain text"),
+        ("cut.parquet", whole[:-9]),
+        ("empty.parquet", b""),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UsageError, match=rf"{name} is damaged"):
+            texts(tmp_path / name)
+    with pytest.raises(UsageError, match="has no column 'text' or 'messages'"):
+        texts(tmp_path / "other.parquet")
+
+
+def test_consumed_bytes_run_on_over_files(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(name * 10)
+    assert [document.consumed for document in read(tmp_path)[0]] == [10, 20, 30]
+
+
+# --- token ids
+
+
+def ids_of(documents, tokenizer, **options):
+    """The ids of each whole document."""
+    whole, part = [], []
+    for piece in tokenize_documents(documents, tokenizer, **options):
+        part += piece.ids.tolist()
+        if piece.complete:
+            whole.append(part)
+            part = []
+    assert part == []
+    return whole
+
+
+def test_documents_are_tokenised_in_order_whatever_the_batches(tokenizer):
+    corpus = ["the cat", "sat on the mat\n" * 20, "x", "the mat"]
+    expected = [tokenizer.encode(text, add_special_tokens=False).ids for text in corpus]
+    for batch in (1, 30, 10_000):
+        assert ids_of(text_documents(corpus), tokenizer, batch_characters=batch) == expected
+
+
+def test_long_documents_are_cut_at_line_ends(tokenizer):
+    text = "the cat sat\n" * 1000
+    pieces = list(tokenize_documents(text_documents([text]), tokenizer, piece_characters=100))
+    assert len(pieces) == 125
+    assert "".join(tokenizer.decode(piece.ids.tolist()) for piece in pieces) == text
+    assert all(tokenizer.decode(piece.ids.tolist()).endswith("sat\n") for piece in pieces)
+    assert [piece.complete for piece in pieces] == [False] * 124 + [True]
+
+
+def test_a_huge_line_is_tokenised_in_bounded_pieces(tmp_path, tokenizer):
+    text = "the cat sat on the mat " * 100_000 + "x" * 1_500_000
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}))
+    documents, _ = read(tmp_path / "a.jsonl")
+    pieces = list(tokenize_documents(documents, tokenizer))
+    decoded = [tokenizer.decode(piece.ids.tolist()) for piece in pieces]
+    assert "".join(decoded) == text
+    assert max(map(len, decoded)) <= 1 << 20
+
+
+def test_truncation_and_padding_settings_are_ignored_and_kept(tokenizer):
+    limited = Tokenizer.from_str(tokenizer.to_str())
+    limited.enable_truncation(2)
+    limited.enable_padding(length=50)
+    corpus = ["the cat sat on the mat", "x"]
+    assert ids_of(text_documents(corpus), limited) == ids_of(text_documents(corpus), tokenizer)
+    assert limited.truncation["max_length"] == 2
+
+
+def test_vocabulary_reaches_past_the_highest_id():
+    unknown = "a"
+    assert vocabulary_size(Tokenizer(models.WordLevel({"a": 0, "b": 9}, unk_token=unknown))) == 10
+    assert vocabulary_size(Tokenizer(models.BPE())) == 0
+
+
+def test_standard_library_sources_are_text_without_tests():
+    found = standard_library_sources()
+    assert {"json", "typing.py"} <= {path.name if path.suffix else path for path in found} | {
+        path.parent.name for path in found
+    }
+    assert not [path for path in found if {"test", "tests", "site-packages", "idlelib"} & set(path.parts)]
+    assert all(path.suffix == ".py" for path in found)
+    assert 5e6 < total_bytes(found) < 50e6
+
+
+# --- the commands
+
+
+def run(*arguments):
+    return CliRunner().invoke(table_command.app, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+@pytest.fixture
+def corpus(tmp_path, tokenizer):
+    """A folder with a tokenizer, its settings, and two documents, one of them a chat."""
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|end|>"}}))
+    rows = [{"text": "the cat sat on the mat"}, {"messages": CHAT}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n{\n")
+    return tmp_path
+
+
+def test_build_info_and_check(corpus):
+    out = corpus / "out.trigrams"
+    built = run("build", corpus / "a.jsonl", "--out", out, "--tokenizer", corpus, "--keep", 3)
+    assert "2 documents" in built.output
+    assert "Skipped: 1 broken lines" in built.output
+    shown = json.loads(run("info", out, "--json").output)
+    assert shown["metadata"] == {
+        "inputs": ["a.jsonl"], "documents": 2, "tokens": shown["metadata"]["tokens"],
+        "distinct_trigrams": shown["metadata"]["distinct_trigrams"], "keep": 3, "eos_token_id": 0,
+    }  # fmt: skip
+    plain = run("info", out).output
+    assert "tokenizer hash" in plain
+    assert shown["tokenizer_hash"] in plain
+    assert "is sound" in run("check", out).output
+    data = bytearray(out.read_bytes())
+    data[-1] ^= 1
+    out.write_bytes(data)
+    with pytest.raises(StoreError, match="does not match its checksum"):
+        run("check", out)
+
+
+def pairs_in(table, tokenizer):
+    """Every bigram of a table, as text."""
+    first, second = table.arrays.first, table.arrays.second
+    rows = [(a, int(b)) for a in range(table.vocabulary) for b in second[first[a] : first[a + 1]]]
+    return {tokenizer.decode(pair, skip_special_tokens=False) for pair in rows}
+
+
+def test_build_words_chats_by_the_template_beside_the_tokenizer(corpus, tokenizer):
+    (corpus / "chat_template.jinja").write_text(
+        "{% for m in messages %}@{{ m.role }}#{{ m.content }}{{ eos_token }}{% endfor %}"
+    )
+    run("build", corpus / "a.jsonl", "--out", corpus / "t", "--tokenizer", corpus / "tokenizer.json")
+    pairs = pairs_in(open_table(corpus / "t"), tokenizer)
+    assert "?<|end|>" in pairs, "the template's special token is one token"
+    assert ".<|end|>" not in pairs, "the document ends there: no second end is appended, and nothing follows"
+    (corpus / "chat_template.jinja").write_text("{{ raise_exception('no chats here') }}")
+    with pytest.raises(UsageError, match="no chats here"):
+        run("build", corpus / "a.jsonl", "--out", corpus / "u", "--tokenizer", corpus, "--strict")
+    (corpus / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(UsageError, match="not a Jinja template"):
+        run("build", corpus / "a.jsonl", "--out", corpus / "u", "--tokenizer", corpus)
+
+
+@pytest.mark.parametrize("template", [None, "made for chats"])
+def test_build_takes_a_models_tokenizer_end_and_template(corpus, tokenizer, template, monkeypatch):
+    model_tokenizer = SimpleNamespace(
+        backend_tokenizer=tokenizer,
+        eos_token_id=0,
+        chat_template=template,
+        apply_chat_template=lambda messages, tokenize: "".join(f"@{m['content']}@" for m in messages),
+    )
+    loading = SimpleNamespace(load_tokenizer={"demo": model_tokenizer}.get)
+    monkeypatch.setitem(sys.modules, "foredraft.model.loading", loading)
+    run("build", corpus / "a.jsonl", "--out", corpus / "t", "--model", "demo")
+    pairs = pairs_in(open_table(corpus / "t"), tokenizer)
+    assert ("@@" in pairs) is (template is not None)
+    assert ("?\n" in pairs) is (template is None)
+    assert open_table(corpus / "t").metadata["eos_token_id"] == 0
+
+
+def test_build_refuses_what_it_cannot_use(corpus, tmp_path):
+    arguments = ("build", corpus / "a.jsonl", "--out", corpus / "out")
+    with pytest.raises(UsageError, match="either --model or --tokenizer"):
+        run(*arguments)
+    with pytest.raises(UsageError, match=r"tokenizer\.json does not exist"):
+        run(*arguments, "--tokenizer", Path(tmp_path) / "missing" / "tokenizer.json")
+    with pytest.raises(UsageError, match=r"not a tokenizer\.json"):
+        run(*arguments, "--tokenizer", corpus / "a.jsonl")
+    with pytest.raises(UsageError, match="line 3 is not JSON"):
+        run(*arguments, "--tokenizer", corpus, "--strict")
+    (corpus / "tokenizer_config.json").write_text("{")
+    with pytest.raises(UsageError, match=r"tokenizer_config\.json is not JSON"):
+        run(*arguments, "--tokenizer", corpus)
+    assert not (corpus / "out").exists()
+
+
+def test_help_does_not_wait_for_pyarrow_or_torch():
+    slow = "{'torch', 'transformers', 'pyarrow', 'numba'}"
+    code = f"import sys, foredraft.cli.table; print(sorted({slow} & set(sys.modules)))"
+    source = Path(table_command.__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,369 @@
+"""The tri-gram table: counted right whatever the memory given, found again, and refused when damaged or foreign."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import naive
+from foredraft.corpus import build as build_module
+from foredraft.corpus.build import build_trigram_table
+from foredraft.corpus.fingerprint import tokenizer_hash
+from foredraft.corpus.shards import Document, text_documents
+from foredraft.errors import StoreError, UsageError
+from foredraft.index.storage import StoreWriter, open_store
+from foredraft.index.trigram import (
+    KIND,
+    bigram_row,
+    check_table,
+    empty_table,
+    open_table,
+    table_info,
+    table_successors,
+)
+
+pytestmark = pytest.mark.kernels
+
+VOCABULARY = 12
+
+
+def word_tokenizer(size=VOCABULARY, prefix="w"):
+    """Token `i` is the word `w<i>`, so that a test can say which ids a document has."""
+    return split_at_spaces({f"{prefix}{i}": i for i in range(size)})
+
+
+def split_at_spaces(vocabulary):
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=next(iter(vocabulary))))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def words(ids):
+    return " ".join(f"w{i}" for i in ids)
+
+
+def build(path, documents, vocabulary=VOCABULARY, **options):
+    texts = text_documents([words(ids) for ids in documents])
+    return build_trigram_table(texts, word_tokenizer(vocabulary), vocabulary, path, **options)
+
+
+def random_documents(seed=0, count=30, longest=60, vocabulary=VOCABULARY):
+    generator = np.random.default_rng(seed)
+    weights = 1 / np.arange(1, vocabulary + 1)
+    lengths = generator.integers(1, longest, count)
+    return [generator.choice(vocabulary, n, p=weights / weights.sum()).tolist() for n in lengths]
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
+
+
+def assert_counted(path, documents, keep, vocabulary=VOCABULARY):
+    """Compare a table with the slow counts, entry by entry."""
+    arrays = check_table(path).arrays
+    documents = [ids for ids in documents if ids]
+    for width, rows, totals, offsets, tokens, probabilities, kept in (
+        (2, lambda a, b: bigram_row(arrays.first, arrays.second, a, b), arrays.totals, arrays.offsets, arrays.tokens,
+         arrays.probabilities, keep),
+        (1, lambda b: b, arrays.unigram_totals, arrays.unigram_offsets, arrays.unigram_tokens,
+         arrays.unigram_probabilities, 32),
+    ):  # fmt: skip
+        counts = naive.successor_counts(documents, width)
+        entries = 0
+        for context, row_counts in counts.items():
+            row = rows(*context)
+            start, end = int(offsets[row]), int(offsets[row + 1])
+            expected = naive.stored_row(row_counts, kept)
+            found = list(zip(tokens[start:end].tolist(), probabilities[start:end].tolist(), strict=True))
+            assert (found, totals[row]) == expected, context
+            entries += end - start
+        assert entries == len(tokens)
+        assert int(totals.sum()) == sum(sum(row.values()) for row in counts.values())
+    assert len(arrays.second) == len(naive.successor_counts(documents, 2))
+    common, _ = naive.stored_row(Counter(token for ids in documents for token in ids), 256)
+    assert list(zip(arrays.common_tokens.tolist(), arrays.common_probabilities.tolist(), strict=True)) == common
+
+
+@pytest.fixture
+def table(tmp_path):
+    build(tmp_path / "t.trigrams", random_documents())
+    return tmp_path / "t.trigrams"
+
+
+# --- counting
+
+
+@pytest.mark.parametrize("keep", [1, 3, 12])
+@pytest.mark.parametrize(("chunk_tokens", "merge_records"), [(1 << 22, 1 << 22), (50, 7), (3, 1)])
+def test_counts_are_the_slow_counts_with_any_number_of_runs_and_ranges(tmp_path, keep, chunk_tokens, merge_records):
+    documents = random_documents(keep)
+    report = build(tmp_path / "t", documents, keep=keep, chunk_tokens=chunk_tokens, merge_records=merge_records)
+    assert_counted(tmp_path / "t", documents, keep)
+    assert (report.documents, report.tokens) == (len(documents), sum(map(len, documents)))
+    assert report.distinct_trigrams == sum(map(len, naive.successor_counts(documents, 2).values()))
+    assert names_in(tmp_path) == ["t"]
+
+
+@given(
+    documents=st.lists(st.lists(st.integers(0, 4), max_size=9), min_size=1, max_size=6).filter(any),
+    chunk_tokens=st.integers(3, 20),
+    merge_records=st.integers(1, 40),
+    eos=st.one_of(st.none(), st.integers(0, 4)),
+)
+@settings(max_examples=60, deadline=None)
+def test_small_corpora_of_every_shape_are_counted(tmp_path_factory, documents, chunk_tokens, merge_records, eos):
+    path = tmp_path_factory.mktemp("t") / "t"
+    build(path, documents, 5, chunk_tokens=chunk_tokens, merge_records=merge_records, eos_token_id=eos)
+    ended = [ids if eos is None or not ids or ids[-1] == eos else [*ids, eos] for ids in documents]
+    assert_counted(path, ended, 12, 5)
+
+
+def test_the_file_does_not_depend_on_the_memory_given(tmp_path):
+    documents = random_documents(7)
+    for name, chunk_tokens, merge_records in (("a", 1 << 22, 1 << 22), ("b", 40, 30), ("c", 200, 1)):
+        build(tmp_path / name, documents, chunk_tokens=chunk_tokens, merge_records=merge_records)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() == (tmp_path / "c").read_bytes()
+
+
+def test_merging_holds_little_even_when_the_text_changes_its_subject(tmp_path):
+    """Ranges follow all runs, not the first: here no later tri-gram is like one of the first run."""
+    documents = [[i % 4] * 3 for i in range(9)] + random_documents(3, 40, vocabulary=300)
+    merged = []
+    build(
+        tmp_path / "t", documents, 300, chunk_tokens=27, merge_records=64,
+        progress=lambda progress: merged.append(progress.done) if progress.phase == "merging" else None,
+    )  # fmt: skip
+    steps = np.diff([0, *merged])
+    runs = -(-sum(map(len, documents)) // 27) + 1
+    assert merged[-1] > 64 * 5
+    assert steps.max() <= 64 + 4 * (runs + 1), "each range may overshoot by one sample of four records a run"
+
+
+def test_progress_runs_to_the_end_of_both_phases(tmp_path):
+    told = []
+    documents = random_documents()
+    report = build(tmp_path / "t", documents, progress=told.append, chunk_tokens=50)
+    reading = [progress for progress in told if progress.phase == "reading"]
+    assert reading == told[: len(reading)]
+    assert (reading[-1].done, reading[-1].tokens) == (sum(len(words(ids)) for ids in documents), report.tokens)
+    assert told[-1].phase == "merging"
+    assert told[-1].done == told[-1].total
+
+
+def test_documents_in_pieces_count_as_one(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    build(whole, [[1, 2, 3, 4], [5]])
+    pieces = [Document("w1 w2 ", 0, False), Document("w3", 0, False), Document(" w4", 0), Document("w5", 0)]
+    build_trigram_table(pieces, word_tokenizer(), VOCABULARY, parts)
+    assert whole.read_bytes() == parts.read_bytes()
+
+
+def test_one_token_documents_make_no_bigram(tmp_path):
+    build(tmp_path / "t", [[1], [2], [1]])
+    arrays = check_table(tmp_path / "t").arrays
+    assert (len(arrays.second), len(arrays.tokens), len(arrays.unigram_tokens)) == (0, 0, 0)
+    assert arrays.common_tokens.tolist() == [1, 2]
+    assert bigram_row(arrays.first, arrays.second, 1, 2) == -1
+
+
+def test_large_vocabularies_take_wider_tokens(tmp_path):
+    big = 70_000
+    tokenizer = split_at_spaces({"w0": 0, "w1": 1, "top": big - 1})
+    build_trigram_table(text_documents(["w1 top w1 top top"]), tokenizer, big, tmp_path / "t")
+    opened = check_table(tmp_path / "t")
+    assert opened.arrays.tokens.dtype == opened.arrays.second.dtype == np.uint32
+    assert table_successors(opened, 1, big - 1)[0].tolist() == [1, big - 1]
+
+
+@pytest.mark.parametrize("vocabulary", [VOCABULARY, 70_000])
+def test_entries_are_as_small_as_promised(tmp_path, vocabulary):
+    build_trigram_table(text_documents([words(range(9))]), word_tokenizer(), vocabulary, tmp_path / "t")
+    arrays = open_table(tmp_path / "t").arrays
+    assert arrays.tokens.itemsize + arrays.probabilities.itemsize <= 8
+    assert arrays.second.itemsize + arrays.offsets.itemsize + arrays.totals.itemsize <= 16
+    info = table_info(tmp_path / "t")
+    assert (info["bytes_per_trigram"], info["bytes_per_bigram"]) == ((4, 10) if vocabulary < 1 << 16 else (6, 12))
+
+
+# --- refusing to build
+
+
+@pytest.mark.parametrize("phase", ["reading", "merging"])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_killed_build_leaves_the_old_file_and_nothing_else(table, phase, error):
+    def stop(progress):
+        if progress.phase == phase:
+            assert (table.parent / "t.trigrams.building").is_dir()
+            raise error
+
+    before = table.read_bytes()
+    with pytest.raises(error):
+        build(table, random_documents(1), overwrite=True, progress=stop, chunk_tokens=40)
+    assert table.read_bytes() == before
+    assert names_in(table.parent) == ["t.trigrams"]
+
+
+def test_a_second_builder_is_refused(table):
+    def build_again(progress):
+        build(table, [[1, 2, 3]], overwrite=True)
+
+    with pytest.raises(StoreError, match="being written by another process"):
+        build(table, random_documents(1), overwrite=True, progress=build_again)
+
+
+def test_bad_arguments_and_inputs_are_refused(table, tmp_path):
+    with pytest.raises(StoreError, match="exists already"):
+        build(table, [[1, 2, 3]])
+    for options, says in (
+        ({"keep": 0}, "keep is 0"),
+        ({"keep": 256}, "keep is 256"),
+        ({"eos_token_id": VOCABULARY}, "eos_token_id is 12"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            build(tmp_path / "x", [[1, 2, 3]], **options)
+    with pytest.raises(UsageError, match="vocabularies of 1 to"):
+        build_trigram_table([], word_tokenizer(), 1 << 21, tmp_path / "x")
+    with pytest.raises(UsageError, match="gave the id 9, and the vocabulary is 9"):
+        build_trigram_table(text_documents(["w9"]), word_tokenizer(), 9, tmp_path / "x")
+    for nothing in ([], [[]]):
+        with pytest.raises(UsageError, match="nothing to count"):
+            build(tmp_path / "x", nothing)
+    assert names_in(tmp_path) == ["t.trigrams"]
+
+
+def test_more_entries_than_offsets_can_count_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_module, "MAX_ENTRIES", 5)
+    with pytest.raises(StoreError, match="more than 5 tri-grams"):
+        build(tmp_path / "x", random_documents())
+    assert names_in(tmp_path) == []
+
+
+# --- opening and checking
+
+
+def test_tables_of_another_tokenizer_or_a_larger_vocabulary_are_refused(table):
+    own = tokenizer_hash(word_tokenizer())
+    assert open_table(table, own, VOCABULARY).tokenizer_hash == own
+    assert open_table(table, own, VOCABULARY + 4).vocabulary == VOCABULARY
+    with pytest.raises(StoreError, match=r"made with another tokenizer .* Build a table for this model"):
+        open_table(table, tokenizer_hash(word_tokenizer(prefix="v")), VOCABULARY)
+    with pytest.raises(StoreError, match="vocabulary of 12 tokens and this model scores 11"):
+        open_table(table, own, VOCABULARY - 1)
+
+
+def test_the_hash_covers_ids_tokens_and_added_tokens():
+    hashes = {tokenizer_hash(word_tokenizer(*args)) for args in ((3, "w"), (4, "w"), (3, "v"))}
+    added = word_tokenizer(3)
+    assert tokenizer_hash(added) in hashes
+    added.add_special_tokens(["<end>"])
+    assert len(hashes | {tokenizer_hash(added)}) == 4
+
+
+def test_info_says_what_was_counted(table):
+    info = table_info(table)
+    assert info["metadata"]["documents"] == 30
+    assert info["bigrams"] == len(open_table(table).arrays.second)
+    assert info["bytes"] == table.stat().st_size
+
+
+def rewritten(table, path, **changed):
+    """Write a table's arrays again with some changed: sound as a store, whatever it is as a table."""
+    store = open_store(table)
+    with StoreWriter(
+        path, KIND, tokenizer_hash=store.tokenizer_hash, vocabulary=store.vocabulary, metadata=store.metadata
+    ) as writer:
+        for name, array in store.arrays.items():
+            writer.append(name, changed.get(name, array))
+    return path
+
+
+def swapped(array, i, j):
+    result = array.copy()
+    result[[i, j]] = result[[j, i]]
+    return result
+
+
+def replaced(array, at, value):
+    result = array.copy()
+    result[at] = value
+    return result
+
+
+def test_check_finds_every_broken_promise(table, tmp_path):
+    arrays = open_table(table).arrays
+    row = int(np.argmax(np.diff(arrays.offsets)))  # the longest row
+    at = int(arrays.offsets[row])
+    start = int(arrays.first[1])
+    breaks = {
+        "first": replaced(arrays.first, 1, 1 << 31),
+        "second": swapped(arrays.second, start, start + 1),
+        "offsets": swapped(arrays.offsets, row, row + 1),
+        "totals": replaced(arrays.totals, 0, 0),
+        "tokens": replaced(arrays.tokens, at, arrays.tokens[at + 1]),
+        "probabilities": replaced(arrays.probabilities, at, 0),
+        "unigram_offsets": swapped(arrays.unigram_offsets, 3, 4),
+        "unigram_tokens": replaced(arrays.unigram_tokens, 0, VOCABULARY),
+        "unigram_probabilities": replaced(arrays.unigram_probabilities, 1, 65535),
+        "common_tokens": replaced(arrays.common_tokens, 0, VOCABULARY),
+        "common_probabilities": arrays.common_probabilities[::-1],
+    }
+    assert check_table(rewritten(table, tmp_path / "sound")).vocabulary == VOCABULARY
+    for name, array in breaks.items():
+        path = rewritten(table, tmp_path / name, **{name: array})
+        with pytest.raises(StoreError, match="damaged"):
+            check_table(path)
+
+
+def test_arrays_of_the_wrong_size_or_kind_are_not_opened(table, tmp_path):
+    arrays = open_table(table).arrays
+    for number, changed in enumerate((
+        {"totals": arrays.totals[1:]},
+        {"first": arrays.first[:-1]},
+        {"probabilities": arrays.probabilities.astype(np.float32)},
+        {"offsets": replaced(arrays.offsets, -1, 3)},
+    )):  # fmt: skip
+        path = rewritten(table, tmp_path / str(number), **changed)
+        with pytest.raises(StoreError, match="damaged"):
+            open_table(path)
+    with StoreWriter(tmp_path / "other", "datastore", tokenizer_hash="", vocabulary=3):
+        pass
+    with pytest.raises(StoreError, match="holds a 'datastore', not a 'trigram-table'"):
+        open_table(tmp_path / "other")
+
+
+# --- looking up
+
+
+@given(
+    first=st.lists(st.integers(0, (1 << 32) - 1), max_size=8),
+    second=st.lists(st.integers(0, 9), max_size=12),
+    a=st.integers(-(1 << 40), 1 << 40) | st.integers(-2, 9),
+    b=st.integers(-(1 << 40), 1 << 40) | st.integers(-2, 9),
+)
+@settings(max_examples=200, deadline=None)
+def test_looking_up_in_damaged_arrays_stays_inside_them(first, second, a, b):
+    first, second = np.array(first, np.uint32), np.array(second, np.uint16)
+    row = bigram_row(first, second, a, b)
+    assert row == -1 or (0 <= row < len(second) and second[row] == b)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_every_pair_is_found_where_the_slow_search_finds_it(table, dtype):
+    arrays = open_table(table).arrays
+    second = arrays.second.astype(dtype)
+    pairs = [(a, b) for a in range(-2, VOCABULARY + 3) for b in range(-2, VOCABULARY + 3)]
+    found = [bigram_row(arrays.first, second, a, b) for a, b in pairs]
+    assert found == [naive.bigram_row(arrays.first, second, a, b) for a, b in pairs]
+    assert sum(row >= 0 for row in found) == len(second)
+
+
+def test_an_empty_table_knows_nothing():
+    table = empty_table(VOCABULARY)
+    assert all(
+        bigram_row(table.arrays.first, table.arrays.second, a, b) == -1 for a in range(-1, 13) for b in range(-1, 13)
+    )
+    assert table_successors(table, 1, 2)[0].tolist() == []
+    assert [array.dtype for array in table.arrays[:5]] == [np.uint32, np.uint16, np.uint32, np.uint32, np.uint16]
