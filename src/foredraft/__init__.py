@@ -24,7 +24,7 @@ __all__ = [
     "load",
 ]
 
-_LAZY = {name: "foredraft.api" for name in ("Generation", "Generator", "Piece", "load")}
+_LAZY = dict.fromkeys(("Generation", "Generator", "Piece", "load"), "foredraft.api")
 
 
 def __getattr__(name: str) -> Any:

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from foredraft.cache_folder import cache_folder
-from foredraft.contracts import Control, DraftContext, Drafter, StepRecord, TokenIds
-from foredraft.control import MOST_NODES, CostCurve, FixedControl, MeasuredControl
+from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, StepRecord, TokenIds
+from foredraft.control import MOST_NODES, FixedControl, MeasuredControl
 from foredraft.corpus.fingerprint import tokenizer_hash, vocabulary_size
 from foredraft.default_table import default_table
 from foredraft.demo import EMBEDDED
-from foredraft.drafters import Resources, make_drafter
+from foredraft.drafters import Resources, drafter_class, make_drafter
 from foredraft.engine.single import decode as decode_steps
 from foredraft.engine.single import prefill
 from foredraft.engine.state import FinishReason, SequenceState
@@ -26,6 +26,7 @@ from foredraft.errors import StoreError, UsageError
 from foredraft.model.cost import measured_cost
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.target import TorchTarget
+from foredraft.options import options_from
 from foredraft.request import GenerationOptions
 from foredraft.text import StopStrings, TextStream, decode
 
@@ -103,6 +104,7 @@ def load(
         StoreError: a table that is damaged or belongs to another tokenizer.
     """
     chosen, nodes, options = _parse_config(method, speculative_config or {})
+    options_from(drafter_class(chosen).Options, options, f"Method {chosen!r}")  # refused now, not after the weights
     if isinstance(model, str | Path):
         name = str(model)
         tokenizer, transformer = load_tokenizer(name), load_model(name, dtype, device)
@@ -160,8 +162,12 @@ class Generator:
             tokenizer_hash=tokenizer_hash(backend) if backend is not None else "",
             default_table=table,
         )
-        self.drafter: Drafter = make_drafter(method, options or {}, resources)
+        self.attach(method, make_drafter(method, options or {}, resources), nodes)
+
+    def attach(self, method: str, drafter: Drafter, nodes: int | None = None) -> None:
+        """Draft with a drafter that exists already, under the name `method`: one built elsewhere, or used before."""
         self.method = method
+        self.drafter = drafter
         self._nodes = nodes
 
     @property
@@ -357,6 +363,6 @@ def _check_vocabulary(target: TorchTarget, tokenizer: Any) -> None:
     size = vocabulary_size(backend) if backend is not None else len(tokenizer)
     if size > target.vocabulary:
         raise UsageError(
-            f"The tokenizer has ids up to {size - 1} and the model scores ids below {target.vocabulary}; this is not the "
-            "model's tokenizer, or its embeddings were not resized."
+            f"The tokenizer has ids up to {size - 1} and the model scores ids below {target.vocabulary}; this is not "
+            "the model's tokenizer, or its embeddings were not resized."
         )

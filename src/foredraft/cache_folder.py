@@ -24,8 +24,11 @@ def cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(
-            f"The cache folder {folder} cannot be made ({error.strerror}). Set {CACHE_VARIABLE} to a folder you can write to."
+            f"The cache folder {folder} cannot be made ({error.strerror}). Set {CACHE_VARIABLE} to a folder you can "
+            "write to."
         ) from error
     if not os.access(folder, os.W_OK):
-        raise StoreError(f"The cache folder {folder} is not writable. Set {CACHE_VARIABLE} to a folder you can write to.")
+        raise StoreError(
+            f"The cache folder {folder} is not writable. Set {CACHE_VARIABLE} to a folder you can write to."
+        )
     return folder

@@ -106,11 +106,13 @@ class Needs:
     """What a drafter wants to see of each verification beyond the emitted tokens.
 
     Attributes:
-        top_k: the target's `top_k` most probable tokens after every row; 0 for none.
+        top_k: the target's `top_k` most probable tokens after a row; 0 for none.
+        top_rows: after this many rows at most: the root and the accepted path, then the nodes with the best scores.
         hidden: the target's last hidden state after every row.
     """
 
     top_k: int = 0
+    top_rows: int = 12
     hidden: bool = False
 
 
@@ -132,12 +134,13 @@ class Verdict:
     """What one verification decided.
 
     Attributes:
-        tokens: the tokens emitted: the accepted path and, unless the text ended inside it, one token of the target's own.
+        tokens: the tokens emitted: the accepted path and, unless the text ended in it, one token of the target's own.
         path: the accepted nodes of `draft`, from the root's child down.
         draft: what was verified.
         at: absolute position of the root.
-        top_tokens: int32[R, K], the target's most probable tokens after each row, when a drafter needs them.
-        top_probabilities: float32[R, K], theirs under the plain softmax, descending.
+        top_rows: int32[S], rows (0 is the root, i + 1 is node i) whose top tokens follow, when a drafter needs them.
+        top_tokens: int32[S, K], the target's most probable tokens after each of them.
+        top_probabilities: float32[S, K], theirs under the plain softmax, descending.
         hidden: float[R, D], when a drafter needs it.
     """
 
@@ -145,6 +148,7 @@ class Verdict:
     path: tuple[int, ...]
     draft: Draft
     at: int
+    top_rows: IntArray | None = None
     top_tokens: IntArray | None = None
     top_probabilities: FloatArray | None = None
     hidden: "torch.Tensor | None" = None
@@ -167,6 +171,28 @@ class StepRecord:
     drafted: int
     sources: tuple[str | None, ...]
     nanoseconds: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """What one forward pass costs by its number of rows, measured.
+
+    Attributes:
+        rows: ascending row counts that were measured, the first one 1.
+        seconds: the time of each.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def table(self, most_rows: int) -> npt.NDArray[np.float64]:
+        """Return float64[most_rows + 1]: seconds by rows, interpolated, never falling; entry 0 repeats entry 1."""
+        seconds = np.interp(np.arange(most_rows + 1), self.rows, self.seconds)
+        if most_rows > self.rows[-1] and len(self.rows) > 1:  # beyond what was measured: the last slope goes on
+            slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
+            beyond = np.arange(self.rows[-1], most_rows + 1)
+            seconds[self.rows[-1] :] = self.seconds[-1] + np.maximum(slope, 0) * (beyond - self.rows[-1])
+        return np.maximum.accumulate(seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +252,8 @@ class Control(Protocol):
         """Cut a draft to what is worth verifying."""
         ...
 
-    def observe(self, verdict: Verdict, seconds: float) -> None:
-        """Learn what the step gave and what it cost."""
+    def observe(self, verdict: Verdict, forward_seconds: float, other_seconds: float) -> None:
+        """Learn what the step gave, and what its forward pass and all the rest of it cost."""
         ...
 
 

@@ -3,16 +3,23 @@
 Does not know the drafter or the model; sees drafts with scores, verdicts, and seconds.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, Verdict
+from foredraft.contracts import EMPTY_DRAFT, Budget, CostCurve, Draft, Verdict
 from foredraft.errors import UsageError
 from foredraft.graph.tree import FloatArray, IntArray, depths, top_nodes
 
 MOST_NODES = 64
 """The largest draft that a measured budget asks for."""
+
+_KEEP = 0.98  # what a step's evidence is worth one drafted step later
+_SCORE_BINS = 12  # by powers of two: [1/2, 1], [1/4, 1/2), ...
+_PRIOR_NODES = 8.0  # nodes of each bin seen before the first step, as it were
+_PRIOR_CHANCES = 0.5 ** np.arange(_SCORE_BINS)  # of their acceptance: the bin's best, so that bins get a trial
+_MOST_NODES_SEEN = 400.0
+_ENOUGH_TOKENS = 40.0  # of recent drafted steps, before they are compared with plain ones
+_FADE = 0.8  # what is left of the evidence against drafting after a rest
+_SHORTEST_REST, _LONGEST_REST = 8, 128  # plain steps before drafting is tried again
 
 
 class FixedControl:
@@ -38,57 +45,34 @@ class FixedControl:
         """Cut a draft that exceeds the budget to its best prefix-closed part."""
         return cut(draft, budget)
 
-    def observe(self, verdict: Verdict, seconds: float) -> None:
+    def observe(self, verdict: Verdict, forward_seconds: float, other_seconds: float) -> None:
         """Learn nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class CostCurve:
-    """What one forward pass costs by its number of rows, measured.
-
-    Attributes:
-        rows: ascending row counts that were measured, the first one 1.
-        seconds: the time of each.
-    """
-
-    rows: tuple[int, ...]
-    seconds: tuple[float, ...]
-
-    def table(self, most_rows: int) -> np.ndarray:
-        """Return float64[most_rows + 1]: seconds by rows, interpolated, never falling; entry 0 repeats entry 1."""
-        seconds = np.interp(np.arange(most_rows + 1), self.rows, self.seconds)
-        if most_rows > self.rows[-1] and len(self.rows) > 1:  # beyond what was measured: the last slope goes on
-            slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
-            beyond = np.arange(self.rows[-1], most_rows + 1)
-            seconds[self.rows[-1] :] = self.seconds[-1] + np.maximum(slope, 0) * (beyond - self.rows[-1])
-        return np.maximum.accumulate(seconds)
 
 
 class MeasuredControl:
     """As many nodes as maximise expected tokens per second under a measured cost curve.
 
-    The expected tokens of the best n nodes are 1 + r * (sum of their scores), where r compares what the target accepted
-    so far with what the scores promised. When drafting has been losing against plain steps, steps are plain and
-    drafting is tried again at growing intervals, so that trying costs little.
+    The expected tokens of the best n nodes are 1 plus the sum of their chances, where a node's chance is the share of
+    nodes with a like score that the target accepted so far; their time is the curve's, scaled by how fast passes have
+    been running of late, plus what drafting costs beside the pass. When drafted steps have been giving fewer tokens
+    per second than plain ones would, steps are plain, and drafting is tried again at growing intervals, so that trying
+    costs little.
 
     Args:
         curve: the target's cost by rows.
         most_nodes: never ask for more.
     """
 
-    _DECAY = 0.95
-    _PRIOR_TOKENS = 4.0  # as if this many accepted tokens had been promised and kept before the first step
-    _LONGEST_REST = 64
-
     def __init__(self, curve: CostCurve, most_nodes: int = MOST_NODES) -> None:
         self._cost = curve.table(most_nodes + 1)
         self._most_nodes = most_nodes
-        self._promised = self._accepted = self._PRIOR_TOKENS
-        self._overhead = 0.0  # seconds that a drafted step costs beyond its forward pass, smoothed
-        self._drafted_tokens = self._drafted_seconds = 0.0
-        self._plain_tokens = self._plain_seconds = 0.0
+        self._seen = np.full(_SCORE_BINS, _PRIOR_NODES)
+        self._accepted = _PRIOR_NODES * _PRIOR_CHANCES
+        self._pace = 1.0  # seconds of a pass / those of the curve, smoothed
+        self._beside_drafted = self._beside_plain = 0.0  # seconds of a step beside its pass, smoothed
+        self._tokens = self._seconds = 0.0  # of recent drafted steps
         self._rest = 0
-        self._next_rest = 4
+        self._next_rest = _SHORTEST_REST
 
     def budget(self, depth: int) -> Budget:
         """Return the largest draft worth proposing; none while drafting rests."""
@@ -100,47 +84,78 @@ class MeasuredControl:
         """Cut a draft to the number of nodes with the best expected tokens per second."""
         if len(draft) == 0:
             return draft
-        score = draft.score if draft.score is not None else self._guessed_scores(draft.parents)
-        order = np.sort(score)[::-1].astype(np.float64)
-        ratio = self._accepted / self._promised
-        tokens = 1.0 + np.minimum(ratio * np.concatenate([[0.0], np.cumsum(order)]), budget.depth)
-        seconds = self._cost[1 : len(order) + 2].copy()
-        seconds[1:] += self._overhead
-        best = int(np.argmax(tokens / seconds))
+        score = draft.score if draft.score is not None else _guessed_scores(draft.parents)
+        chances = (self._accepted / self._seen)[_score_bin(np.sort(score)[::-1][: self._most_nodes])]
+        tokens = 1.0 + np.minimum(np.cumsum(chances), budget.depth)
+        seconds = self._pace * self._cost[2 : len(chances) + 2] + self._beside_drafted
+        rates = np.concatenate([[1.0 / self._plain_seconds()], tokens / seconds])
+        best = int(np.argmax(rates))
+        if best == 0:
+            self._give_up_for_now()
         return cut(draft, Budget(min(best, budget.nodes), budget.depth), score)
 
-    def observe(self, verdict: Verdict, seconds: float) -> None:
-        """Compare what the step gave with what its scores promised, and drafted steps with plain ones."""
-        emitted = len(verdict.tokens)
+    def observe(self, verdict: Verdict, forward_seconds: float, other_seconds: float) -> None:
+        """Compare what the step gave with what its scores promised, and its time with what the curve says."""
         drafted = len(verdict.draft)
-        if not drafted:
-            self._plain_tokens = self._plain_tokens * self._DECAY + emitted
-            self._plain_seconds = self._plain_seconds * self._DECAY + seconds
-            self._rest = max(0, self._rest - 1)
-            return
-        score = verdict.draft.score
-        promised = float(score.sum()) if score is not None else float(len(verdict.path))
-        self._promised = self._promised * self._DECAY + promised
-        self._accepted = self._accepted * self._DECAY + len(verdict.path)
-        self._promised = max(self._promised, 1e-3)
-        self._accepted = min(max(self._accepted, 1e-3), 4 * self._promised)
-        self._overhead = 0.9 * self._overhead + 0.1 * max(0.0, seconds - self._cost[drafted + 1])
-        self._drafted_tokens = self._drafted_tokens * self._DECAY + emitted
-        self._drafted_seconds = self._drafted_seconds * self._DECAY + seconds
-        self._consider_resting()
+        if 0 < forward_seconds < np.inf and 0 <= other_seconds < np.inf:  # a clock may jump
+            self._observe_time(drafted, len(verdict.tokens), forward_seconds, other_seconds)
+        if drafted:
+            score = verdict.draft.score
+            bins = _score_bin(score if score is not None else _guessed_scores(verdict.draft.parents))
+            np.add.at(self._seen, bins, 1.0)
+            np.add.at(self._accepted, bins[list(verdict.path)], 1.0)
+            crowded = self._seen > _MOST_NODES_SEEN  # older evidence counts for less
+            self._seen[crowded] *= 0.5
+            self._accepted[crowded] *= 0.5
+            if self._tokens > _ENOUGH_TOKENS:
+                self._consider_resting()
+        elif self._rest > 0:
+            self._rest -= 1
+
+    def _observe_time(self, drafted: int, emitted: int, forward_seconds: float, other_seconds: float) -> None:
+        expected = self._cost[min(drafted + 1, len(self._cost) - 1)]
+        # a pass that stalled, or a step that compiled something, says little about the next
+        forward_seconds = min(forward_seconds, 4 * self._pace * expected)
+        other_seconds = min(other_seconds, self._cost[1])
+        self._pace += 0.05 * (forward_seconds / expected - self._pace)
+        if drafted:
+            self._beside_drafted += 0.1 * (other_seconds - self._beside_drafted)
+            self._tokens = self._tokens * _KEEP + emitted
+            self._seconds = self._seconds * _KEEP + forward_seconds + other_seconds
+        else:
+            self._beside_plain += 0.1 * (other_seconds - self._beside_plain)
+
+    def _plain_seconds(self) -> float:
+        return float(self._pace * self._cost[1] + self._beside_plain)
+
+    def _give_up_for_now(self) -> None:
+        """Rest, and let what spoke against drafting fade: without drafts it would be believed for ever."""
+        self._begin_rest()
+        self._seen = _PRIOR_NODES + _FADE * (self._seen - _PRIOR_NODES)
+        self._accepted = _PRIOR_NODES * _PRIOR_CHANCES + _FADE * (self._accepted - _PRIOR_NODES * _PRIOR_CHANCES)
+        self._beside_drafted *= _FADE
+
+    def _begin_rest(self) -> None:
+        self._rest = self._next_rest
+        self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
+        self._tokens = self._seconds = 0.0
 
     def _consider_resting(self) -> None:
-        plain = self._plain_seconds / self._plain_tokens if self._plain_tokens > 1 else float(self._cost[1])
-        if self._drafted_tokens > 8 and self._drafted_seconds / self._drafted_tokens > plain:
-            self._rest = self._next_rest
-            self._next_rest = min(2 * self._next_rest, self._LONGEST_REST)
-            self._drafted_tokens = self._drafted_seconds = 0.0
-        elif self._drafted_tokens > 16:
-            self._next_rest = 4
+        if self._seconds / self._tokens > 1.02 * self._plain_seconds():  # within noise, drafting stays
+            self._begin_rest()
+        else:
+            self._next_rest = _SHORTEST_REST
 
-    def _guessed_scores(self, parents: IntArray) -> FloatArray:
-        """Return rate ** depth for a draft whose drafter gave no scores, with the rate of a typical guess."""
-        return np.power(np.float32(0.6), depths(parents)).astype(np.float32)
+
+def _guessed_scores(parents: IntArray) -> FloatArray:
+    """Return scores for a draft whose drafter gave none: a typical guess's rate, to the power of the depth."""
+    return np.power(np.float32(0.6), depths(parents)).astype(np.float32)
+
+
+def _score_bin(score: FloatArray) -> IntArray:
+    """Return the bin of each score, int32[N]."""
+    halvings = -np.log2(np.maximum(score, np.float32(1e-6)))
+    return np.clip(np.floor(halvings), 0, _SCORE_BINS - 1).astype(np.int32)
 
 
 def cut(draft: Draft, budget: Budget, score: FloatArray | None = None) -> Draft:
@@ -154,4 +169,3 @@ def cut(draft: Draft, budget: Budget, score: FloatArray | None = None) -> Draft:
         score = -np.arange(len(draft), dtype=np.float32)
     kept = top_nodes(draft.parents, score, budget.nodes, budget.depth)
     return draft.take(kept) if len(kept) else EMPTY_DRAFT
-

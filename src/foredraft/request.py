@@ -79,7 +79,7 @@ class GenerationOptions:
         Raises:
             UsageError: with the remedy.
         """
-        if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
+        if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:  # type: ignore[redundant-expr]  # callers may be untyped
             raise UsageError(f"max_new_tokens is {self.max_new_tokens}; it must be a whole number, at least 1.")
         if self.temperature == 0 and self.do_sample:
             raise UsageError(
@@ -117,7 +117,8 @@ class GenerationOptions:
         """
         if self.top_k is not None and self.top_k > vocabulary:
             raise UsageError(
-                f"top_k is {self.top_k} and the model has {vocabulary} tokens; use at most {vocabulary}, or 0 to keep all."
+                f"top_k is {self.top_k} and the model has {vocabulary} tokens; use at most {vocabulary}, or 0 to keep "
+                "all."
             )
         asked = any(getattr(self, name) is not None for name in ("temperature", "top_k", "top_p", "min_p"))
         do_sample = self.do_sample if self.do_sample is not None else asked and self.temperature != 0

@@ -74,7 +74,9 @@ class SamplingOptions:
 
 
 @njit(cache=True, inline="always")
-def _philox_round(c0: np.uint32, c1: np.uint32, c2: np.uint32, c3: np.uint32, k0: np.uint32, k1: np.uint32):  # type: ignore[no-untyped-def]  # numba infers the tuple
+def _philox_round(
+    c0: np.uint32, c1: np.uint32, c2: np.uint32, c3: np.uint32, k0: np.uint32, k1: np.uint32
+) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
     p0 = np.uint64(0xD2511F53) * np.uint64(c0)
     p1 = np.uint64(0xCD9E8D57) * np.uint64(c2)
     hi0, lo0 = np.uint32(p0 >> np.uint64(32)), np.uint32(p0 & np.uint64(0xFFFFFFFF))
@@ -155,7 +157,7 @@ def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, mi
         largest = max(largest, value)
     if not np.isfinite(largest):
         return row[:0].copy()
-    weights = np.exp((row - np.float32(largest)) / np.float32(temperature))
+    weights: FloatArray = np.exp((row - np.float32(largest)) / np.float32(temperature))
     if 0 < top_k < len(row):
         smallest_kept = np.partition(row, len(row) - top_k)[len(row) - top_k]
         for token in range(len(row)):
@@ -299,6 +301,5 @@ def top_probabilities(logits: torch.Tensor, k: int) -> tuple[npt.NDArray[np.int3
     Returns:
         int32[R, k] and float32[R, k], by descending probability.
     """
-    values, tokens = logits.topk(min(k, logits.shape[-1]), dim=-1)
-    probabilities = (values.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
+    probabilities, tokens = logits.float().softmax(dim=-1).topk(min(k, logits.shape[-1]), dim=-1)
     return tokens.to(torch.int32).cpu().numpy(), probabilities.cpu().numpy()

@@ -1,1 +1,136 @@
-"""The `foredraft` command: one file a verb. Only parses and prints; the work is done elsewhere."""
+"""The `foredraft` command: one file a verb. Only parses and prints; the work is done elsewhere.
+
+Knows the verbs' names, and turns every exception into a sentence on standard error and an exit status: 2 for what the
+caller asked wrongly, 1 for everything else. Does not know what a verb does.
+"""
+
+import importlib
+import io
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import typer
+
+from foredraft import __version__
+from foredraft.cli.screen import say
+from foredraft.errors import ForedraftError, UsageError
+
+TRACEBACK_VARIABLE = "FOREDRAFT_TRACEBACK"
+
+VERBS: Mapping[str, str] = {
+    "generate": "foredraft.cli.generate:generate",
+    "methods": "foredraft.cli.methods:methods",
+    "info": "foredraft.cli.info:info",
+    "table": "foredraft.cli.table:app",
+    "replay": "foredraft.cli.replay:replay",
+    "prove": "foredraft.cli.prove:prove",
+    "bench": "foredraft.cli.bench:app",
+}
+"""Verb -> `module:name` of its function, or of a Typer app where it has verbs of its own; in the order of the help.
+
+The modules are imported with this one, so they import torch, transformers and what needs them inside their functions.
+"""
+
+app = typer.Typer(
+    name="foredraft",
+    no_args_is_help=True,
+    add_completion=False,
+    help="The same text from a language model in fewer forward passes: exact speculative decoding.",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"foredraft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit")
+    ] = False,
+) -> None:
+    pass
+
+
+def _register(verbs: Mapping[str, str]) -> None:
+    for verb, place in verbs.items():
+        module, _, name = place.partition(":")
+        member = getattr(importlib.import_module(module), name)
+        if isinstance(member, typer.Typer):
+            app.add_typer(member, name=verb)
+        else:
+            app.command(verb)(member)
+
+
+_register(VERBS)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status.
+
+    Args:
+        arguments: what follows the command's name; None takes the process's own.
+    """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what matters, foredraft says itself
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character does not end a text
+    try:
+        status = _run(sys.argv[1:] if arguments is None else list(arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+        return 1
+    except KeyboardInterrupt:
+        say("Interrupted.")
+        return 1
+    except Exception as error:  # noqa: BLE001  # whatever it is, the user gets a sentence and a status
+        return _explain(error)
+    return status
+
+
+def _run(arguments: list[str]) -> int:
+    command = typer.main.get_command(app)
+    try:  # not `command.main`, which has its own ideas about interrupts, pipes and boxes around messages
+        with command.make_context("foredraft", arguments) as context:
+            command.invoke(context)
+    except typer.Exit as ended:
+        return int(ended.exit_code)
+    return 0
+
+
+def _explain(error: Exception) -> int:
+    if os.environ.get(TRACEBACK_VARIABLE):
+        traceback.print_exception(error)
+    if isinstance(error, ForedraftError):
+        say(str(error))
+        return 2 if isinstance(error, UsageError) else 1
+    parsing = getattr(error, "format_message", None)  # the parser's exceptions; typer does not export their base class
+    if parsing is not None:
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help page, unless that is printed already
+            sys.stderr.write(parsing())
+        else:
+            say(f"{parsing()} See {_command_path(error)} --help.")
+        return 2
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    what = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+    say(f"Unexpected {what.rstrip('.')}. Set {TRACEBACK_VARIABLE}=1 to see where it comes from.")
+    return 1
+
+
+def _command_path(error: Exception) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context is not None else "foredraft"
+
+
+def _discard_output() -> None:
+    """Nobody reads any more: what is still buffered must not fail again at exit."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # a stream that is no file has nothing to flush at exit
+        return

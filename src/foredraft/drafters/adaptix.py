@@ -14,9 +14,10 @@ import numpy as np
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
-from foredraft.graph.tree import IntArray
+from foredraft.graph.tree import IntArray, top_nodes
 from foredraft.index.best_first import best_first
 from foredraft.index.learned import (
+    MOST_SLOTS,
     NO_TOKEN,
     LearnedArrays,
     empty_learned,
@@ -31,6 +32,10 @@ from foredraft.index.successors import Trust
 from foredraft.index.trigram import TrigramTable, empty_table, open_table
 
 NO_CAP = float("inf")
+_STRETCH = MOST_SLOTS // 8
+"""A long prompt is learned in stretches of this many tokens, each of which the table has room for."""
+_SEEDS = 1 << 62
+"""Kernels take signed integers; seeds may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,8 @@ class AdaptixOptions:
         search: "best_first" expands the most probable paths; "mcts" is the paper's search.
         learn: "tokens" learns the prompt and every emitted token once, fading; "paper" raises the tri-grams of the last
             `window` tokens by `increment` at every step, up to `max_probability`; "off" learns nothing.
-        feedback: "topk" also learns the target's own distribution at every verified node; "off" does not.
+        feedback: "topk" also learns the target's own distribution at verified nodes, "off" does not; None means "topk"
+            with `learn="tokens"`, and "off" with the paper's rule or none.
         share: keep what is learned across sequences, until `save()`; otherwise each sequence starts afresh.
         memory: path from which shared knowledge is loaded, and to which `save()` writes it.
         depth: deepest node that best-first search makes.
@@ -62,7 +68,7 @@ class AdaptixOptions:
     table: str = "default"
     search: Literal["best_first", "mcts"] = "best_first"
     learn: Literal["tokens", "paper", "off"] = "tokens"
-    feedback: Literal["topk", "off"] = "topk"
+    feedback: Literal["topk", "off"] | None = None
     share: bool = False
     memory: str | None = None
     depth: int = 12
@@ -89,7 +95,7 @@ class AdaptixOptions:
             ("learn", ("tokens", "paper", "off")),
             ("feedback", ("topk", "off")),
         ):
-            if getattr(self, name) not in choices:
+            if getattr(self, name) not in choices and (name, getattr(self, name)) != ("feedback", None):
                 raise UsageError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}.")
         for name in ("depth", "iterations", "length", "candidates", "window", "feedback_top_k"):
             if getattr(self, name) < 1:
@@ -97,10 +103,17 @@ class AdaptixOptions:
         for name in ("increment", "max_probability", "c1", "c2", "feedback_weight"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be above 0.")
+        if self.window > MOST_SLOTS // 2:
+            raise UsageError(f"window is {self.window}; it must be at most {MOST_SLOTS // 2}.")
         if not 0 < self.keep <= 1:
             raise UsageError(f"keep is {self.keep}; it must be above 0 and at most 1.")
         if self.memory is not None and not self.share:
             raise UsageError("memory keeps shared knowledge; give share=True with it.")
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether the target's own distributions are learned."""
+        return self.feedback == "topk" or (self.feedback is None and self.learn == "tokens")
 
 
 class AdaptixDrafter:
@@ -114,7 +127,7 @@ class AdaptixDrafter:
     def __init__(self, options: AdaptixOptions, table: TrigramTable, learned: LearnedArrays | None = None) -> None:
         self.options = options
         self.table = table
-        self.needs = Needs(top_k=options.feedback_top_k if options.feedback == "topk" else 0)
+        self.needs = Needs(top_k=options.feedback_top_k if options.feeds_back else 0)
         self.lock = threading.Lock()
         self.shared = learned if learned is not None else empty_learned()
 
@@ -207,14 +220,16 @@ class AdaptixDrafting:
         arrays = self._learned()
         if options.search == "mcts":
             settings = SearchSettings(options.iterations, options.c1, options.c2, options.length, options.candidates)
+            seed = (self._seed + len(ids)) % _SEEDS
             tokens, parents, scores = mcts(
-                self._drafter.table.arrays, arrays, self._trust, a, b, settings, self._vocabulary, self._seed + len(ids)
+                self._drafter.table.arrays, arrays, self._trust, a, b, settings, self._vocabulary, seed
             )
-        else:
-            depth = min(budget.depth, options.depth)
-            tokens, parents, scores = best_first(
-                self._drafter.table.arrays, arrays, self._trust, a, b, budget.nodes, depth, self._vocabulary
-            )
+            kept = top_nodes(parents, scores, budget.nodes, budget.depth)
+            return Draft(tokens, parents, scores).take(kept)
+        depth = min(budget.depth, options.depth)
+        tokens, parents, scores = best_first(
+            self._drafter.table.arrays, arrays, self._trust, a, b, budget.nodes, depth, self._vocabulary
+        )
         return Draft(tokens, parents, scores)
 
     def _read_new(self, ids: np.ndarray) -> None:
@@ -226,8 +241,10 @@ class AdaptixDrafting:
             for i in range(2, len(recent)):
                 learn(arrays, recent[i - 2], recent[i - 1], recent[i], options.increment, 1.0, options.max_probability)
         elif options.learn == "tokens":
-            arrays = self._room(2 * (len(ids) - self._read))
-            learn_text(arrays, ids, self._read, 1.0, options.keep, NO_CAP)
+            for start in range(self._read, len(ids), _STRETCH):
+                stop = min(start + _STRETCH, len(ids))
+                arrays = self._room(2 * (stop - start))
+                learn_text(arrays, ids[:stop], start, 1.0, options.keep, NO_CAP)
         self._read = len(ids)
 
     def _learned(self) -> LearnedArrays:
@@ -247,10 +264,10 @@ TRUST = Trust(learned_pair=2.0, table_pair=10.0, learned_single=1.0, table_singl
 
 
 def _contexts(verdict: Verdict, before: int, root: int) -> IntArray:
-    """Return each row's last two tokens along its own path, int32[R, 2]."""
+    """Return the last two tokens of each row of `top_rows` along its own path, int32[S, 2]."""
     draft = verdict.draft
     contexts = np.empty((len(draft) + 1, 2), np.int32)
     contexts[0] = before, root
     contexts[1:, 1] = draft.tokens
     contexts[1:, 0] = np.where(draft.parents < 0, root, draft.tokens[draft.parents])
-    return contexts
+    return contexts if verdict.top_rows is None else contexts[verdict.top_rows]

@@ -5,12 +5,14 @@ Knows ids and arrays only.
 
 import dataclasses
 from time import perf_counter_ns
-from typing import Any
 
-from foredraft.contracts import Control, Draft, Drafting, Needs, StepRecord, Target, Verdict
+import numpy as np
+import torch
+
+from foredraft.contracts import Control, Draft, Drafting, Needs, Scores, StepRecord, Target, Verdict
 from foredraft.engine.state import SequenceState
 from foredraft.graph.layout import lay_out
-from foredraft.graph.tree import is_tree
+from foredraft.graph.tree import IntArray, is_tree
 from foredraft.sampling import top_probabilities
 from foredraft.verify import verify
 
@@ -48,9 +50,10 @@ def step(
     clock.append(perf_counter_ns())
     drafting.observe(_with_needs(verdict, scores, needs))
     clock.append(perf_counter_ns())
-    control.observe(verdict, (clock[-1] - clock[0]) / 1e9)
     parts = ("draft", "layout", "forward", "verify", "commit", "observe")
     nanoseconds = {part: clock[i + 1] - clock[i] for i, part in enumerate(parts)}
+    forward = nanoseconds["forward"]
+    control.observe(verdict, forward / 1e9, (clock[-1] - clock[0] - forward) / 1e9)
     return StepRecord(verdict.tokens, len(verdict.path), len(draft), _sources(verdict, names), nanoseconds)
 
 
@@ -59,15 +62,30 @@ def _check(draft: Draft, vocabulary: int) -> None:
         return
     draft.check()
     raise ValueError(
-        f"The draft holds token {int(draft.tokens.max())} (or a negative one); the target scores ids below {vocabulary}."
+        f"The draft holds token {int(draft.tokens.max())} (or a negative one); the target scores ids below "
+        f"{vocabulary}."
     )
 
 
-def _with_needs(verdict: Verdict, scores: Any, needs: Needs) -> Verdict:
+def _with_needs(verdict: Verdict, scores: Scores, needs: Needs) -> Verdict:
     if not needs.top_k:
         return verdict
-    tokens, probabilities = top_probabilities(scores.logits, needs.top_k)
-    return dataclasses.replace(verdict, top_tokens=tokens, top_probabilities=probabilities)
+    rows = _top_rows(verdict, needs.top_rows)
+    every_row = len(rows) == len(verdict.draft) + 1
+    logits = scores.logits if every_row else scores.logits[torch.from_numpy(rows).long()]
+    tokens, probabilities = top_probabilities(logits, needs.top_k)
+    return dataclasses.replace(verdict, top_rows=rows, top_tokens=tokens, top_probabilities=probabilities)
+
+
+def _top_rows(verdict: Verdict, most: int) -> IntArray:
+    """Return the rows worth knowing more of, int32[S], ascending: where the target went, and where it might have."""
+    draft = verdict.draft
+    if len(draft) + 1 <= most:
+        return np.arange(len(draft) + 1, dtype=np.int32)
+    worth = np.arange(len(draft), 0, -1, dtype=np.float32) / len(draft) if draft.score is None else draft.score.copy()
+    worth[list(verdict.path)] = np.inf
+    best = np.argpartition(-worth, most - 1)[: most - 1]
+    return np.sort(np.concatenate([[0], best + 1])).astype(np.int32)
 
 
 def _sources(verdict: Verdict, names: tuple[str, ...]) -> tuple[str | None, ...]:

@@ -23,14 +23,18 @@ def check_tree(tokens: IntArray, parents: IntArray) -> None:
     """
     for name, array in (("tokens", tokens), ("parents", parents)):
         if array.dtype != np.int32 or array.ndim != 1:
-            raise ValueError(f"{name} must be a one-dimensional int32 array, not {array.dtype} with {array.ndim} dimensions.")
+            raise ValueError(
+                f"{name} must be a one-dimensional int32 array, not {array.dtype} with {array.ndim} dimensions."
+            )
     if len(tokens) != len(parents):
         raise ValueError(f"A tree needs one parent a token; it has {len(tokens)} tokens and {len(parents)} parents.")
     if len(parents) and (parents < ROOT).any():
         raise ValueError(f"Parent {int(parents.min())} is below -1, which marks a child of the root.")
     late = np.flatnonzero(parents >= np.arange(len(parents)))
     if len(late):
-        raise ValueError(f"Node {int(late[0])} has parent {int(parents[late[0]])}: a parent must come before its child.")
+        raise ValueError(
+            f"Node {int(late[0])} has parent {int(parents[late[0]])}: a parent must come before its child."
+        )
     edges = {(int(parent), int(token)) for parent, token in zip(parents, tokens, strict=True)}
     if len(edges) != len(tokens):
         raise ValueError("Two siblings carry the same token; merge them into one node.")

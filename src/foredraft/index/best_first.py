@@ -32,7 +32,7 @@ def _sift_up(heap: IntArray, size: int, score: FloatArray) -> None:
 @njit(cache=True)
 def _pop(heap: IntArray, size: int, score: FloatArray) -> int:
     """Remove and return the candidate with the largest score from `heap[:size]`."""
-    best = heap[0]
+    best: int = heap[0]
     heap[0] = heap[size - 1]
     size -= 1
     parent = 0
@@ -51,13 +51,13 @@ def _pop(heap: IntArray, size: int, score: FloatArray) -> int:
 @njit(cache=True)
 def _bin(score: np.float32) -> int:
     """Return the logarithmic bin of a score in (0, 1]: its exponent and three bits of its mantissa."""
-    return (np.float32(score).view(np.int32) >> 20) - _LOWEST_BIN
+    return int(np.float32(score).view(np.int32) >> 20) - _LOWEST_BIN
 
 
 @njit(cache=True)
-def _bin_start(number: int) -> np.float32:
+def _bin_start(number: int) -> float:
     """Return the least score of a bin."""
-    return np.int32((number + _LOWEST_BIN) << 20).view(np.float32)
+    return float(np.int32((number + _LOWEST_BIN) << 20).view(np.float32))
 
 
 @njit(cache=True)
@@ -70,33 +70,33 @@ def best_first(
     parent and the result is prefix-closed. Tokens at or beyond `vocabulary` are left out. Once `nodes` better
     candidates are known, a candidate is dropped at sight, and a node whose children must all be dropped is not
     expanded; `bins` counts the candidates by score, and those in bin `low` or below are known to be too many.
+
+    Contributions of a source below a quarter of that bar are left out of a candidate's score (see `successors`). So
+    where several sources are blended, a score can fall short of the exact one by at most three quarters of the bar at
+    the time, and of two candidates close to the bar the wrong one may be taken.
     """
     room = nodes * MOST_SUCCESSORS + MOST_SUCCESSORS
-    candidate_token = np.empty(room, np.int32)
-    candidate_parent = np.empty(room, np.int32)
-    candidate_score = np.empty(room, np.float32)
+    candidate_token, candidate_parent = np.empty(room, np.int32), np.empty(room, np.int32)
     heap = np.empty(room, np.int32)
+    candidate_score = np.empty(room, np.float32)
     size, made = 0, 0
     bins = np.zeros(_BINS, np.int32)
     low, above = -1, 0
-    tokens = np.empty(nodes, np.int32)
-    parents = np.empty(nodes, np.int32)
+    tokens, parents, level = np.empty(nodes, np.int32), np.empty(nodes, np.int32), np.empty(nodes, np.int32)
     scores = np.empty(nodes, np.float32)
-    level = np.empty(nodes, np.int32)
     found_tokens = np.empty(MOST_SUCCESSORS, np.int32)
     found_scores = np.empty(MOST_SUCCESSORS, np.float32)
-    count = 0
-    node, node_score, node_level = -1, np.float32(1.0), 0
+    count, node, node_score, node_level = 0, -1, np.float32(1.0), 0
     while count < nodes:
         if node_level < depth and _bin(node_score) > low:
             before = a if node < 0 else (b if parents[node] < 0 else tokens[parents[node]])
             last = b if node < 0 else tokens[node]
-            least = 0.25 * max(_FLOOR, _bin_start(low + 1)) / node_score
+            least = 0.25 * max(_FLOOR, _bin_start(low + 1)) / float(node_score)
             found = successors(table, learned, trust, before, last, least, found_tokens, found_scores)
             for i in range(found):
                 score = node_score * min(found_scores[i], np.float32(1.0))
-                if score < _FLOOR or not 0 <= found_tokens[i] < vocabulary or _bin(score) <= low:
-                    continue
+                if not score >= _FLOOR or not 0 <= found_tokens[i] < vocabulary or _bin(score) <= low:
+                    continue  # the first comparison also fails for NaN
                 candidate_token[made] = found_tokens[i]
                 candidate_parent[made] = node
                 candidate_score[made] = score

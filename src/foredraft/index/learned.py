@@ -59,19 +59,53 @@ def empty_learned(slots: int = FIRST_SLOTS) -> LearnedArrays:
 @njit(cache=True)
 def _slot(keys: I64, key: int) -> int:
     """Return the slot that holds `key`, or the free slot where it would go."""
-    mask = np.uint64(len(keys) - 1)
-    # Fibonacci hashing: the high bits of the product are well mixed
-    slot = (np.uint64(key) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(20)) & mask
-    while keys[np.int64(slot)] != _EMPTY and keys[np.int64(slot)] != key:
-        slot = (slot + np.uint64(1)) & mask
-    return np.int64(slot)
+    mask = len(keys) - 1
+    # multiplicative hashing with xxHash's primes; nothing reaches 2**63, so that interpreted code agrees
+    slot = (((key >> 32) * 0x27D4EB2F ^ (key & 0xFFFFFFFF) * 0x165667B1) >> 20) & mask
+    while keys[slot] != _EMPTY and keys[slot] != key:
+        slot = (slot + 1) & mask
+    return slot
 
 
 @njit(cache=True)
 def learned_row(keys: I64, a: int, b: int) -> int:
     """Return the slot of the context (a, b), or -1 where nothing was learned; `a` is -1 for `b` alone."""
-    slot = _slot(keys, ((a + 1) << 32) | b)
+    slot = _slot(keys, ((int(a) + 1) << 32) | int(b))
     return slot if keys[slot] != _EMPTY else -1
+
+
+@njit(cache=True)
+def _opened(arrays: LearnedArrays, a: int, b: int, keep: float) -> int:
+    """Return the slot of the context (a, b), taken if it was free, with everything in it faded by `keep`."""
+    key = ((int(a) + 1) << 32) | int(b)
+    slot = _slot(arrays.keys, key)
+    if arrays.keys[slot] == _EMPTY:
+        arrays.keys[slot] = key
+        arrays.clock[1] += 1
+    arrays.clock[0] += 1
+    arrays.met[slot] = arrays.clock[0]
+    if keep != 1.0:
+        for j in range(ROW_WIDTH):
+            arrays.weights[slot, j] *= keep
+        arrays.totals[slot] *= keep
+    return slot
+
+
+@njit(cache=True)
+def _add_weight(arrays: LearnedArrays, slot: int, token: int, weight: float, cap: float) -> None:
+    """Add `weight` to a successor in `slot`, which takes the weakest one's place if it is new there."""
+    place = 0
+    for j in range(ROW_WIDTH):
+        if arrays.weights[slot, j] > 0 and arrays.tokens[slot, j] == token:
+            place = j
+            break
+        if arrays.weights[slot, j] < arrays.weights[slot, place]:
+            place = j
+    if arrays.tokens[slot, place] != token:
+        arrays.tokens[slot, place] = token
+        arrays.weights[slot, place] = 0.0
+    arrays.weights[slot, place] = min(arrays.weights[slot, place] + weight, cap)
+    arrays.totals[slot] += weight
 
 
 @njit(cache=True)
@@ -80,25 +114,7 @@ def learn(arrays: LearnedArrays, a: int, b: int, token: int, weight: float, keep
 
     A weight never exceeds `cap`. There must be room: see `with_room`.
     """
-    key = ((a + 1) << 32) | b
-    slot = _slot(arrays.keys, key)
-    if arrays.keys[slot] == _EMPTY:
-        arrays.keys[slot] = key
-        arrays.clock[1] += 1
-    arrays.clock[0] += 1
-    arrays.met[slot] = arrays.clock[0]
-    weakest, place = np.float32(np.inf), -1
-    for j in range(ROW_WIDTH):
-        arrays.weights[slot, j] *= keep
-        if arrays.weights[slot, j] > 0 and arrays.tokens[slot, j] == token:
-            place, weakest = j, np.float32(-1.0)
-        elif arrays.weights[slot, j] < weakest:
-            place, weakest = j, arrays.weights[slot, j]
-    if weakest >= 0:  # not among the successors yet
-        arrays.tokens[slot, place] = token
-        arrays.weights[slot, place] = 0.0
-    arrays.weights[slot, place] = min(arrays.weights[slot, place] + weight, cap)
-    arrays.totals[slot] = arrays.totals[slot] * keep + weight
+    _add_weight(arrays, _opened(arrays, a, b, keep), token, weight, cap)
 
 
 @njit(cache=True)
@@ -125,10 +141,9 @@ def learn_distributions(
         keep: what earlier weights in the context are multiplied by.
     """
     for row in range(len(contexts)):
-        a, b = contexts[row, 0], contexts[row, 1]
+        slot = _opened(arrays, contexts[row, 0], contexts[row, 1], keep)
         for j in range(tokens.shape[1]):
-            fade = keep if j == 0 else 1.0
-            learn(arrays, a, b, tokens[row, j], weight * probabilities[row, j], fade, np.inf)
+            _add_weight(arrays, slot, tokens[row, j], weight * probabilities[row, j], np.inf)
 
 
 @njit(cache=True)
@@ -146,10 +161,12 @@ def _rehashed(old: LearnedArrays, new: LearnedArrays, oldest: int) -> None:
 
 
 def with_room(arrays: LearnedArrays, contexts: int, most_slots: int = MOST_SLOTS) -> LearnedArrays:
-    """Return a table with what `arrays` learned and room for `contexts` more contexts; `arrays` itself where it has room.
+    """Return a table with what `arrays` learned and room for `contexts` more; `arrays` itself where it has room.
 
-    The table doubles up to `most_slots`; then the older half of the contexts is forgotten.
+    The table doubles up to `most_slots`; then the older half of the contexts is forgotten. Callers ask for at most half
+    of `most_slots` at once.
     """
+    assert contexts <= most_slots // 2, "no table of this size could hold them"
     used, slots = int(arrays.clock[1]), len(arrays.keys)
     if 2 * (used + contexts) <= slots:
         return arrays
@@ -173,7 +190,16 @@ def check_learned(arrays: LearnedArrays) -> None:
     """
     slots = len(arrays.keys)
     used = np.flatnonzero(arrays.keys != _EMPTY)
-    if slots & (slots - 1) or 2 * len(used) > slots:
+    shapes = [((slots,), np.int64), ((slots, ROW_WIDTH), np.int32), ((slots, ROW_WIDTH), np.float32)]
+    shapes += [((slots,), np.float32), ((slots,), np.int64), ((2,), np.int64)]
+    for name, (shape, dtype) in zip(LearnedArrays._fields, shapes, strict=True):
+        array = getattr(arrays, name)
+        if array.shape != shape or array.dtype != dtype:
+            raise ValueError(f"{name} is {array.dtype}{list(array.shape)}, not {np.dtype(dtype)}{list(shape)}.")
+    for name in ("weights", "totals"):
+        if not (np.isfinite(getattr(arrays, name)).all() and (getattr(arrays, name) >= 0).all()):
+            raise ValueError(f"{name} must be finite and not negative.")
+    if slots < 1 or slots & (slots - 1) or 2 * len(used) > slots:
         raise ValueError(f"{len(used)} contexts in {slots} slots: slots must be a power of two, at most half used.")
     if len(used) != arrays.clock[1]:
         raise ValueError(f"{len(used)} slots are in use and the clock says {int(arrays.clock[1])}.")
@@ -182,5 +208,7 @@ def check_learned(arrays: LearnedArrays) -> None:
         if learned_row(arrays.keys, (key >> 32) - 1, key & 0xFFFFFFFF) != slot:
             raise ValueError(f"The context in slot {slot} cannot be found from its key.")
         present = arrays.tokens[slot][arrays.weights[slot] > 0]
+        if len(present) and present.min() < 0:
+            raise ValueError(f"Slot {slot} holds the successor {int(present.min())}; tokens are not negative.")
         if len(np.unique(present)) != len(present):
             raise ValueError(f"A successor stands twice in slot {slot}.")

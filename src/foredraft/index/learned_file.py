@@ -4,7 +4,7 @@ Knows the container and the arrays; does not know who learned them.
 """
 
 from foredraft.errors import StoreError
-from foredraft.index.learned import LearnedArrays, check_learned
+from foredraft.index.learned import ROW_WIDTH, LearnedArrays, check_learned
 from foredraft.index.storage import StoreWriter, open_store
 
 KIND = "learned-counts"
@@ -33,9 +33,8 @@ def load_learned(path: str, tokenizer_hash: str) -> LearnedArrays:
     try:
         slots = len(store.arrays["keys"])
         arrays = LearnedArrays(*(store.arrays[name].copy() for name in LearnedArrays._fields))
-        arrays = arrays._replace(
-            tokens=arrays.tokens.reshape(slots, -1), weights=arrays.weights.reshape(slots, -1)
-        )
+        shape = (slots, ROW_WIDTH)
+        arrays = arrays._replace(tokens=arrays.tokens.reshape(shape), weights=arrays.weights.reshape(shape))
         check_learned(arrays)
     except (KeyError, ValueError) as error:
         raise StoreError(f"{path} is damaged ({error}). Delete it to start afresh.") from error

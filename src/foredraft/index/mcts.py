@@ -42,7 +42,12 @@ def _uniform(state: npt.NDArray[np.uint64]) -> float:
     x ^= x << np.uint64(25)
     x ^= x >> np.uint64(27)
     state[0] = x
-    return np.float64((x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(11)) / 9007199254740992.0
+    # the upper half of x * 0x2545F4914F6CDD1D, from products of halves that do not overflow
+    low32, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    upper, lower = np.uint64(0x2545F491), np.uint64(0x4F6CDD1D)
+    carried = ((x & low32) * lower) >> half
+    product = (carried + (((x >> half) * lower) & low32) + (((x & low32) * upper) & low32)) & low32
+    return np.float64(product) / 4294967296.0
 
 
 @njit(cache=True)
@@ -72,9 +77,9 @@ def _best_child(
 
 
 @njit(cache=True)
-def _sorted_successors(  # type: ignore[no-untyped-def]  # numba infers the integer
+def _sorted_successors(
     table: TableArrays, learned: LearnedArrays, trust: Trust, a: int, b: int, tokens: IntArray, scores: FloatArray
-):
+) -> int:
     """Collect the successors of (a, b), the most probable first (insertion sort: there are few)."""
     found = successors(table, learned, trust, a, b, 0.0, tokens, scores)
     for i in range(1, found):
@@ -87,15 +92,15 @@ def _sorted_successors(  # type: ignore[no-untyped-def]  # numba infers the inte
 
 
 @njit(cache=True)
-def _rollout(  # noqa: PLR0913  # a kernel takes its arrays one by one
+def _rollout(
     table: TableArrays, learned: LearnedArrays, trust: Trust, a: int, b: int, steps: int,
     state: npt.NDArray[np.uint64], tokens: IntArray, scores: FloatArray,
 ) -> float:  # fmt: skip
     """Draw a continuation of (a, b) by the successors' scores; return the sum of the scores drawn."""
-    reward = 0.0
+    reward = np.float64(0.0)
     for _ in range(steps):
         found = successors(table, learned, trust, a, b, 0.0, tokens, scores)
-        total = 0.0
+        total = np.float64(0.0)
         for i in range(found):
             total += scores[i]
         if total <= 0:
@@ -113,11 +118,11 @@ def _rollout(  # noqa: PLR0913  # a kernel takes its arrays one by one
 
 
 @njit(cache=True)
-def mcts(  # noqa: PLR0913  # a kernel takes its arrays one by one
+def mcts(
     table: TableArrays, learned: LearnedArrays, trust: Trust, a: int, b: int, settings: SearchSettings,
     vocabulary: int, seed: int,
 ) -> tuple[IntArray, IntArray, FloatArray]:  # fmt: skip
-    """Return the tree of the most visited continuations after (a, b): tokens int32[N], parents int32[N], scores float32[N].
+    """Return the tree of the most visited continuations after (a, b), as tokens, parents (int32[N]), scores float32[N].
 
     Scores are path probabilities, for budgets to cut by. Every continuation of a kept path's full length ends in its
     most probable successor, as in the paper's code.
@@ -138,7 +143,7 @@ def mcts(  # noqa: PLR0913  # a kernel takes its arrays one by one
     made = 1
     deepest = settings.length - 1
     for _ in range(settings.iterations):
-        node, reward = 0, 1.0
+        node, reward = 0, np.float64(1.0)
         while width[node] > 0 and level[node] < deepest:
             node = _best_child(node, first, width, visits, value, prior, settings.c1, settings.c2)
             reward += prior[node]
@@ -165,23 +170,23 @@ def mcts(  # noqa: PLR0913  # a kernel takes its arrays one by one
             value[node] += np.float32(reward)
             node = parent[node]
     return _kept_paths(
-        table, learned, trust, a, token[:made], parent[:made], visits[:made], prior[:made], settings, vocabulary
+        table, learned, trust, token[:made], parent[:made], visits[:made], prior[:made], settings, vocabulary
     )
 
 
 @njit(cache=True)
-def _kept_paths(  # noqa: PLR0913  # a kernel takes its arrays one by one
-    table: TableArrays, learned: LearnedArrays, trust: Trust, a: int, token: IntArray, parent: IntArray,
+def _kept_paths(
+    table: TableArrays, learned: LearnedArrays, trust: Trust, token: IntArray, parent: IntArray,
     visits: IntArray, prior: FloatArray, settings: SearchSettings, vocabulary: int,
 ) -> tuple[IntArray, IntArray, FloatArray]:  # fmt: skip
     """Return the paths to the most visited nodes, each with its most probable successor, as one tree."""
-    order = np.argsort(-visits)[: settings.candidates]
+    order = np.argsort(-visits, kind="mergesort")[: settings.candidates]
     kept = np.zeros(len(token), np.bool_)
-    for node in order:
-        if visits[node] > 0:
-            while node > 0 and not kept[node]:
-                kept[node] = True
-                node = parent[node]
+    for chosen in order:
+        node = chosen if visits[chosen] > 0 else 0
+        while node > 0 and not kept[node]:
+            kept[node] = True
+            node = parent[node]
     room = 2 * int(kept.sum()) + 1
     tokens = np.empty(room, np.int32)
     parents = np.empty(room, np.int32)

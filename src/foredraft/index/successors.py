@@ -1,4 +1,4 @@
-"""What may follow a pair of tokens, and how probably: the static table and what was learned, blended or the paper's way.
+"""What may follow a pair of tokens, and how probably: static table and learned counts, blended or the paper's way.
 
 Knows the two sources and how far to trust each. Does not know the search that asks.
 """
@@ -46,7 +46,7 @@ def _add(tokens: IntArray, scores: FloatArray, count: int, token: int, score: fl
         if tokens[i] == token:
             scores[i] += score
             return count
-    if count < len(tokens):
+    if count < len(tokens) and token < 0x80000000:  # only a damaged table holds more than int32 does
         tokens[count] = token
         scores[count] = score
         count += 1
@@ -77,7 +77,7 @@ def successors(
     if trust.paper:
         return _paper_successors(table, learned, trust, row, slot, tokens, scores)
     if slot >= 0 and learned.totals[slot] > 0:
-        total = learned.totals[slot]
+        total = np.float64(learned.totals[slot])
         share = total / (total + trust.learned_pair)
         for j in range(ROW_WIDTH):
             if learned.weights[slot, j] > 0:
@@ -95,16 +95,16 @@ def successors(
         return count
     slot = learned_row(learned.keys, NO_TOKEN, b)
     if slot >= 0 and learned.totals[slot] > 0:
-        total = learned.totals[slot]
+        total = np.float64(learned.totals[slot])
         share = total / (total + trust.learned_single)
         for j in range(ROW_WIDTH):
             if learned.weights[slot, j] > 0:
                 weight = left * share * learned.weights[slot, j] / total
                 count = _add(tokens, scores, count, learned.tokens[slot, j], weight)
         left *= 1.0 - share
-    if left >= least and b + 1 < len(table.unigram_offsets):
+    if left >= least and 0 <= b < len(table.unigram_offsets) - 1:
         share = table.unigram_totals[b] / (table.unigram_totals[b] + trust.table_single)
-        start = table.unigram_offsets[b]
+        start = np.int64(table.unigram_offsets[b])
         for entry in range(start, min(table.unigram_offsets[b + 1], start + _BACKED_OFF, len(table.unigram_tokens))):
             score = left * share * table.unigram_probabilities[entry] / FULL_PROBABILITY
             if score < least:

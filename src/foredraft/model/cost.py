@@ -4,6 +4,7 @@ Knows the target and the clock. Does not know what the budget rule makes of the 
 """
 
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -13,14 +14,17 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from foredraft.control import CostCurve
+from foredraft.contracts import CostCurve
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import chain_parents
 from foredraft.model.target import TorchTarget
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _CONTEXT = 128
+_FEW_ROWS = (1, 16, 64)
 _SECONDS = 1.5
+_MOST_ROUNDS = 12
+_MOST_TRIES = 3
 _FORMAT = 1
 
 
@@ -43,34 +47,30 @@ def measured_cost(target: TorchTarget, folder: Path | None) -> CostCurve:
 
 
 def measure_cost(target: TorchTarget, rows: tuple[int, ...] = ROWS, seconds: float = _SECONDS) -> CostCurve:
-    """Time forward passes of `rows` rows behind a short context, the least of a few each, for about `seconds` in all.
+    """Time forward passes of `rows` rows behind a short context, for about `seconds` in all.
 
-    Row counts are interleaved, so that a slow moment of the machine does not fall on one of them; on a slow model the
-    larger counts are left out and extrapolated.
+    Row counts are interleaved, so that a slow moment of the machine does not fall on one of them, and the least time of
+    each counts: what other processes add to a pass is not a cost of its rows. A curve that still falls somewhere shows
+    such a moment, and is measured on. On a slow model only a few row counts are timed.
     """
     window = target.window or 4096
     context = min(_CONTEXT, max(1, window - max(rows) - 1))
     rows = tuple(count for count in rows if context + count <= window) or (1,)
     cache = target.new_cache()
     target.prefill(np.arange(context, dtype=np.int64) % target.vocabulary, cache)
-    times: dict[int, list[float]] = {}
-    start = perf_counter()
-    for repeat in range(12):
-        for count in rows:
-            late = perf_counter() - start > seconds
-            if late and (repeat > 1 or count not in times) and len(times) >= min(2, len(rows)):
-                continue
-            elapsed = _timed_pass(target, cache, count, context)
-            if repeat > 0 or late:  # the first round warms up
-                times.setdefault(count, []).append(elapsed)
-            elif count not in times:
-                times[count] = []
-        if perf_counter() - start > seconds and all(times.values()):
+    if _timed_pass(target, cache, 1, context) > seconds / 10:
+        rows = tuple(count for count in rows if count in _FEW_ROWS) or rows[:1]
+    least = dict.fromkeys(rows, float("inf"))
+    for _ in range(_MOST_TRIES):
+        start = perf_counter()
+        for _ in range(_MOST_ROUNDS):
+            for count in rows:
+                least[count] = min(least[count], _timed_pass(target, cache, count, context))
+            if perf_counter() - start > seconds:
+                break
+        if all(least[few] < 1.1 * least[more] for few, more in itertools.pairwise(rows)):
             break
-    # the least: what other processes add to a pass is not a cost of its rows
-    measured = {count: min(values) for count, values in times.items() if values}
-    ordered = sorted(measured)
-    return CostCurve(tuple(ordered), tuple(measured[count] for count in ordered))
+    return CostCurve(rows, tuple(least[count] for count in rows))
 
 
 def _timed_pass(target: TorchTarget, cache: object, rows: int, context: int) -> float:

@@ -57,9 +57,11 @@ class TreeLayer(CacheLayerMixin):
     """
 
     is_compileable = False
+    keys: torch.Tensor
+    values: torch.Tensor
 
     def __init__(self, span: Span) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it without annotations
         self.span = span
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -128,7 +130,8 @@ class TreeCache(Cache):
 
     def __init__(self, windows: Sequence[int | None]) -> None:
         self.spans = {window: Span(window) for window in dict.fromkeys(windows)}
-        super().__init__(layers=[TreeLayer(self.spans[window]) for window in windows])
+        self._tree_layers = [TreeLayer(self.spans[window]) for window in windows]
+        super().__init__(layers=list(self._tree_layers))
         self._length = 0
         self._rows = 0
 
@@ -166,7 +169,7 @@ class TreeCache(Cache):
         contiguous = rows == list(range(len(rows)))
         index = None if contiguous else torch.tensor(rows)
         if index is not None:
-            for layer in self.layers:
+            for layer in self._tree_layers:
                 layer.gather(layer.span.stored, index)
         for span in self.spans.values():
             span.stored += len(rows)
@@ -175,7 +178,7 @@ class TreeCache(Cache):
 
     def _resize(self, span: Span, drop: int, capacity: int) -> None:
         keep = span.stored - drop
-        for layer in self.layers:
+        for layer in self._tree_layers:
             if layer.span is span:
                 layer.resize(drop, keep, capacity)
         span.base += drop

@@ -27,10 +27,45 @@ def load_tokenizer(model: str) -> Any:
     """
     from transformers import AutoTokenizer  # slow to import; help pages do without it
 
+    location = _location(model)
     try:
-        return AutoTokenizer.from_pretrained(_location(model))
+        return AutoTokenizer.from_pretrained(location)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(_not_loaded("tokenizer", model, error)) from error
+
+
+def load_config(model: str) -> Any:
+    """Read a causal language model's configuration, without its weights.
+
+    Args:
+        model: `demo`, `demo-draft`, a hub id, or a folder.
+
+    Raises:
+        UsageError: nothing of that name.
+        UnsupportedModelError: transformers has no causal language model class for it.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    location = _location(model)
+    try:
+        config = AutoConfig.from_pretrained(location)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(_not_loaded("model", model, error)) from error
+    known = AutoModelForCausalLM._model_mapping  # noqa: SLF001  # the only place that says so without building the model
+    if type(config) not in known:
+        raise UnsupportedModelError(
+            f"{model} is a {config.model_type} model, which transformers has no causal language model for; foredraft "
+            "supports decoder-only language models."
+        )
+    return config
+
+
+def build_without_weights(config: Any) -> Any:
+    """Build the model of a configuration without memory for its weights, for what its shapes tell."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
 
 
 def load_model(model: str, dtype: str | torch.dtype = "auto", device: str | None = None) -> Any:
@@ -45,21 +80,13 @@ def load_model(model: str, dtype: str | torch.dtype = "auto", device: str | None
         UsageError: nothing of that name, an unknown dtype, or a device that is not there.
         UnsupportedModelError: transformers has no causal language model class for it.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     location = _location(model)
     chosen_dtype = _dtype(dtype)
     chosen_device = _device(device)
-    try:
-        config = AutoConfig.from_pretrained(location)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(_not_loaded("model", model, error)) from error
-    if type(config) not in AutoModelForCausalLM._model_mapping:
-        raise UnsupportedModelError(
-            f"{model} is a {config.model_type} model, which transformers has no causal language model for; foredraft "
-            "supports decoder-only language models."
-        )
+    load_config(model)  # refuses before anything large is read
     logging.disable_progress_bar()
     try:
         options = {"device_map": "auto"} if chosen_device == "auto" else {}
@@ -69,7 +96,7 @@ def load_model(model: str, dtype: str | torch.dtype = "auto", device: str | None
     finally:
         logging.enable_progress_bar()
     if chosen_device != "auto":
-        loaded = loaded.to(chosen_device)
+        loaded = loaded.to(chosen_device)  # type: ignore[arg-type]  # transformers wraps the method and drops its self
     return loaded.eval()
 
 
@@ -110,6 +137,6 @@ def _device(device: str | None) -> str:
 def _not_loaded(what: str, model: str, error: Exception) -> str:
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return (
-        f"No {what} could be loaded from {model!r}: {first_line} Give a folder, a hub id that is reachable from here, or "
-        f"one of: {', '.join(EMBEDDED)}."
+        f"No {what} could be loaded from {model!r}: {first_line} Give a folder, a hub id that is reachable from here, "
+        f"or one of: {', '.join(EMBEDDED)}."
     )

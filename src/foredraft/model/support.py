@@ -9,9 +9,9 @@ from typing import Any
 from foredraft.errors import UnsupportedModelError
 
 TESTED_FAMILIES = frozenset(
-    "llama qwen2 qwen3 mistral gemma gemma2 gemma3_text gpt2 gpt_neox gptj opt phi phi3 falcon olmo2 stablelm granite "
-    "mixtral gpt_oss smollm3 cohere2".split()
-)
+    ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "gptj", "opt", "phi",
+     "phi3", "falcon", "olmo2", "stablelm", "granite", "mixtral", "gpt_oss", "smollm3", "cohere2")
+)  # fmt: skip
 """Families whose tree rows are compared with plain decoding in the project's tests."""
 
 _ALIBI_FAMILIES = frozenset({"bloom", "mpt"})
@@ -53,7 +53,8 @@ def inspect(config: Any) -> Support:
     for number, kind in enumerate(layers):
         if kind not in _KNOWN_LAYERS:
             reason = (
-                "cannot be masked as a tree" if kind.endswith("_attention") and kind != "linear_attention"
+                "cannot be masked as a tree"
+                if kind.endswith("_attention") and kind != "linear_attention"
                 else "keeps a state that cannot step back after a rejected draft"
             )
             raise UnsupportedModelError(
@@ -76,8 +77,8 @@ def _refuse_other_kinds(config: Any, family: str) -> None:
         raise UnsupportedModelError(f"{family} is an encoder-decoder model; foredraft supports decoder-only models.")
     if family in _STATEFUL_FAMILIES or any(getattr(config, mark, None) is not None for mark in _STATEFUL_MARKS):
         raise UnsupportedModelError(
-            f"{family} keeps a recurrent state in its layers (from layer 0 on), which cannot step back after a rejected "
-            "draft; foredraft supports attention layers only."
+            f"{family} keeps a recurrent state in its layers (from layer 0 on), which cannot step back after a "
+            "rejected draft; foredraft supports attention layers only."
         )
     attention = getattr(config, "attn_config", None)
     if family in _ALIBI_FAMILIES or getattr(config, "alibi", False) or getattr(attention, "alibi", False):

@@ -83,17 +83,18 @@ class TorchTarget:
             **options,
         )
 
-    def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor]:
+    def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:
+        if layout.rows == 1 and all(window is None for window in cache.spans):
+            return None  # one row sees everything; without a mask, attention need not repeat grouped keys and values
         by_window = {window: self._mask(layout, span) for window, span in cache.spans.items()}
         if not self._several_types:
             return next(iter(by_window.values()))
         return {
-            kind: by_window[window]
-            for kind, window in zip(self.support.layer_types, self.support.windows, strict=True)
+            kind: by_window[window] for kind, window in zip(self.support.layer_types, self.support.windows, strict=True)
         }
 
     def _mask(self, layout: Layout, span: Span) -> torch.Tensor:
-        """Return the additive mask [1, 1, R, stored + R]: 0 where a row may attend, the dtype's least value elsewhere."""
+        """Return the additive mask [1, 1, R, stored + R]: 0 where a row may attend, else the dtype's least value."""
         rows = layout.rows
         blocked = np.zeros((rows, span.stored + rows), np.bool_)
         if layout.ancestors is not None:
@@ -126,8 +127,9 @@ class TorchTarget:
         error = float((forked - chained).norm() / chained.norm().clamp_min(1e-30))
         if not error < _PROBE_TOLERANCE.get(self.dtype, 5e-2):
             raise UnsupportedModelError(
-                f"This {self.support.family} model scores a token differently inside a tree (relative error {error:.1e}), "
-                "so drafts cannot be verified exactly; foredraft supports models with rotary or learned positions."
+                f"This {self.support.family} model scores a token differently inside a tree (relative error "
+                f"{error:.1e}), so drafts cannot be verified exactly; foredraft supports models with rotary or learned "
+                "positions."
             )
 
 
@@ -135,5 +137,6 @@ def _compute_dtype(model: Any) -> torch.dtype:
     """Return the dtype of the model's activations: that of its first normal floating-point weight."""
     for parameter in model.parameters():
         if parameter.dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-            return parameter.dtype
+            dtype: torch.dtype = parameter.dtype
+            return dtype
     return torch.get_default_dtype()

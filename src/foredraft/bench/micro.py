@@ -1,0 +1,78 @@
+"""What the parts of a step cost here: verification by rows, drafting by method and budget, everything but the forward.
+
+Knows the clock and the generator's surface.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foredraft.api import Generator
+from foredraft.bench.replay import replay
+from foredraft.bench.runner import Method
+from foredraft.contracts import TokenIds
+
+PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Median microseconds of a step by part.
+
+    Attributes:
+        method: the label.
+        nodes: drafted a step, at most.
+        parts: microseconds of draft, layout, forward, verify, commit, observe.
+        beside_forward: median of everything that is not the forward.
+    """
+
+    method: str
+    nodes: int
+    parts: tuple[float, ...]
+    beside_forward: float
+
+
+def step_cost(generator: Generator, method: Method, prompt: str, tokens: int = 128, repeats: int = 3) -> StepCost:
+    """Time the parts of a method's steps, over `repeats` texts after one that warms up."""
+    generator.use(method.name, method.options, method.nodes)
+    rows: list[list[int]] = []
+    for repeat in range(repeats + 1):
+        result = generator.generate(prompt, max_new_tokens=tokens, eos_token_id=[], temperature=0.7, seed=repeat)
+        if repeat:
+            rows += [[record.nanoseconds[part] for part in PARTS] for record in result.steps]
+    times = np.array(rows, np.float64) / 1e3
+    forward = PARTS.index("forward")
+    return StepCost(
+        method.label,
+        method.nodes or 0,
+        tuple(np.median(times, axis=0).tolist()),
+        float(np.median(times.sum(axis=1) - times[:, forward])),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCost:
+    """Microseconds of one `propose`, learning of the last tokens included.
+
+    Attributes:
+        method: the label.
+        nodes: the budget.
+        median: over all steps of the replayed texts.
+        p99: likewise.
+    """
+
+    method: str
+    nodes: int
+    median: float
+    p99: float
+
+
+def draft_cost(
+    generator: Generator, method: Method, texts: Sequence[tuple[TokenIds, TokenIds]], nodes: int
+) -> DraftCost:
+    """Time a drafter's `propose` over replayed texts, after one that warms up."""
+    generator.use(method.name, method.options, nodes)
+    replay(generator.drafter, texts[:1], nodes, generator.target.vocabulary)
+    result = replay(generator.drafter, texts, nodes, generator.target.vocabulary).as_dict()
+    return DraftCost(method.label, nodes, result["propose_median_us"], result["propose_p99_us"])

@@ -1,0 +1,141 @@
+"""Is the text the same? Every method against plain decoding, token for token, with an account of each difference.
+
+Knows the generator's surface. A pass over several rows rounds otherwise than a pass over one, so in 16-bit numbers the
+two best tokens can change places where they are nearly tied; a difference is called a near-tie only then.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from foredraft.api import Generator
+from foredraft.bench.runner import Method
+from foredraft.bench.tasks import TaskPrompt
+from foredraft.contracts import TokenIds
+from foredraft.graph.layout import lay_out_text
+from foredraft.request import GenerationOptions
+from foredraft.sampling import gumbel_noise
+
+NEAR_TIE_STEPS = 8.0
+"""A gap within this many units in the last place of the larger logit is within rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a method's text first leaves plain decoding's.
+
+    Attributes:
+        task: the prompt's task.
+        number: its place in it.
+        method: the method's label.
+        position: index of the first id that differs among the emitted ones.
+        gap: between the two best perturbed logits there (temperature and noise included).
+        tolerance: a gap below this is within rounding of the dtype.
+    """
+
+    task: str
+    number: int
+    method: str
+    position: int
+    gap: float
+    tolerance: float
+
+    @property
+    def near_tie(self) -> bool:
+        """Whether rounding explains the difference."""
+        return self.gap <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a method's texts were worth.
+
+    Attributes:
+        method: its label.
+        texts: compared.
+        identical: equal token for token.
+        tokens: compared, of plain decoding.
+        differences: the others'.
+    """
+
+    method: str
+    texts: int
+    identical: int
+    tokens: int
+    differences: tuple[Difference, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every difference is a near-tie, which float32 and float64 do not excuse."""
+        return all(difference.near_tie for difference in self.differences)
+
+
+def prove(
+    generator: Generator,
+    methods: Sequence[Method],
+    prompts: Sequence[TaskPrompt],
+    settings: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    done: Callable[[], None] = lambda: None,
+) -> list[Proof]:
+    """Compare every method with plain decoding on every prompt, with one seed a prompt.
+
+    Args:
+        generator: loaded; its method is changed as the comparison goes.
+        methods: to prove.
+        prompts: to write about.
+        settings: generation arguments without `seed`.
+        seed: of the first prompt.
+        done: called after each text.
+    """
+    arguments = [{**settings, "seed": seed + prompt.number} for prompt in prompts]
+    plain = []
+    generator.use("none")
+    for prompt, given in zip(prompts, arguments, strict=True):
+        plain.append(generator.generate(prompt.prompt, **given).token_ids)
+        done()
+    proofs = []
+    for method in methods:
+        generator.use(method.name, method.options, method.nodes)
+        differences = []
+        for prompt, given, expected in zip(prompts, arguments, plain, strict=True):
+            actual = generator.generate(prompt.prompt, **given).token_ids
+            if actual != expected:
+                differences.append(_difference(generator, method.label, prompt, given, actual, expected))
+            done()
+        tokens = sum(len(ids) for ids in plain)
+        proofs.append(Proof(method.label, len(prompts), len(prompts) - len(differences), tokens, tuple(differences)))
+    return proofs
+
+
+def _difference(
+    generator: Generator, label: str, prompt: TaskPrompt, given: Mapping[str, Any],
+    actual: tuple[int, ...], expected: tuple[int, ...],
+) -> Difference:  # fmt: skip
+    shorter = min(len(actual), len(expected))
+    position = next((i for i in range(shorter) if actual[i] != expected[i]), shorter)
+    prefix = np.concatenate([generator.encode(prompt.prompt), np.array(expected[:position], np.int64)])
+    gap, tolerance = top_two_gap(generator, prefix, given)
+    return Difference(prompt.task, prompt.number, label, position, gap, tolerance)
+
+
+def top_two_gap(generator: Generator, prefix: TokenIds, given: Mapping[str, Any]) -> tuple[float, float]:
+    """Return how far apart the two best tokens after `prefix`, int64[n], are, and what is within rounding there.
+
+    Under sampling, tokens are compared as they are chosen: logit / temperature + position noise.
+    """
+    cache = generator.target.new_cache()
+    generator.target.prefill(prefix[:-1], cache)
+    logits = generator.target.forward(lay_out_text(prefix[-1:], len(prefix) - 1), cache).logits[0]
+    sampling = GenerationOptions.parse(given).sampling(generator.target.vocabulary)
+    scores = logits.double().cpu().numpy()
+    if sampling.do_sample:
+        scores = scores / sampling.temperature
+        scores = scores + gumbel_noise(sampling.seed, len(prefix), np.arange(len(scores)))
+    best = np.sort(scores)[-2:]
+    largest = float(logits.abs().max()) / (sampling.temperature if sampling.do_sample else 1.0)
+    return float(best[1] - best[0]), NEAR_TIE_STEPS * torch.finfo(logits.dtype).eps * largest

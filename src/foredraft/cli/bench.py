@@ -1,0 +1,147 @@
+"""`foredraft bench`: paired speed-ups, and what the parts of a step cost.
+
+Parses and prints; the measuring is in `foredraft.bench`.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from foredraft.cli.screen import working
+
+if TYPE_CHECKING:
+    from foredraft.bench.runner import Summary
+
+app = typer.Typer(no_args_is_help=True, help="Measure speed-ups and the parts of a step.")
+
+MethodOption = Annotated[list[str] | None, typer.Option(help='NAME or NAME:{"option": value}; repeatable')]
+ModelOption = Annotated[str, typer.Option(help="Embedded model, hub id or folder")]
+DtypeOption = Annotated[str, typer.Option(help="auto takes the checkpoint's")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON")]
+
+
+@app.command()
+def run(
+    data: Annotated[Path, typer.Option(help="Folder of the tasks' files")],
+    model: ModelOption = "demo",
+    task: Annotated[list[str] | None, typer.Option(help="Repeatable [default: humaneval, gsm8k, mt_bench]")] = None,
+    method: MethodOption = None,
+    prompts: Annotated[int, typer.Option(help="Prompts a task")] = 30,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens a text")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    dtype: DtypeOption = "auto",
+    seed: Annotated[int, typer.Option(help="Of sampling and of the order of runs")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Also write every cell, as JSON, to this file")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Speed-up over plain decoding, paired in one process; `--method transformers` adds its own generate."""
+    from foredraft.api import load
+    from foredraft.bench.runner import parse_method, run_paired, summarize_cells
+    from foredraft.bench.tasks import load_task
+
+    tasks = task or ["humaneval", "gsm8k", "mt_bench"]
+    methods = [parse_method(text) for text in (method or ["prompt_lookup", "adaptix", "transformers"])]
+    chosen = [prompt for name in tasks for prompt in load_task(name, data, prompts)]
+    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens}
+    if temperature:
+        settings["temperature"] = temperature
+    with working("measuring") as tell:
+        generator = load(model, method="none", dtype=dtype, progress=tell)
+        count = 0
+
+        def done() -> None:
+            nonlocal count
+            count += 1
+            tell(count / len(chosen), "measuring")
+
+        cells = run_paired(generator, methods, chosen, settings, seed=seed, done=done)
+    if out is not None:
+        _write(out, [asdict(cell) for cell in cells])
+    summaries = summarize_cells(cells)
+    if as_json:
+        print(json.dumps([summary.as_dict() for summary in summaries], indent=1))  # the command's output
+    else:
+        _show(summaries)
+
+
+def _write(path: Path, cells: list[dict[str, Any]]) -> None:
+    beside = path.with_name(path.name + ".tmp")
+    beside.write_text(json.dumps(cells, indent=0) + "\n")
+    beside.replace(path)
+
+
+def _show(summaries: "list[Summary]") -> None:
+    table = Table(
+        "task", "method", "identical", "tokens / step", "nodes / step", "ms / token", "speed-up [95%]",
+        "without loops [95%]", "repeated 8-grams",
+    )  # fmt: skip
+    for each in summaries:
+        table.add_row(
+            each.task, each.method, f"{each.identical}/{each.prompts}", f"{each.tokens_per_target_step:.2f}",
+            f"{each.nodes_per_step:.1f}", f"{each.milliseconds_per_token:.2f}", str(each.speed_up),
+            f"{each.honest_speed_up} ({each.honest_prompts})" if each.honest_prompts else "- (0)",
+            f"{each.repeated:.2f}",
+        )  # fmt: skip
+    console = Console()
+    console.print(table)
+    console.print(
+        "without loops: prompts whose plain output repeats at most a fifth of its 8-grams (their number); "
+        "ms / token is decode time, and for transformers all of it",
+        highlight=False,
+    )
+
+
+@app.command()
+def micro(
+    model: ModelOption = "demo",
+    method: MethodOption = None,
+    nodes: Annotated[list[int] | None, typer.Option(help="Node budgets; repeatable [default: 16 and 64]")] = None,
+    records: Annotated[Path | None, typer.Option(help="Recorded texts to draft on, as for replay")] = None,
+    dtype: DtypeOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """What verification, drafting, and the rest of a step cost on this machine."""
+    from foredraft.api import load
+    from foredraft.bench.micro import PARTS, draft_cost, step_cost
+    from foredraft.bench.replay import encode_records, read_records
+    from foredraft.bench.runner import Method, parse_method
+
+    budgets = nodes or [16, 64]
+    chosen = [parse_method(text) for text in (method or ["prompt_lookup", "adaptix"])]
+    with working("measuring") as tell:
+        generator = load(model, method="none", dtype=dtype, progress=tell)
+        curve = generator.cost
+        variants = [Method(each.label, each.name, each.options, count) for each in chosen for count in budgets]
+        steps = [step_cost(generator, each, _PROMPT) for each in [Method("none", "none"), *variants]]
+        texts = encode_records(read_records(records)[:40], generator.tokenizer) if records else []
+        drafts = [draft_cost(generator, each, texts, each.nodes or 0) for each in variants] if texts else []
+    if as_json:
+        parts = [{**asdict(step), "parts": dict(zip(PARTS, step.parts, strict=True))} for step in steps]
+        print(
+            json.dumps({"verification": asdict(curve), "steps": parts, "drafts": [asdict(d) for d in drafts]})
+        )  # the command's output
+        return
+    console = Console()
+    verification = Table("rows", "ms", "x one row", title="verification")
+    for rows, seconds in zip(curve.rows, curve.seconds, strict=True):
+        verification.add_row(str(rows), f"{1e3 * seconds:.2f}", f"{seconds / curve.seconds[0]:.2f}")
+    console.print(verification)
+    table = Table("method", "nodes", *PARTS, "beside forward", title="a step, median microseconds")
+    for step in steps:
+        table.add_row(
+            step.method, str(step.nodes), *(f"{part:.0f}" for part in step.parts), f"{step.beside_forward:.0f}"
+        )
+    console.print(table)
+    if drafts:
+        table = Table("method", "nodes", "median us", "p99 us", title="drafting on recorded texts")
+        for draft in drafts:
+            table.add_row(draft.method, str(draft.nodes), f"{draft.median:.0f}", f"{draft.p99:.0f}")
+        console.print(table)
+
+
+_PROMPT = "Write a short story about a lighthouse keeper who finds a letter in a bottle, and what she does next."

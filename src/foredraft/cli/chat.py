@@ -1,0 +1,120 @@
+"""`foredraft generate --chat`: a conversation, a line each.
+
+Keeps the turns, and drops the oldest when the model's window is full. Does not know how answers are made.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from foredraft.cli.generate import summary
+from foredraft.cli.screen import Ink, say
+from foredraft.errors import UsageError
+
+if TYPE_CHECKING:
+    from foredraft.api import Generator
+    from foredraft.cli.generate import Job
+
+_RESET = "/reset"
+_LEAST_ROOM = 4  # a quarter of the window, at most, is kept free for the answer
+
+
+def converse(generator: "Generator", job: "Job", first: str | None = None) -> None:
+    """Answer each line from standard input until it ends or a line is empty; `/reset` forgets the conversation.
+
+    Args:
+        generator: writes the answers.
+        job: how, and the system message.
+        first: a message to answer before any line is read.
+
+    Raises:
+        UsageError: a tokenizer without a chat template, or a standard input that holds no line.
+    """
+    if not getattr(generator.tokenizer, "chat_template", None):
+        raise UsageError(
+            "This model's tokenizer has no chat template, so it cannot converse; use a prompt without --chat."
+        )
+    messages = _opening(job)
+    heard = False
+    for line in _lines(first):
+        if not line.strip():
+            break
+        heard = True
+        if line.strip() == _RESET:
+            messages = _opening(job)
+            say("The conversation starts over.", "dim")
+            continue
+        messages.append({"role": "user", "content": line})
+        try:
+            messages = _fitting(generator, job, messages)
+        except UsageError as error:  # this message cannot be answered; another one can
+            messages.pop()
+            say(str(error))
+            continue
+        messages.append({"role": "assistant", "content": _answer(generator, job, messages)})
+    if not heard and not sys.stdin.isatty():
+        raise UsageError("--chat found no line to answer; run it on a terminal, or pipe one message a line.")
+
+
+def _opening(job: "Job") -> list[dict[str, str]]:
+    return [{"role": "system", "content": job.system}] if job.system is not None else []
+
+
+def _lines(first: str | None) -> Iterator[str]:
+    if first is not None:
+        yield first
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            yield line.rstrip("\r\n")
+        return
+    with suppress(ImportError):
+        import readline  # noqa: F401  # importing it gives `input` line editing and a history
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            sys.stdout.write("\n")
+            return
+
+
+def _fitting(generator: "Generator", job: "Job", messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Return the messages without the oldest turns that leave no room for an answer.
+
+    Raises:
+        UsageError: the last message alone is longer than the window.
+    """
+    from foredraft.request import GenerationOptions
+
+    window = generator.target.window
+    if window is None:
+        return messages
+    room = min(GenerationOptions.parse(job.options).max_new_tokens, window // _LEAST_ROOM)
+    kept, dropped = list(messages), 0
+    start = len(_opening(job))
+    while len(generator.encode(kept)) + room > window and len(kept) - start > 1:
+        del kept[start : start + 2]  # a question and its answer
+        dropped += 1
+    length = len(generator.encode(kept))
+    if length >= window:
+        raise UsageError(f"The message has {length} tokens and the model's window is {window}; send a shorter one.")
+    if dropped:
+        turns = "turn was" if dropped == 1 else f"{dropped} turns were"
+        say(f"The conversation outgrew the model's window of {window} tokens; the oldest {turns} forgotten.", "yellow")
+    return kept
+
+
+def _answer(generator: "Generator", job: "Job", messages: list[dict[str, str]]) -> str:
+    """Write the answer, as far as it comes before Ctrl-C, and return it."""
+    stream = generator.stream(messages, **job.options)
+    ink = Ink(job.color, generator.drafter.source_names)
+    interrupted = False
+    try:
+        for piece in stream:
+            ink.write(piece)
+    except KeyboardInterrupt:
+        interrupted = True
+    ink.finish()
+    generation = stream.generation
+    say(summary(generation, seed=job.samples(generator), interrupted=interrupted), "dim")
+    return generation.text

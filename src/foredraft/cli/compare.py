@@ -1,0 +1,202 @@
+"""`foredraft generate --compare`: a method and plain decoding on one prompt, side by side.
+
+Runs both, in alternating order, and prints their figures and whether they wrote the same. Does not know how either
+works; the figures' definitions are those of the library's statistics.
+"""
+
+import json
+import secrets
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from foredraft.cli.screen import Ink, say, working
+from foredraft.errors import UsageError
+
+if TYPE_CHECKING:
+    from foredraft.api import Generation, Generator, Prompt
+    from foredraft.cli.generate import Job
+
+_REPETITIONS = 3
+_WARM_UP_TOKENS = 8
+_EXACT = ("float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """What both wrote, the repetition of median time each, and what follows from it.
+
+    Attributes:
+        drafted: with the method.
+        plain: without.
+        speed_up: plain time per token / drafted time per token.
+        repeated: share of 8-grams in the text that it holds before.
+        difference: the first token that differs, counted from 1, or 0.
+        gap: between the two best scores there.
+        dtype: of the model.
+    """
+
+    drafted: "Generation"
+    plain: "Generation"
+    speed_up: float
+    repeated: float
+    difference: int
+    gap: float
+    dtype: str
+
+
+def compare_with_plain(generator: "Generator", job: "Job", prompt: "Prompt") -> bool:
+    """Write with the generator's method and plainly, print both's figures; return whether they agree as they must.
+
+    16-bit arithmetic rounds a pass over several rows differently, so there a difference is reported and excused.
+
+    Raises:
+        UsageError: the method is plain decoding itself.
+    """
+    from foredraft.bench.metrics import LOOP_SHARE
+
+    if generator.method == "none":
+        raise UsageError("--compare sets a method beside plain decoding, which is method none; name another method.")
+    options = {**job.options, "seed": job.options.get("seed", secrets.randbits(32))}
+    ink = Ink(job.color and not job.as_json, generator.drafter.source_names)
+    pair = _run(generator, prompt, options, None if job.as_json else ink)
+    if job.as_json:
+        typer.echo(json.dumps(_as_json(pair, generator.method, options if job.samples(generator) else {})))
+    else:
+        ink.legend()
+        _print_table({generator.method: pair.drafted, "none": pair.plain})
+        typer.echo(f"speed-up: {pair.speed_up:.2f}")
+        looping = pair.repeated > LOOP_SHARE
+        note = " (the text loops, which flatters drafters: no claim about speed can rest on it)" if looping else ""
+        typer.echo(f"share of repeated 8-grams: {pair.repeated:.2f}{note}")
+        typer.echo(f"identical: {_verdict(pair)}")
+        shared = " What is learned is shared, so later repetitions knew the text." if job.config.get("share") else ""
+        seed = f", seed {options['seed']}" if job.samples(generator) else ""
+        say(f"Median of {_REPETITIONS} repetitions in {pair.dtype}{seed}.{shared}", "dim")
+    return pair.difference == 0 or pair.dtype not in _EXACT
+
+
+def _run(generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], ink: Ink | None) -> _Pair:
+    """Run both `_REPETITIONS` times, the first drafted one showing its text in `ink`, if any."""
+    from foredraft.api import Generator
+    from foredraft.bench.metrics import repeated_share
+
+    plain = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
+    brief = {**options, "max_new_tokens": min(_WARM_UP_TOKENS, options.get("max_new_tokens", _WARM_UP_TOKENS))}
+    with working("warming up"):
+        for each in (generator, plain):
+            each.generate(prompt, **brief)
+    stream = generator.stream(prompt, **options)
+    for piece in stream:
+        if ink is not None:
+            ink.write(piece)
+    if ink is not None:
+        ink.finish()
+    runs: dict[bool, list[Generation]] = {True: [stream.generation], False: []}
+    rest = [False, False, True, True, False]  # drafted or not; with the run above, each goes first in turn
+    with working("repeating") as tell:
+        for number, drafts in enumerate(rest):
+            tell(number / len(rest), "repeating, with and without drafting")
+            runs[drafts].append((generator if drafts else plain).generate(prompt, **options))
+    times = {drafts: statistics.median(_time(run) for run in each) for drafts, each in runs.items()}
+    differing = next(
+        (pair for pair in zip(runs[True], runs[False], strict=True) if pair[0].token_ids != pair[1].token_ids), None
+    )
+    difference = _first_difference(*differing) if differing is not None else 0
+    return _Pair(
+        drafted=_of_median_time(runs[True]),
+        plain=_of_median_time(runs[False]),
+        speed_up=times[False] / times[True] if times[True] else 1.0,
+        repeated=repeated_share(runs[False][0].token_ids),
+        difference=difference,
+        gap=_gap(generator, prompt, runs[False][0], difference, options) if difference else 0.0,
+        dtype=str(generator.target.dtype).removeprefix("torch."),
+    )
+
+
+def _time(run: "Generation") -> float:
+    return run.statistics.decode_seconds_per_token
+
+
+def _of_median_time(runs: "list[Generation]") -> "Generation":
+    return sorted(runs, key=_time)[len(runs) // 2]
+
+
+def _first_difference(one: "Generation", other: "Generation") -> int:
+    """Return which token differs first, counted from 1; behind the shorter one's end if there is none before."""
+    pairs = enumerate(zip(one.token_ids, other.token_ids, strict=False), start=1)
+    shorter = min(len(one.token_ids), len(other.token_ids))
+    return next((number for number, (a, b) in pairs if a != b), shorter + 1)
+
+
+def _gap(
+    generator: "Generator", prompt: "Prompt", run: "Generation", difference: int, options: Mapping[str, Any]
+) -> float:
+    """Return the distance between the two best scores for the token that differs, scored plainly, noise included."""
+    import numpy as np
+
+    from foredraft.graph.layout import lay_out_text
+    from foredraft.request import GenerationOptions
+    from foredraft.sampling import filter_row, gumbel_noise, penalize
+
+    ids = np.concatenate([generator.encode(prompt), np.array(run.token_ids[: difference - 1], np.int64)])
+    target = generator.target
+    cache = target.new_cache()
+    target.prefill(ids[:-1], cache)
+    row = target.forward(lay_out_text(ids[-1:], len(ids) - 1), cache).logits[0].float().cpu().numpy().copy()
+    sampling = GenerationOptions.parse(options).sampling(target.vocabulary)
+    if sampling.repetition_penalty != 1.0:
+        penalize(row, ids, sampling.repetition_penalty)
+    if sampling.do_sample:
+        weights = filter_row(row, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+        left = np.flatnonzero(weights).astype(np.int64)
+        row = np.log(weights[left]) + gumbel_noise(sampling.seed, len(ids), left)
+    best = np.sort(row)[-2:]
+    return float(best[-1] - best[0])
+
+
+def _verdict(pair: _Pair) -> str:
+    if not pair.difference:
+        return "yes"
+    if pair.dtype in _EXACT:
+        excuse = f"{pair.dtype} must not differ, so please report this"
+    else:
+        excuse = f"in {pair.dtype} near-ties may flip, --dtype float32 is exact"
+    return f"no (first difference at token {pair.difference}; top-2 gap {pair.gap:.2g}; {excuse})"
+
+
+def _print_table(rows: "Mapping[str, Generation]") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("method", "tokens", "target steps", "tokens per target step", "drafted", "kept", "ms per token"):
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    for name, run in rows.items():
+        counts = run.statistics
+        table.add_row(
+            name, str(counts.emitted), str(counts.steps), f"{counts.tokens_per_target_step:.2f}", str(counts.drafted),
+            str(counts.accepted), f"{1e3 * counts.decode_seconds_per_token:.2f}",
+        )  # fmt: skip
+    Console(highlight=False).print(table)
+
+
+def _as_json(pair: _Pair, method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "text": pair.plain.text,
+        "token_ids": pair.plain.token_ids,
+        "method": method,
+        "seed": options.get("seed"),
+        "dtype": pair.dtype,
+        "repetitions": _REPETITIONS,
+        "statistics": {method: pair.drafted.statistics.as_dict(), "none": pair.plain.statistics.as_dict()},
+        "speed_up": pair.speed_up,
+        "repeated_8_grams": pair.repeated,
+        "identical": pair.difference == 0,
+        "first_difference": pair.difference or None,
+        "top_2_gap": pair.gap if pair.difference else None,
+    }

@@ -1,0 +1,289 @@
+"""`foredraft generate`: write the continuation of a prompt, once, compared with plain decoding, or as a conversation.
+
+Parses, refuses what contradicts itself before a model is loaded, and prints. Defaults of generation are the library's:
+an option that is not given is not passed on.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foredraft.cli.declared import options_in_source
+from foredraft.cli.screen import Ink, say, wants_color, working
+from foredraft.errors import UsageError
+
+if TYPE_CHECKING:  # torch and transformers are imported when a text is written, so that help stays quick
+    from foredraft.api import Generation, Generator, Prompt
+
+_WARM_UP = (1, 2, 3, 1, 2, 3, 1, 2)
+"""Ids that let a drafter draft. First passes and compilation take seconds that no figure of a text should hold."""
+
+
+def _flag(name: str, words: str = "") -> Any:
+    """Return the option of a generation argument, with the library's default and description, or with `words`."""
+    declared = options_in_source("foredraft.request", "GenerationOptions").get(name)
+    if declared is None:
+        return typer.Option(help=words, show_default=False)
+    shown = str(declared.default) if declared.default not in (None, ()) else False
+    words = words or declared.description
+    return typer.Option(help=words[:1].upper() + words[1:].rstrip("."), show_default=shown)
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="What to continue or answer; - reads standard input")] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the prompt from this file")] = None,
+    model: Annotated[str, typer.Option(help="demo (embedded), demo-draft, a hub id, or a folder")] = "demo",
+    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's; float32 compares exactly")] = "auto",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, auto (spread); else the first GPU or the CPU")] = None,
+    method: Annotated[str | None, typer.Option(help="How to draft; see foredraft methods")] = None,
+    speculative_config: Annotated[str | None, typer.Option(help="The method's options, as a JSON object")] = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(help="Draft this many a step; else as many as the measured cost repays")
+    ] = None,
+    max_new_tokens: Annotated[int | None, _flag("max_new_tokens")] = None,
+    do_sample: Annotated[
+        bool | None, _flag("do_sample", "draw tokens, or take the most probable; else as other options imply")
+    ] = None,
+    temperature: Annotated[float | None, _flag("temperature")] = None,
+    top_k: Annotated[int | None, _flag("top_k")] = None,
+    top_p: Annotated[float | None, _flag("top_p")] = None,
+    min_p: Annotated[float | None, _flag("min_p")] = None,
+    repetition_penalty: Annotated[float | None, _flag("repetition_penalty")] = None,
+    stop_strings: Annotated[
+        list[str] | None, _flag("stop_strings", "the text ends behind this, which it includes; repeatable")
+    ] = None,
+    eos_token_id: Annotated[
+        list[int] | None, _flag("eos_token_id", "id that ends the text, instead of the model's own; repeatable")
+    ] = None,
+    seed: Annotated[int | None, _flag("seed", "of the sampling; else one is drawn and reported")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template")] = False,
+    system: Annotated[str | None, typer.Option(help="A system message before the prompt")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Converse: a line each, until an empty one")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Write it with and without drafting")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every step")] = False,
+    color: Annotated[
+        bool | None, typer.Option("--color/--no-color", help="Colour drafted tokens; else on a terminal only")
+    ] = None,
+) -> None:
+    """Write the continuation of a prompt: the same text as plain decoding, in fewer forward passes."""
+    text = _prompt_text(prompt, file, chat=chat)
+    _refuse_contradictions(chat=chat, compare=compare, as_json=as_json, raw=raw, system=system, color=color)
+    options = {
+        "max_new_tokens": max_new_tokens, "do_sample": do_sample, "temperature": temperature, "top_k": top_k,
+        "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty, "stop_strings": stop_strings,
+        "eos_token_id": eos_token_id, "seed": seed,
+    }  # fmt: skip
+    job = Job(
+        model, dtype, device, method, _config(speculative_config, num_speculative_tokens),
+        {name: value for name, value in options.items() if value not in (None, [])},
+        system, color=wants_color(color), raw=raw, as_json=as_json,
+    )  # fmt: skip
+    generator = job.load()
+    if chat:
+        from foredraft.cli.chat import converse
+
+        converse(generator, job, text)
+    elif compare:
+        from foredraft.cli.compare import compare_with_plain
+
+        if not compare_with_plain(generator, job, job.worded(generator, text or "")):
+            raise typer.Exit(1)
+    else:
+        _write(generator, job, job.worded(generator, text or ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What was asked for, parsed.
+
+    Attributes:
+        model: a name or folder.
+        dtype: a name, or "auto".
+        device: a name, or None.
+        method: a name, or None for the library's default.
+        config: speculative options.
+        options: generation arguments that were given.
+        system: a system message, or None.
+        color: whether drafted tokens are coloured.
+        raw: whether the prompt is continued as it is.
+        as_json: whether standard output is JSON.
+    """
+
+    model: str
+    dtype: str
+    device: str | None
+    method: str | None
+    config: Mapping[str, Any]
+    options: Mapping[str, Any]
+    system: str | None
+    color: bool
+    raw: bool
+    as_json: bool
+
+    def load(self) -> "Generator":
+        """Load the model and the drafter, and measure what verification costs if that is not known yet.
+
+        Raises:
+            UsageError: generation arguments that contradict themselves, before anything is loaded; and what
+                `foredraft.load` raises.
+        """
+        with working(f"loading {self.model}") as tell:
+            from foredraft.api import load
+            from foredraft.request import GenerationOptions
+
+            GenerationOptions.parse(self.options)
+            generator = load(
+                self.model,
+                method=self.method,
+                speculative_config=self.config,
+                dtype=self.dtype,
+                device=self.device,
+                progress=tell,
+            )
+            if self.config.get("num_speculative_tokens") is None and generator.method != "none":
+                tell(0.0, "measuring what verification costs on this machine (once)")
+                _ = generator.cost
+            if not self.config.get("share"):  # what is shared must not learn from a made-up text
+                tell(0.0, "compiling (once)")
+                generator.generate(_WARM_UP, **{**self.options, "max_new_tokens": 2, "eos_token_id": ()})
+        return generator
+
+    def samples(self, generator: "Generator") -> bool:
+        """Return whether tokens are drawn."""
+        from foredraft.request import GenerationOptions
+
+        return GenerationOptions.parse(self.options).sampling(generator.target.vocabulary).do_sample
+
+    def worded(self, generator: "Generator", text: str) -> "Prompt":
+        """Return the prompt: the text itself, or a conversation where the tokenizer has a chat template.
+
+        Raises:
+            UsageError: a system message that has no template to stand in.
+        """
+        if self.raw or not getattr(generator.tokenizer, "chat_template", None):
+            if self.system is not None:
+                raise UsageError("--system needs a chat template, which this model's tokenizer does not have.")
+            return text
+        messages = [{"role": "system", "content": self.system}] if self.system is not None else []
+        return [*messages, {"role": "user", "content": text}]
+
+
+def summary(generation: "Generation", *, seed: bool, interrupted: bool = False) -> str:
+    """Return a line about a generation: counts, rates, why it ended, and the seed where it matters."""
+    counts = generation.statistics
+    parts = [
+        f"{counts.emitted} tokens",
+        f"{counts.tokens_per_target_step:.2f} tokens per target step",
+        f"{counts.drafted} drafted, {counts.accepted} kept",
+        f"{1e3 * counts.decode_seconds_per_token:.1f} ms per token",
+        f"prefill {1e3 * counts.prefill_seconds:.0f} ms",
+        f"finish: {'interrupted' if interrupted else generation.finish_reason}",
+    ]
+    return "; ".join([*parts, f"seed {generation.seed}"] if seed else parts)
+
+
+def _write(generator: "Generator", job: Job, prompt: "Prompt") -> None:
+    stream = generator.stream(prompt, **job.options)
+    ink = Ink(job.color, generator.drafter.source_names)
+    interrupted = False
+    try:
+        for piece in stream:
+            if not job.as_json:
+                ink.write(piece)
+    except KeyboardInterrupt:  # what has been written is worth having
+        interrupted = True
+    generation, samples = stream.generation, job.samples(generator)
+    if job.as_json:
+        typer.echo(json.dumps(_as_json(generation, seed=samples, interrupted=interrupted)))
+    else:
+        ink.finish()
+        ink.legend()
+        say(summary(generation, seed=samples, interrupted=interrupted), "dim")
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _as_json(generation: "Generation", *, seed: bool, interrupted: bool) -> dict[str, Any]:
+    return {
+        "text": generation.text,
+        "token_ids": generation.token_ids,
+        "finish_reason": "interrupted" if interrupted else generation.finish_reason,
+        "prompt_length": generation.prompt_length,
+        "seed": generation.seed if seed else None,
+        "statistics": generation.statistics.as_dict(),
+        "steps": [
+            {
+                "emitted": step.emitted,
+                "accepted": step.accepted,
+                "drafted": step.drafted,
+                "sources": step.sources,
+                "microseconds": {part: nanoseconds / 1e3 for part, nanoseconds in step.nanoseconds.items()},
+            }
+            for step in generation.steps
+        ],
+    }
+
+
+def _prompt_text(prompt: str | None, file: Path | None, *, chat: bool) -> str | None:
+    """Return the prompt from its one source; a conversation needs none."""
+    if prompt is not None and file is not None:
+        raise UsageError("PROMPT and --file are both given; give one of them.")
+    if chat and (file is not None or prompt == "-"):
+        raise UsageError(
+            "--chat reads the conversation from standard input; give the first message as PROMPT, or none."
+        )
+    if prompt is None and file is None:
+        if chat:
+            return None
+        raise UsageError("There is no prompt; give PROMPT, - to read standard input, or --file FILE.")
+    try:
+        if file is not None:
+            text = file.read_bytes().decode("utf-8")
+        else:
+            text = sys.stdin.read() if prompt == "-" else prompt or ""
+            text.encode("utf-8")
+    except OSError as error:
+        raise UsageError(f"The file {file} cannot be read ({error.strerror}).") from error
+    except UnicodeError as error:
+        raise UsageError("The prompt is not text in UTF-8; convert it first.") from error
+    if not text.strip():
+        raise UsageError("The prompt is empty; give at least a word to continue.")
+    return text
+
+
+def _refuse_contradictions(
+    *, chat: bool, compare: bool, as_json: bool, raw: bool, system: str | None, color: bool | None
+) -> None:
+    pairs = (
+        ("--chat", chat, "--compare", compare),
+        ("--chat", chat, "--json", as_json),
+        ("--chat", chat, "--raw", raw),
+        ("--json", as_json, "--color", bool(color)),
+        ("--raw", raw, "--system", system is not None),
+    )
+    for one, has_one, other, has_other in pairs:
+        if has_one and has_other:
+            raise UsageError(f"{one} and {other} exclude each other; leave one of them out.")
+
+
+def _config(text: str | None, nodes: int | None) -> dict[str, Any]:
+    """Return the speculative options of the two flags that hold them."""
+    try:
+        config = json.loads(text) if text is not None else {}
+    except ValueError as error:
+        raise UsageError(
+            f'--speculative-config is not JSON ({error}); give an object such as {{"table": "none"}}.'
+        ) from error
+    if not isinstance(config, dict):
+        raise UsageError(f'--speculative-config is {text}; give a JSON object such as {{"table": "none"}}.')
+    named = config.get("num_speculative_tokens", nodes)
+    if nodes is not None and named != nodes:
+        raise UsageError(
+            f"--num-speculative-tokens is {nodes} and --speculative-config says {named}; give one of them."
+        )
+    return config if nodes is None else {**config, "num_speculative_tokens": nodes}

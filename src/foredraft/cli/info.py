@@ -1,0 +1,129 @@
+"""`foredraft info`: what a model is, whether it can be verified as a tree, and what verifying costs on this machine.
+
+Reads the configuration first, so that an unsupported model is refused before its weights are loaded. Does not know why
+a model is supported; `foredraft.model.support` does.
+"""
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foredraft.cli.screen import working
+from foredraft.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from foredraft.contracts import CostCurve
+    from foredraft.model.target import TorchTarget
+
+
+def info(
+    model: Annotated[str, typer.Argument(help="demo, demo-draft, a hub id, or a folder")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    no_measure: Annotated[bool, typer.Option("--no-measure", help="Read the configuration, load no weights")] = False,
+    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's")] = "auto",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, auto (spread); else the first GPU or the CPU")] = None,
+) -> None:
+    """Say whether and how a model is supported, and measure what verifying drafts costs."""
+    with working(f"reading {model}"):
+        from foredraft.model.loading import load_config
+
+        config = load_config(model)
+        facts = _described(model, config)
+    if not no_measure:
+        try:
+            facts |= _measured(model, dtype, device)
+        except UsageError as error:  # the configuration says much without the weights
+            facts |= {"note": f"Not measured. {error}"}
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        _print(facts)
+
+
+def _described(model: str, config: Any) -> dict[str, Any]:
+    """Return what the configuration tells; raises `UnsupportedModelError` where it rules the model out."""
+    from foredraft.model.loading import build_without_weights
+    from foredraft.model.support import inspect
+
+    support = inspect(config)
+    empty = build_without_weights(config)
+    return {
+        "model": model,
+        "family": support.family,
+        "supported": True,
+        "tested": support.tested,
+        "layers": len(support.layer_types),
+        "attention": dict(Counter(support.layer_types)),
+        "sliding_window": next((window for window in support.windows if window is not None), None),
+        "window": support.window,
+        "window_note": support.window_note,
+        "vocabulary": int(empty.get_output_embeddings().weight.shape[0]),
+        "parameters": sum(parameter.numel() for parameter in empty.parameters()),
+        "dtype": str(config.dtype or "float32").removeprefix("torch."),
+    }
+
+
+def _measured(model: str, dtype: str, device: str | None) -> dict[str, Any]:
+    """Load the weights; return what only they tell, and what passes cost by their rows."""
+    with working(f"loading {model}") as tell:
+        from foredraft.model.loading import load_model
+        from foredraft.model.target import TorchTarget
+
+        target = TorchTarget(load_model(model, dtype, device))
+        tell(0.0, "measuring what verification costs")
+        curve = _cost(target)
+    return {
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        "cost": [
+            {"rows": rows, "milliseconds": 1e3 * seconds, "relative": seconds / curve.seconds[0]}
+            for rows, seconds in zip(curve.rows, curve.seconds, strict=True)
+        ],
+    }
+
+
+def _cost(target: "TorchTarget") -> "CostCurve":
+    """Return the figures that generation uses on this machine."""
+    from foredraft.cache_folder import cache_folder
+    from foredraft.model.cost import measured_cost
+
+    try:
+        return measured_cost(target, cache_folder())
+    except StoreError:  # nowhere to keep figures is no reason not to measure
+        return measured_cost(target, None)
+
+
+def _print(facts: dict[str, Any]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    tested = "compared with plain decoding in foredraft's tests" if facts["tested"] else (
+        "not among those foredraft's tests cover; a tree is compared with plain rows when it is loaded"
+    )  # fmt: skip
+    attention = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in facts["attention"].items())
+    sliding = f" over {facts['sliding_window']:,} tokens" if facts["sliding_window"] else ""
+    window = f"{facts['window']:,} tokens" if facts["window"] else "no limit in the configuration"
+    lines = {
+        "model": facts["model"],
+        "family": f"{facts['family']}, {tested}",
+        "attention": f"{attention}{sliding}",
+        "window": f"{window} ({facts['window_note']})" if facts["window_note"] else window,
+        "vocabulary": f"{facts['vocabulary']:,}",
+        "parameters": f"{facts['parameters']:,}",
+        "dtype": f"{facts['dtype']} on {facts['device']}" if "device" in facts else facts["dtype"],
+        "supported": "every method, chains and trees; greedy decoding and sampling",
+        "note": facts.get("note", ""),
+    }
+    for name, value in lines.items():
+        if value:
+            typer.echo(f"{name:12} {value}")
+    if "cost" in facts:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="What verifying costs", title_justify="left")
+        for heading in ("rows", "ms", "relative to one row"):
+            table.add_column(heading, justify="right")
+        for row in facts["cost"]:
+            table.add_row(str(row["rows"]), f"{row['milliseconds']:.2f}", f"{row['relative']:.2f}")
+        Console(highlight=False).print(table)

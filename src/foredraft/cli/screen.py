@@ -1,0 +1,101 @@
+"""What the command line writes with: sentences and progress on standard error, coloured text on standard output.
+
+Knows streams, terminals and colours, and pieces of text with the name of who drafted them. Does not know what for.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from foredraft.api import Piece
+
+PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
+"""Colours of drafters, in the order of their sources; the model's own tokens keep the terminal's colour."""
+
+
+def say(sentence: str, style: str = "red") -> None:
+    """Write one line to standard error, unbroken."""
+    console = Console(stderr=True, highlight=False)
+    console.print(Text(" ".join(sentence.split()), style), soft_wrap=True)
+
+
+def wants_color(asked: bool | None) -> bool:
+    """Return whether to colour: as asked, else on a terminal unless NO_COLOR is set."""
+    return asked if asked is not None else sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+@contextmanager
+def working(subject: str) -> Iterator[Callable[[float, str], None]]:
+    """Show on a terminal's standard error that something is going on, until the block ends.
+
+    Yields:
+        A function to tell the share done, 0 to 1, and what is being done.
+    """
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(
+        *columns, console=console, transient=True, redirect_stdout=False, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(subject, total=None)
+
+        def tell(share: float, what: str) -> None:
+            bar.update(task, total=1.0, completed=share, description=what)
+
+        yield tell
+
+
+class Ink:
+    """Writes pieces of text to standard output as they come, drafted ones in their drafter's colour.
+
+    Args:
+        color: whether to colour.
+        sources: names of drafters that pieces may carry.
+    """
+
+    def __init__(self, color: bool, sources: Sequence[str]) -> None:
+        self._color = color
+        self._styles = {name: Style.parse(PALETTE[i % len(PALETTE)]) for i, name in enumerate(sources)}
+        self._at_line_start = True
+        self._colored = False
+
+    def write(self, piece: "Piece") -> None:
+        """Write a piece at once."""
+        if not piece.text:
+            return
+        self._at_line_start = piece.text.endswith("\n")
+        # a text must not command the terminal that shows it
+        shown = (
+            piece.text.replace("\x1b", "\N{SYMBOL FOR ESCAPE}") if self._color or sys.stdout.isatty() else piece.text
+        )
+        sys.stdout.write(self._painted(shown, piece.drafted_by))
+        sys.stdout.flush()
+
+    def finish(self) -> None:
+        """End the last line."""
+        if not self._at_line_start:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        self._at_line_start = True
+
+    def legend(self) -> None:
+        """Say on standard error which colour is whose, if any was used."""
+        if self._colored:
+            names = ", ".join(self._painted(name, name) for name in self._styles)
+            sys.stderr.write(f"Drafted by {names}; the rest is the model's own.\n")
+
+    def _painted(self, text: str, source: str | None) -> str:
+        style = self._styles.get(source) if self._color and source is not None else None
+        if style is None:
+            return text
+        self._colored = True
+        return style.render(text, color_system=ColorSystem.STANDARD)

@@ -1,0 +1,32 @@
+"""For tests of drafters and engines: a toy target, scripted drafters, and the laws that every drafter keeps.
+
+A drafter of your own is tested with `check_drafter(make)`, where `make` returns a fresh one for `VOCABULARY` ids. Does
+not know any particular drafter, text, or a model with weights.
+"""
+
+from foredraft.testing.checks import CHECKS, MakeDrafter, check_drafter, sequences_do_not_influence_each_other
+from foredraft.testing.scripted import (
+    AdversaryDrafter,
+    Continuation,
+    OracleDrafter,
+    RandomTreeDrafter,
+    ScriptedDrafting,
+    continuation_in,
+)
+from foredraft.testing.toy import VOCABULARY, ToyCache, ToyTarget
+
+__all__ = [
+    "AdversaryDrafter",
+    "CHECKS",
+    "Continuation",
+    "MakeDrafter",
+    "OracleDrafter",
+    "RandomTreeDrafter",
+    "ScriptedDrafting",
+    "ToyCache",
+    "ToyTarget",
+    "VOCABULARY",
+    "check_drafter",
+    "continuation_in",
+    "sequences_do_not_influence_each_other",
+]

@@ -1,0 +1,246 @@
+"""The laws that every drafter keeps, each a function whose name is the law.
+
+`check_drafter` runs all of `CHECKS`; parametrise a test over them to see each law by name. Knows the contracts and
+the engine; does not know any particular drafter, text, or a model with weights.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import ClassVar
+
+import numpy as np
+
+from foredraft.contracts import (
+    EMPTY_DRAFT,
+    Budget,
+    Draft,
+    DraftContext,
+    Drafter,
+    Drafting,
+    SequenceView,
+    TokenIds,
+    Verdict,
+)
+from foredraft.control import FixedControl
+from foredraft.engine.single import decode, prefill
+from foredraft.engine.state import SequenceState
+from foredraft.graph.tree import depths, is_tree
+from foredraft.sampling import SamplingOptions
+from foredraft.testing.scripted import OracleDrafter
+from foredraft.testing.toy import VOCABULARY, ToyTarget
+
+MakeDrafter = Callable[[], Drafter]
+"""Returns a fresh drafter for a target of `VOCABULARY` ids."""
+
+
+def check_drafter(make: MakeDrafter, *, shared: bool = False) -> None:
+    """Run every check on drafters that `make` returns.
+
+    Args:
+        make: returns a fresh drafter for a target of `VOCABULARY` ids; called several times.
+        shared: the drafter learns across sequences on purpose.
+
+    Raises:
+        AssertionError: naming the law that does not hold.
+    """
+    for check in CHECKS:
+        if not (shared and check is sequences_do_not_influence_each_other):
+            check(make)
+
+
+def proposals_are_valid_trees(make: MakeDrafter) -> None:
+    """Parents come before children, siblings differ, dtypes are right, tokens are the target's, sources have names."""
+    drafter = make()
+    for _, _, draft in _proposals(drafter):
+        try:
+            draft.check()
+        except ValueError as error:
+            raise AssertionError(f"Proposals are valid trees; of this one: {error}") from error
+        known = len(draft) == 0 or bool(draft.tokens.min() >= 0 and draft.tokens.max() < VOCABULARY)
+        _require(known, f"Proposals hold tokens below the vocabulary, {VOCABULARY}; this one: {draft.tokens.tolist()}.")
+        named = draft.source is None or len(draft) == 0 or int(draft.source.max()) < len(drafter.source_names)
+        _require(named, f"Every source of a proposal has a name; there are {list(drafter.source_names)}.")
+
+
+def proposals_stay_within_the_budget(make: MakeDrafter) -> None:
+    """A draft has at most `budget.nodes` nodes, none deeper than `budget.depth`."""
+    for nodes, depth in ((1, 1), (1, 9), (3, 2), (7, 7), (20, 3), (64, 64)):
+        for _, budget, draft in _proposals(make(), Budget(nodes, depth)):
+            _require(len(draft) <= budget.nodes, f"Proposals stay within {budget}; this one has {len(draft)} nodes.")
+            deepest = int(depths(draft.parents).max()) if len(draft) else 0
+            _require(deepest <= budget.depth, f"Proposals stay within {budget}; this one is {deepest} deep.")
+
+
+def no_budget_gives_no_draft(make: MakeDrafter) -> None:
+    """Where no node or no depth is asked for, the draft is empty."""
+    for budget in (Budget(0, 8), Budget(8, 0), Budget(0, 0)):
+        for _, _, draft in _proposals(make(), budget):
+            _require(len(draft) == 0, f"{budget} gives no draft; this one has {len(draft)} nodes.")
+
+
+def the_view_is_left_as_it_was(make: MakeDrafter) -> None:
+    """A drafter reads the sequence and changes nothing in it."""
+    drafting = make().open(_context())
+    for length in range(1, len(_PROMPT) + 1):
+        ids = _PROMPT[:length].copy()
+        view = ids.view()
+        view.flags.writeable = False
+        try:
+            drafting.propose(SequenceView(view, length), Budget(8, 8))
+        except ValueError as error:
+            raise AssertionError(f"The view is left as it was, and read without writing: {error}") from error
+        _require(np.array_equal(ids, _PROMPT[:length]), f"The view is left as it was; {length} ids were changed.")
+    drafting.close()
+
+
+def the_same_seed_gives_the_same_drafts(make: MakeDrafter) -> None:
+    """Two fresh drafters propose the same for the same sequence and seed."""
+    first, second = (_shown(_proposals(make())) for _ in range(2))
+    _require(first == second, "The same seed gives the same drafts; two fresh drafters differ.")
+
+
+def sequences_do_not_influence_each_other(make: MakeDrafter) -> None:
+    """What one sequence drafts is the same alone, after another sequence, and beside one."""
+    alone = _shown(_proposals(make()))
+    drafter = make()
+    for _ in _proposals(drafter, prompt=_OTHER_PROMPT):
+        pass
+    after = _shown(_proposals(drafter))
+    _require(after == alone, "Sequences do not influence each other; one drafts differently after another one.")
+    drafter, beside = make(), []
+    for proposal, _ in zip(_proposals(drafter), _proposals(drafter, prompt=_OTHER_PROMPT), strict=False):
+        beside.append(proposal)
+    _require(_shown(beside) == alone[: len(beside)], "Sequences do not influence each other, but two open ones do.")
+
+
+def a_sequence_of_one_token_is_drafted_for(make: MakeDrafter) -> None:
+    """A prompt of one token is decoded like any other."""
+    prompt = _PROMPT[:1]
+    drafter = make()
+    try:
+        text = _text(drafter, prompt, SamplingOptions())
+    except Exception as error:
+        raise AssertionError(f"A sequence of one token is drafted for; this raised {error!r}.") from error
+    same = text == ToyTarget().greedy(prompt, _NEW_TOKENS)
+    _require(same, "A sequence of one token is drafted for; its text differs from plain decoding.")
+
+
+def greedy_text_equals_plain_decoding(make: MakeDrafter) -> None:
+    """Without sampling, the text is the target's own most probable continuation."""
+    _require(
+        _text(make(), _PROMPT, SamplingOptions()) == ToyTarget().greedy(_PROMPT, _NEW_TOKENS),
+        "Greedy text equals plain decoding; it differs.",
+    )
+
+
+def sampled_text_equals_plain_decoding(make: MakeDrafter) -> None:
+    """With one seed, the text is the same as without drafting."""
+    for options in (SamplingOptions(do_sample=True, seed=7), SamplingOptions(True, temperature=0.6, top_p=0.9, seed=8)):
+        plain = _text(OracleDrafter(lambda _ids: ()), _PROMPT, options)  # knows nothing, drafts nothing
+        same = _text(make(), _PROMPT, options) == plain
+        _require(same, f"Sampled text equals plain decoding; with {options} it differs.")
+
+
+def close_can_be_called_twice(make: MakeDrafter) -> None:
+    """Closing is safe to repeat, and safe before anything was proposed."""
+    drafter = make()
+    for proposes in (False, True):
+        drafting = drafter.open(_context())
+        if proposes:
+            drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(8, 8))
+        try:
+            drafting.close()
+            drafting.close()
+        except Exception as error:
+            raise AssertionError(f"close() can be called twice; it raised {error!r}.") from error
+
+
+CHECKS: list[Callable[[MakeDrafter], None]] = [
+    the_view_is_left_as_it_was,
+    proposals_are_valid_trees,
+    proposals_stay_within_the_budget,
+    no_budget_gives_no_draft,
+    the_same_seed_gives_the_same_drafts,
+    sequences_do_not_influence_each_other,
+    a_sequence_of_one_token_is_drafted_for,
+    greedy_text_equals_plain_decoding,
+    sampled_text_equals_plain_decoding,
+    close_can_be_called_twice,
+]
+"""Every law, as a function of `make` that raises AssertionError where it does not hold."""
+
+_NEW_TOKENS = 48
+_PROMPT: TokenIds = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 3, 1, 4, 1, 5], np.int64)
+_OTHER_PROMPT: TokenIds = np.array([2, 7, 1, 8, 2, 8, 1, 4, 1, 6, 5, 3, 1, 4], np.int64)
+_PROMPT.flags.writeable = _OTHER_PROMPT.flags.writeable = False
+
+_Proposal = tuple[TokenIds, Budget, Draft]
+"""The ids so far, what was asked for, and what was proposed."""
+
+
+class _Recorder:
+    """A drafter that notes what another one proposes, and hands on what the engine will not object to."""
+
+    name: ClassVar[str] = "recorder"
+
+    def __init__(self, drafter: Drafter, budget: Budget | None) -> None:
+        self._drafter = drafter
+        self._budget = budget
+        self._drafting: Drafting
+        self.source_names = drafter.source_names
+        self.needs = drafter.needs
+        self.note: _Proposal
+
+    def open(self, context: DraftContext) -> "_Recorder":
+        self._drafting = self._drafter.open(context)
+        return self
+
+    def propose(self, view: SequenceView, budget: Budget) -> Draft:
+        if self._budget is not None:
+            budget = Budget(min(budget.nodes, self._budget.nodes), min(budget.depth, self._budget.depth))
+        draft = self._drafting.propose(view, budget)
+        self.note = (view.ids.copy(), budget, draft)
+        return draft if is_tree(draft.tokens, draft.parents, VOCABULARY) else EMPTY_DRAFT
+
+    def observe(self, verdict: Verdict) -> None:
+        self._drafting.observe(verdict)
+
+    def close(self) -> None:
+        self._drafting.close()
+
+
+def _proposals(drafter: Drafter, budget: Budget | None = None, prompt: TokenIds | None = None) -> Iterator[_Proposal]:
+    """Decode with `drafter`, within `budget` where one is given, and yield what it proposed at each step."""
+    target = ToyTarget()
+    seq = _sequence(target, _PROMPT if prompt is None else prompt, SamplingOptions())
+    recorder = _Recorder(drafter, budget)
+    for _ in decode(seq, recorder, FixedControl(16 if budget is None else budget.nodes), target, _context()):
+        yield recorder.note
+
+
+def _shown(proposals: Iterable[_Proposal]) -> list[tuple[list[int], list[int], list[int]]]:
+    """Return proposals in a form that can be compared."""
+    return [(ids.tolist(), draft.tokens.tolist(), draft.parents.tolist()) for ids, _, draft in proposals]
+
+
+def _text(drafter: Drafter, prompt: TokenIds, options: SamplingOptions) -> list[int]:
+    """Return what is written behind `prompt` with `drafter`."""
+    target = ToyTarget()
+    seq = _sequence(target, prompt, options)
+    for _ in decode(seq, drafter, FixedControl(12), target, _context()):
+        pass
+    return [int(token) for token in seq.emitted]
+
+
+def _sequence(target: ToyTarget, prompt: TokenIds, options: SamplingOptions) -> SequenceState:
+    seq = SequenceState(prompt, target.new_cache(), options, max_new_tokens=_NEW_TOKENS)
+    prefill(seq, target)
+    return seq
+
+
+def _context() -> DraftContext:
+    return DraftContext(VOCABULARY, seed=5)
+
+
+def _require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise AssertionError(sentence)

@@ -1,0 +1,121 @@
+"""A toy target, in microseconds: what a model is to the engine, without weights.
+
+Knows ids, layouts and a cache of its own; does not know drafters or the engine.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from foredraft.contracts import Scores, TokenIds
+from foredraft.graph.layout import Layout, lay_out_text
+
+VOCABULARY = 32
+"""Ids that `ToyTarget` scores unless told otherwise, and that `check_drafter` decodes with."""
+
+U64 = npt.NDArray[np.uint64]
+
+
+class ToyCache:
+    """Token ids by slot, written and committed as a model's keys and values are."""
+
+    def __init__(self) -> None:
+        self.slots: TokenIds = np.empty(0, np.int64)
+        self.length = 0
+        self._rows = 0
+
+    def write(self, token_ids: TokenIds) -> None:
+        """Put the rows of one pass behind what is committed."""
+        self.slots = np.concatenate([self.slots[: self.length], token_ids])
+        self._rows = len(token_ids)
+
+    def commit(self, rows: Sequence[int]) -> None:
+        """Keep these rows of the last pass, in order.
+
+        Raises:
+            ValueError: rows that are not ascending, or beyond the last pass.
+        """
+        kept = list(rows)
+        if kept != sorted(set(kept)) or any(not 0 <= row < self._rows for row in kept):
+            raise ValueError(f"Rows {kept} must be ascending and below {self._rows}, the rows of the last pass.")
+        self.slots = np.concatenate([self.slots[: self.length], self.slots[self.length :][kept]])
+        self.length += len(kept)
+        self._rows = 0
+
+
+class ToyTarget:
+    """A target without weights: its scores hash the last three tokens of a row's own path.
+
+    The path is read through the cache and the ancestor mask, so a wrong commit or a wrong mask changes the scores. One
+    successor of each token is favoured, so that texts repeat themselves in part and can be drafted.
+
+    Args:
+        vocabulary: number of ids.
+        window: the most tokens of a sequence, or None.
+        seed: another seed is another target.
+    """
+
+    _FAVOUR = 4.0
+    _ORDER = 3
+
+    def __init__(self, vocabulary: int = VOCABULARY, window: int | None = None, seed: int = 0) -> None:
+        self.vocabulary = vocabulary
+        self.window: int | None = window
+        self._seed = seed
+        self.forwards = 0
+
+    def new_cache(self) -> ToyCache:
+        """Return an empty cache."""
+        return ToyCache()
+
+    def prefill(self, token_ids: TokenIds, cache: ToyCache) -> None:
+        """Put `token_ids`, int64[n], into the cache and commit them."""
+        cache.write(token_ids)
+        cache.commit(range(len(token_ids)))
+
+    def forward(self, layout: Layout, cache: ToyCache, *, hidden: bool = False) -> Scores:
+        """Score every row: float32[R, V], and float32[R, 8] states when asked for.
+
+        Raises:
+            ValueError: rows that do not stand directly behind what they may attend to.
+        """
+        self.forwards += 1
+        cache.write(layout.token_ids)
+        mask = np.tri(layout.rows, dtype=np.bool_) if layout.ancestors is None else layout.ancestors
+        rows = np.empty((layout.rows, self.vocabulary), np.float32)
+        for row in range(layout.rows):
+            seen = np.flatnonzero(mask[row])
+            if layout.at != cache.length or layout.positions[row] != cache.length + len(seen) - 1:
+                raise ValueError(f"Row {row} is at {layout.positions[row]}, not behind the rows {seen} that it sees.")
+            visible = np.concatenate([cache.slots[: cache.length], cache.slots[cache.length + seen]])
+            rows[row] = self._row(visible[-self._ORDER :])
+        states = torch.from_numpy(rows[:, :8].copy()) if hidden else None
+        return Scores(torch.from_numpy(rows), states)
+
+    def greedy(self, prefix: TokenIds, count: int) -> list[int]:
+        """Return the `count` most probable tokens one after the other behind `prefix`, without any of the engine."""
+        ids = prefix.tolist()
+        for _ in range(count):
+            cache = self.new_cache()
+            scores = self.forward(lay_out_text(np.array(ids, np.int64), 0), cache)
+            ids.append(int(scores.logits[-1].argmax()))
+        return [int(token) for token in ids[len(prefix) :]]
+
+    def _row(self, last: TokenIds) -> npt.NDArray[np.float32]:
+        state = np.full(1, self._seed + 1, np.uint64)
+        for token in last:
+            state = _mixed(state + np.uint64(token + 1))
+        noise = _mixed(state + np.arange(self.vocabulary, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+        uniform = (noise >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54
+        logits = -np.log(-np.log(uniform))
+        logits[(5 * int(last[-1]) + 1) % self.vocabulary] += self._FAVOUR
+        return logits.astype(np.float32)
+
+
+def _mixed(state: U64) -> U64:
+    """Return splitmix64's finaliser of each value; multiplication wraps, on arrays without a warning."""
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

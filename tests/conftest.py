@@ -1,0 +1,20 @@
+"""What every test shares: a cache folder of its own, so that no test reads or writes the user's."""
+
+import os
+
+import pytest
+
+from foredraft.cache_folder import CACHE_VARIABLE
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_for_the_session(tmp_path_factory):
+    """One folder for the session (each worker its own): what is built once is kept until the end."""
+    before = os.environ.get(CACHE_VARIABLE)
+    folder = tmp_path_factory.mktemp("foredraft-cache")
+    os.environ[CACHE_VARIABLE] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ[CACHE_VARIABLE]
+    else:
+        os.environ[CACHE_VARIABLE] = before

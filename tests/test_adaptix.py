@@ -1,0 +1,284 @@
+"""Adaptix as a drafter: what a sequence teaches stays with it unless it is shared, and nonsense is refused."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+
+import naive
+from foredraft.contracts import Budget, Draft, DraftContext, SequenceView, Verdict
+from foredraft.corpus.build import build_trigram_table
+from foredraft.corpus.fingerprint import tokenizer_hash
+from foredraft.corpus.shards import text_documents
+from foredraft.drafters import Resources, adaptix, make_drafter
+from foredraft.errors import StoreError, UsageError
+from foredraft.graph.tree import depths, is_tree
+from foredraft.index.learned import check_learned, empty_learned, with_room
+from test_trigram_table import VOCABULARY, word_tokenizer, words
+
+pytestmark = pytest.mark.kernels
+
+RESOURCES = Resources(VOCABULARY)
+TEXT = [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2]
+
+
+def drafter(**options):
+    return make_drafter("adaptix", {"table": "none", **options}, RESOURCES)
+
+
+def opened(made, seed=0):
+    return made.open(DraftContext(VOCABULARY, seed))
+
+
+def view(ids):
+    ids = np.array(ids, np.int64)
+    ids.flags.writeable = False
+    return SequenceView(ids, len(ids))
+
+
+def propose(drafting, ids, nodes=8, depth=4):
+    draft = drafting.propose(view(ids), Budget(nodes, depth))
+    draft.check()
+    assert is_tree(draft.tokens, draft.parents, VOCABULARY)
+    assert len(draft) <= nodes
+    assert len(draft) == 0 or depths(draft.parents).max() <= depth
+    return draft
+
+
+def first_tokens(draft):
+    return draft.tokens[draft.parents < 0].tolist()
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tables") / "words.trigrams"
+    texts = [[1, 2, 9], [1, 2, 9], [1, 2, 8], [7, 6, 5], [0, 7, 6], [2, 9, 10]]
+    build_trigram_table(text_documents([words(ids) for ids in texts]), word_tokenizer(), VOCABULARY, path)
+    return path
+
+
+# --- learning
+
+
+def test_what_the_prompt_taught_is_drafted():
+    assert len(propose(opened(drafter(learn="off")), TEXT)) == 0
+    draft = propose(opened(drafter()), TEXT, nodes=3)
+    assert draft.tokens.tolist() == [3, 4, 5]
+    assert draft.parents.tolist() == [-1, 0, 1]
+    assert draft.score.tolist() == sorted(draft.score.tolist(), reverse=True)
+
+
+def test_every_token_is_learned_once_however_the_text_arrives():
+    at_once, in_pieces = opened(drafter()), opened(drafter())
+    propose(at_once, TEXT)
+    for length in (1, 4, 5, len(TEXT), len(TEXT)):
+        propose(in_pieces, TEXT[:length])
+    assert naive.learned_memory(in_pieces._own) == naive.learned_memory(at_once._own)
+    expected = {}
+    naive.learn_text(expected, TEXT, 0, 1.0, 0.95, math.inf)
+    assert naive.learned_memory(at_once._own)[1, 2]["total"] == pytest.approx(expected[1, 2]["total"])
+
+
+def test_a_step_without_a_budget_still_learns():
+    drafting = opened(drafter())
+    assert len(propose(drafting, TEXT, nodes=0)) == len(propose(drafting, TEXT, depth=0)) == 0
+    assert naive.learned_memory(drafting._own)
+
+
+def test_a_prompt_longer_than_the_table_is_learned_in_stretches(monkeypatch):
+    """Compiled code would search a full table for ever."""
+    monkeypatch.setattr(adaptix, "with_room", partial(with_room, most_slots=64))
+    monkeypatch.setattr(adaptix, "empty_learned", partial(empty_learned, 8))
+    monkeypatch.setattr(adaptix, "_STRETCH", 8)
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, 300)
+    drafting = opened(drafter())
+    propose(drafting, ids)
+    check_learned(drafting._own)
+    memory = naive.learned_memory(drafting._own)
+    assert len(drafting._own.keys) == 64
+    assert (int(ids[-3]), int(ids[-2])) in memory
+
+
+def test_the_stretch_always_fits():
+    assert 2 * adaptix._STRETCH <= adaptix.MOST_SLOTS // 2
+
+
+def test_two_sequences_do_not_influence_each_other():
+    made = drafter()
+    one, other = opened(made), opened(made)
+    propose(one, TEXT)
+    assert len(propose(other, [1, 2])) == 0
+    assert first_tokens(propose(other, [1, 2, 6, 1, 2])) == [6]
+    assert first_tokens(propose(one, TEXT)) == [3]
+    one.close()
+    assert len(propose(opened(made), [1, 2])) == 0
+
+
+def test_shared_knowledge_is_kept():
+    made = drafter(share=True)
+    one = opened(made)
+    propose(one, TEXT)
+    one.close()
+    assert first_tokens(propose(opened(made), [1, 2])) == [3]
+
+
+def test_the_papers_learning_raises_the_last_trigrams_at_every_step():
+    drafting = opened(drafter(learn="paper", feedback="off", window=5, increment=0.25, max_probability=0.6))
+    draft = propose(drafting, [1, 2, 3, 1, 2])
+    assert draft.tokens.tolist() == [3, 1, 2, 3]
+    assert draft.score.tolist() == pytest.approx([0.25**n for n in range(1, 5)])
+    assert propose(drafting, [1, 2, 3, 1, 2]).score[0] == pytest.approx(0.5)
+    assert propose(drafting, [1, 2, 3, 1, 2]).score[0] == pytest.approx(0.6)
+    assert (-1, 2) not in naive.learned_memory(drafting._own)
+
+
+@pytest.mark.parametrize("search", ["best_first", "mcts"])
+@pytest.mark.parametrize("learn", ["tokens", "paper", "off"])
+def test_every_combination_drafts_within_its_budget(table, search, learn):
+    made = drafter(table=str(table), search=search, learn=learn, iterations=20)
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, 30).tolist()
+    drafting, made_any = opened(made), False
+    for length in (1, 2, 3, 10, 29, 30):
+        for nodes, depth in ((1, 1), (5, 2), (64, 9), (0, 3)):
+            made_any |= len(propose(drafting, ids[:length], nodes, depth)) > 0
+    assert made_any
+    drafting.close()
+
+
+@pytest.mark.parametrize("seed", [0, 2**62, 2**63, 2**64 - 1])
+def test_mcts_takes_every_seed_and_repeats_itself(table, seed):
+    made = drafter(table=str(table), search="mcts", iterations=20)
+    drafts = [propose(opened(made, seed), [1, 2]) for _ in range(2)]
+    assert drafts[0].tokens.tolist() == drafts[1].tokens.tolist()
+    assert set(first_tokens(drafts[0])) >= {9, 8}
+
+
+# --- feedback
+
+
+def verdict(draft, at, tokens, probabilities):
+    return Verdict((0,), (), draft, at, np.array(tokens, np.int32), np.array(probabilities, np.float32))
+
+
+def test_the_targets_distribution_is_learned_at_each_nodes_own_pair():
+    """Rows: the root, 6 behind it, 7 behind 6, and 8 beside 6."""
+    drafting = opened(drafter(learn="off", feedback_top_k=2))
+    assert drafting._drafter.needs.top_k == 2
+    propose(drafting, [4, 5])
+    draft = Draft(np.array([6, 7, 8], np.int32), np.array([-1, 0, -1], np.int32))
+    shares = [[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]
+    drafting.observe(verdict(draft, 1, [[1, 2], [3, 4], [5, 6], [9, 10]], shares))
+    expected = {(4, 5): {1: 1.8, 2: 0.2}, (5, 6): {3: 1.6, 4: 0.4}, (6, 7): {5: 1.4, 6: 0.6}, (5, 8): {9: 1.2, 10: 0.8}}
+    memory = naive.learned_memory(drafting._own)
+    assert memory.keys() == expected.keys()
+    for context, weights in expected.items():
+        assert memory[context]["weights"] == pytest.approx(weights)
+        assert memory[context]["total"] == pytest.approx(2.0)
+    assert first_tokens(propose(drafting, [4, 5], nodes=1)) == [1]
+
+
+def test_feedback_at_the_first_token_of_all_has_no_pair():
+    drafting = opened(drafter(learn="off"))
+    propose(drafting, [5])
+    drafting.observe(verdict(Draft(np.empty(0, np.int32), np.empty(0, np.int32)), 0, [[1, 2]], [[0.5, 0.25]]))
+    assert naive.learned_memory(drafting._own).keys() == {(-1, 5)}
+    assert first_tokens(propose(drafting, [5])) == [1, 2]
+
+
+def test_feedback_that_is_off_asks_for_nothing_and_learns_nothing():
+    made = drafter(feedback="off", learn="off")
+    assert made.needs.top_k == 0
+    drafting = opened(made)
+    propose(drafting, [4, 5])
+    drafting.observe(Verdict((1,), (), Draft(np.empty(0, np.int32), np.empty(0, np.int32)), 1))
+    assert naive.learned_memory(drafting._own) == {}
+
+
+# --- memory
+
+
+def test_shared_knowledge_survives_in_a_file(tmp_path):
+    path = str(tmp_path / "memory")
+    made = drafter(share=True, memory=path)
+    propose(opened(made), TEXT)
+    made.save()
+    again = drafter(share=True, memory=path)
+    assert naive.learned_memory(again.shared) == naive.learned_memory(made.shared)
+    assert first_tokens(propose(opened(again), [1, 2])) == [3]
+    again.save(str(tmp_path / "elsewhere"))
+    assert (tmp_path / "elsewhere").exists()
+
+
+def test_only_shared_knowledge_can_be_saved(tmp_path):
+    with pytest.raises(UsageError, match="share=True"):
+        drafter().save(str(tmp_path / "memory"))
+    with pytest.raises(UsageError, match="a path or memory=PATH"):
+        drafter(share=True).save()
+
+
+def test_memory_of_another_tokenizer_is_refused(tmp_path):
+    options = {"table": "none", "share": True, "memory": str(tmp_path / "memory")}
+    make_drafter("adaptix", options, Resources(VOCABULARY, "a" * 64)).save()
+    with pytest.raises(StoreError, match="another tokenizer"):
+        make_drafter("adaptix", options, Resources(VOCABULARY, "b" * 64))
+
+
+# --- tables and options
+
+
+def test_the_table_is_drafted_from(table):
+    draft = propose(opened(drafter(table=str(table), learn="off")), [1, 2], nodes=2, depth=1)
+    assert draft.tokens.tolist() == [9, 8]
+
+
+def test_the_default_table_is_the_resources_own(table):
+    resources = Resources(VOCABULARY, tokenizer_hash(word_tokenizer()), lambda: table)
+    assert make_drafter("adaptix", {}, resources).table.path == table
+    assert make_drafter("adaptix", {"table": "none"}, resources).table.path is None
+    assert make_drafter("adaptix", {}, RESOURCES).table.path is None
+
+
+def test_a_table_of_another_tokenizer_is_refused(table):
+    with pytest.raises(StoreError, match=r"another tokenizer.*foredraft table build"):
+        make_drafter("adaptix", {"table": str(table)}, Resources(VOCABULARY, "a" * 64))
+
+
+def test_a_table_of_a_larger_vocabulary_is_refused(table):
+    with pytest.raises(StoreError, match="holds a vocabulary of 12 tokens and this model scores 5"):
+        make_drafter("adaptix", {"table": str(table)}, Resources(5))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"search": "beam"}, "search is 'beam'; choose one of best_first, mcts."),
+        ({"learn": "all"}, "learn is 'all'; choose one of tokens, paper, off."),
+        ({"feedback": "full"}, "feedback is 'full'; choose one of topk, off."),
+        ({"depth": 0}, "depth is 0; it must be at least 1."),
+        ({"iterations": 0}, "iterations is 0; it must be at least 1."),
+        ({"length": -1}, "length is -1; it must be at least 1."),
+        ({"candidates": 0}, "candidates is 0; it must be at least 1."),
+        ({"window": 0}, "window is 0; it must be at least 1."),
+        ({"window": 1 << 17}, "window is 131072; it must be at most 65536."),
+        ({"feedback_top_k": 0}, "feedback_top_k is 0; it must be at least 1."),
+        ({"increment": 0.0}, "increment is 0.0; it must be above 0."),
+        ({"max_probability": -1.0}, "max_probability is -1.0; it must be above 0."),
+        ({"c1": 0.0}, "c1 is 0.0; it must be above 0."),
+        ({"c2": 0.0}, "c2 is 0.0; it must be above 0."),
+        ({"c2": math.nan}, "c2 is nan; it must be above 0."),
+        ({"feedback_weight": 0.0}, "feedback_weight is 0.0; it must be above 0."),
+        ({"keep": 0.0}, "keep is 0.0; it must be above 0 and at most 1."),
+        ({"keep": 1.5}, "keep is 1.5; it must be above 0 and at most 1."),
+        ({"memory": "file"}, "memory keeps shared knowledge; give share=True with it."),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, sentence):
+    with pytest.raises(UsageError) as refusal:
+        drafter(**options)
+    assert str(refusal.value) == sentence
+
+
+def test_an_unknown_option_is_refused_with_a_hint():
+    with pytest.raises(UsageError, match="Did you mean 'iterations'"):
+        drafter(iteration=5)

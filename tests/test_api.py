@@ -1,0 +1,413 @@
+"""The front door, on a tiny random llama with a tokenizer trained here: what it takes, refuses and reports."""
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TopKLogitsWarper
+
+import foredraft
+from foredraft import StoreError, UsageError
+from foredraft.corpus.build import build_trigram_table
+from foredraft.corpus.fingerprint import tokenizer_hash
+from foredraft.corpus.shards import text_documents
+from foredraft.index.trigram import open_table
+
+TEXT = [
+    "the quick brown fox jumps over the lazy dog and the lazy dog sleeps",
+    "a model writes one token after the other, a draft guesses the next ones",
+    "to be or not to be, that is the question; naïve café 🙂",
+]
+WINDOW = 120
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+METHODS = {
+    "none": {},
+    "prompt_lookup": {"num_speculative_tokens": 5},
+    "adaptix": {"num_speculative_tokens": 12, "table": "none"},
+    "adaptix measured": {"table": "none"},
+}
+
+
+def trained_tokenizer(size=300, texts=TEXT):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=["<eos>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")  # noqa: S106  # a token of text
+
+
+def tiny_llama(vocabulary):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=WINDOW, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).float().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(5 if weight.ndim > 1 else 1)
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return trained_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def pair(tokenizer):
+    return tiny_llama(len(tokenizer) + 7), tokenizer  # as models often are: larger than their tokenizer
+
+
+@pytest.fixture(scope="module")
+def plain(pair):
+    return foredraft.load(pair, method="none")
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def generator(request, pair):
+    return foredraft.load(pair, method=request.param.split()[0], speculative_config=METHODS[request.param])
+
+
+SAMPLING = {"greedy": {}, "sampled": {"temperature": 0.9, "top_p": 0.95, "seed": 5}}
+
+
+@pytest.mark.parametrize("options", SAMPLING.values(), ids=SAMPLING)
+def test_every_method_writes_the_text_of_plain_decoding(plain, generator, options):
+    expected = plain.generate("the quick brown", max_new_tokens=40, eos_token_id=[], **options)
+    result = generator.generate("the quick brown", max_new_tokens=40, eos_token_id=[], **options)
+    assert result.token_ids == expected.token_ids
+    assert len(result.token_ids) == 40
+    assert result.text == expected.text
+    assert result.finish_reason == "length"
+    assert result.prompt_length == len(plain.encode("the quick brown"))
+    assert result.statistics.emitted == sum(len(step.emitted) for step in result.steps) == 40
+    assert result.statistics.decode_seconds > 0
+
+
+@pytest.mark.parametrize("options", SAMPLING.values(), ids=SAMPLING)
+def test_a_stream_gives_what_generate_gives(generator, options):
+    whole = generator.generate("to be or not", max_new_tokens=30, **options)
+    stream = generator.stream("to be or not", max_new_tokens=30, **options)
+    pieces = list(stream)
+    assert "".join(piece.text for piece in pieces) == whole.text == stream.generation.text
+    assert tuple(piece.token_id for piece in pieces if piece.token_id >= 0) == whole.token_ids
+    assert stream.generation.token_ids == whole.token_ids
+    assert stream.generation.finish_reason == whole.finish_reason
+    names = {piece.drafted_by for piece in pieces}
+    assert names <= {None, generator.method}
+    assert sum(piece.drafted_by is not None for piece in pieces) == stream.generation.statistics.accepted
+
+
+def test_an_oracle_of_the_text_itself_is_named_in_the_pieces(pair, plain):
+    answer = plain.generate("to be", max_new_tokens=20, eos_token_id=[])
+    ids = [*answer.token_ids, *plain.encode("to be")]  # what will be written stands in the prompt
+    generator = foredraft.load(pair, method="adaptix", speculative_config=METHODS["adaptix"])
+    pieces = list(generator.stream(ids * 3, max_new_tokens=20, eos_token_id=[]))
+    assert "adaptix" in {piece.drafted_by for piece in pieces}
+
+
+def test_a_stream_can_be_read_before_it_ends(plain):
+    stream = plain.stream("the quick", max_new_tokens=10, eos_token_id=[])
+    first = next(stream)
+    assert stream.generation.token_ids == (first.token_id,)
+    assert len(list(stream)) >= 9
+    assert len(stream.generation.token_ids) == 10
+
+
+def test_seeds_are_reported_and_reproduce_the_text(generator):
+    drawn = [generator.generate("a model", max_new_tokens=15, do_sample=True) for _ in range(2)]
+    assert drawn[0].seed != drawn[1].seed
+    assert drawn[0].token_ids != drawn[1].token_ids
+    again = generator.generate("a model", max_new_tokens=15, do_sample=True, seed=drawn[0].seed)
+    assert again.token_ids == drawn[0].token_ids
+    assert generator.generate("a model", max_new_tokens=2, do_sample=True, seed=2**64 - 1).seed == 2**64 - 1
+
+
+def test_the_end_id_is_the_models_own_unless_given(pair, plain):
+    assert plain.eos_token_ids() == (0,)
+    answer = plain.generate("the", max_new_tokens=20, eos_token_id=[]).token_ids
+    end = next(token for token in answer if token != answer[0])
+    result = plain.generate("the", max_new_tokens=20, eos_token_id=end)
+    assert result.finish_reason == "eos"
+    assert result.token_ids == answer[: answer.index(end) + 1]
+    assert plain.generate("the", max_new_tokens=20, eos_token_id=[299, end]).token_ids == result.token_ids
+
+
+def test_stop_strings_end_the_text_behind_them(plain, generator):
+    options = {"max_new_tokens": 40, "eos_token_id": [], "do_sample": True, "seed": 9}
+    text = plain.generate("the quick", **options).text
+    middle = len(text) // 2
+    stop = text[middle : middle + 3]
+    result = generator.generate("the quick", stop_strings=stop, **options)
+    assert result.finish_reason == "stop"
+    assert stop in result.text
+    assert text.startswith(result.text)
+    assert len(result.text) <= text.index(stop) + len(stop) + 12, "at most the rest of one token"
+    assert generator.generate("the quick", stop_strings=["\x00never", stop], **options).text == result.text
+
+
+def test_a_window_ends_the_text_and_refuses_prompts_that_fill_it(generator):
+    result = generator.generate([5] * (WINDOW - 3), max_new_tokens=50, eos_token_id=[])
+    assert (result.finish_reason, len(result.token_ids)) == ("window", 3)
+    with pytest.raises(UsageError, match=f"has {WINDOW} tokens.*window is {WINDOW}.*at most {WINDOW - 1}"):
+        generator.generate([5] * WINDOW)
+
+
+def test_logits_processors_are_honoured(plain, generator):
+    options = {"max_new_tokens": 20, "eos_token_id": [], "do_sample": True, "seed": 1}
+    processor = [TopKLogitsWarper(3)]
+    expected = plain.generate("a draft", logits_processor=processor, **options)
+    assert expected.token_ids == plain.generate("a draft", top_k=3, **options).token_ids
+    assert generator.generate("a draft", logits_processor=processor, **options).token_ids == expected.token_ids
+
+
+REFUSED = {
+    "unknown": ({"tempature": 1.0}, "no argument 'tempature'. Did you mean 'temperature'"),
+    "unlike anything": ({"zzz": 1}, "no argument 'zzz'. It takes: max_new_tokens"),
+    "beams": ({"num_beams": 4}, "num_beams: beam search keeps several texts"),
+    "several": ({"num_return_sequences": 2}, "one text is written at a time"),
+    "assistant": ({"assistant_model": None}, "method='draft_model'"),
+    "lookup": ({"prompt_lookup_num_tokens": 3}, "method='prompt_lookup'"),
+    "max_length": ({"max_length": 30}, "use max_new_tokens"),
+    "typical_p": ({"typical_p": 0.5}, "TypicalLogitsWarper"),
+    "ngrams": ({"no_repeat_ngram_size": 3}, "NoRepeatNGramLogitsProcessor"),
+    "nothing new": ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+    "half a token": ({"max_new_tokens": 2.5}, "whole number"),
+    "sampling at 0": ({"temperature": 0, "do_sample": True}, "temperature is 0 with do_sample"),
+    "ignored": ({"do_sample": False, "top_p": 0.5}, "top_p would be ignored with do_sample=False.*leave it out"),
+    "ignored two": ({"temperature": 0, "top_k": 5, "min_p": 0.1}, "top_k and min_p would be ignored.*leave them out"),
+    "empty stop": ({"stop_strings": ["x", ""]}, "stop string is empty"),
+    "top_k": ({"top_k": 10_000}, "top_k is 10000 and the model has 307 tokens"),
+    "negative top_k": ({"top_k": -1}, "top_k is -1"),
+    "top_p": ({"top_p": 1.5}, "top_p is 1.5"),
+    "min_p": ({"min_p": 2.0}, "min_p is 2.0"),
+    "cold": ({"temperature": -1.0}, "temperature is -1.0"),
+    "penalty": ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+    "seed": ({"do_sample": True, "seed": -3}, "seed is -3"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_arguments_that_cannot_be_honoured_are_refused_before_the_first_token(plain, case, monkeypatch):
+    given, says = REFUSED[case]
+    monkeypatch.setattr(plain.target, "prefill", lambda *_: pytest.fail("it began to write"))
+    for begin in (plain.generate, plain.stream):
+        with pytest.raises(UsageError, match=says):
+            begin("the", **given)
+
+
+def test_temperature_zero_is_greedy(plain):
+    greedy = plain.generate("the", max_new_tokens=9)
+    assert plain.generate("the", max_new_tokens=9, temperature=0).token_ids == greedy.token_ids
+    assert plain.generate("the", max_new_tokens=9, do_sample=False).token_ids == greedy.token_ids
+    assert plain.generate("the", max_new_tokens=9, do_sample=True, seed=3).token_ids != greedy.token_ids
+
+
+def test_a_prompt_is_a_text_a_conversation_or_ids(plain, tokenizer, monkeypatch):
+    ids = tokenizer("the quick").input_ids
+    for prompt in ("the quick", ids, tuple(ids), np.array(ids, np.int32)):
+        encoded = plain.encode(prompt)
+        assert encoded.dtype == np.int64
+        assert encoded.tolist() == ids
+    talk = [{"role": "u", "content": "hello"}]
+    with pytest.raises(UsageError, match="no chat template"):
+        plain.encode(talk)
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    assert tokenizer.decode(plain.encode(talk)) == "<u>hello<a>"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ("", "empty"),
+        ([], "empty"),
+        ([5, 307], "token id 307; the model has ids 0 to 306"),
+        ([5, -2], "token id -2"),
+        ([[1, 2], [3, 4]], "flat list"),
+        ([1.5, 2.0], "flat list"),
+    ],
+)
+def test_prompts_that_are_none_are_refused(plain, prompt, says):
+    with pytest.raises(UsageError, match=says):
+        plain.generate(prompt)
+
+
+def test_ids_beyond_the_tokenizer_are_written_without_text(plain, tokenizer):
+    beyond = len(tokenizer) + 2
+
+    def only_beyond(ids, scores):
+        scores = scores.clone()
+        scores[:, beyond] += 1e4
+        return scores
+
+    result = plain.generate("the", max_new_tokens=3, logits_processor=[only_beyond])
+    assert (result.token_ids, result.text) == ((beyond,) * 3, "")
+    stream = plain.stream([beyond, 5], max_new_tokens=3, logits_processor=[only_beyond])
+    assert "".join(piece.text for piece in stream) == ""
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tokenizer):
+    with pytest.raises(UsageError, match="ids up to 299 and the model scores ids below 200"):
+        foredraft.load((tiny_llama(200), tokenizer), method="none")
+
+
+@pytest.mark.parametrize("model", [3, (1, 2, 3), None])
+def test_a_model_that_is_no_name_and_no_pair_is_refused(model):
+    with pytest.raises(UsageError, match="name, a folder, or a pair"):
+        foredraft.load(model)
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "says"),
+    [
+        ("adaptx", {}, "no method 'adaptx'. Did you mean 'adaptix'"),
+        ("none", {"method": "adaptix"}, "method is 'none' and speculative_config names 'adaptix'"),
+        (None, {"method": "none", "nodes": 3}, "Method 'none' has no option 'nodes'"),
+        ("prompt_lookup", {"prompt_lookup_mix": 3}, "Did you mean 'prompt_lookup_m"),
+        ("prompt_lookup", {"prompt_lookup_min": 3}, "prompt_lookup_min is 3 and prompt_lookup_max is 2"),
+        ("prompt_lookup", {"max_matching_ngram_size": 3, "prompt_lookup_max": 4}, "two names of one option"),
+        ("prompt_lookup", {"prompt_lookup_num_tokens": 0}, "at least 1"),
+        ("adaptix", {"search": "deep"}, "search is 'deep'; choose one of best_first, mcts"),
+        ("adaptix", {"keep": 0.0}, "keep is 0.0"),
+        ("adaptix", {"memory": "file"}, "give share=True"),
+        ("none", {"num_speculative_tokens": -1}, "num_speculative_tokens is -1"),
+        ("none", {"num_speculative_tokens": 2.5}, "num_speculative_tokens is 2.5"),
+    ],
+)
+def test_a_method_or_configuration_that_means_nothing_is_refused(pair, method, config, says):
+    with pytest.raises(UsageError, match=says):
+        foredraft.load(pair, method=method, speculative_config=config)
+
+
+def test_use_changes_the_method_and_refuses_unknown_ones(pair):
+    generator = foredraft.load(pair, speculative_config={"method": "none"})
+    with pytest.raises(UsageError, match="Did you mean 'prompt_lookup'"):
+        generator.use("prompt_lokup")
+    assert generator.method == generator.drafter.name == "none"
+    before = generator.generate("the", max_new_tokens=12, eos_token_id=[])
+    generator.use("prompt_lookup", {"prompt_lookup_max": 3}, nodes=4)
+    after = generator.generate("the", max_new_tokens=12, eos_token_id=[])
+    assert generator.method == generator.drafter.name == "prompt_lookup"
+    assert before.token_ids == after.token_ids
+    assert all(step.drafted <= 4 for step in after.steps)
+    with pytest.raises(UsageError, match="num_speculative_tokens is -2"):
+        generator.use("prompt_lookup", nodes=-2)
+
+
+@pytest.fixture(scope="module")
+def table(tokenizer, tmp_path_factory):
+    path = tmp_path_factory.mktemp("tables") / "small.trigrams"
+    backend = tokenizer.backend_tokenizer
+    build_trigram_table(text_documents(TEXT * 3), backend, len(tokenizer), path)
+    open_table(path, tokenizer_hash(backend))
+    return path
+
+
+def loaded_with(pair, path, **options):
+    return foredraft.load(pair, method="adaptix", speculative_config={"table": str(path), **options})
+
+
+def test_a_table_drafts_without_changing_the_text(pair, plain, table):
+    generator = loaded_with(pair, table, num_speculative_tokens=8, learn="off", feedback="off")
+    result = generator.generate("the quick brown", max_new_tokens=30)
+    assert result.token_ids == plain.generate("the quick brown", max_new_tokens=30).token_ids
+    assert result.statistics.drafted > 0
+
+
+def test_a_table_of_another_tokenizer_is_refused(table):
+    other = trained_tokenizer(290, TEXT[:1])
+    with pytest.raises(StoreError, match="tokenizer"):
+        loaded_with((tiny_llama(len(other)), other), table)
+
+
+def damaged(table, tmp_path, how):
+    content = bytearray(table.read_bytes())
+    path = tmp_path / "damaged.trigrams"
+    if how == "empty":
+        content = bytearray()
+    elif how == "truncated":
+        content = content[: len(content) // 2]
+    elif how == "last byte missing":
+        content = content[:-1]
+    elif how == "magic flipped":
+        content[0] ^= 1
+    elif how == "header flipped":
+        content[40] ^= 4
+    elif how.startswith("bit"):
+        content[len(content) * int(how.split()[-1]) // 8] ^= 16
+    path.write_bytes(content)
+    return path
+
+
+HARM = [
+    "empty",
+    "truncated",
+    "last byte missing",
+    "magic flipped",
+    "header flipped",
+    *(f"bit {n}" for n in range(1, 8)),
+]
+
+
+@pytest.mark.parametrize("how", HARM)
+def test_a_damaged_table_is_refused(pair, table, tmp_path, how):
+    assert loaded_with(pair, damaged(table, tmp_path, "copied")).method == "adaptix"
+    with pytest.raises(StoreError):
+        loaded_with(pair, damaged(table, tmp_path, how))
+
+
+def test_a_table_that_is_not_there_is_refused(pair, tmp_path):
+    with pytest.raises(StoreError, match="nowhere"):
+        loaded_with(pair, tmp_path / "nowhere.trigrams")
+
+
+def test_shared_knowledge_is_kept_saved_and_loaded_again(pair, plain, tmp_path):
+    memory = tmp_path / "memory"
+    options = {"share": True, "memory": str(memory), "num_speculative_tokens": 6, "feedback": "off"}
+    first = loaded_with(pair, "none", **options)
+    runs = [first.generate("the lazy dog", max_new_tokens=30, eos_token_id=[]) for _ in range(2)]
+    assert runs[1].statistics.accepted > runs[0].statistics.accepted, "the second text was known from the first"
+    first.drafter.save()
+    second = loaded_with(pair, "none", **options)
+    again = second.generate("the lazy dog", max_new_tokens=30, eos_token_id=[])
+    assert again.statistics.accepted > runs[0].statistics.accepted
+    expected = plain.generate("the lazy dog", max_new_tokens=30, eos_token_id=[]).token_ids
+    assert expected == runs[0].token_ids == runs[1].token_ids == again.token_ids
+
+
+def test_memory_that_is_damaged_or_of_another_tokenizer_is_refused(pair, tmp_path):
+    memory = tmp_path / "memory"
+    options = {"share": True, "memory": str(memory)}
+    generator = loaded_with(pair, "none", **options)
+    generator.generate("the lazy dog", max_new_tokens=5)
+    generator.drafter.save()
+    other = trained_tokenizer(290, TEXT[:1])
+    with pytest.raises(StoreError, match="another tokenizer"):
+        loaded_with((tiny_llama(len(other)), other), "none", **options)
+    memory.write_bytes(memory.read_bytes()[:-100])
+    with pytest.raises(StoreError):
+        loaded_with(pair, "none", **options)
+
+
+def test_what_is_not_shared_cannot_be_saved(pair, tmp_path):
+    generator = loaded_with(pair, "none")
+    with pytest.raises(UsageError, match="share=True"):
+        generator.drafter.save(str(tmp_path / "file"))
+
+
+def test_the_embedded_model_writes_the_same_with_every_method():
+    generator = foredraft.load("demo", method="none", dtype="float32", device="cpu")
+    options = {"max_new_tokens": 24, "temperature": 0.7, "seed": 1}
+    talk = [{"role": "user", "content": "Write one sentence about rivers."}]
+    expected = generator.generate(talk, **options)
+    assert expected.text
+    for method, config in (("prompt_lookup", {}), ("adaptix", {"table": "none"})):
+        generator.use(method, config, nodes=8)
+        assert generator.generate(talk, **options).token_ids == expected.token_ids

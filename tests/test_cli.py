@@ -1,0 +1,432 @@
+"""The command line, run in this process on the embedded model; a few times as a process of its own."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import typer
+
+from foredraft import __version__
+from foredraft.cli import VERBS, app, chat, compare, declared, main
+from foredraft.cli.generate import Job
+from foredraft.cli.screen import Ink
+from foredraft.errors import UsageError
+
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+EMPTY_TABLE = ("--speculative-config", '{"table": "none"}', "--num-speculative-tokens", "6")
+QUICK = ("--dtype", "float32", "--max-new-tokens", "12", *EMPTY_TABLE)
+PROMPT = "Tell me about the sea."
+LOOPING = (
+    "one two one two one two one two", "--raw", "--dtype", "float32", "--max-new-tokens", "40", "--method",
+    "prompt_lookup", "--num-speculative-tokens", "6", "--eos-token-id", "8191",
+)  # fmt: skip
+ESCAPE = "\x1b["
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path_factory.mktemp("cache")))
+    for name in ("NO_COLOR", "FORCE_COLOR", "FOREDRAFT_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run the command with `arguments`, and `stdin` piped into it; return status, output and errors."""
+
+    def run(*arguments, stdin=""):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        status = main(list(arguments))
+        captured = capsys.readouterr()
+        return SimpleNamespace(status=status, out=captured.out, err=captured.err)
+
+    return run
+
+
+def refused(result, status, words):
+    """One sentence on standard error, nothing on standard output."""
+    assert result.status == status
+    assert result.out == ""
+    assert result.err.endswith("\n")
+    assert len(result.err.splitlines()) == 1, result.err
+    assert "Traceback" not in result.err
+    assert words in result.err
+    return True
+
+
+def commands(command, path=()):
+    yield path
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, (*path, name))
+
+
+# --- the command as a whole
+
+
+@pytest.mark.parametrize("path", list(commands(typer.main.get_command(app))), ids="-".join)
+def test_every_command_has_help(run, path):
+    result = run(*path, "--help")
+    assert result.status == 0
+    assert "Usage: foredraft" in result.out
+    assert result.err == ""
+
+
+def test_help_names_every_verb_and_the_library_s_defaults(run):
+    listing = run("--help").out
+    assert all(re.search(rf"^\W*{verb}\b", listing, re.MULTILINE) for verb in VERBS)
+    assert "256" in run("generate", "--help").out
+
+
+def test_importing_the_command_line_imports_nothing_slow():
+    code = "import sys, foredraft.cli; print(sorted({'torch', 'transformers', 'numba', 'numpy'} & set(sys.modules)))"
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]", "Import it inside the function that needs it, so that help stays quick."
+
+
+@pytest.mark.parametrize("module", ["foredraft", "foredraft.cli"])
+def test_it_runs_as_a_module(module):
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, "-m", module, "--version"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"foredraft {__version__}\n", "")
+
+
+def test_without_a_verb_it_shows_help(run):
+    result = run()
+    assert result.status == 2
+    assert "generate" in result.out + result.err
+
+
+def test_an_unexpected_error_is_one_sentence_with_a_hint(run, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("something odd\nand more")
+
+    monkeypatch.setattr("foredraft.cli.generate._prompt_text", fail)
+    assert refused(run("generate", "a"), 1, "Unexpected RuntimeError: something odd. Set FOREDRAFT_TRACEBACK=1")
+    monkeypatch.setenv("FOREDRAFT_TRACEBACK", "1")
+    assert "Traceback" in run("generate", "a").err
+
+
+def test_a_reader_that_went_away_is_no_news(run, monkeypatch):
+    def fail(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(Ink, "write", fail)
+    result = run("generate", PROMPT, *QUICK)
+    assert (result.status, result.err) == (1, "")
+
+
+# --- generate
+
+
+def test_generate_writes_the_same_text_from_every_source_and_method(run, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT, encoding="utf-8")
+    result = run("generate", PROMPT, *QUICK)
+    assert result.status == 0
+    assert len(result.out) > 10
+    assert result.out.endswith("\n")
+    assert ESCAPE not in result.out + result.err
+    assert "tokens per target step" in result.err
+    assert len(result.err.splitlines()) == 1
+    others = [
+        run("generate", "-", *QUICK, stdin=PROMPT),
+        run("generate", "--file", str(file), *QUICK),
+        run("generate", PROMPT, "--dtype", "float32", "--max-new-tokens", "12", "--method", "none"),
+    ]
+    assert [other.out for other in others] == [result.out] * 3
+
+
+def test_json_is_one_object_and_adds_up(run):
+    result = run("generate", PROMPT, *QUICK, "--temperature", "0.8", "--seed", "7", "--json")
+    assert (result.status, result.err) == (0, "")
+    found = json.loads(result.out)
+    assert found["seed"] == 7
+    assert found["finish_reason"] in ("length", "eos")
+    assert [token for step in found["steps"] for token in step["emitted"]] == found["token_ids"]
+    assert sum(step["drafted"] for step in found["steps"]) == found["statistics"]["drafted"]
+    assert all(len(step["sources"]) == len(step["emitted"]) for step in found["steps"])
+    assert set(found["steps"][0]["microseconds"]) == {"draft", "layout", "forward", "verify", "commit", "observe"}
+
+
+def test_sampling_reports_its_seed_which_repeats_the_text(run):
+    first = run("generate", PROMPT, *QUICK, "--temperature", "0.9")
+    seed = re.search(r"seed (\d+)", first.err)[1]
+    assert run("generate", PROMPT, *QUICK, "--temperature", "0.9", "--seed", seed).out == first.out
+
+
+def test_options_reach_the_library(run):
+    plain = json.loads(run("generate", PROMPT, *QUICK, "--json").out)
+    second = plain["token_ids"][1]
+    ended = json.loads(run("generate", PROMPT, *QUICK, "--json", "--eos-token-id", str(second)).out)
+    assert ended["token_ids"] == plain["token_ids"][:2]
+    letter = next(letter for letter in plain["text"] if letter.isalpha())
+    stopped = json.loads(run("generate", PROMPT, *QUICK, "--json", "--stop-strings", letter, "--stop-strings", "q").out)
+    assert stopped["finish_reason"] == "stop"
+    raw = json.loads(run("generate", PROMPT, *QUICK, "--json", "--raw").out)
+    system = json.loads(run("generate", PROMPT, *QUICK, "--json", "--system", "Be brief.").out)
+    assert raw["prompt_length"] < plain["prompt_length"] < system["prompt_length"]
+
+
+def test_colour_marks_drafted_tokens_and_has_a_legend(run):
+    arguments = ("generate", *LOOPING)
+    coloured = run(*arguments, "--color")
+    assert ESCAPE in coloured.out
+    assert "Drafted by" in coloured.err
+    plain = run(*arguments)
+    assert re.sub(r"\x1b\[\d*m", "", coloured.out) == plain.out
+    assert "Drafted by" not in plain.err
+
+
+def test_an_interrupt_keeps_what_was_written(run, monkeypatch):
+    written = []
+    write = Ink.write
+
+    def interrupted(ink, piece):
+        write(ink, piece)
+        written.append(piece.text)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Ink, "write", interrupted)
+    result = run("generate", PROMPT, *QUICK)
+    assert result.status == 1
+    assert result.out.rstrip("\n") == "".join(written)
+    assert "finish: interrupted" in result.err
+    assert result.err.splitlines()[-1] == "Interrupted."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("generat",), "Did you mean 'generate'?"),
+        (("generate", "a", "--temperatur", "1"), "No such option"),
+        (("generate", "a", "--top-k", "many"), "--top-k"),
+        (("generate",), "There is no prompt"),
+        (("generate", ""), "The prompt is empty"),
+        (("generate", "-"), "The prompt is empty"),
+        (("generate", "a", "--file", "b"), "give one of them"),
+        (("generate", "--file", "no/such/file"), "cannot be read (No such file or directory)"),
+        (("generate", "\udcff"), "not text in UTF-8"),
+        (("generate", "a", "--chat", "--json"), "--chat and --json exclude each other"),
+        (("generate", "-", "--chat"), "--chat reads the conversation"),
+        (("generate", "a", "--raw", "--system", "b"), "--raw and --system exclude each other"),
+        (("generate", "a", "--speculative-config", "{x"), "--speculative-config is not JSON"),
+        (("generate", "a", "--speculative-config", "[1]"), "give a JSON object"),
+        (("generate", "a", "--speculative-config", '{"tabel": "none"}'), "Did you mean 'table'?"),
+        (("generate", "a", "--speculative-config", '{"num_speculative_tokens": 3}', *EMPTY_TABLE[2:]), "give one of"),
+        (("generate", "a", "--num-speculative-tokens", "-1"), "num_speculative_tokens is -1"),
+        (("generate", "a", "--method", "adaptx"), "Did you mean 'adaptix'?"),
+        (("generate", "a", "--method", "none", "--speculative-config", '{"method": "adaptix"}'), "give one of them"),
+        (("generate", "a", "--method", "none", "--compare"), "name another method"),
+        (("generate", "a", "--max-new-tokens", "0"), "max_new_tokens is 0"),
+        (("generate", "a", "--no-do-sample", "--temperature", "1"), "temperature would be ignored"),
+        (("generate", "a", "--top-p", "2"), "top_p is 2.0"),
+        (("generate", "a", "--dtype", "int8"), "dtype is 'int8'"),
+        (("generate", "a", "--device", "nowhere"), "device is 'nowhere'"),
+        (("generate", "a", "--model", "./nowhere"), "There is no folder ./nowhere"),
+        (("info", "./nowhere"), "There is no folder ./nowhere"),
+    ],
+)
+def test_what_was_asked_wrongly_is_refused_in_a_sentence(run, arguments, words):
+    assert refused(run(*arguments), 2, words)
+
+
+# --- generate --compare
+
+
+def test_compare_agrees_with_plain_decoding(run):
+    result = run("generate", PROMPT, *QUICK, "--compare")
+    assert result.status == 0
+    assert ESCAPE not in result.out
+    for pattern in (r"\n +adaptix +\d+|\n adaptix", r"\n none ", r"\nspeed-up: \d+\.\d\d\n", r"\nidentical: yes\n"):
+        assert re.search(pattern, result.out), pattern
+    assert "share of repeated 8-grams: 0.00" in result.out
+
+
+def test_compare_as_json_with_sampling(run):
+    result = run("generate", PROMPT, *QUICK, "--compare", "--json", "--temperature", "0.7", "--seed", "5")
+    found = json.loads(result.out)
+    assert (result.status, found["identical"], found["seed"], found["first_difference"]) == (0, True, 5, None)
+    assert set(found["statistics"]) == {"adaptix", "none"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "status", "words"), [("float32", 1, "report"), ("bfloat16", 0, "near-ties may flip")]
+)
+def test_a_difference_fails_where_arithmetic_cannot_explain_it(run, monkeypatch, dtype, status, words):
+    counts = SimpleNamespace(
+        emitted=9, steps=5, tokens_per_target_step=1.8, drafted=7, accepted=4, decode_seconds_per_token=0.01
+    )
+    made = SimpleNamespace(statistics=counts)
+    monkeypatch.setattr(compare, "_run", lambda *_: compare._Pair(made, made, 1.5, 0.5, 3, 0.01, dtype))
+    result = run("generate", PROMPT, *QUICK, "--compare")
+    assert result.status == status
+    assert f"identical: no (first difference at token 3; top-2 gap 0.01; {result.out.rsplit('; ', 1)[1]}" in result.out
+    assert words in result.out
+    assert "flatters drafters" in result.out
+
+
+def test_the_gap_is_between_the_two_best_scores():
+    from foredraft import load
+
+    generator = load("demo", method="none", dtype="float32")
+    written = generator.generate(PROMPT, max_new_tokens=4)
+    prefix = [*generator.encode(PROMPT).tolist(), *written.token_ids[:2]]
+    import torch
+
+    with torch.inference_mode():
+        best = generator.target.model(torch.tensor([prefix])).logits[0, -1].topk(2).values.tolist()
+    assert compare._gap(generator, PROMPT, written, 3, {}) == pytest.approx(best[0] - best[1], abs=1e-4)
+    assert compare._gap(generator, PROMPT, written, 3, {"temperature": 0.7, "top_p": 0.9, "seed": 1}) >= 0
+
+
+@pytest.mark.parametrize(("one", "other", "expected"), [((1, 2), (1, 3), 2), ((1, 2), (1, 2, 3), 3), ((4,), (5,), 1)])
+def test_the_first_difference_is_counted_from_one(one, other, expected):
+    assert compare._first_difference(SimpleNamespace(token_ids=one), SimpleNamespace(token_ids=other)) == expected
+
+
+# --- generate --chat
+
+
+def test_chat_answers_piped_lines_until_an_empty_one(run):
+    lines = "Hello!\nWho are you?\n/reset\nHello!\n\nnot read\n"
+    result = run("generate", "--chat", *QUICK, stdin=lines)
+    assert result.status == 0
+    assert result.err.count("finish: ") == 3
+    assert "starts over" in result.err
+    answers = result.out.strip().splitlines()
+    assert answers[0] == answers[-1]  # the same first turn
+    assert result.out.startswith(run("generate", "Hello!", *QUICK).out)
+
+
+def test_chat_without_a_line_is_refused(run):
+    assert refused(run("generate", "--chat", *QUICK), 2, "pipe one message a line")
+
+
+def job(**given):
+    parts = {
+        "model": "demo", "dtype": "auto", "device": None, "method": None, "config": {}, "options": {}, "system": None,
+        "color": False, "raw": False, "as_json": False,
+    }  # fmt: skip
+    return Job(**{**parts, **given})
+
+
+def test_chat_forgets_the_oldest_turns_when_the_window_is_full(capsys):
+    generator = SimpleNamespace(
+        target=SimpleNamespace(window=40),
+        encode=lambda messages: np.arange(sum(len(message["content"]) for message in messages)),
+    )
+    turns = [
+        {"role": role, "content": 10 * letter} for role, letter in zip(3 * ["user", "assistant"], "abcdef", strict=True)
+    ]
+    system = {"role": "system", "content": "s"}
+    messages = [system, *turns[:5]]
+    kept = chat._fitting(generator, job(system="s"), messages)
+    assert kept == [system, turns[4]]
+    error = capsys.readouterr().err
+    assert "window of 40 tokens" in error
+    assert "2 turns were forgotten" in error
+    with pytest.raises(UsageError, match="send a shorter one"):
+        chat._fitting(generator, job(), [{"role": "user", "content": 50 * "a"}])
+
+
+# --- methods and info
+
+
+def test_methods_lists_every_method_with_its_options(run):
+    text = run("methods").out
+    found = {entry["name"]: entry for entry in json.loads(run("methods", "--json").out)}
+    assert {"none", "prompt_lookup", "adaptix"} <= set(found)
+    assert all(name in text and entry["summary"] for name, entry in found.items())
+    assert [name for name, entry in found.items() if entry["default"]] == ["adaptix"]
+    options = {option["name"]: option for option in found["adaptix"]["options"]}
+    assert options["search"]["default"] == "best_first"
+    assert options["search"]["type"] == "'best_first' | 'mcts'"
+    undescribed = [
+        f"{name}.{option['name']}"
+        for name, entry in found.items()
+        for option in entry["options"]
+        if not option["description"]
+    ]
+    assert not undescribed, f"Describe these in the Attributes section of their dataclass: {undescribed}"
+
+
+def test_a_broken_third_party_method_does_not_hide_the_others(run, monkeypatch):
+    broken = EntryPoint("broken", "no.such.module:Drafter", "foredraft.drafters")
+    monkeypatch.setattr("foredraft.drafters.entry_points", lambda **_: [broken])
+    found = {entry["name"]: entry for entry in json.loads(run("methods", "--json").out)}
+    assert "cannot be imported" in found["broken"]["summary"]
+    assert "adaptix" in found
+
+
+def test_info_reads_and_measures(run):
+    found = json.loads(run("info", "demo", "--json", "--dtype", "float32").out)
+    assert (found["family"], found["tested"], found["vocabulary"], found["window"]) == ("llama", True, 8192, 2048)
+    assert found["attention"] == {"full_attention": 8}
+    assert found["dtype"] == "float32"
+    assert found["cost"][0]["rows"] == 1
+    assert found["cost"][0]["relative"] == 1.0
+    text = run("info", "demo", "--no-measure")
+    assert text.status == 0
+    assert f"{found['parameters']:,}" in text.out
+    assert "relative" not in text.out
+
+
+def folder_of(path, config):
+    path.joinpath("config.json").write_text(json.dumps(config), encoding="utf-8")
+    return str(path)
+
+
+def test_info_works_from_a_configuration_alone(run, tmp_path):
+    small = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 3,
+        "vocab_size": 50,
+    }
+    folder = folder_of(tmp_path, {"model_type": "llama", **small})
+    result = run("info", folder)
+    assert result.status == 0
+    assert "3 full attention" in result.out
+    assert "Not measured" in result.out
+    assert run("info", folder, "--no-measure", "--json").status == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "mamba", "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 50}, "cannot step back"),
+        ({"model_type": "t5"}, "supports decoder-only"),
+    ],
+)
+def test_an_unsupported_model_is_refused_in_a_sentence(run, tmp_path, config, words):
+    assert refused(run("info", folder_of(tmp_path, config)), 1, words)
+
+
+# --- what help is made of
+
+
+def test_options_read_from_source_are_those_of_the_class():
+    from foredraft.request import GenerationOptions
+
+    read = declared.options_in_source("foredraft.request", "GenerationOptions")
+    for option in declared.options_of(GenerationOptions):
+        assert read[option.name].default == option.default
+        assert read[option.name].description == option.description != ""
+
+
+def test_attributes_end_with_their_section():
+    text = "Words.\n\nAttributes:\n    one: first,\n        continued: so.\n    two: second.\n\nMore: none.\n"
+    assert declared.attributes(text) == {"one": "first, continued: so.", "two": "second."}

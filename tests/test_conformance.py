@@ -1,0 +1,256 @@
+"""Every registered drafter keeps every law, and the checker catches drafters that do not."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from foredraft.contracts import EMPTY_DRAFT, Draft, Needs
+from foredraft.drafters import Resources, drafter_class, make_drafter, method_names
+from foredraft.graph.tree import chain_parents
+from foredraft.testing import (
+    CHECKS,
+    VOCABULARY,
+    AdversaryDrafter,
+    OracleDrafter,
+    RandomTreeDrafter,
+    ToyTarget,
+    check_drafter,
+    checks,
+    sequences_do_not_influence_each_other,
+)
+
+ADAPTIX = [
+    {"table": "none", "search": search, "learn": learn, "feedback": feedback, "share": share}
+    for search, learn, feedback, share in itertools.product(
+        ("best_first", "mcts"), ("tokens", "paper", "off"), ("topk", "off"), (False, True)
+    )
+]
+VARIANTS = {
+    "none": [{}],
+    "prompt_lookup": [{}, {"prompt_lookup_min": 2, "prompt_lookup_max": 4}, {"prompt_lookup_num_tokens": 1}],
+    "adaptix": ADAPTIX,
+}
+"""The options with which each registered method is tested; a new method needs an entry."""
+
+MEMBERS = [(method, options) for method, variants in VARIANTS.items() for options in variants]
+
+
+def named(value):
+    if callable(value):
+        return value.__name__
+    return "-".join(map(str, value.values())) or "default" if isinstance(value, dict) else None
+
+
+def maker(method, options):
+    return lambda: make_drafter(method, options, Resources(VOCABULARY))
+
+
+def test_every_registered_method_is_covered():
+    assert set(VARIANTS) == set(method_names()), "Give every method at least one set of options in VARIANTS."
+    assert all(VARIANTS.values())
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_every_registered_class_provides_what_the_door_reads(method):
+    kind = drafter_class(method)
+    assert kind.name == method
+    assert kind.summary.endswith(".")
+    drafter = make_drafter(method, VARIANTS[method][0], Resources(VOCABULARY))
+    assert isinstance(drafter.needs, Needs)
+    assert len(drafter.source_names) > 0
+    assert all(isinstance(name, str) and name for name in drafter.source_names)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=named)
+@pytest.mark.parametrize(("method", "options"), MEMBERS, ids=named)
+def test_the_law_holds(method, options, check):
+    if options.get("share") and check is sequences_do_not_influence_each_other:
+        # sharing is what was asked for: the second sequence must be able to profit from the first
+        if options["learn"] == "tokens":
+            with pytest.raises(AssertionError, match="do not influence"):
+                check(maker(method, options))
+        return
+    check(maker(method, options))
+
+
+def continuation_of(ids):
+    return ToyTarget().greedy(ids, 8)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: OracleDrafter(continuation_of),
+        lambda: OracleDrafter(continuation_of, distractors=2),
+        lambda: AdversaryDrafter(continuation_of),
+        lambda: RandomTreeDrafter(3),
+    ],
+    ids=["oracle", "oracle-distractors", "adversary", "random"],
+)
+def test_the_shipped_drafters_keep_the_laws(make):
+    check_drafter(make)
+
+
+class Planted:
+    """A drafter with a mistake: `propose(view, budget, calls)` is what each case writes; `calls` is shared state."""
+
+    name = "planted"
+    needs = Needs()
+    source_names = ("planted",)
+
+    def __init__(self, propose, closes=2, per_sequence=True):
+        self._propose = propose
+        self._closes = closes
+        self._calls = [] if not per_sequence else None
+
+    def open(self, context):
+        return PlantedDrafting(self._propose, self._closes, [] if self._calls is None else self._calls)
+
+
+class PlantedDrafting:
+    def __init__(self, propose, closes, calls):
+        self._propose = propose
+        self._closes = closes
+        self._calls = calls
+
+    def propose(self, view, budget):
+        draft = self._propose(view, budget, self._calls) if budget.nodes and budget.depth else EMPTY_DRAFT
+        self._calls.append(int(view.ids[-1]))
+        return draft
+
+    def observe(self, verdict):
+        pass
+
+    def close(self):
+        self._closes -= 1
+        if self._closes < 0:
+            raise RuntimeError("closed already")
+
+
+def tree(tokens, parents, **arrays):
+    return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), **arrays)
+
+
+def chain(*tokens):
+    return Draft(np.array(tokens, np.int32), chain_parents(len(tokens)))
+
+
+def writes_into_the_view(view, budget, calls):
+    view.ids[0] = 0
+    return EMPTY_DRAFT
+
+
+def opens_the_view_and_writes(view, budget, calls):
+    view.ids.flags.writeable = True
+    view.ids[0] += 1
+    return EMPTY_DRAFT
+
+
+def ignores_the_budget(view, budget, calls):
+    return chain(1, 2, 3)
+
+
+def repeats_siblings(view, budget, calls):
+    return tree([4, 4], [-1, -1])
+
+
+def needs_two_tokens(view, budget, calls):
+    return chain(int(view.ids[-2]))
+
+
+UNSEEDED = np.random.default_rng()
+
+PLANTS = {
+    "repeats siblings": (
+        lambda: Planted(repeats_siblings), checks.proposals_are_valid_trees, "sibling",
+    ),
+    "parent behind its child": (
+        lambda: Planted(lambda view, budget, calls: tree([4, 5], [1, -1])), checks.proposals_are_valid_trees, "before",
+    ),
+    "token beyond the vocabulary": (
+        lambda: Planted(lambda view, budget, calls: chain(VOCABULARY)), checks.proposals_are_valid_trees, "vocabulary",
+    ),
+    "negative token": (
+        lambda: Planted(lambda view, budget, calls: chain(-1)), checks.proposals_are_valid_trees, "vocabulary",
+    ),
+    "NaN score": (
+        lambda: Planted(lambda view, budget, calls: tree([4], [-1], score=np.array([np.nan], np.float32))),
+        checks.proposals_are_valid_trees, "finite",
+    ),
+    "source without a name": (
+        lambda: Planted(lambda view, budget, calls: tree([4], [-1], source=np.array([1], np.uint8))),
+        checks.proposals_are_valid_trees, "name",
+    ),
+    "too many nodes": (lambda: Planted(ignores_the_budget), checks.proposals_stay_within_the_budget, "3 nodes"),
+    "too deep": (
+        lambda: Planted(lambda view, budget, calls: chain(*range(budget.nodes))),
+        checks.proposals_stay_within_the_budget, "deep",
+    ),
+    "writes into the view": (lambda: Planted(writes_into_the_view), checks.the_view_is_left_as_it_was, "view"),
+    "opens the view": (lambda: Planted(opens_the_view_and_writes), checks.the_view_is_left_as_it_was, "changed"),
+    "draws without the seed": (
+        lambda: Planted(lambda view, budget, calls: chain(int(UNSEEDED.integers(VOCABULARY)))),
+        checks.the_same_seed_gives_the_same_drafts, "same seed",
+    ),
+    "remembers the sequence before": (
+        lambda: Planted(lambda view, budget, calls: chain(len(calls) % VOCABULARY), per_sequence=False),
+        checks.sequences_do_not_influence_each_other, "influence",
+    ),
+    "cannot be closed twice": (
+        lambda: Planted(lambda view, budget, calls: chain(1), closes=1), checks.close_can_be_called_twice, "twice",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_the_checker_catches(plant):
+    make, check, says = PLANTS[plant]
+    with pytest.raises(AssertionError, match=says):
+        check(make)
+    with pytest.raises(AssertionError):
+        check_drafter(make)
+
+
+def test_the_checker_catches_drafts_without_a_budget():
+    class Eager(PlantedDrafting):
+        def propose(self, view, budget):
+            return chain(1)
+
+    class EagerDrafter(Planted):
+        def open(self, context):
+            return Eager(None, 2, [])
+
+    with pytest.raises(AssertionError, match="gives no draft"):
+        checks.no_budget_gives_no_draft(lambda: EagerDrafter(None))
+
+
+def test_the_checker_catches_a_drafter_that_needs_two_tokens():
+    with pytest.raises(AssertionError, match="one token"):
+        checks.a_sequence_of_one_token_is_drafted_for(lambda: Planted(needs_two_tokens))
+
+
+@pytest.mark.parametrize(
+    "check", [checks.greedy_text_equals_plain_decoding, checks.sampled_text_equals_plain_decoding], ids=named
+)
+def test_the_checker_catches_a_text_that_differs(check, monkeypatch):
+    """No drafter can change the text of a sound engine, so the engine is made to commit the wrong row."""
+    commit = checks.SequenceState.commit
+
+    def commits_a_sibling(seq, verdict):
+        commit(seq, verdict)
+        if len(verdict.path) > 1:  # as if the first accepted row had been gathered from another slot
+            seq.cache.slots[seq.cache.length - 1] = (seq.cache.slots[seq.cache.length - 1] + 1) % VOCABULARY
+
+    monkeypatch.setattr(checks.SequenceState, "commit", commits_a_sibling)
+    with pytest.raises(AssertionError, match="text equals plain decoding"):
+        check(maker("prompt_lookup", {}))
+
+
+def test_shared_knowledge_is_not_held_against_a_drafter_that_shares():
+    make = PLANTS["remembers the sequence before"][0]
+    with pytest.raises(AssertionError, match="influence"):
+        check_drafter(make)
+    with pytest.raises(AssertionError, match="influence"):
+        check_drafter(make, shared=False)
+    check_drafter(make, shared=True)

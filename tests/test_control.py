@@ -1,0 +1,205 @@
+"""Budgets: fixed ones, cuts, cost curves, and the measured control under simulated targets and clocks."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foredraft.contracts import EMPTY_DRAFT, Budget, CostCurve, Draft, Verdict
+from foredraft.control import MOST_NODES, FixedControl, MeasuredControl, cut
+from foredraft.errors import UsageError
+from foredraft.graph.tree import chain_parents, depths
+
+
+def tree(parents, score=None):
+    parents = np.array(parents, np.int32)
+    return Draft(np.arange(len(parents), dtype=np.int32), parents, score)
+
+
+def chain(length, rate=0.8):
+    return tree(chain_parents(length), (rate ** np.arange(1, length + 1)).astype(np.float32))
+
+
+@st.composite
+def scored_trees(draw):
+    nodes = draw(st.integers(0, 20))
+    parents = [draw(st.integers(-1, node - 1)) for node in range(nodes)]
+    own = [draw(st.floats(0.0625, 1, width=32)) for _ in range(nodes)]
+    score = np.ones(nodes, np.float32)
+    for node, parent in enumerate(parents):
+        score[node] = own[node] * (score[parent] if parent >= 0 else 1)
+    return tree(parents, score)
+
+
+@settings(deadline=None)  # the first call compiles
+@given(scored_trees(), st.integers(0, 24), st.integers(0, 6))
+def test_a_cut_is_a_prefix_closed_tree_of_the_best_nodes(draft, nodes, depth):
+    taken = cut(draft, Budget(nodes, depth))
+    taken.check()
+    allowed = depths(draft.parents) <= depth if len(draft) else np.zeros(0, bool)
+    assert len(taken) == (min(nodes, int(allowed.sum())) if depth else 0)
+    if len(taken):
+        assert depths(taken.parents).max() <= depth
+        # tokens number the nodes of the whole tree, and a path keeps its parents
+        for node, parent in enumerate(taken.parents):
+            whole = int(draft.parents[taken.tokens[node]])
+            assert whole == (-1 if parent < 0 else taken.tokens[parent])
+        best = np.sort(draft.score[allowed])[::-1][: len(taken)]
+        np.testing.assert_array_equal(np.sort(taken.score)[::-1], best)
+
+
+def test_a_cut_without_scores_keeps_the_first_nodes_and_given_scores_override_the_drafts():
+    assert cut(tree([-1, -1, 0, 1]), Budget(2, 9)).tokens.tolist() == [0, 1]
+    draft = tree([-1, -1], np.array([0.9, 0.1], np.float32))
+    assert cut(draft, Budget(1, 9)).tokens.tolist() == [0]
+    assert cut(draft, Budget(1, 9), np.array([0.1, 0.9], np.float32)).tokens.tolist() == [1]
+
+
+@pytest.mark.parametrize("budget", [Budget(0, 5), Budget(5, 0), Budget(0, 0), Budget(-1, 3)])
+def test_a_cut_to_nothing_is_empty(budget):
+    assert len(cut(chain(3), budget)) == 0
+
+
+def test_the_fixed_control_asks_for_the_same_at_every_step():
+    control = FixedControl(5)
+    assert control.budget(30) == Budget(5, 30)
+    assert control.budget(0).nodes == control.budget(-1).nodes == 0
+    assert control.budget(-1).depth == 0
+    control.observe(Verdict((1,), (), EMPTY_DRAFT, 0), math.nan, math.nan)
+    assert control.budget(2) == Budget(5, 2)
+    assert len(control.trim(chain(9), Budget(5, 30))) == 5
+    assert FixedControl(0).budget(9).nodes == 0
+    with pytest.raises(UsageError, match="num_speculative_tokens is -1"):
+        FixedControl(-1)
+
+
+def test_a_cost_table_interpolates_and_goes_on_with_the_last_slope():
+    table = CostCurve((1, 3, 5), (1.0, 3.0, 4.0)).table(8)
+    np.testing.assert_allclose(table, [1, 1, 2, 3, 3.5, 4, 4.5, 5, 5.5])
+    assert table.dtype == np.float64
+
+
+def test_a_cost_table_of_one_measurement_is_flat_and_may_end_before_the_last_measurement():
+    np.testing.assert_allclose(CostCurve((1,), (2.0,)).table(4), [2.0] * 5)
+    np.testing.assert_allclose(CostCurve((1, 100), (1.0, 100.0)).table(3), [1, 1, 2, 3])
+
+
+@settings(deadline=None)  # the first call compiles
+@given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=8), st.integers(1, 100))
+def test_a_cost_table_never_falls(seconds, most):
+    rows = tuple(1 + 5 * n for n in range(len(seconds)))
+    table = CostCurve(rows, tuple(seconds)).table(most)
+    assert len(table) == most + 1
+    assert (np.diff(table) >= 0).all()
+    assert (table > 0).all()
+
+
+CHEAP = CostCurve((1, 64), (1.0, 1.0))
+MODERATE = CostCurve((1, 2, 64), (1.0, 1.1, 7.3))
+DEAR = CostCurve((1, 2, 64), (1.0, 2.0, 64.0))
+
+
+def decide(control, accepted, seconds, other=lambda drafted: 0.0, steps=300, offered=16):
+    """Drive a control; return each step's number of verified nodes. `accepted` says how much of a draft is right."""
+    sizes = []
+    for number in range(steps):
+        budget = control.budget(50)
+        draft = control.trim(chain(min(offered, budget.nodes)), budget) if budget.nodes else EMPTY_DRAFT
+        right = min(accepted(number), len(draft))
+        verdict = Verdict(tuple(range(right + 1)), tuple(range(right)), draft, 0)
+        control.observe(verdict, seconds(number, len(draft) + 1), other(len(draft)))
+        sizes.append(len(draft))
+    return sizes
+
+
+def honest(curve):
+    table = curve.table(MOST_NODES + 1)
+    return lambda number, rows: float(table[rows])
+
+
+def test_more_is_drafted_where_verification_is_cheaper():
+    sizes = {}
+    for name, curve in (("cheap", CHEAP), ("moderate", MODERATE), ("dear", DEAR)):
+        rng = np.random.default_rng(0)
+        accepted = lambda number: int(rng.geometric(0.3)) - 1  # noqa: B023, E731  # used within this turn of the loop
+        sizes[name] = np.mean(decide(MeasuredControl(curve), accepted, honest(curve))[100:])
+    assert sizes["cheap"] == 16
+    assert sizes["cheap"] > sizes["moderate"] > sizes["dear"]
+    assert sizes["moderate"] > 1
+
+
+def test_a_budget_never_exceeds_its_limits():
+    control = MeasuredControl(CHEAP, most_nodes=7)
+    assert control.budget(3) == Budget(7, 3)
+    assert control.budget(0).nodes == 0
+    assert len(control.trim(chain(64), Budget(7, 64))) <= 7
+    kept = control.trim(chain(64), Budget(7, 2))
+    assert len(kept) <= 2
+    assert control.trim(EMPTY_DRAFT, Budget(7, 3)) is EMPTY_DRAFT
+
+
+def test_nothing_is_drafted_where_verification_costs_what_it_gains():
+    """Each further row costs a whole plain step, so not even a sure token is worth it."""
+    sizes = decide(MeasuredControl(DEAR), lambda number: 0, honest(DEAR))
+    assert sum(sizes[20:]) < 10
+    rng = np.random.default_rng(1)
+    sizes = decide(MeasuredControl(DEAR), lambda number: int(rng.random() < 0.5), honest(DEAR))
+    assert np.mean(np.array(sizes[50:]) > 0) < 0.2
+
+
+def test_drafts_without_scores_are_sized_by_what_was_accepted_at_their_depth():
+    control = MeasuredControl(MODERATE)
+    draft = tree(chain_parents(20))
+    size = len(control.trim(draft, Budget(64, 50)))
+    assert 0 < size < 20
+    for _ in range(30):
+        kept = control.trim(draft, Budget(64, 50))
+        control.observe(Verdict((0, 1), (0,) if len(kept) else (), kept, 0), 1.0, 0.0)
+    assert 0 < len(control.trim(draft, Budget(64, 50))) < size
+
+
+def test_drafting_rests_when_it_loses_and_is_tried_again_at_growing_intervals():
+    dear_drafts = lambda drafted: 5.0 if drafted else 0.0  # noqa: E731  # one line says it
+    sizes = np.array(decide(MeasuredControl(MODERATE), lambda number: 1, honest(MODERATE), dear_drafts, steps=600))
+    drafted = np.flatnonzero(sizes)
+    assert len(drafted) > 5, "it was tried"
+    assert (sizes[300:] > 0).mean() < 0.25, "and found not to pay"
+    assert drafted[-1] > 400, "it is tried again"
+    rests = np.diff(drafted)
+    rests = rests[rests > 1]
+    assert rests[-1] > rests[0], "at growing intervals"
+
+
+def test_drafting_comes_back_when_it_pays_again():
+    control = MeasuredControl(CHEAP)
+    slow = decide(control, lambda number: 0, honest(CHEAP), lambda drafted: 3.0 if drafted else 0.0, steps=200)
+    assert np.mean(np.array(slow[20:]) > 0) < 0.3
+    quick = decide(control, lambda number: 8, honest(CHEAP), steps=800)
+    assert np.mean(np.array(quick[-50:]) > 0) == 1
+
+
+JUMPS = [0.0, -5.0, math.inf, -math.inf, math.nan, 3600.0]
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+@pytest.mark.parametrize("where", ["forward", "other"])
+def test_a_clock_that_jumps_changes_nothing_for_long(jump, where):
+    control = MeasuredControl(CHEAP)
+    truth = honest(CHEAP)
+    count = iter(range(1000))
+    forward = (
+        (lambda number, rows: jump if number in (20, 40) else truth(number, rows)) if where == "forward" else truth
+    )
+    other = (lambda drafted: jump if next(count) in (20, 40) else 0.0) if where == "other" else (lambda drafted: 0.0)
+    with np.errstate(all="raise"):
+        sizes = decide(control, lambda number: 16, forward, other)
+    assert sizes[-100:] == [16] * 100
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_a_clock_that_always_says_nonsense_is_survived(jump):
+    sizes = decide(MeasuredControl(MODERATE), lambda number: number % 3, lambda number, rows: jump, steps=200)
+    assert all(0 <= size <= 16 for size in sizes)
+    assert sum(sizes) > 0

@@ -1,0 +1,307 @@
+"""Every supported model family, tiny and random: tree rows, plain decoding and every drafter, exactly.
+
+Also which models are refused, with which sentence. Weights are scaled up, as the usual initialisation scores all tokens
+nearly alike and writes one token for ever.
+"""
+
+import copy
+import functools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from foredraft.contracts import DraftContext
+from foredraft.control import FixedControl
+from foredraft.drafters import Resources, make_drafter
+from foredraft.engine.single import decode, prefill
+from foredraft.engine.state import SequenceState
+from foredraft.errors import UnsupportedModelError
+from foredraft.graph.layout import lay_out
+from foredraft.graph.tree import path_to
+from foredraft.model.support import TESTED_FAMILIES, inspect
+from foredraft.model.target import TorchTarget
+from foredraft.sampling import SamplingOptions
+from foredraft.testing import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
+
+VOCABULARY, WINDOW, NEW_TOKENS = 97, 16, 48
+SHORT, LONG = 8, 40
+GREEDY = SamplingOptions()
+SETTINGS = {
+    "greedy": GREEDY,
+    "T=0.7 top_p=0.9": SamplingOptions(do_sample=True, temperature=0.7, top_p=0.9, seed=11),
+    "T=1": SamplingOptions(do_sample=True, seed=12),
+}
+DRAFTERS = ["oracle", "adversary", "random", "prompt_lookup", "adaptix"]
+
+_USUAL = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256,
+}  # fmt: skip
+_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
+_SLIDING = {"sliding_window": WINDOW}
+_MIXED = {**_SLIDING, "layer_types": ["sliding_attention", "full_attention"]}
+_UNTIED = {"tie_word_embeddings": False}  # random tied embeddings say every token again
+FAMILIES = {
+    "llama": {},
+    "qwen2": {"use_sliding_window": True, "num_hidden_layers": 4, "max_window_layers": 2, **_SLIDING},
+    "qwen3": {},
+    "mistral": _SLIDING,
+    "gemma": _UNTIED,
+    "gemma2": {**_SLIDING, **_UNTIED},
+    "gemma3_text": {**_MIXED, **_UNTIED},
+    "gpt2": {**_GPT, **_UNTIED},
+    "gpt_neox": {"num_key_value_heads": None, "head_dim": None},
+    "gptj": {**_GPT, "rotary_dim": 4},
+    "opt": {"num_key_value_heads": None, "head_dim": None, "ffn_dim": 48, "word_embed_proj_dim": 32},
+    "phi": {},
+    "phi3": _SLIDING,
+    "falcon": {"alibi": False, "num_key_value_heads": None, "head_dim": None},
+    "olmo2": {},
+    "stablelm": {},
+    "granite": {},
+    "mixtral": _SLIDING,
+    "gpt_oss": {**_SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "smollm3": {},
+    "cohere2": _MIXED,
+}
+"""What differs from the usual tiny configuration; None leaves a key out."""
+
+FAMILY = pytest.mark.parametrize("family", FAMILIES)
+
+
+def configuration(family):
+    own = FAMILIES[family]
+    keys = {} if "n_embd" in own else dict(_USUAL)
+    keys.update(own)
+    keys = {name: value for name, value in keys.items() if value is not None}
+    return AutoConfig.for_model(
+        family, vocab_size=VOCABULARY, pad_token_id=0, bos_token_id=0, eos_token_id=None, **keys
+    )
+
+
+def tiny_model(config):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = []
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1:  # as spread as trained weights are; norms stay as they are
+                spread = 0.1 if "embed" in name or "wte" in name else weight.shape[-1] ** -0.5 * 2
+                weight.copy_(torch.randn(weight.shape, generator=generator) * spread)
+    return model
+
+
+@functools.cache
+def target_of(family):
+    return TorchTarget(tiny_model(configuration(family)))
+
+
+def prompt_of(length):
+    return np.random.default_rng(length).integers(1, VOCABULARY, length).astype(np.int64)
+
+
+def written(target, prompt, sampling, drafter, nodes=10):
+    seq = SequenceState(prompt, target.new_cache(), sampling, max_new_tokens=NEW_TOKENS, window=target.window)
+    prefill(seq, target)
+    records = list(decode(seq, drafter, FixedControl(nodes), target, DraftContext(target.vocabulary, seed=3)))
+    return seq.emitted.tolist(), records
+
+
+@functools.cache
+def plain(family, length, setting):
+    nothing = make_drafter("none", {}, Resources(VOCABULARY))
+    text, records = written(target_of(family), prompt_of(length), SETTINGS[setting], nothing)
+    assert len(text) == len(records) == NEW_TOKENS
+    return text
+
+
+def drafter_of(name, prompt, text):
+    known = continuation_in(np.concatenate([prompt, np.array(text, np.int64)]))
+    if name == "oracle":
+        return OracleDrafter(known, distractors=1, vocabulary=VOCABULARY)
+    if name == "adversary":
+        return AdversaryDrafter(known, vocabulary=VOCABULARY)
+    if name == "random":
+        return RandomTreeDrafter(5, vocabulary=VOCABULARY)
+    return make_drafter(name, {"table": "none"} if name == "adaptix" else {}, Resources(VOCABULARY))
+
+
+def random_tree(rng, nodes):
+    parents = np.array([rng.integers(-1, node) for node in range(nodes)], np.int32)
+    return rng.permutation(VOCABULARY)[:nodes].astype(np.int32), parents
+
+
+def worst_row_error(target, ids, cache, rng):
+    """The largest relative error between a tree's rows and full forwards of transformers' own."""
+    tokens, parents = random_tree(rng, 10)
+    rows = target.forward(lay_out(int(ids[-1]), tokens, parents, len(ids) - 1), cache).logits
+    paths = [path_to(parents, node) for node in range(-1, len(tokens))]
+    errors = []
+    for row, path in enumerate(paths):
+        full = torch.from_numpy(np.concatenate([ids, tokens[path].astype(np.int64)]))[None]
+        with torch.inference_mode():
+            expected = target.model(full, attention_mask=torch.ones_like(full)).logits[0, -1]
+        errors.append(float((rows[row] - expected).norm() / expected.norm()))
+    path = paths[int(rng.integers(1, len(paths)))]
+    cache.commit([0, *(node + 1 for node in path[:-1])])
+    return max(errors), np.concatenate([ids, tokens[path].astype(np.int64)])
+
+
+def test_every_family_said_to_be_tested_is_tested():
+    assert set(FAMILIES) == TESTED_FAMILIES
+
+
+@FAMILY
+def test_the_configuration_has_the_layers_that_the_test_is_about(family):
+    support = inspect(configuration(family))
+    assert support.tested
+    assert support.family == family
+    assert (WINDOW in support.windows) is ("sliding_window" in FAMILIES[family])
+    if family in ("qwen2", "gemma2", "gemma3_text", "gpt_oss", "cohere2"):
+        assert set(support.layer_types) == {"full_attention", "sliding_attention"}
+
+
+@FAMILY
+@pytest.mark.parametrize("length", [SHORT, LONG])
+def test_tree_rows_equal_full_forwards(family, length):
+    target, ids, rng = target_of(family), prompt_of(length), np.random.default_rng(2)
+    cache = target.new_cache()
+    target.prefill(ids[:-1], cache)
+    for _ in range(3):  # the second and third tree stand on what was committed of the one before
+        error, ids = worst_row_error(target, ids, cache, rng)
+        assert error < 1e-4
+
+
+@FAMILY
+@pytest.mark.parametrize("length", [SHORT, LONG])
+def test_plain_decoding_equals_transformers_generate(family, length):
+    text = plain(family, length, "greedy")
+    prompt = torch.from_numpy(prompt_of(length))[None]
+    out = target_of(family).model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=NEW_TOKENS, eos_token_id=[],
+        pad_token_id=0,
+    )  # fmt: skip
+    assert text == out[0, length:].tolist()
+    assert len(set(text)) > 3, "a text of one repeated token would hide mistakes"
+
+
+@FAMILY
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafted_text_equals_plain_text(family, name, setting):
+    length = SHORT if name in ("oracle", "prompt_lookup") else LONG
+    text = plain(family, length, setting)
+    prompt = prompt_of(length)
+    drafted, records = written(target_of(family), prompt, SETTINGS[setting], drafter_of(name, prompt, text))
+    assert drafted == text
+    if name == "oracle":
+        assert len(records) <= NEW_TOKENS // 5
+    if name == "adversary":
+        assert len(records) == NEW_TOKENS
+        assert sum(record.drafted for record in records) > NEW_TOKENS
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt_oss"])
+def test_a_sliding_layer_does_not_keep_the_whole_context(family):
+    target = target_of(family)
+    cache = target.new_cache()
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, 700).astype(np.int64)
+    for start in range(0, len(ids), 50):
+        target.prefill(ids[start : start + 50], cache)
+    assert cache.length == cache.get_seq_length() == 700
+    assert cache.spans[WINDOW].capacity <= 256
+    for layer in cache.layers:
+        assert layer.keys.shape[-2] == layer.span.capacity
+        assert layer.get_seq_length() == 700
+    if None in cache.spans:
+        assert 700 <= cache.spans[None].capacity < 1000
+
+
+REFUSED = {
+    "bloom": (lambda: AutoConfig.for_model("bloom"), "ALiBi"),
+    "mpt": (lambda: AutoConfig.for_model("mpt"), "ALiBi"),
+    "falcon with alibi": (lambda: AutoConfig.for_model("falcon", alibi=True), "ALiBi.*rotary or learned"),
+    "mamba": (lambda: AutoConfig.for_model("mamba"), "state that cannot step back|recurrent state"),
+    "rwkv": (lambda: AutoConfig.for_model("rwkv"), "recurrent state"),
+    "qwen3_next": (lambda: AutoConfig.for_model("qwen3_next"), "Layer 0.*linear_attention.*cannot step back"),
+    "gpt_neo": (lambda: AutoConfig.for_model("gpt_neo"), "Layer 1.*local_attention.*masked as a tree"),
+    "llama4_text": (lambda: AutoConfig.for_model("llama4_text"), "Layer 0.*chunked_attention"),
+    "t5": (lambda: AutoConfig.for_model("t5"), "encoder-decoder"),
+    "vision": (
+        lambda: SimpleNamespace(model_type="seeing", num_hidden_layers=2, vision_config={"layers": 1}),
+        "multi-modal.*vision_config.*text-only",
+    ),
+    "sliding without a window": (
+        lambda: SimpleNamespace(model_type="odd", num_hidden_layers=1, layer_types=["sliding_attention"]),
+        "sets no sliding_window",
+    ),
+    "without layers": (lambda: SimpleNamespace(model_type="odd"), "num_hidden_layers"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_verified_is_refused_with_a_sentence(name):
+    config, says = REFUSED[name]
+    with pytest.raises(UnsupportedModelError, match=says) as caught:
+        inspect(config())
+    assert str(caught.value).endswith((".", ")."))
+
+
+@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
+def test_positions_that_change_with_the_length_limit_the_window(rope):
+    config = SimpleNamespace(
+        model_type="llama", num_hidden_layers=1, max_position_embeddings=400,
+        rope_parameters={"rope_type": rope, "original_max_position_embeddings": 100},
+    )  # fmt: skip
+    support = inspect(config)
+    assert support.window == 100
+    assert rope in support.window_note
+    assert "100 of 400" in support.window_note
+
+
+def test_other_positions_leave_the_window_as_it_is():
+    config = SimpleNamespace(
+        model_type="llama", num_hidden_layers=1, max_position_embeddings=400,
+        rope_parameters={"rope_type": "yarn", "original_max_position_embeddings": 100},
+    )  # fmt: skip
+    assert (inspect(config).window, inspect(config).window_note) == (400, "")
+    assert inspect(SimpleNamespace(model_type="llama", num_hidden_layers=1)).window is None
+
+
+def untested(forward_of):
+    """A tiny llama under a family name that foredraft does not know, with a forward of its own."""
+    model = copy.deepcopy(target_of("llama").model)
+    model.config.model_type = "unheard_of"
+    original = model.forward
+    model.forward = lambda **given: original(**forward_of(given))
+    return model
+
+
+def test_an_untested_family_that_scores_rightly_is_accepted():
+    target = TorchTarget(untested(lambda given: given))
+    assert not target.support.tested
+
+
+def ignores_the_mask(given):
+    mask = given["attention_mask"]
+    if mask is not None:  # a causal triangle instead: siblings see each other
+        rows, stored = mask.shape[-2], mask.shape[-1] - mask.shape[-2]
+        blocked = ~torch.ones(rows, mask.shape[-1]).tril(stored).bool()
+        mask = torch.zeros_like(mask).masked_fill(blocked, torch.finfo(mask.dtype).min)
+    return {**given, "attention_mask": mask}
+
+
+def ignores_positions(given):
+    positions = given["position_ids"]
+    count = positions.shape[1]
+    return {**given, "position_ids": positions[:, :1] + torch.arange(count)}
+
+
+@pytest.mark.parametrize("mistake", [ignores_the_mask, ignores_positions])
+def test_the_probe_refuses_an_untested_family_that_scores_tree_rows_wrongly(mistake):
+    with pytest.raises(UnsupportedModelError, match="differently inside a tree"):
+        TorchTarget(untested(mistake))

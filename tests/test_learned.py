@@ -1,0 +1,272 @@
+"""What a sequence teaches: counted as a dictionary would, with room made in time, and refused when damaged."""
+
+import numpy as np
+import pytest
+
+import naive
+from foredraft.errors import StoreError
+from foredraft.index import learned
+from foredraft.index.learned import (
+    ROW_WIDTH,
+    check_learned,
+    empty_learned,
+    learn,
+    learn_distributions,
+    learn_text,
+    learned_row,
+    with_room,
+)
+from foredraft.index.learned_file import KIND, load_learned, save_learned
+from foredraft.index.storage import StoreWriter
+
+pytestmark = pytest.mark.kernels
+
+NO_CAP = float("inf")
+
+
+def assert_same(arrays, memory):
+    """The compiled table holds what the dictionary holds, up to the rounding of repeated float32 sums."""
+    found = naive.learned_memory(arrays)
+    assert found.keys() == memory.keys()
+    for context, row in memory.items():
+        expected = {token: weight for token, weight in row["weights"].items() if weight > 0}
+        assert found[context]["weights"] == pytest.approx(expected, rel=1e-4)
+        assert found[context]["total"] == pytest.approx(row["total"], rel=1e-4)
+
+
+def row_of(arrays, a, b):
+    slot = learned_row(arrays.keys, a, b)
+    pairs = zip(arrays.tokens[slot].tolist(), arrays.weights[slot].tolist(), strict=True)
+    return {token: weight for token, weight in pairs if weight > 0}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_learning_matches_the_dictionary(seed):
+    rng = np.random.default_rng(seed)
+    arrays, memory = empty_learned(16), {}
+    for number in range(200):
+        a, b, token = (int(n) for n in rng.integers(-1, 6, 3))
+        b, token = max(b, 0), int(rng.integers(0, 30)) if number % 2 else max(token, 0)
+        weight, keep, cap = rng.random() + 0.1, rng.choice([1.0, 0.9]), rng.choice([NO_CAP, 1.5])
+        arrays = with_room(arrays, 1)
+        learn(arrays, a, b, token, weight, keep, cap)
+        naive.learn(memory, a, b, token, weight, keep, cap)
+        if number % 20 == 0:
+            check_learned(arrays)
+    check_learned(arrays)
+    assert_same(arrays, memory)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_texts_and_distributions_match_the_dictionary(seed):
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, 7, 60)
+    arrays, memory = with_room(empty_learned(), 200), {}
+    for start in (0, 20, 45):
+        learn_text(arrays, ids[: start + 20], start, 1.0, 0.93, NO_CAP)
+        naive.learn_text(memory, ids[: start + 20].tolist(), start, 1.0, 0.93, NO_CAP)
+    contexts = np.array([[-1, 3], [2, 3], [2, 3], [5, 0]], np.int32)
+    tokens = np.array([rng.permutation(40)[:4] for _ in contexts], np.int32)
+    shares = rng.dirichlet(np.ones(4), len(contexts)).astype(np.float32)
+    learn_distributions(arrays, contexts, tokens, shares, 2.0, 0.8)
+    naive.learn_distributions(memory, contexts.tolist(), tokens.tolist(), shares.tolist(), 2.0, 0.8)
+    check_learned(arrays)
+    assert_same(arrays, memory)
+
+
+def test_a_text_learned_in_pieces_is_the_text_learned_at_once():
+    ids = np.random.default_rng(0).integers(0, 5, 40)
+    at_once, in_pieces = empty_learned(), empty_learned()
+    learn_text(at_once, ids, 0, 1.0, 0.9, NO_CAP)
+    for start in range(0, 40, 7):
+        learn_text(in_pieces, ids[: start + 7], start, 1.0, 0.9, NO_CAP)
+    assert naive.learned_memory(at_once) == naive.learned_memory(in_pieces)
+
+
+def test_nothing_is_found_where_nothing_was_learned():
+    arrays = empty_learned(8)
+    learn(arrays, 1, 2, 3, 1.0, 1.0, NO_CAP)
+    for a, b in ((-1, 2), (2, 1), (1, 3), (1, -2), (-7, 2)):
+        assert learned_row(arrays.keys, a, b) == naive.learned_row(arrays.keys, a, b) == -1
+    assert learned_row(arrays.keys, 1, 2) == naive.learned_row(arrays.keys, 1, 2) >= 0
+
+
+def test_a_new_successor_takes_the_place_of_the_weakest():
+    arrays = empty_learned(8)
+    for token in range(ROW_WIDTH):
+        learn(arrays, 1, 2, token, 1.0 + (token - 5) ** 2, 1.0, NO_CAP)
+    learn(arrays, 1, 2, 99, 0.5, 1.0, NO_CAP)
+    row = row_of(arrays, 1, 2)
+    assert row.keys() == {*range(ROW_WIDTH), 99} - {5}
+    assert row[99] == 0.5
+    total = sum(1.0 + (token - 5) ** 2 for token in range(ROW_WIDTH)) + 0.5
+    assert arrays.totals[learned_row(arrays.keys, 1, 2)] == pytest.approx(total)  # what was displaced still counts
+
+
+def test_a_weight_stops_at_the_cap():
+    arrays = empty_learned(8)
+    for _ in range(5):
+        learn(arrays, 1, 2, 3, 0.8, 1.0, 3.0)
+    assert row_of(arrays, 1, 2) == {3: 3.0}
+
+
+def test_token_0_is_a_successor_like_any_other():
+    arrays = empty_learned(8)
+    learn(arrays, 0, 0, 0, 1.0, 1.0, NO_CAP)
+    learn(arrays, 0, 0, 7, 1.0, 1.0, NO_CAP)
+    learn(arrays, 0, 0, 0, 1.0, 0.5, NO_CAP)
+    assert row_of(arrays, 0, 0) == {0: 1.5, 7: 0.5}
+
+
+# --- room
+
+
+def test_the_table_grows_and_keeps_everything():
+    arrays, memory = empty_learned(8), {}
+    for b in range(60):
+        arrays = with_room(arrays, 1)
+        learn(arrays, b % 7, b, b + 1, 1.0, 1.0, NO_CAP)
+        naive.learn(memory, b % 7, b, b + 1, 1.0, 1.0, NO_CAP)
+        check_learned(arrays)
+    assert len(arrays.keys) == 128
+    assert_same(arrays, memory)
+
+
+def test_room_that_is_there_is_not_made_again():
+    arrays = empty_learned(16)
+    assert with_room(arrays, 8) is arrays
+    assert len(with_room(arrays, 9).keys) == 32
+
+
+def test_a_full_table_forgets_what_it_met_longest_ago():
+    arrays, order = empty_learned(8), []
+    for b in [*range(16), 2, 3, *range(16, 30)]:  # 2 and 3 are met again
+        arrays = with_room(arrays, 1, most_slots=32)
+        learn(arrays, -1, b, 1, 1.0, 1.0, NO_CAP)
+        check_learned(arrays)
+        order = [known for known in order if known != b] + [b]
+        present = {b for _, b in naive.learned_memory(arrays)}
+        assert present == set(order[-len(present) :])
+        assert len(arrays.keys) <= 32
+    assert {28, 29} <= present
+    assert len(present) >= 8
+
+
+def test_much_room_in_a_full_table_forgets_all_that_must_go():
+    arrays = empty_learned(32)
+    for b in range(16):
+        learn(arrays, -1, b, 1, 1.0, 1.0, NO_CAP)
+    arrays = with_room(arrays, 13, most_slots=32)
+    check_learned(arrays)
+    assert {b for _, b in naive.learned_memory(arrays)} == {13, 14, 15}
+    arrays = with_room(arrays, 16, most_slots=32)
+    check_learned(arrays)
+    assert naive.learned_memory(arrays) == {}
+    with pytest.raises(AssertionError, match="no table of this size"):
+        with_room(arrays, 17, most_slots=32)
+
+
+# --- checks and files
+
+
+def broken(name, change):
+    arrays = empty_learned(8)
+    for b in range(3):
+        learn(arrays, 1, b, 4, 1.0, 1.0, NO_CAP)
+        learn(arrays, 1, b, 5, 1.0, 1.0, NO_CAP)
+    array = getattr(arrays, name).copy()
+    return arrays._replace(**{name: change(array, learned_row(arrays.keys, 1, 0))})
+
+
+def set_at(value, *where):
+    def change(array, slot):
+        array[(slot, *where)] = value
+        return array
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("keys", lambda array, _: np.repeat(array, 3), "keys|tokens|power of two"),
+        ("keys", set_at((9 << 32) | 9), "cannot be found"),
+        ("keys", lambda array, _: np.full_like(array, 7), "at most half used"),
+        ("keys", lambda array, _: array[:0], "tokens is"),
+        ("tokens", lambda array, _: array[:, :6], "tokens is int32"),
+        ("tokens", lambda array, _: array.astype(np.int64), "tokens is int64"),
+        ("tokens", set_at(5, 0), "stands twice"),
+        ("tokens", set_at(-4, 0), "not negative"),
+        ("weights", set_at(np.nan, 0), "finite"),
+        ("weights", set_at(np.inf, 0), "finite"),
+        ("weights", set_at(-1.0, 0), "finite and not negative"),
+        ("totals", set_at(np.nan), "finite"),
+        ("clock", lambda array, _: array + 1, "the clock says"),
+    ],
+)
+def test_a_broken_table_is_named(name, change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        check_learned(broken(name, change))
+
+
+def test_a_table_without_slots_is_broken():
+    empty = empty_learned(8)
+    with pytest.raises(ValueError, match="power of two"):
+        check_learned(empty._replace(**{name: getattr(empty, name)[:0] for name in empty._fields if name != "clock"}))
+
+
+def test_what_was_saved_is_loaded(tmp_path):
+    arrays = empty_learned(64)
+    learn_text(arrays, np.random.default_rng(1).integers(0, 5, 30), 0, 1.0, 0.9, NO_CAP)
+    path = str(tmp_path / "memory")
+    save_learned(path, arrays, "a" * 64, 5)
+    loaded = load_learned(path, "a" * 64)
+    for name in arrays._fields:
+        assert np.array_equal(getattr(loaded, name), getattr(arrays, name)), name
+    learn(loaded, 1, 2, 3, 1.0, 1.0, NO_CAP)  # a copy in memory, not the file
+    save_learned(path, loaded, "a" * 64, 5)
+    assert naive.learned_memory(load_learned(path, "")) == naive.learned_memory(loaded)
+
+
+def test_memory_of_another_tokenizer_is_refused(tmp_path):
+    save_learned(str(tmp_path / "memory"), empty_learned(8), "a" * 64, 5)
+    with pytest.raises(StoreError, match="another tokenizer"):
+        load_learned(str(tmp_path / "memory"), "b" * 64)
+
+
+def write_memory(path, arrays):
+    with StoreWriter(path, KIND, tokenizer_hash="a" * 64, vocabulary=5) as writer:
+        for name, array in arrays.items():
+            writer.append(name, array.ravel())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": np.zeros(8 * 6, np.int32), "weights": np.zeros(8 * 6, np.float32)},
+        {"weights": np.full(8 * ROW_WIDTH, np.nan, np.float32)},
+        {"clock": np.zeros(1, np.int64)},
+        {"totals": np.zeros(7, np.float32)},
+        {"met": np.zeros(8, np.float32)},
+        {"keys": np.zeros(8, np.int64)},
+    ],
+)
+def test_a_memory_file_of_the_wrong_form_is_refused(tmp_path, change):
+    write_memory(tmp_path / "memory", {**empty_learned(8)._asdict(), **change})
+    with pytest.raises(StoreError, match="damaged"):
+        load_learned(str(tmp_path / "memory"), "a" * 64)
+
+
+def test_a_memory_file_that_lacks_an_array_is_refused(tmp_path):
+    arrays = empty_learned(8)._asdict()
+    del arrays["met"]
+    write_memory(tmp_path / "memory", arrays)
+    with pytest.raises(StoreError, match="damaged"):
+        load_learned(str(tmp_path / "memory"), "a" * 64)
+
+
+def test_contexts_spread_over_the_table():
+    """Neighbouring ids, as one text has them, must not crowd into neighbouring slots."""
+    keys = [((a + 1) << 32) | b for a in range(-1, 40) for b in range(40)]
+    slots = [learned._slot(np.full(4096, -1, np.int64), key) for key in keys]
+    assert len(set(slots)) > 0.7 * len(slots)  # drawn at random, 82% would be distinct

@@ -1,0 +1,359 @@
+"""The searches in the tri-gram table: as their slow twins find it, within their limits, and safe on damaged arrays."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import naive
+from foredraft.graph.tree import depths, is_tree
+from foredraft.index.best_first import best_first
+from foredraft.index.learned import LearnedArrays, empty_learned, learn, learn_text, with_room
+from foredraft.index.mcts import SearchSettings, _best_child, _uniform, mcts
+from foredraft.index.successors import MOST_SUCCESSORS, Trust, successors
+from foredraft.index.trigram import TableArrays, empty_table
+
+pytestmark = pytest.mark.kernels
+
+VOCABULARY = 11
+BLENDED = Trust(2.0, 10.0, 1.0, 5.0, 0, 0.0)
+PAPER = Trust(2.0, 10.0, 1.0, 5.0, 1, 3.0)
+SMALL = SearchSettings(iterations=40, c1=32.0, c2=8.0, length=4, candidates=12)
+"""As the paper's settings, with fewer iterations."""
+
+
+class Knowledge(NamedTuple):
+    """The same in both forms: compiled arrays, and the dictionaries of the slow twins."""
+
+    table: TableArrays
+    learned: LearnedArrays
+    tables: tuple
+    memory: dict
+
+
+def documents(seed, count=6, longest=60):
+    rng = np.random.default_rng(seed)
+    weights = rng.dirichlet(np.full(VOCABULARY, 0.7))
+    return [rng.choice(VOCABULARY, n, p=weights).tolist() for n in rng.integers(3, longest, count)]
+
+
+def frozen(arrays):
+    """Read-only, as mapped files are, so that the kernels are compiled once for both."""
+    for array in arrays.values():
+        array.flags.writeable = False
+    return TableArrays(**arrays)
+
+
+def static_table(texts):
+    return frozen(naive.static_arrays(texts, VOCABULARY, 8))
+
+
+def knowledge(seed, *, static=True, learns=True, trust=BLENDED):
+    table = empty_table(VOCABULARY).arrays
+    if static:
+        table = static_table(documents(seed))
+    learned = with_room(empty_learned(), 300)
+    if learns:
+        ids = np.concatenate(documents(seed + 1000, 2)).astype(np.int64)
+        learn_text(learned, ids, 0, 1.0, 0.93, 3.0) if not trust.paper else learn_paper(learned, ids)
+    return Knowledge(table, learned, naive.static_tables(table), naive.learned_memory(learned))
+
+
+def learn_paper(learned, ids):
+    for i in range(2, len(ids)):
+        learn(learned, ids[i - 2], ids[i - 1], ids[i], 0.04, 1.0, 3.0)
+
+
+def found_successors(known, trust, a, b, least=0.0):
+    tokens, scores = np.empty(MOST_SUCCESSORS, np.int32), np.empty(MOST_SUCCESSORS, np.float32)
+    count = successors(known.table, known.learned, trust, a, b, least, tokens, scores)
+    assert len(set(tokens[:count].tolist())) == count
+    return dict(zip(tokens[:count].tolist(), scores[:count].tolist(), strict=True))
+
+
+def paths(tokens, parents, scores):
+    """{path: score} of a tree in arrays."""
+    found = []
+    for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    assert len(set(found)) == len(found)
+    return dict(zip(found, scores.tolist(), strict=True))
+
+
+def assert_same_paths(found, expected):
+    """Equal scores, and equal paths but for those that tie with the last one taken."""
+    assert sorted(found.values()) == pytest.approx(sorted(expected.values()), rel=1e-5)
+    for path in found.keys() & expected.keys():
+        assert found[path] == pytest.approx(expected[path], rel=1e-5)
+    for path in found.keys() ^ expected.keys():
+        score = found.get(path, expected.get(path))
+        assert score == pytest.approx(min(expected.values()), rel=1e-5), path
+
+
+def contexts(seed, count):
+    rng = np.random.default_rng(seed)
+    return [(int(rng.integers(-1, VOCABULARY)), int(rng.integers(0, VOCABULARY))) for _ in range(count)]
+
+
+# --- successors
+
+
+@pytest.mark.parametrize("trust", [BLENDED, PAPER])
+@pytest.mark.parametrize("least", [0.0, 0.01, 0.08])
+def test_successors_match_the_twin(trust, least):
+    for seed in range(3):
+        known = knowledge(seed, trust=trust)
+        for a, b in contexts(seed, 15):
+            expected = dict(naive.successors(known.tables, known.memory, trust, a, b, least))
+            assert found_successors(known, trust, a, b, least) == pytest.approx(expected, rel=1e-5), (seed, a, b)
+
+
+def test_blended_successors_are_probabilities():
+    for seed in range(3):
+        known = knowledge(seed)
+        for a, b in contexts(seed, 30):
+            scores = found_successors(known, BLENDED, a, b)
+            assert all(score > 0 for score in scores.values())
+            assert sum(scores.values()) <= 1 + 1e-4
+
+
+def test_the_blend_by_hand():
+    """Each source has n / (n + its number) of what the more specific ones leave."""
+    table = static_table([[1, 2, 3], [1, 2, 4], [5, 2, 4], [5, 2, 4]])
+    learned = empty_learned(16)
+    learn(learned, 1, 2, 6, 3.0, 1.0, 9.0)
+    learn(learned, -1, 2, 6, 1.0, 1.0, 9.0)
+    found = found_successors(Knowledge(table, learned, (), {}), BLENDED, 1, 2)
+    after_pair = 1 - 3 / 5
+    after_table = after_pair * (1 - 2 / 12)
+    after_single = after_table * (1 - 1 / 2)
+    expected = {
+        6: 3 / 5 + after_table * 1 / 2,
+        3: after_pair * 2 / 12 * 1 / 2 + after_single * 4 / 9 * 1 / 4,
+        4: after_pair * 2 / 12 * 1 / 2 + after_single * 4 / 9 * 3 / 4,
+    }
+    assert found == pytest.approx(expected, rel=1e-4)  # the table's probabilities have 16 bits
+
+
+def test_nothing_follows_what_nobody_knows():
+    known = knowledge(0, static=False, learns=False)
+    for a, b in ((-1, 0), (3, 4), (99, 99), (-5, -5), (2, -1)):
+        assert found_successors(known, BLENDED, a, b) == found_successors(known, PAPER, a, b) == {}
+    known = knowledge(0)
+    for a, b in ((99, 99), (-5, -5), (2, -1), (2, -VOCABULARY)):
+        assert found_successors(known, BLENDED, a, b) == {}, "no token stands there, so nothing may be read there"
+
+
+def algorithm_2(matrix, ids, longest, increment, most):
+    """ADED, appendix H, Algorithm 2, line by line."""
+    recent = ids[max(0, len(ids) - longest) :]
+    for i in range(2, len(recent)):
+        trigram = tuple(recent[i - 2 : i + 1])
+        matrix[trigram] = min(matrix[trigram] + increment, most) if trigram in matrix else increment
+
+
+def test_the_papers_rule_is_algorithm_2():
+    """Step by step over a text, whose last tri-grams are raised again at every step, some of them up to the cap."""
+    table = static_table(documents(5))
+    pairs, _ = naive.static_tables(table)
+    matrix = {(*pair, token): share for pair, (_, row) in pairs.items() for token, share in row}
+    learned, trust = with_room(empty_learned(), 200), PAPER._replace(cap=0.9)
+    ids = np.array(documents(6, 1, 40)[0] + [1, 2] * 12, np.int64)
+    for length in range(3, len(ids) + 1):
+        algorithm_2(matrix, ids[:length].tolist(), 16, 0.04, 0.9)
+        recent = ids[:length][-16:]
+        for i in range(2, len(recent)):
+            learn(learned, recent[i - 2], recent[i - 1], recent[i], 0.04, 1.0, 0.9)
+    known = Knowledge(table, learned, (), {})
+    for a in range(VOCABULARY):
+        for b in range(VOCABULARY):
+            expected = {trigram[2]: score for trigram, score in matrix.items() if trigram[:2] == (a, b)}
+            if all(score <= 0.9 for score in expected.values()):  # the algorithm itself leaves larger ones alone
+                assert found_successors(known, trust, a, b) == pytest.approx(expected, rel=1e-4)
+    assert found_successors(known, trust, 1, 2)[1] == pytest.approx(0.9)
+
+
+# --- best-first
+
+
+@pytest.mark.parametrize("trust", [BLENDED, PAPER])
+@pytest.mark.parametrize(("nodes", "depth"), [(1, 4), (5, 1), (12, 3), (30, 6)])
+def test_best_first_matches_the_twin(trust, nodes, depth):
+    for seed in range(3):
+        known = knowledge(seed, trust=trust)
+        for a, b in contexts(seed, 3):
+            found = paths(*best_first(known.table, known.learned, trust, a, b, nodes, depth, VOCABULARY))
+            expected = naive.best_first(known.tables, known.memory, trust, a, b, nodes, depth, VOCABULARY)
+            assert_same_paths(found, expected)
+
+
+@pytest.mark.parametrize("source", ["static", "learns"])
+def test_best_first_is_exact_where_one_source_knows_all(source):
+    """Without blending nothing is left out of a score: the paths are the most probable of all."""
+    trust = Trust(0.5, 0.5, 1e12, 1e12, 0, 0.0)
+    for seed in range(3):
+        known = knowledge(seed, **{"static": False, "learns": False, source: True})
+        for a, b in contexts(seed, 3):
+            found = paths(*best_first(known.table, known.learned, trust, a, b, 12, 3, VOCABULARY))
+            expected = naive.best_paths(known.tables, known.memory, trust, a, b, 12, 3, VOCABULARY)
+            assert_same_paths(found, expected)
+
+
+def test_best_first_loses_little_where_sources_are_blended():
+    for seed in range(3):
+        known = knowledge(seed)
+        for a, b in contexts(seed, 2):
+            found = paths(*best_first(known.table, known.learned, BLENDED, a, b, 16, 3, VOCABULARY))
+            best = naive.best_paths(known.tables, known.memory, BLENDED, a, b, 16, 3, VOCABULARY)
+            assert len(found) == len(best)
+            assert 0.97 * sum(best.values()) <= sum(found.values()) <= sum(best.values()) * (1 + 1e-5)
+
+
+def test_ties_give_as_many_nodes_with_the_same_scores():
+    """Every context is followed by four tokens equally often, so that whole levels tie."""
+    text = [[a, b, c] for a in range(4) for b in range(4) for c in range(4)]
+    table = static_table(text)
+    known = Knowledge(table, empty_learned(8), naive.static_tables(table), {})
+    trust = Trust(1.0, 1.0, 1.0, 1e12, 0, 0.0)
+    for nodes in (1, 3, 4, 7, 20, 50):
+        found = paths(*best_first(table, known.learned, trust, 1, 2, nodes, 3, VOCABULARY))
+        assert len(found) == nodes
+        assert_same_paths(found, naive.best_paths(known.tables, {}, trust, 1, 2, nodes, 3, VOCABULARY))
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 2, 7, 33, 64])
+def test_best_first_keeps_its_limits(nodes):
+    known = knowledge(4)
+    for depth in (0, 1, 2, 5):
+        for vocabulary in (VOCABULARY, 4, 1):
+            tokens, parents, scores = best_first(known.table, known.learned, BLENDED, 1, 0, nodes, depth, vocabulary)
+            assert is_tree(tokens, parents, vocabulary)
+            assert tokens.dtype == parents.dtype == np.int32
+            assert scores.dtype == np.float32
+            assert len(tokens) <= (nodes if depth else 0)
+            if len(tokens):
+                assert depths(parents).max() <= depth
+                above = np.where(parents < 0, np.float32(1.0), scores[parents])
+                assert (scores <= above).all()
+                assert (np.diff(scores) <= 0).all()  # taken best first
+    assert len(best_first(known.table, known.learned, BLENDED, 1, 0, nodes, 5, VOCABULARY)[0]) == nodes
+
+
+def test_fewer_nodes_are_made_where_fewer_are_known():
+    learned = empty_learned(16)
+    learn_text(learned, np.array([1, 2, 3]), 0, 1.0, 1.0, 9.0)
+    known = empty_table(VOCABULARY).arrays
+    found = paths(*best_first(known, learned, BLENDED, 1, 2, 10, 10, VOCABULARY))
+    assert found.keys() == {(3,)}
+    assert found[3,] == pytest.approx(1 / 3 + 2 / 3 * 1 / 2)
+
+
+# --- Monte Carlo tree search
+
+
+@pytest.mark.parametrize("trust", [BLENDED, PAPER])
+def test_mcts_matches_the_twin(trust):
+    for seed in range(2):
+        known = knowledge(seed, trust=trust)
+        for a, b in contexts(seed, 2):
+            found = paths(*mcts(known.table, known.learned, trust, a, b, SMALL, VOCABULARY, seed))
+            expected, _ = naive.mcts(known.tables, known.memory, trust, a, b, SMALL, VOCABULARY, seed)
+            assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_mcts_is_the_same_for_a_seed_and_not_for_another():
+    known = knowledge(2)
+    settings = SMALL._replace(c1=0.01, candidates=8)  # so that what is drawn weighs
+
+    def trees(seed):
+        found = [mcts(known.table, known.learned, BLENDED, 1, b, settings, VOCABULARY, seed) for b in range(VOCABULARY)]
+        return [paths(*tree) for tree in found]
+
+    assert [trees(seed) for seed in range(4)] == [trees(seed) for seed in range(4)]
+    assert any(trees(seed) != trees(0) for seed in range(1, 4))
+
+
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_mcts_keeps_its_limits_and_extends_every_kept_path(length):
+    known = knowledge(3)
+    settings = SMALL._replace(length=length, candidates=25)
+    tokens, parents, scores = mcts(known.table, known.learned, BLENDED, 1, 2, settings, VOCABULARY, 0)
+    assert is_tree(tokens, parents, VOCABULARY)
+    found = paths(tokens, parents, scores)
+    assert (max(map(len, found), default=0)) == (length if length > 1 else 0)
+    _, visits = naive.mcts(known.tables, known.memory, BLENDED, 1, 2, settings, VOCABULARY, 0)
+    for path in naive.kept_paths(visits, dict.fromkeys(visits, 1.0), 25):
+        if path:
+            ranked = naive.successors(known.tables, known.memory, BLENDED, *(1, 2, *path)[-2:], 0.0)
+            assert (*path, max(ranked, key=lambda item: item[1])[0]) in found
+
+
+def test_mcts_leaves_tokens_beyond_the_vocabulary_out():
+    known = knowledge(3)
+    tokens, parents, _ = mcts(known.table, known.learned, BLENDED, 1, 0, SMALL, 9, 0)
+    assert len(tokens)
+    assert is_tree(tokens, parents, 9)
+
+
+def test_mcts_finds_nothing_where_nothing_is_known():
+    known = knowledge(0, static=False, learns=False)
+    assert all(len(array) == 0 for array in mcts(known.table, known.learned, BLENDED, 1, 2, SMALL, VOCABULARY, 0))
+
+
+def test_the_best_child_by_equations_2_and_3():
+    """Two children: the better mean against the better prior, with E = c1 + ln((N + c2 + 1) / c2)."""
+    first, width = np.array([1, -1, -1], np.int32), np.array([2, 0, 0], np.int32)
+    visits = np.array([16, 12, 4], np.int32)
+    value = np.array([0.0, 18.0, 4.0], np.float32)  # means 1.5 and 1.0
+    prior = np.array([1.0, 0.3, 0.5], np.float32)
+    # E = c1 + ln(25 / 8) = c1 + 1.1394; sqrt(16) = 4
+    # child 1: 1.5 + E * 0.3 * 4 / 13 = 1.5 + 0.09231 E; child 2: 1.0 + E * 0.5 * 4 / 5 = 1.0 + 0.4 E
+    # they are equal at E = 0.5 / 0.30769 = 1.625, that is c1 = 0.4856
+    assert _best_child(0, first, width, visits, value, prior, 0.48, 8.0) == 1
+    assert _best_child(0, first, width, visits, value, prior, 0.49, 8.0) == 2
+    # c2 = 2: E = c1 + ln(19 / 2) = c1 + 2.2513, above 1.625 for any c1 above 0
+    assert _best_child(0, first, width, visits, value, prior, 0.01, 2.0) == 2
+    visits[1] = 0
+    assert _best_child(0, first, width, visits, value, prior, 0.01, 2.0) == 1  # never visited
+
+
+def test_the_generator_is_xorshift64_star():
+    for seed in (0, 1, 12345, 2**61 + 3):
+        state = np.array([2 * seed + 1], np.uint64)
+        twin = naive.uniforms(seed)
+        drawn = [_uniform(state) for _ in range(50)]
+        assert drawn == [next(twin) for _ in range(50)]
+        assert all(0 <= number < 1 for number in drawn)
+
+
+# --- damaged arrays
+
+
+def garbage(rng, wide):
+    """Arrays with a table's dtypes and lengths, and nothing else right about them; `wide` tokens have 32 bits."""
+    arrays = naive.static_arrays(documents(1), VOCABULARY, 8)
+    for name, array in arrays.items():
+        largest = rng.choice([3, len(array) + 3, np.iinfo(array.dtype).max])
+        noise = rng.integers(0, largest, len(array), endpoint=True).astype(array.dtype)
+        arrays[name] = np.where(rng.random(len(array)) < rng.choice([0.1, 1.0]), noise, array)
+    if wide:
+        for name in ("second", "tokens", "unigram_tokens"):
+            noise = rng.integers(0, 2**32, len(arrays[name]))
+            arrays[name] = np.where(rng.random(len(noise)) < 0.5, noise, arrays[name]).astype(np.uint32)
+    return frozen(arrays)
+
+
+@pytest.mark.parametrize("trust", [BLENDED, PAPER])
+def test_damaged_tables_give_trees_of_tokens_all_the_same(trust):
+    rng = np.random.default_rng(0)
+    learned = knowledge(0, trust=trust).learned
+    settings = SMALL._replace(iterations=8)
+    for number in range(60):
+        table = garbage(rng, wide=number % 3 == 0)
+        a, b = int(rng.integers(-1, VOCABULARY)), int(rng.integers(0, VOCABULARY))
+        trees = [best_first(table, learned, trust, a, b, 20, 6, VOCABULARY)]
+        if number % 3:  # the searches share what reads the table, and compiling takes long
+            trees.append(mcts(table, learned, trust, a, b, settings, VOCABULARY, 0))
+        for tokens, parents, scores in trees:
+            assert is_tree(tokens, parents, VOCABULARY)
+            assert np.isfinite(scores).all()
