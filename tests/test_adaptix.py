@@ -1,5 +1,6 @@
 """Adaptix as a drafter: what a sequence teaches stays with it unless it is shared, and nonsense is refused."""
 
+import dataclasses
 import math
 from functools import partial
 
@@ -158,12 +159,13 @@ def test_mcts_takes_every_seed_and_repeats_itself(table, seed):
 
 
 def verdict(draft, at, tokens, probabilities):
-    return Verdict((0,), (), draft, at, np.array(tokens, np.int32), np.array(probabilities, np.float32))
+    top = {"top_tokens": np.array(tokens, np.int32), "top_probabilities": np.array(probabilities, np.float32)}
+    return Verdict((0,), (), draft, at, **top)
 
 
 def test_the_targets_distribution_is_learned_at_each_nodes_own_pair():
     """Rows: the root, 6 behind it, 7 behind 6, and 8 beside 6."""
-    drafting = opened(drafter(learn="off", feedback_top_k=2))
+    drafting = opened(drafter(learn="off", feedback="topk", feedback_top_k=2))
     assert drafting._drafter.needs.top_k == 2
     propose(drafting, [4, 5])
     draft = Draft(np.array([6, 7, 8], np.int32), np.array([-1, 0, -1], np.int32))
@@ -179,11 +181,26 @@ def test_the_targets_distribution_is_learned_at_each_nodes_own_pair():
 
 
 def test_feedback_at_the_first_token_of_all_has_no_pair():
-    drafting = opened(drafter(learn="off"))
+    drafting = opened(drafter(learn="off", feedback="topk"))
     propose(drafting, [5])
     drafting.observe(verdict(Draft(np.empty(0, np.int32), np.empty(0, np.int32)), 0, [[1, 2]], [[0.5, 0.25]]))
     assert naive.learned_memory(drafting._own).keys() == {(-1, 5)}
     assert first_tokens(propose(drafting, [5])) == [1, 2]
+
+
+def test_rows_that_were_left_out_are_not_learned_and_the_others_keep_their_own_pairs():
+    drafting = opened(drafter(learn="off", feedback="topk", feedback_top_k=1))
+    propose(drafting, [4, 5])
+    draft = Draft(np.array([6, 7, 8], np.int32), np.array([-1, 0, -1], np.int32))
+    some = dataclasses.replace(verdict(draft, 1, [[1], [5]], [[0.9], [0.7]]), top_rows=np.array([0, 2], np.int32))
+    drafting.observe(some)
+    assert naive.learned_memory(drafting._own).keys() == {(4, 5), (6, 7)}
+
+
+@pytest.mark.parametrize(("learn", "feedback"), [("tokens", True), ("paper", False), ("off", False)])
+def test_feedback_belongs_to_our_rule_and_not_to_the_papers(learn, feedback):
+    assert (drafter(learn=learn).needs.top_k > 0) == feedback
+    assert drafter(learn=learn, feedback="topk").needs.top_k > 0
 
 
 def test_feedback_that_is_off_asks_for_nothing_and_learns_nothing():

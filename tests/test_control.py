@@ -125,7 +125,7 @@ def test_more_is_drafted_where_verification_is_cheaper():
         rng = np.random.default_rng(0)
         accepted = lambda number: int(rng.geometric(0.3)) - 1  # noqa: B023, E731  # used within this turn of the loop
         sizes[name] = np.mean(decide(MeasuredControl(curve), accepted, honest(curve))[100:])
-    assert sizes["cheap"] == 16
+    assert sizes["cheap"] > 15.5  # of 16: a plain step now and then is the reference
     assert sizes["cheap"] > sizes["moderate"] > sizes["dear"]
     assert sizes["moderate"] > 1
 
@@ -177,7 +177,7 @@ def test_drafting_comes_back_when_it_pays_again():
     slow = decide(control, lambda number: 0, honest(CHEAP), lambda drafted: 3.0 if drafted else 0.0, steps=200)
     assert np.mean(np.array(slow[20:]) > 0) < 0.3
     quick = decide(control, lambda number: 8, honest(CHEAP), steps=800)
-    assert np.mean(np.array(quick[-50:]) > 0) == 1
+    assert np.mean(np.array(quick[-50:]) > 0) >= 0.98  # one plain step for reference
 
 
 JUMPS = [0.0, -5.0, math.inf, -math.inf, math.nan, 3600.0]
@@ -195,7 +195,8 @@ def test_a_clock_that_jumps_changes_nothing_for_long(jump, where):
     other = (lambda drafted: jump if next(count) in (20, 40) else 0.0) if where == "other" else (lambda drafted: 0.0)
     with np.errstate(all="raise"):
         sizes = decide(control, lambda number: 16, forward, other)
-    assert sizes[-100:] == [16] * 100
+    assert set(sizes[-100:]) <= {0, 16}
+    assert sizes[-100:].count(0) <= 2  # the plain steps taken for reference
 
 
 @pytest.mark.parametrize("jump", JUMPS)
@@ -203,3 +204,26 @@ def test_a_clock_that_always_says_nonsense_is_survived(jump):
     sizes = decide(MeasuredControl(MODERATE), lambda number: number % 3, lambda number, rows: jump, steps=200)
     assert all(0 <= size <= 16 for size in sizes)
     assert sum(sizes) > 0
+
+
+def test_drafting_rests_where_only_drafted_passes_cost_more_than_the_curve_says():
+    """Plain passes as measured, drafted ones eight times a plain one: five tokens a step do not repay that."""
+    control = MeasuredControl(CHEAP)
+    plain = honest(CHEAP)(0, 1)
+    sizes = decide(control, lambda number: 4, lambda number, rows: plain if rows == 1 else 8 * plain, steps=1000)
+    assert np.mean(np.array(sizes[200:]) > 0) < 0.35
+
+
+def test_one_hopeless_draft_among_good_ones_does_not_stop_drafting():
+    control = MeasuredControl(CHEAP)
+    for number in range(200):
+        budget = control.budget(50)
+        hopeless = number % 5 == 0
+        score = np.array([1e-5 if hopeless else 0.9], np.float32)
+        offered = Draft(np.array([7], np.int32), np.array([-1], np.int32), score)
+        draft = control.trim(offered, budget) if budget.nodes else EMPTY_DRAFT
+        right = len(draft) and not hopeless
+        control.observe(Verdict((7, 8)[: 1 + right], (0,) * right, draft, 0), honest(CHEAP)(0, len(draft) + 1), 0.0)
+        if number > 20 and not hopeless:
+            assert len(draft) == 1 or budget.nodes == 0
+    assert control.budget(50).nodes > 0

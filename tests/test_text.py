@@ -72,7 +72,7 @@ def test_joined_pieces_equal_any_text(tokenizer, text):
 
 def test_a_space_that_depends_on_the_token_before_is_kept():
     """SentencePiece-like decoders drop the space of the first token they are given."""
-    words = Tokenizer(models.WordLevel({"▁one": 0, "▁two": 1, "▁three": 2}, unk_token="▁one"))  # noqa: S106  # a word
+    words = Tokenizer(models.WordLevel({"▁one": 0, "▁two": 1, "▁three": 2}, unk_token="▁one"))  # noqa: S106  # a word of text
     words.decoder = decoders.Metaspace()
     parts, rest = pieces(PreTrainedTokenizerFast(tokenizer_object=words), [0, 1, 2, 2])
     assert "".join(parts) + rest == "one two three three"

@@ -19,6 +19,8 @@ _PRIOR_CHANCES = 0.5 ** np.arange(_SCORE_BINS)  # of their acceptance: the bin's
 _MOST_NODES_SEEN = 400.0
 _ENOUGH_TOKENS = 40.0  # of recent drafted steps, before they are compared with plain ones
 _FADE = 0.8  # what is left of the evidence against drafting after a rest
+_REFERENCE_EVERY, _FIRST_REFERENCE = 64, 4  # drafted steps between plain ones taken for reference, and before the first
+_MOST_WORTHLESS = 8  # drafts in a row without a node worth verifying, before drafting rests
 _SHORTEST_REST, _LONGEST_REST = 8, 128  # plain steps before drafting is tried again
 
 
@@ -54,9 +56,9 @@ class MeasuredControl:
 
     The expected tokens of the best n nodes are 1 plus the sum of their chances, where a node's chance is the share of
     nodes with a like score that the target accepted so far; their time is the curve's, scaled by how fast passes have
-    been running of late, plus what drafting costs beside the pass. When drafted steps have been giving fewer tokens
-    per second than plain ones would, steps are plain, and drafting is tried again at growing intervals, so that trying
-    costs little.
+    been running of late, plus what drafting costs beside the pass. A plain step now and then shows what plain steps
+    cost today. When drafted steps have been giving fewer tokens per second, or draft after draft is worth no node,
+    steps are plain, and drafting is tried again at growing intervals, so that trying costs little.
 
     Args:
         curve: the target's cost by rows.
@@ -68,7 +70,10 @@ class MeasuredControl:
         self._most_nodes = most_nodes
         self._seen = np.full(_SCORE_BINS, _PRIOR_NODES)
         self._accepted = _PRIOR_NODES * _PRIOR_CHANCES
-        self._pace = 1.0  # seconds of a pass / those of the curve, smoothed
+        self._pace = 1.0  # seconds of a drafted pass / those of the curve, smoothed
+        self._plain_pace: float | None = None  # the same of plain passes, once there was one
+        self._since_plain = _REFERENCE_EVERY - _FIRST_REFERENCE
+        self._worthless = 0  # drafts in a row of which no node was worth verifying
         self._beside_drafted = self._beside_plain = 0.0  # seconds of a step beside its pass, smoothed
         self._tokens = self._seconds = 0.0  # of recent drafted steps
         self._rest = 0
@@ -76,7 +81,7 @@ class MeasuredControl:
 
     def budget(self, depth: int) -> Budget:
         """Return the largest draft worth proposing; none while drafting rests."""
-        if depth <= 0 or self._rest > 0:
+        if depth <= 0 or self._rest > 0 or self._since_plain >= _REFERENCE_EVERY:
             return Budget(0, max(depth, 0))
         return Budget(self._most_nodes, depth)
 
@@ -90,7 +95,8 @@ class MeasuredControl:
         seconds = self._pace * self._cost[2 : len(chances) + 2] + self._beside_drafted
         rates = np.concatenate([[1.0 / self._plain_seconds()], tokens / seconds])
         best = int(np.argmax(rates))
-        if best == 0:
+        self._worthless = self._worthless + 1 if best == 0 else 0
+        if self._worthless >= _MOST_WORTHLESS:
             self._give_up_for_now()
         return cut(draft, Budget(min(best, budget.nodes), budget.depth), score)
 
@@ -113,20 +119,26 @@ class MeasuredControl:
             self._rest -= 1
 
     def _observe_time(self, drafted: int, emitted: int, forward_seconds: float, other_seconds: float) -> None:
-        expected = self._cost[min(drafted + 1, len(self._cost) - 1)]
         # a pass that stalled, or a step that compiled something, says little about the next
-        forward_seconds = min(forward_seconds, 4 * self._pace * expected)
         other_seconds = min(other_seconds, self._cost[1])
-        self._pace += 0.05 * (forward_seconds / expected - self._pace)
         if drafted:
+            expected = self._cost[min(drafted + 1, len(self._cost) - 1)]
+            forward_seconds = min(forward_seconds, 4 * self._pace * expected)
+            self._pace += 0.05 * (forward_seconds / expected - self._pace)
             self._beside_drafted += 0.1 * (other_seconds - self._beside_drafted)
             self._tokens = self._tokens * _KEEP + emitted
             self._seconds = self._seconds * _KEEP + forward_seconds + other_seconds
+            self._since_plain += 1
         else:
+            known = self._pace if self._plain_pace is None else self._plain_pace
+            ratio = min(forward_seconds / self._cost[1], 4 * known)
+            self._plain_pace = known + 0.2 * (ratio - known)
             self._beside_plain += 0.1 * (other_seconds - self._beside_plain)
+            self._since_plain = 0
 
     def _plain_seconds(self) -> float:
-        return float(self._pace * self._cost[1] + self._beside_plain)
+        pace = self._pace if self._plain_pace is None else self._plain_pace
+        return float(pace * self._cost[1] + self._beside_plain)
 
     def _give_up_for_now(self) -> None:
         """Rest, and let what spoke against drafting fade: without drafts it would be believed for ever."""
@@ -139,6 +151,7 @@ class MeasuredControl:
         self._rest = self._next_rest
         self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
         self._tokens = self._seconds = 0.0
+        self._worthless = 0
 
     def _consider_resting(self) -> None:
         if self._seconds / self._tokens > 1.02 * self._plain_seconds():  # within noise, drafting stays
