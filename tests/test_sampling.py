@@ -336,3 +336,16 @@ def test_the_edges_of_every_range_are_accepted():
         {"temperature": 1e-3}, {"top_k": 0}, {"top_p": 1.0}, {"min_p": 0.0}, {"min_p": 1.0}, {"seed": 2**64 - 1},
     ):  # fmt: skip
         assert 0 <= chosen(np.array([0.0, 1.0], np.float32), SamplingOptions(do_sample=True, **options)) <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("vocabulary", "k"), [(7, 3), (64, 6), (65, 6), (1000, 1), (5, 9)])
+def test_top_probabilities_are_those_of_the_softmax(dtype, vocabulary, k):
+    logits = (3 * torch.randn(4, vocabulary, generator=torch.Generator().manual_seed(vocabulary))).to(dtype)
+    tokens, probabilities = top_probabilities(logits, k)
+    softmax = logits.float().softmax(dim=-1)
+    expected = softmax.topk(min(k, vocabulary), dim=-1).values.numpy()
+    assert tokens.shape == probabilities.shape == (4, min(k, vocabulary))
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-5)
+    np.testing.assert_allclose(np.take_along_axis(softmax.numpy(), tokens.astype(np.int64), 1), expected, rtol=1e-5)
+    assert all(len(set(row)) == len(row) for row in tokens.tolist())

@@ -112,7 +112,7 @@ class Needs:
     """
 
     top_k: int = 0
-    top_rows: int = 12
+    top_rows: int = 8
     hidden: bool = False
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
+from numba import njit
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
@@ -200,7 +201,9 @@ class AdaptixDrafting:
         if verdict.top_tokens is None or verdict.top_probabilities is None or self._ids is None:
             return
         before = int(self._ids[verdict.at - 1]) if verdict.at > 0 else NO_TOKEN
-        contexts = _contexts(verdict, before, int(self._ids[verdict.at]))
+        draft, rows = verdict.draft, verdict.top_rows
+        rows = np.arange(len(draft) + 1, dtype=np.int32) if rows is None else rows
+        contexts = row_contexts(draft.tokens, draft.parents, rows, before, int(self._ids[verdict.at]))
         with self._drafter.lock:
             arrays = self._room(len(contexts))
             learn_distributions(
@@ -263,11 +266,15 @@ TRUST = Trust(learned_pair=2.0, table_pair=10.0, learned_single=1.0, table_singl
 """Chosen by replay on recorded answers; see docs/log.md."""
 
 
-def _contexts(verdict: Verdict, before: int, root: int) -> IntArray:
-    """Return the last two tokens of each row of `top_rows` along its own path, int32[S, 2]."""
-    draft = verdict.draft
-    contexts = np.empty((len(draft) + 1, 2), np.int32)
-    contexts[0] = before, root
-    contexts[1:, 1] = draft.tokens
-    contexts[1:, 0] = np.where(draft.parents < 0, root, draft.tokens[draft.parents])
-    return contexts if verdict.top_rows is None else contexts[verdict.top_rows]
+@njit(cache=True)
+def row_contexts(tokens: IntArray, parents: IntArray, rows: IntArray, before: int, root: int) -> IntArray:
+    """Return the last two tokens of each of `rows` along its own path, int32[S, 2]; `before` stands before the root."""
+    contexts = np.empty((len(rows), 2), np.int32)
+    for i in range(len(rows)):
+        node = rows[i] - 1
+        contexts[i, 1] = root if node < 0 else tokens[node]
+        if node < 0:
+            contexts[i, 0] = before
+        else:
+            contexts[i, 0] = root if parents[node] < 0 else tokens[parents[node]]
+    return contexts

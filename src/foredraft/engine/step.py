@@ -12,9 +12,11 @@ import torch
 from foredraft.contracts import Control, Draft, Drafting, Needs, Scores, StepRecord, Target, Verdict
 from foredraft.engine.state import SequenceState
 from foredraft.graph.layout import lay_out
-from foredraft.graph.tree import IntArray, is_tree
+from foredraft.graph.tree import IntArray, is_tree, top_nodes
 from foredraft.sampling import top_probabilities
 from foredraft.verify import verify
+
+_ROOT_ROW = np.zeros(1, np.int32)
 
 
 def step(
@@ -72,7 +74,9 @@ def _with_needs(verdict: Verdict, scores: Scores, needs: Needs) -> Verdict:
         return verdict
     rows = _top_rows(verdict, needs.top_rows)
     every_row = len(rows) == len(verdict.draft) + 1
-    logits = scores.logits if every_row else scores.logits[torch.from_numpy(rows).long()]
+    logits = (
+        scores.logits if every_row else scores.logits.index_select(0, torch.from_numpy(rows).to(scores.logits.device))
+    )
     tokens, probabilities = top_probabilities(logits, needs.top_k)
     return dataclasses.replace(verdict, top_rows=rows, top_tokens=tokens, top_probabilities=probabilities)
 
@@ -82,10 +86,10 @@ def _top_rows(verdict: Verdict, most: int) -> IntArray:
     draft = verdict.draft
     if len(draft) + 1 <= most:
         return np.arange(len(draft) + 1, dtype=np.int32)
-    worth = np.arange(len(draft), 0, -1, dtype=np.float32) / len(draft) if draft.score is None else draft.score.copy()
+    worth = -np.arange(len(draft), dtype=np.float32) if draft.score is None else draft.score.copy()
     worth[list(verdict.path)] = np.inf
-    best = np.argpartition(-worth, most - 1)[: most - 1]
-    return np.sort(np.concatenate([[0], best + 1])).astype(np.int32)
+    best = top_nodes(draft.parents, worth, most - 1, len(draft))
+    return np.concatenate([_ROOT_ROW, best + 1])
 
 
 def _sources(verdict: Verdict, names: tuple[str, ...]) -> tuple[str | None, ...]:
