@@ -283,7 +283,7 @@ def test_a_table_of_a_larger_vocabulary_is_refused(table):
         ({"max_probability": -1.0}, "max_probability is -1.0; it must be above 0."),
         ({"c1": 0.0}, "c1 is 0.0; it must be above 0."),
         ({"c2": 0.0}, "c2 is 0.0; it must be above 0."),
-        ({"c2": math.nan}, "c2 is nan; it must be above 0."),
+        ({"c2": math.nan}, "c2 of method 'adaptix' is nan; it must be a number that float64 can hold."),
         ({"feedback_weight": 0.0}, "feedback_weight is 0.0; it must be above 0."),
         ({"keep": 0.0}, "keep is 0.0; it must be above 0 and at most 1."),
         ({"keep": 1.5}, "keep is 1.5; it must be above 0 and at most 1."),

@@ -1,5 +1,9 @@
 """The front door, on a tiny random llama with a tokenizer trained here: what it takes, refuses and reports."""
 
+import io
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 import foredraft
 from foredraft import StoreError, UsageError
+from foredraft.cli import chat
 from foredraft.corpus.build import build_trigram_table
 from foredraft.corpus.fingerprint import tokenizer_hash
 from foredraft.corpus.shards import text_documents
@@ -411,3 +416,96 @@ def test_the_embedded_model_writes_the_same_with_every_method():
     for method, config in (("prompt_lookup", {}), ("adaptix", {"table": "none"})):
         generator.use(method, config, nodes=8)
         assert generator.generate(talk, **options).token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [torch.tensor, np.array, lambda ids: torch.tensor([ids]), lambda ids: np.array([ids]), np.uint8],
+)
+def test_arrays_and_tensors_of_one_row_are_token_ids(plain, kind):
+    encoded = plain.encode(kind([5, 6, 7]))
+    assert (encoded.dtype, encoded.tolist()) == (np.int64, [5, 6, 7])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        (None, "flat list of token ids; this one is a NoneType"),
+        (5, "this one is a int"),
+        (b"text", "decode the bytes"),
+        ({"role": "user", "content": "a"}, "put a message in a list"),
+        ({"input_ids": [1, 2]}, "pass its input_ids"),
+        ([[1, 2], [3]], "flat list"),
+        ([1, None], "this list holds None"),
+        ([True, 5], "this list holds True"),
+        (["a", "b"], "this list holds 'a'"),
+        ([2**70], "token id 1180591620717411303424"),
+        (np.array([[1, 2], [3, 4]]), "shape"),
+        (np.array([1.5]), "type float64"),
+        (torch.tensor(5), "shape"),
+        (torch.tensor([True]), "type bool"),
+        (torch.zeros(0), "empty"),
+        ({1, 2}, "this one is a set"),
+        ([{"role": "user"}], "Message 0 has no content"),
+        ([{"role": None, "content": "a"}], "Message 0 has role None"),
+        ([{"role": "user", "content": ["a"]}], "Message 0 has content"),
+        ([{"role": "user", "content": "a"}, "b"], "Message 1 is 'b'"),
+        ("a\udc80", "at character 1, which UTF-8 cannot hold"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_in_a_sentence(plain, prompt, says):
+    with pytest.raises(UsageError, match=says):
+        plain.encode(prompt)
+
+
+def test_a_batch_encoding_is_refused(plain, tokenizer):
+    with pytest.raises(UsageError, match="pass its input_ids"):
+        plain.encode(tokenizer("the quick"))
+
+
+def test_what_a_chat_template_refuses_is_said(plain, tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(UsageError, match=r"template refuses the conversation \(roles must alternate"):
+        plain.encode([{"role": "user", "content": "a"}])
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    with pytest.raises(UsageError, match="UTF-8 cannot hold"):
+        plain.encode([{"role": "user", "content": "\ud800"}])
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "says"),
+    [
+        (None, [], "speculative_config is \\[\\]; give a mapping"),
+        (None, "adaptix", "speculative_config is 'adaptix'"),
+        (None, {"method": ["adaptix"]}, "method is \\['adaptix'\\]"),
+        (5, {}, "method is 5"),
+        ("none", {"num_speculative_tokens": True}, "num_speculative_tokens is True; it must be a whole number"),
+        ("none", {"num_speculative_tokens": "5"}, "num_speculative_tokens is '5'"),
+        ("none", {"num_speculative_tokens": 1025}, "num_speculative_tokens is 1025; .*0 to 1024"),
+        ("adaptix", {"depth": "4"}, "depth of method 'adaptix' is '4'; it must be a whole number"),
+    ],
+)
+def test_a_configuration_of_another_type_is_refused(pair, method, config, says):
+    with pytest.raises(UsageError, match=says):
+        foredraft.load(pair, method=method, speculative_config=config)
+
+
+def test_an_end_id_that_the_model_does_not_have_is_refused(plain):
+    with pytest.raises(UsageError, match="eos_token_id holds 307; the model has ids 0 to 306"):
+        plain.generate("the", eos_token_id=[0, 307])
+
+
+def test_a_conversation_goes_on_after_a_line_that_is_not_utf_8(monkeypatch, capsys):
+    heard = []
+
+    def answer(generator, job, messages):
+        heard.append(messages[-1]["content"])
+        return "yes"
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é\n".encode() + b"\xff\xfe\r\nmore\r\n\nrest\n")))
+    monkeypatch.setattr(chat, "_answer", answer)
+    target = SimpleNamespace(window=None)
+    generator = SimpleNamespace(tokenizer=SimpleNamespace(chat_template=TEMPLATE), target=target)
+    chat.converse(generator, SimpleNamespace(system=None))
+    assert heard == ["é", "more"]
+    assert "not text in UTF-8" in capsys.readouterr().err

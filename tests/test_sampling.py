@@ -311,7 +311,7 @@ def test_top_probabilities_are_the_softmax():
     ("options", "says"),
     [
         ({"temperature": 0.0}, "temperature is 0.0.*do_sample=False"),
-        ({"temperature": -1.0}, "above 0"),
+        ({"temperature": -1.0}, "at least 1e-06"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"temperature": math.inf}, "temperature is inf"),
         ({"top_k": -1}, "top_k is -1.*0 to keep all"),

@@ -5,6 +5,9 @@ kept. Start with `load`; the names below are imported when they are first used, 
 """
 
 import importlib
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from foredraft.errors import ForedraftError, NumericsError, StoreError, UnsupportedModelError, UsageError
@@ -25,6 +28,20 @@ __all__ = [
 ]
 
 _LAZY = dict.fromkeys(("Generation", "Generator", "Piece", "load"), "foredraft.api")
+
+
+def _let_numba_cache() -> None:
+    """Give numba a folder for compiled kernels where it would find none: a read-only package and no writable home."""
+    places = (Path(__file__).parent, Path("~").expanduser())
+    if "NUMBA_CACHE_DIR" in os.environ or any(os.access(place, os.W_OK) for place in places):
+        return
+    wanted = os.environ.get("FOREDRAFT_CACHE", "")
+    # a folder of this process's own, as compiled code from one that others can write to is not to be trusted
+    folder = wanted if wanted and os.access(wanted, os.W_OK) else tempfile.mkdtemp(prefix="foredraft-numba-")
+    os.environ["NUMBA_CACHE_DIR"] = folder
+
+
+_let_numba_cache()
 
 
 def __getattr__(name: str) -> Any:

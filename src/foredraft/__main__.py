@@ -2,7 +2,17 @@
 
 import sys
 
-from foredraft.cli import main
+
+def main() -> int:
+    """Run the command and return the exit status; an interrupt is a sentence even while modules are imported."""
+    try:
+        from foredraft.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted.\n")
+        return 1
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from foredraft.cache_folder import cache_folder
+from foredraft.cache_folder import cache_path
 from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, StepRecord, TokenIds
 from foredraft.control import MOST_NODES, FixedControl, MeasuredControl
 from foredraft.corpus.fingerprint import tokenizer_hash, vocabulary_size
@@ -22,12 +21,13 @@ from foredraft.engine.single import decode as decode_steps
 from foredraft.engine.single import prefill
 from foredraft.engine.state import FinishReason, SequenceState
 from foredraft.engine.statistics import Statistics, summarize
-from foredraft.errors import StoreError, UsageError
+from foredraft.errors import UsageError
 from foredraft.model.cost import measured_cost
-from foredraft.model.loading import load_model, load_tokenizer
+from foredraft.model.loading import load_config, load_model, load_tokenizer
+from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
-from foredraft.options import options_from
-from foredraft.request import GenerationOptions
+from foredraft.options import options_from, shown, whole_number
+from foredraft.request import GenerationOptions, checked_ids, checked_text, conversation, templated
 from foredraft.text import StopStrings, TextStream, decode
 
 DEFAULT_METHOD = "adaptix"
@@ -103,13 +103,18 @@ def load(
         UnsupportedModelError: a model that cannot be verified as a tree.
         StoreError: a table that is damaged or belongs to another tokenizer.
     """
-    chosen, nodes, options = _parse_config(method, speculative_config or {})
+    chosen, nodes, options = _parse_config(method, {} if speculative_config is None else speculative_config)
     options_from(drafter_class(chosen).Options, options, f"Method {chosen!r}")  # refused now, not after the weights
     if isinstance(model, str | Path):
         name = str(model)
+        inspect(load_config(name))  # refused now, not after the weights
         tokenizer, transformer = load_tokenizer(name), load_model(name, dtype, device)
     else:
         name = ""
+        if dtype != "auto" or device is not None:
+            raise UsageError(
+                "dtype and device belong to models that foredraft loads; move or cast yours before passing it."
+            )
         transformer, tokenizer = _pair(model)
     return Generator(
         TorchTarget(transformer),
@@ -174,12 +179,18 @@ class Generator:
     def cost(self) -> CostCurve:
         """What a forward pass costs by its rows: measured at first use, then read from the cache folder."""
         if self._curve is None:
-            try:
-                folder: Path | None = cache_folder()
-            except StoreError:  # nowhere to keep it is no reason not to generate
-                folder = None
-            self._curve = measured_cost(self.target, folder)
+            self._curve = measured_cost(self.target, cache_path())
         return self._curve
+
+    def save(self) -> None:
+        """Write what the drafter was asked to remember (`share` and `memory`); nothing where it was not.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        save = getattr(self.drafter, "save", None)
+        if save is not None and getattr(getattr(self.drafter, "options", None), "memory", None):
+            save()
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """Write the continuation of `prompt`.
@@ -208,26 +219,17 @@ class Generator:
         """Return the prompt's ids, int64[n]; a conversation goes through the model's chat template.
 
         Raises:
-            UsageError: an empty prompt, ids that the model does not have, or a conversation without a chat template.
+            UsageError: an empty prompt, something that is no prompt, ids that the model does not have, or a
+                conversation without a chat template or that the template refuses.
         """
         if isinstance(prompt, str):
-            ids = self.tokenizer(prompt).input_ids if prompt else []
-        elif len(prompt) and isinstance(prompt[0], Mapping):
-            if not getattr(self.tokenizer, "chat_template", None):
-                raise UsageError("This model's tokenizer has no chat template; give the prompt as a text.")
-            text = self.tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
+            ids = self.tokenizer(checked_text(prompt)).input_ids if prompt else []
+        elif (messages := conversation(prompt)) is not None:
+            text = checked_text(templated(messages, self.tokenizer))
             ids = self.tokenizer(text, add_special_tokens=False).input_ids
         else:
-            ids = list(prompt)
-        if len(ids) == 0:
-            raise UsageError("The prompt is empty; give at least one token to continue.")
-        array = np.asarray(ids)
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise UsageError("A prompt is a text, a list of messages, or a flat list of token ids.")
-        if array.min() < 0 or array.max() >= self.target.vocabulary:
-            wrong = int(array.max() if array.min() >= 0 else array.min())
-            raise UsageError(f"The prompt holds token id {wrong}; the model has ids 0 to {self.target.vocabulary - 1}.")
-        return array.astype(np.int64)
+            ids = prompt
+        return checked_ids(ids, self.target.vocabulary)
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Return the ids that end a text by default: the model's generation configuration's, else the tokenizer's."""
@@ -254,7 +256,7 @@ class Generator:
             sampling,
             max_new_tokens=options.max_new_tokens,
             window=window,
-            eos=options.eos(self.eos_token_ids()),
+            eos=options.eos(self.eos_token_ids(), self.target.vocabulary),
             processors=options.logits_processor,
             stop=StopStrings(self.tokenizer, options.stops) if options.stops else None,
         )
@@ -295,7 +297,8 @@ class _Run:
     def result(self, tokenizer: Any) -> Generation:
         """Return what has been written so far; the finish reason is "length" while it is unfinished."""
         seq = self._parts[0]
-        ids = tuple(seq.emitted.tolist())
+        # from the records: an interrupt can fall between a step's commit and its record
+        ids = tuple(token for record in self._records for token in record.emitted)
         return Generation(
             text=decode(tokenizer, ids),
             token_ids=ids,
@@ -338,16 +341,22 @@ class Stream:
             yield Piece(rest, -1, None)
 
 
-def _parse_config(method: str | None, config: Mapping[str, Any]) -> tuple[str, int | None, dict[str, Any]]:
+def _parse_config(method: str | None, config: Any) -> tuple[str, int | None, dict[str, Any]]:
     """Return the method, the fixed number of nodes or None, and the method's own options."""
+    if not isinstance(config, Mapping):
+        raise UsageError(f'speculative_config is {shown(config)}; give a mapping such as {{"table": "none"}}.')
     options = dict(config)
     named = options.pop("method", None)
+    for value in (method, named):
+        if value is not None and not isinstance(value, str):
+            raise UsageError(f"method is {shown(value)}; give a method's name as text.")
     if method is not None and named is not None and method != named:
         raise UsageError(f"method is {method!r} and speculative_config names {named!r}; give one of them.")
     nodes = options.pop("num_speculative_tokens", None)
-    if nodes is not None and (not isinstance(nodes, int) or nodes < 0):
-        raise UsageError(f"num_speculative_tokens is {nodes!r}; it must be a whole number, 0 or more.")
-    return method or named or DEFAULT_METHOD, nodes, options
+    number = whole_number(nodes)
+    if nodes is not None and (number is None or not 0 <= number <= 1024):
+        raise UsageError(f"num_speculative_tokens is {shown(nodes)}; it must be a whole number, 0 to 1024.")
+    return method or named or DEFAULT_METHOD, number, options
 
 
 def _pair(model: Any) -> tuple[Any, Any]:

@@ -13,13 +13,18 @@ from foredraft.errors import StoreError
 CACHE_VARIABLE = "FOREDRAFT_CACHE"
 
 
+def cache_path() -> Path:
+    """Return where the cache folder is or would be: `$FOREDRAFT_CACHE`, or the platform's user cache folder."""
+    return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("foredraft"))
+
+
 def cache_folder() -> Path:
-    """Return the cache folder, made if needed: `$FOREDRAFT_CACHE`, or the platform's user cache folder.
+    """Return the cache folder, made if needed, for writing.
 
     Raises:
         StoreError: the folder cannot be made or written to.
     """
-    folder = Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("foredraft"))
+    folder = cache_path()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

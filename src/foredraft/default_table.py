@@ -10,7 +10,7 @@ from pathlib import Path
 import filelock
 from tokenizers import Tokenizer
 
-from foredraft.cache_folder import cache_folder
+from foredraft.cache_folder import cache_folder, cache_path
 from foredraft.corpus.build import BuildProgress, build_trigram_table, standard_library_sources
 from foredraft.corpus.fingerprint import tokenizer_hash, vocabulary_size
 from foredraft.corpus.shards import ReadReport, read_documents, total_bytes
@@ -34,9 +34,10 @@ def default_table(tokenizer: Tokenizer, progress: Callable[[float, str], None] |
         StoreError: the cache folder cannot be written to, or the disk is full.
     """
     identity = tokenizer_hash(tokenizer)
-    path = cache_folder() / f"standard-library-{platform.python_version()}-{identity[:16]}.trigrams"
+    path = cache_path() / f"standard-library-{platform.python_version()}-{identity[:16]}.trigrams"
     if _is_sound(path, identity):
         return path
+    cache_folder()  # made, or refused with a sentence
     with filelock.FileLock(path.with_name(path.name + ".wait")):
         if not _is_sound(path, identity):
             _build(path, tokenizer, progress)

@@ -1,16 +1,25 @@
-"""Frozen dataclasses of options from loose mappings: unknown keys are refused with the nearest known one.
+"""Frozen dataclasses of options from loose mappings: unknown keys and values of another type are refused.
 
 Does not know what any option means; each dataclass is owned by the file that uses it and validates its own values.
 """
 
 import dataclasses
 import difflib
+import math
+import numbers
+import operator
+import os
+import reprlib
+import types
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from foredraft.errors import UsageError
 
 T = TypeVar("T")
+
+_shorten = reprlib.Repr()
+_shorten.maxstring = _shorten.maxother = _shorten.maxlong = 60
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -19,21 +28,83 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def shown(value: Any) -> str:
+    """Return the value as a message names it: its representation, shortened where it is long."""
+    return _shorten.repr(value)
+
+
+def whole_number(value: Any) -> int | None:
+    """Return `value` as an int where it is a whole number, numpy's included; None for all else, bool included."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        return None
+    return operator.index(value)
+
+
 def options_from(kind: type[T], given: Mapping[str, Any], what: str) -> T:
     """Build the frozen dataclass `kind` from `given`.
 
     Args:
         kind: a dataclass; its `__post_init__` validates values and raises `UsageError`.
-        given: option name to value.
+        given: option name to value; numbers of numpy become Python's, and paths become text.
         what: what the options belong to, for the message, such as ``method 'adaptix'``.
 
     Raises:
-        UsageError: an unknown key (with a near-match hint), or a value the dataclass refuses.
+        UsageError: an unknown key (with a near-match hint), a missing one, a value of another type than the field's, or
+            one that the dataclass refuses.
     """
     known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # T is a dataclass by contract
     for key in given:
         if key not in known:
             raise UsageError(
-                f"{what} has no option {key!r}.{nearest(key, known)} Its options are: {', '.join(known) or 'none'}."
+                f"{what} has no option {key!r}.{nearest(str(key), known)} Its options are: "
+                f"{', '.join(known) or 'none'}."
             )
-    return kind(**given)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # T is a dataclass by contract
+        if field.name not in given and field.default is field.default_factory is dataclasses.MISSING:
+            raise UsageError(f"{what} needs the option {field.name!r}; give it.")
+    hints = get_type_hints(kind)
+    owner = what[:1].lower() + what[1:]
+    return kind(**{name: _typed(hints[name], value, f"{name} of {owner}") for name, value in given.items()})
+
+
+def _typed(hint: Any, value: Any, name: str) -> Any:
+    """Return the value as the field's type has it; annotations other than plain types and choices are left alone.
+
+    Raises:
+        UsageError: a value of another type.
+    """
+    kinds = list(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else [hint]
+    optional = types.NoneType in kinds
+    if optional:
+        kinds.remove(types.NoneType)
+        if value is None:
+            return None
+    kind = kinds[0] if len(kinds) == 1 else None
+    choices = [choice for choice in get_args(kind) if isinstance(choice, str)] if get_origin(kind) is Literal else []
+    if kind in (int, float, bool, str):
+        typed, wanted = _plain(kind, value)
+    elif choices:
+        typed, wanted = _plain(str, value)[0], f"one of {', '.join(choices)}"
+    else:
+        return value
+    if typed is None:
+        raise UsageError(f"{name} is {shown(value)}; it must be {wanted}{', or None' if optional else ''}.")
+    return typed
+
+
+def _plain(kind: Any, value: Any) -> tuple[Any, str]:
+    """Return the value as the plain type `kind`, or None where it is of another, and what it must be."""
+    if kind is int:
+        return whole_number(value), "a whole number"
+    if kind is bool:
+        return (value if isinstance(value, bool) else None), "True or False"
+    if kind is str:
+        text = os.fspath(value) if isinstance(value, os.PathLike) else value
+        return (text if isinstance(text, str) else None), "a text"
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None, "a number"
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.nan
+    return (None if math.isnan(number) else number), "a number that float64 can hold"

@@ -1,6 +1,7 @@
-"""One request's generation arguments, checked before the first token: transformers' names, honoured or refused.
+"""One request's prompt and generation arguments, checked before the first token: honoured or refused.
 
-Knows the arguments and what they exclude; does not know the model beyond its vocabulary.
+Knows the arguments (transformers' names), what they exclude, and what a prompt can be; does not know the model beyond
+its vocabulary.
 """
 
 import dataclasses
@@ -9,8 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+
+from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError
-from foredraft.options import nearest, options_from
+from foredraft.options import nearest, options_from, shown, whole_number
 from foredraft.sampling import LogitsProcessor, SamplingOptions
 
 _UNSUPPORTED: Mapping[str, str] = {
@@ -21,7 +26,13 @@ _UNSUPPORTED: Mapping[str, str] = {
     "max_length": "use max_new_tokens, which does not count the prompt",
     "typical_p": "it is not among the filters; pass transformers' TypicalLogitsWarper in logits_processor",
     "no_repeat_ngram_size": "pass transformers' NoRepeatNGramLogitsProcessor in logits_processor",
+    "generation_config": "pass its values as arguments of their own",
 }
+_HARMLESS: Mapping[str, int | None] = {"num_beams": 1, "num_return_sequences": 1, "generation_config": None}
+"""Unsupported arguments, at the value that asks for nothing."""
+_UNSET = ("repetition_penalty", "stop_strings", "logits_processor")
+"""Arguments for which None stands for the default, as in transformers."""
+_KINDS_OF_PROMPT = "A prompt is a text, a list of messages, or a flat list of token ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +70,10 @@ class GenerationOptions:
         """Build from keyword arguments.
 
         Raises:
-            UsageError: an argument that is unknown (with a near-match hint), unsupported (with what to do instead), or
-                out of range.
+            UsageError: an argument that is unknown (with a near-match hint), unsupported (with what to do instead), of
+                another type, or out of range.
         """
+        given = {name: value for name, value in given.items() if not _asks_for_nothing(name, value)}
         for name, instead in _UNSUPPORTED.items():
             if name in given:
                 raise UsageError(f"generate does not take {name}: {instead}.")
@@ -71,6 +83,9 @@ class GenerationOptions:
                 raise UsageError(
                     f"generate has no argument {name!r}.{nearest(name, known)} It takes: {', '.join(known)}."
                 )
+        for name, read in (("stop_strings", _strings), ("logits_processor", _processors), ("eos_token_id", _end_ids)):
+            if given.get(name) is not None:
+                given[name] = read(given[name])
         return options_from(cls, given, "generate")
 
     def __post_init__(self) -> None:
@@ -103,11 +118,19 @@ class GenerationOptions:
         """The stop strings as a tuple."""
         return (self.stop_strings,) if isinstance(self.stop_strings, str) else tuple(self.stop_strings)
 
-    def eos(self, default: Sequence[int]) -> tuple[int, ...]:
-        """Return the ids that end the text, `default` being the model's own."""
+    def eos(self, default: Sequence[int], vocabulary: int) -> tuple[int, ...]:
+        """Return the ids that end the text, `default` being the model's own.
+
+        Raises:
+            UsageError: a given id that the model does not have.
+        """
         if self.eos_token_id is None:
             return tuple(default)
-        return (self.eos_token_id,) if isinstance(self.eos_token_id, int) else tuple(self.eos_token_id)
+        given = (self.eos_token_id,) if isinstance(self.eos_token_id, int) else tuple(self.eos_token_id)
+        for token in given:
+            if not 0 <= token < vocabulary:
+                raise UsageError(f"eos_token_id holds {token}; the model has ids 0 to {vocabulary - 1}, so use one.")
+        return given
 
     def sampling(self, vocabulary: int) -> SamplingOptions:
         """Return how tokens are chosen, with a seed drawn if none was given.
@@ -131,3 +154,123 @@ class GenerationOptions:
             repetition_penalty=self.repetition_penalty,
             seed=secrets.randbits(32) if self.seed is None else self.seed,
         )
+
+
+def checked_text(text: str) -> str:
+    """Return the text of a prompt.
+
+    Raises:
+        UsageError: half a surrogate pair, as is left when bytes that are not UTF-8 are read.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"The prompt holds {text[error.start]!a} at character {error.start}, which UTF-8 cannot hold; read it as "
+            "UTF-8, or leave it out."
+        ) from error
+    return text
+
+
+def conversation(prompt: Any) -> list[dict[str, Any]] | None:
+    """Return the messages of a prompt that is a conversation, or None for one that is not.
+
+    Raises:
+        UsageError: a single message outside a list, or messages without a role and a content that are text.
+    """
+    if isinstance(prompt, Mapping):
+        remedy = "put a message in a list" if "role" in prompt else "of a tokenizer's result, pass its input_ids"
+        raise UsageError(f"{_KINDS_OF_PROMPT}; this one is a {type(prompt).__name__}: {remedy}.")
+    if not isinstance(prompt, Sequence) or not any(isinstance(each, Mapping) for each in prompt):
+        return None
+    for number, message in enumerate(prompt):
+        if not isinstance(message, Mapping):
+            raise UsageError(f"Message {number} is {shown(message)}; each is a mapping with 'role' and 'content'.")
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                wrong = f"has {key} {shown(message[key])}" if key in message else f"has no {key}"
+                raise UsageError(f"Message {number} {wrong}; give each message a 'role' and a 'content' that are text.")
+    return [dict(message) for message in prompt]
+
+
+def templated(messages: list[dict[str, Any]], tokenizer: Any) -> str:
+    """Return the conversation in the words of the tokenizer's chat template, up to where the answer begins.
+
+    Raises:
+        UsageError: a tokenizer without a template, or a template that refuses the conversation.
+    """
+    import jinja2
+
+    if not getattr(tokenizer, "chat_template", None):
+        raise UsageError("This model's tokenizer has no chat template; give the prompt as a text.")
+    try:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except jinja2.TemplateError as error:
+        raise UsageError(
+            f"The model's chat template refuses the conversation ({error}); change the messages as it says, or give a "
+            "text."
+        ) from error
+    return text
+
+
+def checked_ids(given: Any, vocabulary: int) -> TokenIds:
+    """Return token ids as int64[n]: from a sequence, or from an array or tensor of one dimension or one row.
+
+    Raises:
+        UsageError: another type, no id at all, or an id that the model does not have.
+    """
+    if isinstance(given, torch.Tensor):
+        given = np.asarray(given.tolist()) if given.numel() else np.zeros(0, np.int64)
+    if isinstance(given, np.ndarray):
+        ids = given[0] if given.ndim == 2 and len(given) == 1 else given
+        if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+            raise UsageError(f"{_KINDS_OF_PROMPT}; this array has shape {given.shape} and type {given.dtype}.")
+        given = ids.tolist()
+    if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray | memoryview):
+        remedy = "decode the bytes" if isinstance(given, bytes | bytearray | memoryview) else "give one of them"
+        raise UsageError(f"{_KINDS_OF_PROMPT}; this one is a {type(given).__name__}, so {remedy}.")
+    numbers = [whole_number(each) for each in given]
+    ids = [number for number in numbers if number is not None]
+    if len(ids) < len(numbers):
+        raise UsageError(f"{_KINDS_OF_PROMPT}; this list holds {shown(given[numbers.index(None)])}, so take that out.")
+    if not ids:
+        raise UsageError("The prompt is empty; give at least one token to continue.")
+    if min(ids) < 0 or max(ids) >= vocabulary:
+        wrong = max(ids) if min(ids) >= 0 else min(ids)
+        raise UsageError(f"The prompt holds token id {wrong}; the model has ids 0 to {vocabulary - 1}.")
+    return np.asarray(ids, np.int64)
+
+
+def _asks_for_nothing(name: str, value: Any) -> bool:
+    if name in _UNSET:
+        return value is None
+    if name not in _HARMLESS:
+        return False
+    return value is None if _HARMLESS[name] is None else whole_number(value) == _HARMLESS[name]
+
+
+def _strings(given: Any) -> tuple[str, ...]:
+    strings = (given,) if isinstance(given, str) else given
+    if not isinstance(strings, Sequence) or not all(isinstance(string, str) for string in strings):
+        raise UsageError(f"stop_strings is {shown(given)}; it must be a text or a list of texts.")
+    return tuple(strings)
+
+
+def _processors(given: Any) -> tuple[LogitsProcessor, ...]:
+    if callable(given) and not isinstance(given, Sequence):
+        raise UsageError(f"logits_processor is {shown(given)}; it must be a list of processors, so put it in a list.")
+    if not isinstance(given, Sequence) or not all(callable(each) for each in given):
+        raise UsageError(f"logits_processor is {shown(given)}; it must be a list of processors, which are callable.")
+    return tuple(given)
+
+
+def _end_ids(given: Any, *, nested: bool = False) -> tuple[int, ...]:
+    """Return the ids of a number, an array or tensor of at most one dimension, or a sequence of those."""
+    array = isinstance(given, torch.Tensor | np.ndarray)
+    listed = given.tolist() if array else given
+    token = whole_number(listed)
+    if token is not None:
+        return (token,)
+    if isinstance(listed, Sequence) and not isinstance(listed, str | bytes | bytearray) and (array or not nested):
+        return tuple(token for each in listed for token in _end_ids(each, nested=True))
+    raise UsageError(f"eos_token_id holds {shown(given)}; it must be a token id or a flat list of token ids.")

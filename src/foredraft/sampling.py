@@ -27,6 +27,8 @@ LogitsProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """transformers' protocol: (input_ids int64[1, n], scores float32[1, V]) -> scores float32[1, V]."""
 
 SEED_LIMIT = 2**64
+LEAST_TEMPERATURE = 1e-6
+"""Below this, dividing the logits overflows float32; greedy decoding is meant."""
 _BLOCK = 64  # logits looked at together
 
 
@@ -58,9 +60,10 @@ class SamplingOptions:
         Raises:
             UsageError: a value outside its range.
         """
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
+        if not (math.isfinite(self.temperature) and self.temperature >= LEAST_TEMPERATURE):
             raise UsageError(
-                f"temperature is {self.temperature}; it must be above 0. For greedy decoding use do_sample=False."
+                f"temperature is {self.temperature}; it must be at least {LEAST_TEMPERATURE:g}. For greedy decoding "
+                "use do_sample=False."
             )
         if self.top_k < 0:
             raise UsageError(f"top_k is {self.top_k}; use a positive number of tokens, or 0 to keep all.")
@@ -262,7 +265,8 @@ class Sampler:
         row = logits.float().cpu().numpy()
         position = at + len(path) + 1
         if self._needs_prefix:
-            row = self._processed(row.copy(), np.concatenate([self._prefix(), np.array(path, np.int64)]))
+            prefix = np.concatenate([self._prefix(), np.array(path, np.int64)])
+            row = self._processed(row.copy(), prefix, logits.device)
         if not options.do_sample:
             token = int(row.argmax())
             if not math.isfinite(row[token]):
@@ -271,17 +275,20 @@ class Sampler:
         weights = filter_row(row, options.temperature, options.top_k, options.top_p, options.min_p)
         if not len(weights):
             raise NumericsError(_unusable(position))
-        return int(perturbed_argmax(weights, self._seed, position))
+        token = int(perturbed_argmax(weights, self._seed, position))
+        if token < 0:
+            raise NumericsError(_unusable(position))
+        return token
 
-    def _processed(self, row: FloatArray, prefix: TokenIds) -> FloatArray:
+    def _processed(self, row: FloatArray, prefix: TokenIds, device: torch.device) -> FloatArray:
         if self._options.repetition_penalty != 1.0:
             penalize(row, prefix, self._options.repetition_penalty)
         if self._processors:
-            input_ids = torch.from_numpy(prefix).unsqueeze(0)
-            scores = torch.from_numpy(row).unsqueeze(0)
+            input_ids = torch.from_numpy(prefix).unsqueeze(0).to(device)  # processors may hold tensors there
+            scores = torch.from_numpy(row).unsqueeze(0).to(device)
             for processor in self._processors:
                 scores = processor(input_ids, scores)
-            row = scores[0].float().numpy()
+            row = scores[0].float().cpu().numpy()
         return row
 
 

@@ -6,6 +6,7 @@ all the same here. Does not know how tokens are chosen (the policy does) or how 
 """
 
 from foredraft.contracts import Draft, Policy, Scores, Verdict
+from foredraft.errors import NumericsError
 from foredraft.graph.tree import ROOT
 
 
@@ -27,7 +28,13 @@ def verify(draft: Draft, scores: Scores, policy: Policy, at: int) -> Verdict:
     path: list[int] = []
     node = ROOT
     while True:
-        token = choose(node + 1, tokens)
+        try:
+            token = choose(node + 1, tokens)
+        except NumericsError:
+            if not tokens:
+                raise
+            # what plain decoding would have written first comes out first; the next step meets the error at its root
+            return Verdict(tuple(tokens), tuple(path), draft, at, hidden=scores.hidden)
         tokens.append(token)
         child = child_of.get((node, token))
         if child is not None:

@@ -1,8 +1,8 @@
-"""`python -m foredraft.cli`: the `foredraft` command where its script is not on the path."""
+"""`python -m foredraft.cli`: the same as `python -m foredraft`."""
 
 import sys
 
-from foredraft.cli import main
+from foredraft.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -41,6 +41,9 @@ def converse(generator: "Generator", job: "Job", first: str | None = None) -> No
         if not line.strip():
             break
         heard = True
+        if not _is_text(line):
+            say("The line is not text in UTF-8, so it is left out; convert it first.")
+            continue
         if line.strip() == _RESET:
             messages = _opening(job)
             say("The conversation starts over.", "dim")
@@ -61,12 +64,21 @@ def _opening(job: "Job") -> list[dict[str, str]]:
     return [{"role": "system", "content": job.system}] if job.system is not None else []
 
 
+def _is_text(line: str) -> bool:
+    try:
+        line.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _lines(first: str | None) -> Iterator[str]:
+    """Yield the messages; bytes of a piped line that are not UTF-8 become surrogates, so that later lines are read."""
     if first is not None:
         yield first
     if not sys.stdin.isatty():
-        for line in sys.stdin:
-            yield line.rstrip("\r\n")
+        for line in getattr(sys.stdin, "buffer", sys.stdin):
+            yield (line.decode("utf-8", "surrogateescape") if isinstance(line, bytes) else line).rstrip("\r\n")
         return
     with suppress(ImportError):
         import readline  # noqa: F401  # importing it gives `input` line editing and a history

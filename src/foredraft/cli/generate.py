@@ -15,7 +15,7 @@ import typer
 
 from foredraft.cli.declared import options_in_source
 from foredraft.cli.screen import Ink, say, wants_color, working
-from foredraft.errors import UsageError
+from foredraft.errors import ForedraftError, UsageError
 
 if TYPE_CHECKING:  # torch and transformers are imported when a text is written, so that help stays quick
     from foredraft.api import Generation, Generator, Prompt
@@ -197,6 +197,10 @@ def _write(generator: "Generator", job: Job, prompt: "Prompt") -> None:
                 ink.write(piece)
     except KeyboardInterrupt:  # what has been written is worth having
         interrupted = True
+    except ForedraftError:
+        ink.finish()
+        raise
+    generator.save()
     generation, samples = stream.generation, job.samples(generator)
     if job.as_json:
         typer.echo(json.dumps(_as_json(generation, seed=samples, interrupted=interrupted)))

@@ -45,6 +45,7 @@ class SequenceState:
         self.prompt_length = len(prompt)
         self.length = len(prompt)
         self.finish: FinishReason | None = None
+        self._ending: FinishReason | None = None  # becomes `finish` once its token is committed
         self._limit = len(prompt) + max_new_tokens
         self._limit_reason: FinishReason = "length"
         if window is not None and window < self._limit:
@@ -87,12 +88,12 @@ class SequenceState:
         token = tokens[-1]
         stopped = self._stop is not None and self._stop(token)
         if token in self._eos:
-            self.finish = "eos"
+            self._ending = "eos"
         elif stopped:
-            self.finish = "stop"
+            self._ending = "stop"
         elif self.length + len(tokens) >= self._limit:
-            self.finish = self._limit_reason
-        return self.finish is not None
+            self._ending = self._limit_reason
+        return self._ending is not None
 
     def commit(self, verdict: Verdict) -> None:
         """Append the verdict's tokens; the cache keeps the root and the accepted path, up to the new root."""
@@ -103,3 +104,4 @@ class SequenceState:
             self._ids = np.concatenate([self._ids[: self.length], np.empty(max(stop, 1024), np.int64)])
         self._ids[self.length : stop] = verdict.tokens
         self.length = stop
+        self.finish = self._ending

@@ -38,8 +38,9 @@ def step(
     """
     clock = [perf_counter_ns()]
     budget = control.budget(seq.useful_depth)
-    draft = control.trim(drafting.propose(seq.view(), budget), budget)
-    _check(draft, target.vocabulary)
+    draft = drafting.propose(seq.view(), budget)
+    check_draft(draft, target.vocabulary, len(names))
+    draft = control.trim(draft, budget)
     clock.append(perf_counter_ns())
     at = seq.length - 1
     layout = lay_out(seq.root, draft.tokens, draft.parents, at)
@@ -59,14 +60,27 @@ def step(
     return StepRecord(verdict.tokens, len(verdict.path), len(draft), _sources(verdict, names), nanoseconds)
 
 
-def _check(draft: Draft, vocabulary: int) -> None:
-    if is_tree(draft.tokens, draft.parents, vocabulary):
-        return
-    draft.check()
-    raise ValueError(
-        f"The draft holds token {int(draft.tokens.max())} (or a negative one); the target scores ids below "
-        f"{vocabulary}."
-    )
+def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
+    """Refuse a draft that cannot be verified; quick where it can.
+
+    Args:
+        draft: what a drafter proposed.
+        vocabulary: how many ids the target scores.
+        drafters: how many source names the drafter has.
+
+    Raises:
+        ValueError: no tree of the target's tokens, scores that are not finite, or a source without a name.
+    """
+    if not is_tree(draft.tokens, draft.parents, vocabulary):
+        draft.check()
+        raise ValueError(
+            f"The draft holds token {int(draft.tokens.max())} (or a negative one); the target scores ids below "
+            f"{vocabulary}."
+        )
+    if draft.score is not None and not (len(draft.score) == len(draft) and np.isfinite(draft.score).all()):
+        draft.check()
+    if draft.source is not None and len(draft) and int(draft.source.max()) >= drafters:
+        raise ValueError(f"The draft names source {int(draft.source.max())}; the drafter has {drafters} source names.")
 
 
 def _with_needs(verdict: Verdict, scores: Scores, needs: Needs) -> Verdict:

@@ -3,6 +3,7 @@
 Knows the target and the clock. Does not know what the budget rule makes of the figures.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -106,7 +107,9 @@ def _read(path: Path) -> CostCurve | None:
 def _write(path: Path, curve: CostCurve) -> None:
     beside = path.with_suffix(f".{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_text(json.dumps({"rows": curve.rows, "seconds": curve.seconds}))
         beside.replace(path)
-    except OSError:  # figures can be measured again
-        beside.unlink(missing_ok=True)
+    except OSError:  # nowhere to keep figures is no reason not to generate: they can be measured again
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from foredraft.demo import EMBEDDED, embedded_path
 from foredraft.errors import UnsupportedModelError, UsageError
@@ -91,7 +92,7 @@ def load_model(model: str, dtype: str | torch.dtype = "auto", device: str | None
     try:
         options = {"device_map": "auto"} if chosen_device == "auto" else {}
         loaded = AutoModelForCausalLM.from_pretrained(location, dtype=chosen_dtype, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise UsageError(_not_loaded("model", model, error)) from error
     finally:
         logging.enable_progress_bar()

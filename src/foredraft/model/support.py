@@ -14,6 +14,12 @@ TESTED_FAMILIES = frozenset(
 )  # fmt: skip
 """Families whose tree rows are compared with plain decoding in the project's tests."""
 
+_ENCODER_FAMILIES = frozenset(
+    {
+        "bert", "roberta", "electra", "rembert", "camembert", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm",
+        "ernie", "megatron-bert", "big_bird", "roformer", "data2vec-text", "xmod", "bert-generation", "xlm", "flaubert",
+    }
+)  # fmt: skip
 _ALIBI_FAMILIES = frozenset({"bloom", "mpt"})
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _STATEFUL_MARKS = ("ssm_cfg", "state_size", "conv_kernel", "mamba_d_state", "linear_num_key_heads", "rwkv_version")
@@ -75,6 +81,11 @@ def inspect(config: Any) -> Support:
 def _refuse_other_kinds(config: Any, family: str) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{family} is an encoder-decoder model; foredraft supports decoder-only models.")
+    if family in _ENCODER_FAMILIES and not getattr(config, "is_decoder", False):
+        raise UnsupportedModelError(
+            f"This {family} model is an encoder, whose tokens see what follows them; foredraft supports "
+            "decoder-only models."
+        )
     if family in _STATEFUL_FAMILIES or any(getattr(config, mark, None) is not None for mark in _STATEFUL_MARKS):
         raise UnsupportedModelError(
             f"{family} keeps a recurrent state in its layers (from layer 0 on), which cannot step back after a "

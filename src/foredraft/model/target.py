@@ -19,6 +19,8 @@ from foredraft.model.support import Support, inspect
 PREFILL_ROWS = 512
 """Prompts are fed in stretches of this many tokens, which bounds the mask's memory."""
 
+_MASKED_KERNELS = (None, "eager", "sdpa")
+
 _PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 
 
@@ -39,6 +41,7 @@ class TorchTarget:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        _check_model(model)
         self.support: Support = inspect(model.config)
         self.window = self.support.window
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
@@ -131,6 +134,27 @@ class TorchTarget:
                 f"{error:.1e}), so drafts cannot be verified exactly; foredraft supports models with rotary or learned "
                 "positions."
             )
+
+
+def _check_model(model: Any) -> None:
+    """Refuse what cannot score a tree before its configuration is looked at.
+
+    Raises:
+        UnsupportedModelError: no language model head, or an attention kernel that takes no prepared mask.
+    """
+    config = getattr(model, "config", None)
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if config is None or head is None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is no causal language model of transformers: it has no output embeddings to score "
+            "tokens with. Load it with AutoModelForCausalLM."
+        )
+    kernel = getattr(config, "_attn_implementation", None)
+    if kernel not in _MASKED_KERNELS:
+        raise UnsupportedModelError(
+            f"This model runs the attention kernel {kernel!r}, which does not take the mask of a tree; choose one that "
+            "does: model.set_attn_implementation('sdpa')."
+        )
 
 
 def _compute_dtype(model: Any) -> torch.dtype:

@@ -23,7 +23,8 @@ from foredraft.contracts import (
 from foredraft.control import FixedControl
 from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
-from foredraft.graph.tree import depths, is_tree
+from foredraft.engine.step import check_draft
+from foredraft.graph.tree import depths
 from foredraft.sampling import SamplingOptions
 from foredraft.testing.scripted import OracleDrafter
 from foredraft.testing.toy import VOCABULARY, ToyTarget
@@ -199,7 +200,11 @@ class _Recorder:
             budget = Budget(min(budget.nodes, self._budget.nodes), min(budget.depth, self._budget.depth))
         draft = self._drafting.propose(view, budget)
         self.note = (view.ids.copy(), budget, draft)
-        return draft if is_tree(draft.tokens, draft.parents, VOCABULARY) else EMPTY_DRAFT
+        try:
+            check_draft(draft, VOCABULARY, len(self.source_names))
+        except ValueError:  # the law that it breaks is named by the check that reads the note
+            return EMPTY_DRAFT
+        return draft
 
     def observe(self, verdict: Verdict) -> None:
         self._drafting.observe(verdict)

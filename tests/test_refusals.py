@@ -1,0 +1,163 @@
+"""What cannot be honoured is refused in time, and what fails in the middle leaves what was written."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, BertConfig, LlamaConfig, LlamaModel
+
+import foredraft
+from foredraft import NumericsError, UnsupportedModelError, UsageError, default_table
+from foredraft.contracts import Draft, Scores
+from foredraft.demo import embedded_path
+from foredraft.engine.state import SequenceState
+from foredraft.engine.step import check_draft
+from foredraft.errors import StoreError
+from foredraft.graph.layout import lay_out
+from foredraft.model.loading import load_model, load_tokenizer
+from foredraft.model.support import inspect
+from foredraft.model.target import TorchTarget
+from foredraft.sampling import SamplingOptions
+from foredraft.testing import ToyTarget
+from foredraft.verify import verify
+
+TINY = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def tiny(**more):
+    return AutoModelForCausalLM.from_config(LlamaConfig(**TINY, **more)).eval()
+
+
+@pytest.fixture(scope="module")
+def generator():
+    return foredraft.load("demo", dtype="float32", method="adaptix", speculative_config={"table": "none"})
+
+
+def test_an_attention_kernel_without_tree_masks_is_refused():
+    model = tiny()
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(UnsupportedModelError, match=r"flash_attention_2.*set_attn_implementation\('sdpa'\)"):
+        TorchTarget(model)
+
+
+def test_a_model_without_a_language_head_is_refused():
+    with pytest.raises(UnsupportedModelError, match="LlamaModel is no causal language model"):
+        TorchTarget(LlamaModel(LlamaConfig(**TINY)))
+
+
+def test_an_encoder_is_refused_and_a_decoder_of_its_family_is_not():
+    with pytest.raises(UnsupportedModelError, match="bert model is an encoder"):
+        inspect(BertConfig(**TINY))
+    assert inspect(BertConfig(**TINY, is_decoder=True)).family == "bert"
+
+
+@pytest.mark.parametrize("temperature", [1e-46, 1e-30, 1e-7])
+def test_a_temperature_that_overflows_is_refused(generator, temperature):
+    with pytest.raises(UsageError, match=r"temperature is .* it must be at least 1e-06"):
+        generator.generate("Hello", temperature=temperature)
+
+
+@pytest.mark.parametrize("given", [{"dtype": "float16"}, {"device": "cpu"}, {"device": "nonsense"}])
+def test_dtype_and_device_of_a_loaded_pair_are_not_ignored(given):
+    with pytest.raises(UsageError, match="dtype and device belong to models that foredraft loads"):
+        foredraft.load((tiny(), load_tokenizer("demo")), **given)
+
+
+def test_an_unsupported_folder_is_refused_before_its_weights_are_read(tmp_path):
+    AutoConfig.for_model("mamba").save_pretrained(tmp_path)  # no weights, no tokenizer
+    with pytest.raises(UnsupportedModelError, match="Layer 0 of this mamba model"):
+        foredraft.load(str(tmp_path))
+
+
+def test_damaged_weights_are_a_sentence(tmp_path):
+    shutil.copytree(embedded_path("demo-draft"), tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:20_000])
+    with pytest.raises(UsageError, match="No model could be loaded from"):
+        load_model(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("bad_from", range(1, 12))
+def test_scores_that_go_bad_inside_a_draft_lose_no_token_that_plain_decoding_writes(generator, bad_from):
+    prompt = generator.encode("one two three one two three one two three one two")
+    results = {}
+    for method, options in (("none", {}), ("prompt_lookup", {}), ("adaptix", {"table": "none"})):
+        generator.use(method, options, None if method == "none" else 20)
+
+        def spoil(ids, scores):
+            return scores * float("nan") if ids.shape[1] >= len(prompt) + bad_from else scores
+
+        stream = generator.stream(list(prompt), max_new_tokens=24, eos_token_id=[], logits_processor=[spoil])
+        with pytest.raises(NumericsError):
+            list(stream)
+        results[method] = stream.generation.token_ids
+    assert len(results["none"]) == bad_from
+    assert results["prompt_lookup"] == results["adaptix"] == results["none"]
+
+
+def test_a_text_has_not_ended_before_its_last_token_is_committed():
+    target = ToyTarget()
+    prompt = np.array([1, 2, 3], np.int64)
+    seq = SequenceState(prompt, target.new_cache(), SamplingOptions(), max_new_tokens=1)
+    target.prefill(prompt[:-1], seq.cache)
+    empty = Draft(np.empty(0, np.int32), np.empty(0, np.int32))
+    layout = lay_out(3, empty.tokens, empty.parents, 2)
+    verdict = verify(empty, Scores(target.forward(layout, seq.cache).logits), seq, 2)
+    assert seq.finish is None
+    seq.commit(verdict)
+    assert seq.finish == "length"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"score": np.array([np.nan], np.float32)}, "score must be finite"),
+        ({"score": np.ones(2, np.float32)}, r"score must be float32\[1\]"),
+        ({"source": np.array([3], np.uint8)}, "names source 3; the drafter has 1"),
+    ],
+)
+def test_a_drafters_nonsense_is_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        check_draft(Draft(np.array([1], np.int32), np.array([-1], np.int32), **change), 10, 1)
+
+
+def test_a_table_that_is_there_needs_no_folder_to_write_to(tmp_path, monkeypatch):
+    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
+    tokenizer = load_tokenizer("demo").backend_tokenizer
+    monkeypatch.setattr(default_table, "standard_library_sources", lambda: [Path(__file__)])
+    made = default_table.default_table(tokenizer)
+
+    def refuse():
+        raise StoreError("read-only")
+
+    monkeypatch.setattr(default_table, "cache_folder", refuse)
+    assert default_table.default_table(tokenizer) == made
+    made.unlink()
+    with pytest.raises(StoreError, match="read-only"):
+        default_table.default_table(tokenizer)
+
+
+def test_shared_knowledge_is_saved_where_memory_names_a_file(tmp_path):
+    path = tmp_path / "memory"
+    options = {"table": "none", "share": True, "memory": str(path), "num_speculative_tokens": 4}
+    made = foredraft.load("demo", dtype="float32", method="adaptix", speculative_config=options)
+    made.generate("Hello", max_new_tokens=4)
+    assert not path.exists()
+    made.save()
+    assert path.exists()
+    foredraft.load("demo", method="adaptix", speculative_config=options)
+
+
+def test_processors_see_tensors_on_the_models_device(generator):
+    seen = []
+
+    def look(ids, scores):
+        seen.append((ids.device, scores.device))
+        return scores
+
+    generator.use("none")
+    generator.generate("Hello", max_new_tokens=2, logits_processor=[look])
+    assert seen == [(generator.target.device, generator.target.device)] * 2
+    assert isinstance(generator.target.device, torch.device)
