@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import foredraft.engine.step as step_module
-from foredraft.contracts import Draft, DraftContext, Needs, Scores, StepRecord
+from foredraft.contracts import Draft, DraftContext, Needs, Scores, StepRecord, Verdict
 from foredraft.control import FixedControl
 from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
@@ -538,3 +538,13 @@ def test_rows_cannot_be_committed_twice():
     cache.commit([0])
     with pytest.raises(ValueError, match="below 0"):
         cache.commit([0])
+
+
+@pytest.mark.parametrize("most", [1, 3, 4, 6, 20])
+def test_the_rows_known_more_of_are_the_root_the_accepted_path_and_the_likeliest_nodes(most):
+    tokens = np.arange(5, dtype=np.int32)
+    parents = np.array([-1, 0, -1, 2, 1], np.int32)
+    score = np.array([0.5, 0.4, 0.3, 0.2, 0.1], np.float32)
+    verdict = Verdict((2, 3, 9), (2, 3), Draft(tokens, parents, score), at=7)
+    expected = {1: [0], 3: [0, 3, 4], 4: [0, 1, 3, 4], 6: [0, 1, 2, 3, 4, 5], 20: [0, 1, 2, 3, 4, 5]}
+    assert step_module._top_rows(verdict, most).tolist() == expected[most]

@@ -112,7 +112,7 @@ class Needs:
     """
 
     top_k: int = 0
-    top_rows: int = 8
+    top_rows: int = 4
     hidden: bool = False
 
 

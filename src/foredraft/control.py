@@ -175,7 +175,8 @@ def cut(draft: Draft, budget: Budget, score: FloatArray | None = None) -> Draft:
     """Return the best prefix-closed part of `draft` within `budget`; by `score`, else the draft's, else in order."""
     if budget.nodes <= 0 or budget.depth <= 0 or len(draft) == 0:
         return EMPTY_DRAFT
-    if len(draft) <= budget.nodes and int(depths(draft.parents).max()) <= budget.depth:
+    fits = len(draft) <= budget.depth or int(depths(draft.parents).max()) <= budget.depth
+    if len(draft) <= budget.nodes and fits:
         return draft
     score = score if score is not None else draft.score
     if score is None:

@@ -17,7 +17,7 @@ from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import TokenIds
 from foredraft.graph.layout import lay_out_text
 from foredraft.request import GenerationOptions
-from foredraft.sampling import gumbel_noise
+from foredraft.sampling import filter_row, gumbel_noise, penalize
 
 NEAR_TIE_STEPS = 8.0
 """A gap within this many units in the last place of the larger logit is within rounding."""
@@ -126,16 +126,22 @@ def _difference(
 def top_two_gap(generator: Generator, prefix: TokenIds, given: Mapping[str, Any]) -> tuple[float, float]:
     """Return how far apart the two best tokens after `prefix`, int64[n], are, and what is within rounding there.
 
-    Under sampling, tokens are compared as they are chosen: logit / temperature + position noise.
+    Tokens are compared as they are chosen, with the penalty and, under sampling, the filters, temperature and position
+    noise; logits processors are left out.
     """
-    cache = generator.target.new_cache()
-    generator.target.prefill(prefix[:-1], cache)
-    logits = generator.target.forward(lay_out_text(prefix[-1:], len(prefix) - 1), cache).logits[0]
-    sampling = GenerationOptions.parse(given).sampling(generator.target.vocabulary)
-    scores = logits.double().cpu().numpy()
+    target = generator.target
+    cache = target.new_cache()
+    target.prefill(prefix[:-1], cache)
+    logits = target.forward(lay_out_text(prefix[-1:], len(prefix) - 1), cache).logits[0]
+    sampling = GenerationOptions.parse(given).sampling(target.vocabulary)
+    scores = logits.float().cpu().numpy().copy()
+    tolerance = NEAR_TIE_STEPS * torch.finfo(logits.dtype).eps * float(np.abs(scores).max())
+    if sampling.repetition_penalty != 1.0:
+        penalize(scores, prefix, sampling.repetition_penalty)
     if sampling.do_sample:
-        scores = scores / sampling.temperature
-        scores = scores + gumbel_noise(sampling.seed, len(prefix), np.arange(len(scores)))
+        weights = filter_row(scores, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+        left = np.flatnonzero(weights).astype(np.int64)
+        scores = np.log(weights[left]) + gumbel_noise(sampling.seed, len(prefix), left)
+        tolerance /= sampling.temperature
     best = np.sort(scores)[-2:]
-    largest = float(logits.abs().max()) / (sampling.temperature if sampling.do_sample else 1.0)
-    return float(best[1] - best[0]), NEAR_TIE_STEPS * torch.finfo(logits.dtype).eps * largest
+    return float(best[-1] - best[0]), tolerance

@@ -138,24 +138,10 @@ def _gap(
     """Return the distance between the two best scores for the token that differs, scored plainly, noise included."""
     import numpy as np
 
-    from foredraft.graph.layout import lay_out_text
-    from foredraft.request import GenerationOptions
-    from foredraft.sampling import filter_row, gumbel_noise, penalize
+    from foredraft.bench.prove import top_two_gap
 
-    ids = np.concatenate([generator.encode(prompt), np.array(run.token_ids[: difference - 1], np.int64)])
-    target = generator.target
-    cache = target.new_cache()
-    target.prefill(ids[:-1], cache)
-    row = target.forward(lay_out_text(ids[-1:], len(ids) - 1), cache).logits[0].float().cpu().numpy().copy()
-    sampling = GenerationOptions.parse(options).sampling(target.vocabulary)
-    if sampling.repetition_penalty != 1.0:
-        penalize(row, ids, sampling.repetition_penalty)
-    if sampling.do_sample:
-        weights = filter_row(row, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        left = np.flatnonzero(weights).astype(np.int64)
-        row = np.log(weights[left]) + gumbel_noise(sampling.seed, len(ids), left)
-    best = np.sort(row)[-2:]
-    return float(best[-1] - best[0])
+    prefix = np.concatenate([generator.encode(prompt), np.array(run.token_ids[: difference - 1], np.int64)])
+    return top_two_gap(generator, prefix, options)[0]
 
 
 def _verdict(pair: _Pair) -> str:
