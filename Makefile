@@ -22,7 +22,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 .PHONY: demo test test-interpreted lint format types imports docs docs-check clean help
 
 demo: $(RUNTIME)  ## Install, then write a text twice, plain and drafted, and compare (PROMPT="..." to choose).
-	$(BIN)/foredraft generate --compare --dtype float32 --max-new-tokens 128 "$(PROMPT)"
+	$(BIN)/foredraft generate --compare --dtype float32 --temperature 0.7 --seed 1 --max-new-tokens 128 "$(PROMPT)"
 
 test: lint types imports docs-check test-interpreted  ## Install with the dev extra, then every check; the tests come last.
 	$(PYTEST) -m "not gpu"
