@@ -59,6 +59,10 @@ class Draft:
         if self.source is not None and (self.source.dtype != np.uint8 or self.source.shape != self.tokens.shape):
             raise ValueError(f"source must be uint8[{len(self)}], not {self.source.dtype}{list(self.source.shape)}.")
 
+    def child_of(self) -> dict[tuple[int, int], int]:
+        """Return each node by its parent and token, which is how a walk down the tree finds its next node."""
+        return {edge: node for node, edge in enumerate(zip(self.parents.tolist(), self.tokens.tolist(), strict=True))}
+
     def take(self, kept: IntArray) -> "Draft":
         """Return the sub-tree of the nodes `kept`, int32[K], ascending and prefix-closed."""
         return Draft(

@@ -22,7 +22,7 @@ def verify(draft: Draft, scores: Scores, policy: Policy, at: int) -> Verdict:
     Raises:
         NumericsError: scores from which no token can be chosen.
     """
-    child_of = {edge: node for node, edge in enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))}
+    child_of = draft.child_of()
     choose = policy.chooser(scores, at)
     tokens: list[int] = []
     path: list[int] = []

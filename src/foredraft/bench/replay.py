@@ -173,7 +173,7 @@ def replay_steps(
 
 def _follow(draft: Draft, future: list[int], at: int) -> Verdict:
     """Return the verdict of a target that writes `future`."""
-    child_of = {edge: node for node, edge in enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))}
+    child_of = draft.child_of()
     node, path = ROOT, []
     for token in future:
         child = child_of.get((node, token))
