@@ -147,21 +147,27 @@ def _weight_above(weights: FloatArray, share: float, total: float) -> float:
     return cut
 
 
-@njit(cache=True)
 def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, min_p: float) -> FloatArray:
     """Return softmax weights relative to the most probable token, float32[V], 0 where a filter drops the token.
 
     The order is transformers': temperature, top-k, top-p on what top-k leaves, min-p. An empty array says that the
     row cannot be used (NaN, +inf, or nothing finite).
     """
-    largest = -np.inf
-    for value in row:
-        if np.isnan(value):
-            return row[:0].copy()
-        largest = max(largest, value)
-    if not np.isfinite(largest):
-        return row[:0].copy()
-    weights: FloatArray = np.exp((row - np.float32(largest)) / np.float32(temperature))
+    largest = row.max()  # NaN if there is one
+    if not math.isfinite(largest):
+        return row[:0]
+    weights: FloatArray = row - largest
+    with np.errstate(over="ignore"):  # a small temperature may leave nothing but the largest
+        weights /= np.float32(temperature)
+    np.exp(weights, out=weights)  # numpy's is vectorised; numba's is not
+    if top_k > 0 or top_p < 1.0 or min_p > 0.0:
+        _drop_filtered(weights, row, top_k, top_p, min_p)
+    return weights
+
+
+@njit(cache=True)
+def _drop_filtered(weights: FloatArray, row: FloatArray, top_k: int, top_p: float, min_p: float) -> None:
+    """Set in place to 0 the weights that top-k, top-p or min-p drops."""
     if 0 < top_k < len(row):
         smallest_kept = np.partition(row, len(row) - top_k)[len(row) - top_k]
         for token in range(len(row)):
@@ -179,7 +185,6 @@ def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, mi
         for token in range(len(row)):
             if weights[token] < min_p:
                 weights[token] = 0.0
-    return weights
 
 
 @njit(cache=True)
@@ -310,14 +315,10 @@ def top_probabilities(logits: torch.Tensor, k: int) -> tuple[npt.NDArray[np.int3
         int32[R, k] and float32[R, k], by descending probability.
     """
     k = min(k, logits.shape[-1])
-    rows = logits.float()
+    rows = logits.softmax(dim=-1, dtype=torch.float32)
     if rows.device.type == "cpu":  # for a few rows, torch's topk takes most of the time
-        array: FloatArray = rows.numpy()
-        tokens, values = largest_of_rows(array, k)
-        shares: FloatArray = np.exp(values - values[:, :1])
-        shares /= np.exp(array - values[:, :1]).sum(axis=1, keepdims=True)
-        return tokens, shares
-    probabilities, chosen = rows.softmax(dim=-1).topk(k, dim=-1)  # few numbers then leave the device
+        return largest_of_rows(rows.numpy(), k)
+    probabilities, chosen = rows.topk(k, dim=-1)  # few numbers then leave the device
     return chosen.to(torch.int32).cpu().numpy(), probabilities.cpu().numpy()
 
 
