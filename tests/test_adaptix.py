@@ -11,7 +11,7 @@ import naive
 from foredraft.contracts import Budget, Draft, DraftContext, SequenceView, Verdict
 from foredraft.corpus.build import build_trigram_table
 from foredraft.corpus.fingerprint import tokenizer_hash
-from foredraft.corpus.shards import text_documents
+from foredraft.corpus.documents import text_documents
 from foredraft.drafters import Resources, adaptix, make_drafter
 from foredraft.errors import StoreError, UsageError
 from foredraft.graph.tree import depths, is_tree

@@ -15,7 +15,7 @@ from foredraft import StoreError, UsageError
 from foredraft.cli import chat
 from foredraft.corpus.build import build_trigram_table
 from foredraft.corpus.fingerprint import tokenizer_hash
-from foredraft.corpus.shards import text_documents
+from foredraft.corpus.documents import text_documents
 from foredraft.index.trigram import open_table
 
 TEXT = [

@@ -15,18 +15,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from typer.testing import CliRunner
 
 from foredraft.cli import table as table_command
-from foredraft.corpus import shards
-from foredraft.corpus.build import standard_library_sources
+from foredraft.corpus import documents as documents_module
+from foredraft.corpus.documents import Document, ReadReport, read_documents, text_documents
 from foredraft.corpus.fingerprint import vocabulary_size
-from foredraft.corpus.shards import (
-    Document,
-    ReadReport,
-    find_inputs,
-    read_documents,
-    text_documents,
-    tokenize_documents,
-    total_bytes,
-)
+from foredraft.corpus.inputs import find_inputs, standard_library_sources, total_bytes
+from foredraft.corpus.tokens import tokenize_documents
 from foredraft.errors import StoreError, UsageError
 from foredraft.index.trigram import open_table
 
@@ -92,7 +85,7 @@ def test_a_text_file_is_one_document(tmp_path, suffix):
 
 @pytest.mark.parametrize("line", ["a line of words\n", "words without any line end ", "x"])
 def test_long_text_files_come_in_pieces_that_join_to_the_whole(tmp_path, monkeypatch, line):
-    monkeypatch.setattr(shards, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(documents_module, "_BLOCK_BYTES", 1000)
     whole = line * 3000 + "Ä" * 501
     (tmp_path / "a.txt").write_text(whole, "utf-8")
     documents, report = read(tmp_path / "a.txt")
@@ -313,21 +306,29 @@ def test_build_words_chats_by_the_template_beside_the_tokenizer(corpus, tokenize
         run("build", corpus / "a.jsonl", "--out", corpus / "u", "--tokenizer", corpus)
 
 
-@pytest.mark.parametrize("template", [None, "made for chats"])
+TEMPLATE = "{% for m in messages %}@{{ m.content }}{{ eos_token }}@{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE, {"default": TEMPLATE, "tools": "x"}])
 def test_build_takes_a_models_tokenizer_end_and_template(corpus, tokenizer, template, monkeypatch):
     model_tokenizer = SimpleNamespace(
-        backend_tokenizer=tokenizer,
-        eos_token_id=0,
-        chat_template=template,
-        apply_chat_template=lambda messages, tokenize: "".join(f"@{m['content']}@" for m in messages),
-    )
+        backend_tokenizer=tokenizer, eos_token_id=0, chat_template=template,
+        special_tokens_map={"eos_token": "<|end|>", "extra_special_tokens": ["<|more|>"]},
+    )  # fmt: skip
     loading = SimpleNamespace(load_tokenizer={"demo": model_tokenizer}.get)
     monkeypatch.setitem(sys.modules, "foredraft.model.loading", loading)
     run("build", corpus / "a.jsonl", "--out", corpus / "t", "--model", "demo")
     pairs = pairs_in(open_table(corpus / "t"), tokenizer)
-    assert ("@@" in pairs) is (template is not None)
+    assert ({"@@", "?<|end|>"} <= pairs) is (template is not None)
     assert ("?\n" in pairs) is (template is None)
     assert open_table(corpus / "t").metadata["eos_token_id"] == 0
+
+
+def test_build_refuses_a_model_without_a_tokenizer_of_the_library(corpus, monkeypatch):
+    loading = SimpleNamespace(load_tokenizer=lambda name: SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "foredraft.model.loading", loading)
+    with pytest.raises(UsageError, match="Give --tokenizer"):
+        run("build", corpus / "a.jsonl", "--out", corpus / "t", "--model", "demo")
 
 
 def test_build_refuses_what_it_cannot_use(corpus, tmp_path):

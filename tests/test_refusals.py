@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, BertConfig, LlamaConfig, LlamaModel
 
 import foredraft
-from foredraft import NumericsError, UnsupportedModelError, UsageError, default_table
+from foredraft import NumericsError, UnsupportedModelError, UsageError, standard_library
 from foredraft.contracts import Draft, Scores
 from foredraft.demo import embedded_path
 from foredraft.engine.state import SequenceState
@@ -126,17 +126,17 @@ def test_a_drafters_nonsense_is_named(change, message):
 def test_a_table_that_is_there_needs_no_folder_to_write_to(tmp_path, monkeypatch):
     monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
     tokenizer = load_tokenizer("demo").backend_tokenizer
-    monkeypatch.setattr(default_table, "standard_library_sources", lambda: [Path(__file__)])
-    made = default_table.default_table(tokenizer)
+    monkeypatch.setattr(standard_library, "standard_library_sources", lambda: [Path(__file__)])
+    made = standard_library.default_table(tokenizer)
 
     def refuse():
         raise StoreError("read-only")
 
-    monkeypatch.setattr(default_table, "cache_folder", refuse)
-    assert default_table.default_table(tokenizer) == made
+    monkeypatch.setattr(standard_library, "cache_folder", refuse)
+    assert standard_library.default_table(tokenizer) == made
     made.unlink()
     with pytest.raises(StoreError, match="read-only"):
-        default_table.default_table(tokenizer)
+        standard_library.default_table(tokenizer)
 
 
 def test_shared_knowledge_is_saved_where_memory_names_a_file(tmp_path):

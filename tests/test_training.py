@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from foredraft.corpus.shards import ReadReport
+from foredraft.corpus.documents import ReadReport
 from foredraft.errors import StoreError, UsageError
 from foredraft.training.evaluate import (
     EvaluationSet,

@@ -5,6 +5,7 @@ The only place where models, drafters, budgets and text meet. Does not know how 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from foredraft.cache_folder import cache_path
 from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, StepRecord, TokenIds
 from foredraft.control import MOST_NODES, FixedControl, MeasuredControl
 from foredraft.corpus.fingerprint import tokenizer_hash, vocabulary_size
-from foredraft.default_table import default_table
 from foredraft.demo import EMBEDDED
 from foredraft.drafters import Resources, drafter_class, make_drafter
 from foredraft.engine.single import decode as decode_steps
@@ -28,6 +28,7 @@ from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
 from foredraft.options import options_from, shown, whole_number
 from foredraft.request import GenerationOptions, checked_ids, checked_text, conversation, templated
+from foredraft.standard_library import default_store, default_table
 from foredraft.text import StopStrings, TextStream, decode
 
 DEFAULT_METHOD = "adaptix"
@@ -161,11 +162,12 @@ class Generator:
         if nodes is not None:
             FixedControl(nodes)  # refuses a negative number now, not at the first token
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        table = (lambda: default_table(backend, self._progress)) if self._embedded and backend is not None else None
+        own = backend if self._embedded else None
         resources = Resources(
             vocabulary=self.target.vocabulary,
             tokenizer_hash=tokenizer_hash(backend) if backend is not None else "",
-            default_table=table,
+            default_table=partial(default_table, own, self._progress) if own else None,
+            default_store=partial(default_store, own, self._progress) if own else None,
         )
         self.attach(method, make_drafter(method, options or {}, resources), nodes)
 

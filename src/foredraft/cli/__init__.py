@@ -25,6 +25,7 @@ VERBS: Mapping[str, str] = {
     "methods": "foredraft.cli.methods:methods",
     "info": "foredraft.cli.info:info",
     "table": "foredraft.cli.table:app",
+    "index": "foredraft.cli.index:app",
     "replay": "foredraft.cli.replay:replay",
     "prove": "foredraft.cli.prove:prove",
     "bench": "foredraft.cli.bench:app",

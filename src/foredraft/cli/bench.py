@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from foredraft.atomic_file import write_file
 from foredraft.cli.screen import working
 
 if TYPE_CHECKING:
@@ -61,18 +62,12 @@ def run(
 
         cells = run_paired(generator, methods, chosen, settings, seed=seed, done=done)
     if out is not None:
-        _write(out, [asdict(cell) for cell in cells])
+        write_file(out, (json.dumps([asdict(cell) for cell in cells], indent=0) + "\n").encode())
     summaries = summarize_cells(cells)
     if as_json:
         print(json.dumps([summary.as_dict() for summary in summaries], indent=1))  # the command's output
     else:
         _show(summaries)
-
-
-def _write(path: Path, cells: list[dict[str, Any]]) -> None:
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_text(json.dumps(cells, indent=0) + "\n")
-    beside.replace(path)
 
 
 def _show(summaries: "list[Summary]") -> None:

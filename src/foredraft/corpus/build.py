@@ -1,24 +1,25 @@
 """Count a corpus into a tri-gram table, in bounded memory.
 
-Text is taken a piece at a time; every few million tokens, the tri-grams are sorted, counted and put on disk as a
-sorted run beside the output; at the end the runs are merged a range of keys at a time. Knows documents, tokens and
-the table's arrays. Does not know files' formats (corpus/shards.py), models, or what the table is used for.
+Tokens are taken a block at a time; every few million, the tri-grams are sorted, counted and put on disk as a sorted
+run beside the output; at the end the runs are merged a range of keys at a time. Knows symbols (tokens and the separator
+behind each document) and the table's arrays. Does not know files of text, models, or what the table is used for.
 """
 
 import os
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 from tokenizers import Tokenizer
 
+from foredraft.corpus.documents import Document
 from foredraft.corpus.fingerprint import tokenizer_hash
-from foredraft.corpus.shards import Document, TokenPiece, tokenize_documents
+from foredraft.corpus.runs import I64, U32, U64, Run, group_bounds, group_sums, merged, spill
+from foredraft.corpus.tokens import SymbolBlock, separated, tokenize_documents
 from foredraft.errors import StoreError, UsageError
 from foredraft.index.storage import StoreWriter
 from foredraft.index.trigram import COMMON_KEEP, FULL_PROBABILITY, KIND, UNIGRAM_KEEP, array_dtypes, token_dtype
@@ -30,13 +31,6 @@ MAX_ENTRIES = (1 << 32) - 1
 MAX_KEEP = 255
 _SATURATED = (1 << 32) - 1
 _TOLD_BYTES = 1 << 18
-_NOT_LIBRARY = frozenset(
-    ["test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo"]
-)
-
-I64 = npt.NDArray[np.int64]
-U32 = npt.NDArray[np.uint32]
-U64 = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +39,7 @@ class BuildProgress:
 
     Attributes:
         phase: reading, then merging.
-        done: reading: bytes consumed, as in `Document.consumed`; merging: records merged.
+        done: reading: bytes consumed, as in `SymbolBlock.consumed`; merging: records merged.
         total: merging: records to merge; reading: None, as only the caller knows the inputs.
         tokens: tokens read so far.
     """
@@ -69,18 +63,41 @@ class BuildReport:
     bytes: int
 
 
-def standard_library_sources() -> list[Path]:
-    """Return the Python files of the running interpreter's standard library, without its tests: about 13 MB of text."""
-    found = []
-    for folder, folders, names in os.walk(sysconfig.get_path("stdlib")):
-        folders[:] = sorted(set(folders) - _NOT_LIBRARY)
-        found += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
-    return found
+class BuildOptions(TypedDict, total=False):
+    """The options of `count_trigrams`, which says what they are."""
+
+    keep: int
+    eos_token_id: int | None
+    overwrite: bool
+    metadata: Mapping[str, Any] | None
+    progress: Callable[[BuildProgress], None] | None
+    chunk_tokens: int
+    merge_records: int
 
 
 def build_trigram_table(
     documents: Iterable[Document],
     tokenizer: Tokenizer,
+    vocabulary: int,
+    out: str | os.PathLike[str],
+    **options: Unpack[BuildOptions],
+) -> BuildReport:
+    """Tokenise documents and count their tri-grams, as `count_trigrams` does.
+
+    Args:
+        documents: from `read_documents` or `text_documents`.
+        tokenizer: turns them into ids.
+        vocabulary: no id reaches it.
+        out: the file to write.
+        options: those of `count_trigrams`; `eos_token_id` is appended to every document that does not end in it.
+    """
+    blocks = separated(tokenize_documents(documents, tokenizer), vocabulary, options.get("eos_token_id"))
+    return count_trigrams(blocks, tokenizer_hash(tokenizer), vocabulary, out, **options)
+
+
+def count_trigrams(
+    blocks: Iterable[SymbolBlock],
+    tokenizer_hash: str,
     vocabulary: int,
     out: str | os.PathLike[str],
     *,
@@ -94,16 +111,16 @@ def build_trigram_table(
 ) -> BuildReport:
     """Count the documents' tri-grams and write them as a table; none spans two documents.
 
-    The file depends on the documents and `keep` alone, not on `chunk_tokens` and `merge_records`. On any failure, the
-    old file stays and the temporary files go.
+    The file depends on the documents and `keep` alone, not on `chunk_tokens` and `merge_records`, nor on where the
+    blocks are cut. On any failure, the old file stays and the temporary files go.
 
     Args:
-        documents: from `read_documents` or `text_documents`.
-        tokenizer: turns them into ids.
-        vocabulary: no id reaches it.
+        blocks: from `separated` or `shard_blocks`.
+        tokenizer_hash: of the tokenizer that the ids are of.
+        vocabulary: the separator; no id reaches it.
         out: the file to write; `<out>.lock` and, while building, `<out>.building` lie beside it.
         keep: the most successors kept of a bigram, 1 to 255.
-        eos_token_id: appended to every document that does not end in it; None for none.
+        eos_token_id: noted in the file: what was appended to documents that did not end in it; None for none.
         overwrite: replace a file that exists.
         metadata: JSON values to note in the file.
         progress: called now and then; may raise to stop.
@@ -111,7 +128,7 @@ def build_trigram_table(
         merge_records: distinct tri-grams merged in memory; about 60 bytes each.
 
     Raises:
-        UsageError: an argument out of range, a token past the vocabulary, or documents without any token.
+        UsageError: an argument out of range, or documents without any token.
         StoreError: `out` exists, is being written by another process, or cannot be written.
     """
     _check_arguments(vocabulary, keep, eos_token_id)
@@ -119,25 +136,19 @@ def build_trigram_table(
     bits = vocabulary.bit_length()
     stride = max(1, min(4096, merge_records // 16))
     token_counts = np.zeros(vocabulary + 1, np.int64)
-    runs: list[_Run] = []
+    runs: list[Run] = []
     with StoreWriter(
-        out,
-        KIND,
-        tokenizer_hash=tokenizer_hash(tokenizer),
-        vocabulary=vocabulary,
-        metadata=metadata,
-        overwrite=overwrite,
+        out, KIND, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, metadata=metadata, overwrite=overwrite
     ) as writer:
-        pieces = _told(tokenize_documents(documents, tokenizer), vocabulary, tell)
-        for symbols in _symbol_chunks(pieces, vocabulary, eos_token_id, chunk_tokens):
+        for symbols in _chunks(_told(blocks, vocabulary, tell), chunk_tokens):
             token_counts += np.bincount(symbols[2 if runs else 0 :], minlength=vocabulary + 1)
-            runs.append(_spill(writer.folder, len(runs), *_count_trigrams(symbols, vocabulary, bits), stride))
+            runs.append(spill(writer.folder, len(runs), *_count_trigrams(symbols, vocabulary, bits), stride))
         read, tokens = int(token_counts[vocabulary]), int(token_counts[:vocabulary].sum())
         if not tokens:
             raise UsageError("The inputs hold no text, so there is nothing to count. Give files with text in them.")
         table = _TableWriter(writer, vocabulary, bits, keep)
         done, total = 0, sum(run.length for run in runs)
-        for keys, counts, records in _merged(runs, bits, max(1, merge_records // stride)):
+        for keys, counts, records in merged(runs, bits, max(1, merge_records // stride)):
             table.add(keys, counts)
             done += records
             tell(BuildProgress("merging", done, total, tokens))
@@ -164,50 +175,42 @@ def _check_arguments(vocabulary: int, keep: int, eos_token_id: int | None) -> No
         raise UsageError(f"eos_token_id is {eos_token_id}, which is not below the vocabulary of {vocabulary}.")
 
 
-# --- from documents to sorted runs
+# --- from symbols to sorted runs
 
 
-def _told(pieces: Iterable[TokenPiece], vocabulary: int, tell: Callable[[BuildProgress], None]) -> Iterator[TokenPiece]:
-    """Pass the pieces on, refusing tokens past the vocabulary, and telling of progress."""
+def _told(
+    blocks: Iterable[SymbolBlock], vocabulary: int, tell: Callable[[BuildProgress], None]
+) -> Iterator[SymbolBlock]:
+    """Pass the blocks on, telling of progress."""
     tokens, consumed, told = 0, 0, -_TOLD_BYTES
-    for piece in pieces:
-        highest = int(piece.ids.max(initial=0))
-        if highest >= vocabulary:
-            raise UsageError(
-                f"The tokenizer gave the id {highest}, and the vocabulary is {vocabulary}. Give at least {highest + 1}."
-            )
-        yield piece
-        tokens, consumed = tokens + len(piece.ids), piece.consumed
+    for block in blocks:
+        yield block
+        tokens, consumed = tokens + int(np.count_nonzero(block.symbols != vocabulary)), block.consumed
         if consumed - told >= _TOLD_BYTES:
             told = consumed
             tell(BuildProgress("reading", told, None, tokens))
     tell(BuildProgress("reading", consumed, None, tokens))
 
 
-def _symbol_chunks(pieces: Iterable[TokenPiece], end: int, eos: int | None, chunk_tokens: int) -> Iterator[U32]:
-    """Yield the documents' tokens, each document followed by the symbol `end`, as uint32 chunks.
+def _chunks(blocks: Iterable[SymbolBlock], chunk_tokens: int) -> Iterator[npt.NDArray[Any]]:
+    """Join the blocks to chunks.
 
     Every chunk but the first begins with the last two symbols of the one before, so that each window of three symbols
     lies in exactly one chunk.
     """
-    held: list[U32] = []
-    size, last = 0, -1  # the last token of the document in progress, -1 before its first
-    for piece in pieces:
-        held.append(piece.ids)
-        last = int(piece.ids[-1]) if len(piece.ids) else last
-        if piece.complete and last >= 0:
-            held.append(np.array([end] if eos is None or last == eos else [eos, end], np.uint32))
-            last = -1
-        size += len(piece.ids) + 2
-        if size >= chunk_tokens and sum(map(len, held)) >= 3:
+    held: list[npt.NDArray[Any]] = [np.empty(0, np.uint16)]
+    size = 0
+    for block in blocks:
+        held.append(block.symbols)
+        size += len(block.symbols)
+        if size >= max(3, chunk_tokens):
             chunk = np.concatenate(held)
             yield chunk
             held, size = [chunk[-2:].copy()], 2
-    held.append(np.array([] if last < 0 else [end], np.uint32))
     yield np.concatenate(held)
 
 
-def _count_trigrams(symbols: U32, end: int, bits: int) -> tuple[U64, U32]:
+def _count_trigrams(symbols: npt.NDArray[Any], end: int, bits: int) -> tuple[U64, U32]:
     """Return the sorted distinct keys of all windows whose first two symbols are tokens, and how often each occurs.
 
     The key of `a, b, c` is `a << 2 * bits | b << bits | c`. A last symbol `end` marks where a document ended with
@@ -220,79 +223,11 @@ def _count_trigrams(symbols: U32, end: int, bits: int) -> tuple[U64, U32]:
     shift = np.uint64(bits)
     keys = ((wide[:-2] << shift | wide[1:-1]) << shift | wide[2:])[inside[:-2] & inside[1:-1]]
     keys.sort()
-    bounds = _group_bounds(keys)
+    bounds = group_bounds(keys)
     return keys[bounds[:-1]], np.diff(bounds).astype(np.uint32)
 
 
-def _group_bounds(keys: U64) -> I64:
-    """Return where each group of equal neighbours starts, and the length behind the last: int64[groups + 1]."""
-    changes = np.flatnonzero(keys[1:] != keys[:-1]) + 1
-    return np.concatenate([[0], changes, [len(keys)]]).astype(np.int64) if len(keys) else np.zeros(1, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Sorted distinct keys (uint64) and their counts (uint32) on disk, with every `stride`-th key in memory."""
-
-    keys: Path
-    counts: Path
-    length: int
-    stride: int
-    sample: U64
-
-    def read(self, start: int, bound: np.uint64 | None) -> tuple[U64, U32]:
-        """Return the records from number `start` up to the first whose key is not below `bound`."""
-        stop = self.length
-        if bound is not None:
-            stop = min(stop, int(np.searchsorted(self.sample, bound)) * self.stride)
-        if stop <= start:
-            return np.empty(0, np.uint64), np.empty(0, np.uint32)
-        # Read, not mapped: mapped pages would count as this process's memory until the system takes them back.
-        keys = np.fromfile(self.keys, np.uint64, stop - start, offset=start * 8)
-        if bound is not None:
-            keys = keys[: np.searchsorted(keys, bound)]
-        return keys, np.fromfile(self.counts, np.uint32, len(keys), offset=start * 4)
-
-
-def _spill(folder: Path, number: int, keys: U64, counts: U32, stride: int) -> _Run:
-    """Put a run on disk."""
-    run = _Run(folder / f"run-{number}.keys", folder / f"run-{number}.counts", len(keys), stride, keys[::stride].copy())
-    for path, array in ((run.keys, keys), (run.counts, counts)):
-        with path.open("wb") as file:  # not tofile(), whose error on a full disk does not say that it is full
-            file.write(array.data)
-    return run
-
-
 # --- from sorted runs to the table
-
-
-def _merged(runs: list[_Run], bits: int, samples_at_once: int) -> Iterator[tuple[U64, I64, int]]:
-    """Merge the runs a range of keys at a time, never cutting between two keys of one bigram.
-
-    The ranges are chosen from the runs' samples, so they hold about equally many records whatever the text was.
-
-    Yields:
-        Sorted distinct keys, their counts over all runs, and how many records went into them.
-    """
-    shift = np.uint64(bits)
-    samples = np.sort(np.concatenate([run.sample for run in runs]))
-    bounds = np.unique(samples[samples_at_once::samples_at_once] >> shift << shift)
-    starts = [0] * len(runs)
-    for bound in [*bounds, None]:
-        parts = [run.read(start, bound) for run, start in zip(runs, starts, strict=True)]
-        starts = [start + len(keys) for start, (keys, _) in zip(starts, parts, strict=True)]
-        keys = np.concatenate([keys for keys, _ in parts])
-        order = np.argsort(keys)
-        keys = keys[order]
-        groups = _group_bounds(keys)
-        yield keys[groups[:-1]], _group_sums(np.concatenate([c for _, c in parts])[order], groups), len(keys)
-
-
-def _group_sums(counts: npt.NDArray[Any], bounds: I64) -> I64:
-    """Return the sum of each group: int64[groups]."""
-    if len(bounds) == 1:
-        return np.empty(0, np.int64)
-    return np.add.reduceat(counts, bounds[:-1], dtype=np.int64)
 
 
 @njit(cache=True)
@@ -337,13 +272,13 @@ class _TableWriter:
         """Add merged keys, ascending from call to call; all keys of a bigram come in one call."""
         shift, mask = np.uint64(self.bits), np.uint64((1 << self.bits) - 1)
         pairs = keys >> shift
-        bounds = _group_bounds(pairs)
-        self._add_pairs(pairs[bounds[:-1]], _group_sums(counts, bounds))
+        bounds = group_bounds(pairs)
+        self._add_pairs(pairs[bounds[:-1]], group_sums(counts, bounds))
         followed = (keys & mask) != self.vocabulary
         keys, counts, pairs = keys[followed], counts[followed], pairs[followed]
         self.distinct += len(keys)
-        bounds = _group_bounds(pairs)
-        totals = _group_sums(counts, bounds)
+        bounds = group_bounds(pairs)
+        totals = group_sums(counts, bounds)
         rows = pairs[bounds[:-1]]
         self.row_counts += np.bincount((rows >> shift).astype(np.int64), minlength=self.vocabulary)
         self.writer.append("second", (rows & mask).astype(token_dtype(self.vocabulary)))
@@ -374,8 +309,8 @@ class _TableWriter:
         firsts = pairs >> shift
         ready = len(pairs) if last or not len(pairs) else int(np.searchsorted(firsts, firsts[-1]))
         self.held_pairs, self.held_counts = pairs[ready:], counts[ready:]
-        bounds = _group_bounds(firsts[:ready])
-        totals = _group_sums(counts[:ready], bounds)
+        bounds = group_bounds(firsts[:ready])
+        totals = group_sums(counts[:ready], bounds)
         first = firsts[bounds[:-1]].astype(np.int64)
         seconds = pairs[:ready] & np.uint64((1 << self.bits) - 1)
         self.unigram_totals[first] = totals

@@ -21,6 +21,7 @@ _OWN: Mapping[str, str] = {
     "none": "foredraft.drafters.none:NoDrafter",
     "prompt_lookup": "foredraft.drafters.prompt_lookup:PromptLookupDrafter",
     "adaptix": "foredraft.drafters.adaptix:AdaptixDrafter",
+    "rest": "foredraft.drafters.rest:RestDrafter",
 }
 
 
@@ -32,11 +33,13 @@ class Resources:
         vocabulary: how many ids the target scores.
         tokenizer_hash: what stored tables must have been made with.
         default_table: makes or finds the tri-gram table to use when none is given; None where there is no such table.
+        default_store: likewise, the datastore.
     """
 
     vocabulary: int
     tokenizer_hash: str = ""
     default_table: Callable[[], Path] | None = None
+    default_store: Callable[[], Path] | None = None
 
 
 class DrafterClass(Protocol):

@@ -7,6 +7,7 @@ import numpy as np
 from numba import njit
 
 from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.index.heap import pop, sift_up
 from foredraft.index.learned import LearnedArrays
 from foredraft.index.successors import MOST_SUCCESSORS, Trust, successors
 from foredraft.index.trigram import TableArrays
@@ -15,37 +16,6 @@ _FLOOR = 1e-4
 """Paths less probable than this are not worth a place in the heap."""
 _LOWEST_BIN = int(np.float32(_FLOOR).view(np.int32) >> 20)
 _BINS = int(np.float32(1.0).view(np.int32) >> 20) - _LOWEST_BIN + 1
-
-
-@njit(cache=True)
-def _sift_up(heap: IntArray, size: int, score: FloatArray) -> None:
-    """Restore the heap order of `heap[:size]`, largest score first, after its last place was filled."""
-    child = size - 1
-    while child > 0:
-        parent = (child - 1) // 2
-        if score[heap[parent]] >= score[heap[child]]:
-            break
-        heap[parent], heap[child] = heap[child], heap[parent]
-        child = parent
-
-
-@njit(cache=True)
-def _pop(heap: IntArray, size: int, score: FloatArray) -> int:
-    """Remove and return the candidate with the largest score from `heap[:size]`."""
-    best: int = heap[0]
-    heap[0] = heap[size - 1]
-    size -= 1
-    parent = 0
-    while True:
-        child = 2 * parent + 1
-        if child >= size:
-            return best
-        if child + 1 < size and score[heap[child + 1]] > score[heap[child]]:
-            child += 1
-        if score[heap[parent]] >= score[heap[child]]:
-            return best
-        heap[parent], heap[child] = heap[child], heap[parent]
-        parent = child
 
 
 @njit(cache=True)
@@ -103,7 +73,7 @@ def best_first(
                 heap[size] = made
                 made += 1
                 size += 1
-                _sift_up(heap, size, candidate_score)
+                sift_up(heap, size, candidate_score)
                 bins[_bin(score)] += 1
                 above += 1
                 while above - bins[low + 1] >= nodes:
@@ -111,7 +81,7 @@ def best_first(
                     above -= bins[low]
         if size == 0:
             break
-        best = _pop(heap, size, candidate_score)
+        best = pop(heap, size, candidate_score)
         size -= 1
         node, node_score = count, candidate_score[best]
         tokens[node] = candidate_token[best]

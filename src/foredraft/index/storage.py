@@ -22,6 +22,7 @@ import filelock
 import numpy as np
 import numpy.typing as npt
 
+from foredraft.atomic_file import place_file
 from foredraft.errors import StoreError, UsageError
 
 AnyArray = npt.NDArray[Any]
@@ -29,6 +30,7 @@ AnyArray = npt.NDArray[Any]
 MAGIC = b"\x89FDRAFT\n"  # not valid UTF-8, so no text file begins like this
 FORMAT_VERSION = 1
 ALIGNMENT = 64
+BUILDING_SUFFIX = ".building"
 EAGER_CHECK_BYTES = 32 << 20
 """Files up to this size have their arrays' checksums verified whenever they are opened."""
 
@@ -92,18 +94,19 @@ def _header_crc(preamble: bytes, header: bytes) -> int:
 # --- reading
 
 
-def open_store(path: str | os.PathLike[str], kind: str | None = None) -> Store:
+def open_store(path: str | os.PathLike[str], kind: str | None = None, *, check: bool = True) -> Store:
     """Map a store into memory. Takes milliseconds whatever the size; files up to 32 MiB are checked in full.
 
     Args:
         path: the file.
         kind: the kind it must be; None takes any.
+        check: False leaves the arrays of small files unchecked too.
 
     Raises:
         StoreError: missing, empty, truncated, damaged, of another format version, or of another kind.
     """
     store, mapped, header_end = _map_store(Path(path), kind)
-    if len(mapped) <= EAGER_CHECK_BYTES:
+    if check and len(mapped) <= EAGER_CHECK_BYTES:
         _check_arrays(store, mapped, header_end)
     return store
 
@@ -232,6 +235,7 @@ class StoreWriter:
     While it works it holds the lock `<path>.lock` and keeps everything in the folder `<path>.building` beside the
     output (`folder`, where the caller may put temporary files too). Whatever ends the block, the folder is removed; a
     block that raises leaves the old file, or none. A folder left by a killed process is cleared by the next writer.
+    With `exclusive=False` it takes no lock, as its caller holds one for it.
 
     Raises:
         StoreError: another writer is at work, the file exists and `overwrite` is not set, the folder cannot be
@@ -247,9 +251,10 @@ class StoreWriter:
         vocabulary: int,
         metadata: Mapping[str, Any] | None = None,
         overwrite: bool = False,
+        exclusive: bool = True,
     ) -> None:
         self.path = Path(path)
-        self.folder = self.path.with_name(self.path.name + ".building")
+        self.folder = self.path.with_name(self.path.name + BUILDING_SUFFIX)
         self.metadata: dict[str, Any] = dict(metadata or {})
         """Noted in the header; may be added to until the block ends."""
         self._fields = {
@@ -257,6 +262,7 @@ class StoreWriter:
         }  # fmt: skip
         self._overwrite = overwrite
         self._lock = filelock.FileLock(self.path.with_name(self.path.name + ".lock"), timeout=0)
+        self._exclusive = exclusive
         self._spools: dict[str, _Spool] = {}
 
     def __enter__(self) -> Self:
@@ -266,7 +272,8 @@ class StoreWriter:
                 f"{self.path} cannot be written, as its folder does not exist. Make it, or choose another."
             )
         try:
-            self._lock.acquire()
+            if self._exclusive:
+                self._lock.acquire()
         except filelock.Timeout as error:
             raise StoreError(
                 f"{self.path} is being written by another process, which holds {self._lock.lock_file}. "
@@ -363,10 +370,7 @@ class StoreWriter:
                 shutil.copyfileobj(spool.file, out, _COPY_BYTES)
                 spool.file.close()
                 Path(spool.file.name).unlink()  # so that the disk needs room for one array twice, not for all
-            out.flush()
-            os.fsync(out.fileno())
-        whole.replace(self.path)
-        _sync_folder(self.path.parent)
+        place_file(whole, self.path)
 
     def _unwritable(self, error: OSError) -> StoreError:
         return StoreError(
@@ -386,13 +390,3 @@ class StoreWriter:
                 f"{self.path} was not written: the disk is full. {used / 2**20:.0f} MiB of temporary files were needed "
                 "so far and are now removed. Free more space than that, or choose a folder on another disk."
             ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` last through a power cut, where the system can."""
-    with contextlib.suppress(OSError):  # Windows opens no folders
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

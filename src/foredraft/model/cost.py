@@ -15,6 +15,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from foredraft.atomic_file import write_file
 from foredraft.contracts import CostCurve
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import chain_parents
@@ -105,11 +106,6 @@ def _read(path: Path) -> CostCurve | None:
 
 
 def _write(path: Path, curve: CostCurve) -> None:
-    beside = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
+    with contextlib.suppress(OSError):  # nowhere to keep figures is no reason not to generate
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps({"rows": curve.rows, "seconds": curve.seconds}))
-        beside.replace(path)
-    except OSError:  # nowhere to keep figures is no reason not to generate: they can be measured again
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+        write_file(path, json.dumps({"rows": curve.rows, "seconds": curve.seconds}).encode())

@@ -24,7 +24,7 @@ import typer
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
-from foredraft.corpus.shards import ReadReport
+from foredraft.corpus.documents import ReadReport
 from foredraft.errors import ForedraftError, NumericsError, UsageError
 from foredraft.training.checkpoints import read_checkpoint, save_model, weights_hash, write_checkpoint
 from foredraft.training.evaluate import DomainLoss, domain_loss, encoded, held_out_documents, read_sets

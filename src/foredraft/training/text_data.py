@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from foredraft.corpus.shards import ReadReport, find_inputs, read_documents
+from foredraft.corpus.documents import ReadReport, read_documents
+from foredraft.corpus.inputs import find_inputs
 from foredraft.errors import StoreError, UsageError
 
 END, USER, ASSISTANT = "<|endoftext|>", "<|user|>", "<|assistant|>"
@@ -105,7 +106,7 @@ def text_document(text: str) -> Document:
 
 
 def documents_in(path: Path, report: ReadReport) -> Iterator[Document]:
-    """Yield the documents of a file (.jsonl, .parquet, .py, .txt, .md; see `corpus.shards`) or of a folder of them.
+    """Yield the documents of a file (.jsonl, .parquet, .py, .txt, .md; see `corpus.documents`) or of a folder of them.
 
     In a folder, what lies below a folder named in `LEFT_OUT` is not read. Rows that are not text and chats with other
     roles than user and assistant are left out and counted in `report`.

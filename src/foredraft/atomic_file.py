@@ -1,0 +1,44 @@
+"""Whole files, written beside the old one and renamed: a reader sees the old file or the new one.
+
+Knows bytes and folders.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+TEMPORARY_SUFFIX = ".part"
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Put `data` in the place of `path`, synced to disk; on any failure the old file stays and nothing is left behind.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    beside = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+        place_file(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+
+
+def place_file(complete: Path, path: Path) -> None:
+    """Rename a file that is complete to `path`, such that both its bytes and the rename last through a power cut.
+
+    Raises:
+        OSError: it cannot be synced or renamed.
+    """
+    with complete.open("rb+") as file:
+        os.fsync(file.fileno())
+    complete.replace(path)
+    with contextlib.suppress(OSError):  # Windows opens no folders
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,348 @@
+"""The datastore: a folder of immutable sorted segments and a manifest that says which of them count.
+
+A segment is a container (index/storage.py) with a text and its suffix array (index/suffix_array.py). The manifest is
+written last and renamed into place, so a reader sees the store before a change or after it. Knows files and arrays;
+not where the text comes from, how it is searched, or what is drafted. Laid out in docs/formats.md.
+"""
+
+import hashlib
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foredraft.errors import StoreError, UsageError
+from foredraft.index.storage import AnyArray, Store, StoreWriter, check_store, open_store
+from foredraft.index.suffix_array import (
+    SuffixArrays,
+    SymbolBytes,
+    Symbols,
+    first_matches,
+    is_sorted,
+    neighbours_in_order,
+    sorted_suffixes,
+    symbol_dtype,
+)
+
+SEGMENT_KIND = "datastore-segment"
+MANIFEST = "datastore.json"
+SEGMENT_SUFFIX = ".segment"
+FORMAT_VERSION = 1
+
+_FORMAT = "foredraft-datastore"
+_SEGMENT_NAME = re.compile(r"[0-9a-f]{16}")
+_CHUNK = 1 << 22
+_SAMPLED_PAIRS = 100_000
+_REMEDY = "Build a store for this model: foredraft index build INPUT... --model MODEL --out FOLDER"
+
+Progress = Callable[[str, int, int], None]
+"""Told the phase (``sorting`` or ``writing``), and how many of how many tokens are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEntry:
+    """A line of the manifest.
+
+    Attributes:
+        name: of the segment; its file is `<name>.segment`. The first 16 hex digits of the SHA-256 of its symbols.
+        tokens: tokens of its documents.
+        documents: how many.
+        bytes: size of its file.
+    """
+
+    name: str
+    tokens: int
+    documents: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a store consists of.
+
+    Attributes:
+        tokenizer_hash: of the tokenizer whose ids the segments hold.
+        vocabulary: number of token ids; the separator behind each document is this number.
+        segments: in the order in which they were added.
+    """
+
+    tokenizer_hash: str
+    vocabulary: int
+    segments: tuple[SegmentEntry, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all segments."""
+        return sum(entry.tokens for entry in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Datastore:
+    """An open store.
+
+    Attributes:
+        folder: where it lies.
+        manifest: what it consists of.
+        segments: their arrays, mapped into memory, in the manifest's order.
+        version: changes whenever the manifest does.
+    """
+
+    folder: Path
+    manifest: Manifest
+    segments: tuple[SuffixArrays, ...]
+    version: tuple[int, int, int]
+
+
+def segment_path(folder: Path, name: str) -> Path:
+    """Return the file of a segment."""
+    return folder / (name + SEGMENT_SUFFIX)
+
+
+# --- reading
+
+
+def open_datastore(
+    folder: str | os.PathLike[str], tokenizer_hash: str | None = None, vocabulary: int | None = None
+) -> Datastore:
+    """Map a store into memory. Takes milliseconds whatever the size; checksums are left to `check_datastore`.
+
+    Args:
+        folder: the store.
+        tokenizer_hash: what it must have been built with; None takes any.
+        vocabulary: how many ids the model scores; the store's tokens must lie below.
+
+    Raises:
+        StoreError: missing, of another version, tokenizer or vocabulary, or damaged where opening can tell.
+    """
+    folder = Path(folder)
+    for _ in range(3):
+        version = manifest_version(folder)
+        manifest = read_manifest(folder)
+        _check_fit(folder, manifest, tokenizer_hash, vocabulary)
+        try:
+            segments = tuple(_open_segment(folder, manifest, entry) for entry in manifest.segments)
+        except StoreError:
+            if manifest_version(folder) == version:
+                raise
+            continue  # the store was changed while it was opened, and what the old manifest lists may be gone
+        return Datastore(folder, manifest, segments, version)
+    raise StoreError(f"The store {folder} keeps changing while it is opened. Try again when nothing writes to it.")
+
+
+def manifest_version(folder: Path) -> tuple[int, int, int]:
+    """Return something that changes whenever the manifest does; zeros where there is none."""
+    try:
+        status = (folder / MANIFEST).stat()
+    except OSError:
+        return (0, 0, 0)
+    return (status.st_mtime_ns, status.st_ino, status.st_size)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and verify the manifest.
+
+    Raises:
+        StoreError: missing, unreadable, damaged, or of another version or byte order.
+    """
+    path = folder / MANIFEST
+    try:
+        fields = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise StoreError(f"{folder} is not a datastore: it has no {MANIFEST}. {_REMEDY}") from error
+    except OSError as error:
+        raise StoreError(f"The store {folder} cannot be opened ({error.strerror}). Check the name.") from error
+    except ValueError as error:
+        raise _damaged(folder, f"{MANIFEST} is not JSON") from error
+    if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
+        raise StoreError(f"{path} is not the manifest of a datastore. {_REMEDY}")
+    if fields.get("version") != FORMAT_VERSION:
+        raise StoreError(
+            f"The store {folder} has format version {fields.get('version')}, and this foredraft reads version "
+            f"{FORMAT_VERSION}. Build it again."
+        )
+    if fields.get("byte_order") != "little":
+        raise StoreError(
+            f"The store {folder} has byte order {fields.get('byte_order')!r}; only little is read. Build it again."
+        )
+    crc = fields.pop("crc32", None)
+    if crc != _manifest_crc(fields):
+        raise _damaged(folder, f"{MANIFEST} does not match its checksum")
+    try:
+        segments = tuple(SegmentEntry(**entry) for entry in fields["segments"])
+        manifest = Manifest(str(fields["tokenizer_hash"]), int(fields["vocabulary"]), segments)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(folder, f"{MANIFEST} lacks a field or has one too many") from error
+    for entry in segments:
+        if not _SEGMENT_NAME.fullmatch(entry.name):
+            raise _damaged(folder, f"{MANIFEST} names a segment {entry.name!r}")
+    return manifest
+
+
+def _manifest_crc(fields: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _damaged(folder: Path, how: str) -> StoreError:
+    return StoreError(f"The store {folder} is damaged: {how}. Build or copy it again.")
+
+
+def _check_fit(folder: Path, manifest: Manifest, tokenizer_hash: str | None, vocabulary: int | None) -> None:
+    if tokenizer_hash is not None and manifest.tokenizer_hash != tokenizer_hash:
+        raise StoreError(f"The store {folder} was built with another tokenizer than the model's. {_REMEDY}")
+    if vocabulary is not None and manifest.vocabulary > vocabulary:
+        raise StoreError(
+            f"The store {folder} has a vocabulary of {manifest.vocabulary} and the model scores {vocabulary} ids. "
+            f"{_REMEDY}"
+        )
+
+
+def _open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry) -> SuffixArrays:
+    path = segment_path(folder, entry.name)
+    if not path.exists():
+        raise _damaged(folder, f"its segment {entry.name} is missing")
+    return _segment_arrays(open_store(path, SEGMENT_KIND, check=False), manifest, entry)
+
+
+def _segment_arrays(store: Store, manifest: Manifest, entry: SegmentEntry) -> SuffixArrays:
+    """Return a segment's arrays once they are known to be what the manifest says."""
+    arrays, vocabulary = store.arrays, manifest.vocabulary
+    if (store.tokenizer_hash, store.vocabulary) != (manifest.tokenizer_hash, vocabulary):
+        raise _damaged(store.path.parent, f"its segment {entry.name} belongs to another tokenizer")
+    wanted = {"symbols": (symbol_dtype(vocabulary).name,), "suffixes": ("int32", "int64"), "first": ("int64",)}
+    for name, dtypes in wanted.items():
+        if name not in arrays or arrays[name].dtype.name not in dtypes:
+            raise _damaged(store.path.parent, f"its segment {entry.name} has no usable array {name!r}")
+    text = SuffixArrays(arrays["symbols"], arrays["suffixes"], arrays["first"])
+    lengths = (len(text.symbols), len(text.suffixes), len(text.first))
+    if lengths != (entry.tokens + entry.documents, entry.tokens, vocabulary + 1) or entry.documents < 1:
+        raise _damaged(store.path.parent, f"the arrays of its segment {entry.name} have lengths {lengths}")
+    return text
+
+
+# --- checking
+
+
+def check_datastore(folder: str | os.PathLike[str], *, full: bool = False, seed: int = 0) -> Iterator[SegmentEntry]:
+    """Verify a store segment by segment: every checksum, and the order of the suffixes.
+
+    Args:
+        folder: the store.
+        full: verify the order of all suffixes (8 bytes of memory a token), not of 100,000 neighbours.
+        seed: of the choice of neighbours.
+
+    Yields:
+        Each segment that is sound.
+
+    Raises:
+        StoreError: naming the first thing that is not.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    for entry in manifest.segments:
+        path = segment_path(folder, entry.name)
+        if not path.exists():
+            raise _damaged(folder, f"its segment {entry.name} is missing")
+        text = _segment_arrays(check_store(path, SEGMENT_KIND), manifest, entry)
+        if path.stat().st_size != entry.bytes:
+            raise _damaged(folder, f"its segment {entry.name} has not the size that {MANIFEST} says")
+        if _digest([text.symbols]) != entry.name:
+            raise _damaged(folder, f"the text of its segment {entry.name} is another")
+        if text.symbols[-1] != manifest.vocabulary or not first_matches(text):
+            raise _damaged(folder, f"the text of its segment {entry.name} and its first tokens do not match")
+        if full:
+            sound = is_sorted(text)
+        else:
+            pairs = np.random.default_rng(seed).integers(0, max(len(text.suffixes) - 1, 1), _SAMPLED_PAIRS)
+            sound = len(text.suffixes) < 2 or neighbours_in_order(text, pairs)
+        if not sound:
+            raise _damaged(folder, f"the suffixes of its segment {entry.name} are out of order")
+        yield entry
+
+
+# --- writing segments
+
+
+def _digest(texts: Sequence[Symbols]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        for start in range(0, len(text), _CHUNK):
+            digest.update(np.ascontiguousarray(text[start : start + _CHUNK]).data)
+    return digest.hexdigest()[:16]
+
+
+def write_segment(
+    folder: Path,
+    texts: Sequence[Symbols],
+    *,
+    tokenizer_hash: str,
+    vocabulary: int,
+    progress: Progress | None = None,
+) -> SegmentEntry:
+    """Sort texts as one and write them as a segment file, which is part of no store until a manifest lists it.
+
+    The file depends on the texts alone. Memory: 12 bytes a token for vocabularies of 255 to 65,535; 18 beyond.
+
+    Args:
+        folder: where the file goes.
+        texts: documents, each followed by the separator `vocabulary`; best memory-mapped, as each is read in turn.
+        tokenizer_hash: of the tokenizer whose ids they are.
+        vocabulary: no token reaches it.
+        progress: told the phase and how far it is.
+
+    Raises:
+        UsageError: there is no token, one past the vocabulary, or a text that does not end in the separator.
+        StoreError: the folder cannot be written to, or the disk is full.
+    """
+    tell = progress or (lambda *_: None)
+    length = sum(map(len, texts))
+    tell("sorting", 0, length)
+    sortable = SymbolBytes(length, vocabulary)
+    for text in texts:
+        if len(text) and int(text[-1]) != vocabulary:
+            raise UsageError("A text for a segment must end in the separator, so that no continuation crosses its end.")
+        sortable.append(text)
+    documents = int(sortable.counts[-1])
+    if documents == length:
+        raise UsageError("The inputs hold no text, so there is nothing to store. Give files with text in them.")
+    name = _digest(texts)
+    suffixes, first = sorted_suffixes(sortable)
+    del sortable
+    tell("sorting", length, length)
+    path = segment_path(folder, name)
+    dtype = np.int32 if length <= np.iinfo(np.int32).max else np.int64
+    with StoreWriter(
+        path, SEGMENT_KIND, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, overwrite=True, exclusive=False
+    ) as writer:
+        done = 0
+        for name_, array in (("symbols", texts), ("suffixes", [suffixes]), ("first", [first])):
+            for piece in _pieces(array):
+                writer.append(name_, piece.astype(dtype, copy=False) if name_ == "suffixes" else piece)
+                if name_ == "suffixes":
+                    done += len(piece)
+                    tell("writing", done, len(suffixes))
+    return SegmentEntry(name, length - documents, documents, path.stat().st_size)
+
+
+def _pieces(arrays: Sequence[AnyArray]) -> Iterator[AnyArray]:
+    for array in arrays:
+        for start in range(0, len(array), _CHUNK):
+            yield array[start : start + _CHUNK]
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """Return the manifest as it is written."""
+    fields = {
+        "format": _FORMAT,
+        "version": FORMAT_VERSION,
+        "byte_order": "little",
+        "tokenizer_hash": manifest.tokenizer_hash,
+        "vocabulary": manifest.vocabulary,
+        "segments": [asdict(entry) for entry in manifest.segments],
+    }
+    return json.dumps(fields | {"crc32": _manifest_crc(fields)}, indent=1).encode() + b"\n"

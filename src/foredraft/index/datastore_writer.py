@@ -1,0 +1,253 @@
+"""Changes to a datastore: one writer at a time, new files first, the manifest last, what is left over reclaimed.
+
+Knows the folder and the manifest; segments are written by index/datastore.py.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import filelock
+
+from foredraft.atomic_file import TEMPORARY_SUFFIX, write_file
+from foredraft.errors import StoreError, UsageError
+from foredraft.index.datastore import (
+    MANIFEST,
+    SEGMENT_SUFFIX,
+    Manifest,
+    Progress,
+    SegmentEntry,
+    manifest_bytes,
+    open_datastore,
+    read_manifest,
+    segment_path,
+    write_segment,
+)
+from foredraft.index.storage import BUILDING_SUFFIX
+from foredraft.index.suffix_array import Symbols
+
+LOCK = "datastore.lock"
+
+
+class DatastoreWriter:
+    """Holds a store's lock while segments are added to it, merged or removed.
+
+    Nothing that is done counts before `commit`, which writes the manifest and then removes the files that it does not
+    list. A process that is killed leaves the store as it was, and files that the next `commit` removes.
+
+    Args:
+        folder: the store; made if it does not exist and `create` says so.
+        tokenizer_hash: what the segments' ids belong to; None takes the store's.
+        vocabulary: likewise.
+        create: begin an empty store; otherwise the store must exist.
+        overwrite: with `create`, forget the segments of a store that exists; otherwise that is refused.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        tokenizer_hash: str | None = None,
+        vocabulary: int | None = None,
+        create: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        if create and (tokenizer_hash is None or vocabulary is None):
+            raise UsageError("A new store needs a tokenizer's hash and a vocabulary.")
+        self.folder = Path(folder)
+        self._tokenizer_hash, self._vocabulary = tokenizer_hash, vocabulary
+        self._create, self._overwrite = create, overwrite
+        self._lock = filelock.FileLock(self.folder / LOCK, timeout=0)
+        self._manifest = Manifest(tokenizer_hash or "", vocabulary or 0, ())
+
+    @property
+    def manifest(self) -> Manifest:
+        """The store as it will be."""
+        return self._manifest
+
+    def __enter__(self) -> Self:
+        """Take the lock and read the manifest.
+
+        Raises:
+            StoreError: another process writes to the store, or it exists, does not, or is not for this tokenizer.
+        """
+        self._make_folder()
+        try:
+            self._lock.acquire()
+        except filelock.Timeout as error:
+            raise StoreError(
+                f"The store {self.folder} is being written by another process, which holds {self._lock.lock_file}. "
+                "Wait for it."
+            ) from error
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            self._begin()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the lock back; what was not committed to a new store goes."""
+        if not (self.folder / MANIFEST).exists():
+            for path in self.folder.glob("*"):
+                if path.name != LOCK and _is_ours(path.name):
+                    _remove(path)
+        self._lock.release()
+
+    def _make_folder(self) -> None:
+        if not self._create:
+            read_manifest(self.folder)  # refuses what is no store before a lock file is put there
+            return
+        if self.folder.exists() and not self.folder.is_dir():
+            raise StoreError(f"{self.folder} is a file. Give the name of a folder.")
+        foreign = sorted(path.name for path in self.folder.glob("*") if not _is_ours(path.name))
+        if foreign:
+            raise StoreError(f"{self.folder} holds other things ({foreign[0]}). Give an empty folder, or a new name.")
+        try:
+            self.folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _begin(self) -> None:
+        exists = (self.folder / MANIFEST).exists()
+        if self._create:
+            if exists and not self._overwrite:
+                raise StoreError(
+                    f"The store {self.folder} exists already. Add to it (foredraft index add), ask to overwrite it, or "
+                    "give another name."
+                )
+        else:
+            self._manifest = open_datastore(self.folder, self._tokenizer_hash).manifest
+
+    def add(self, texts: Sequence[Symbols], progress: Progress | None = None) -> SegmentEntry:
+        """Sort texts (see `write_segment`) into a new segment.
+
+        Raises:
+            UsageError: no text, or the store holds the very same already.
+            StoreError: it cannot be written.
+        """
+        entry = self._write(texts, progress)
+        return self.adopt(entry)
+
+    def _write(self, texts: Sequence[Symbols], progress: Progress | None) -> SegmentEntry:
+        manifest = self._manifest
+        return write_segment(
+            self.folder,
+            texts,
+            tokenizer_hash=manifest.tokenizer_hash,
+            vocabulary=manifest.vocabulary,
+            progress=progress,
+        )
+
+    def adopt(self, entry: SegmentEntry) -> SegmentEntry:
+        """Count in a segment whose file has been written to the folder.
+
+        Raises:
+            UsageError: the store holds the very same already.
+        """
+        if any(entry.name == other.name for other in self._manifest.segments):
+            raise UsageError(f"The store {self.folder} holds this text already, as segment {entry.name}.")
+        self._set_segments((*self._manifest.segments, entry))
+        return entry
+
+    def remove(self, name: str) -> SegmentEntry:
+        """Take a segment out.
+
+        Raises:
+            UsageError: there is none of that name.
+        """
+        names = [entry.name for entry in self._manifest.segments]
+        if name not in names:
+            raise UsageError(
+                f"The store {self.folder} has no segment {name!r}. Its segments are: {', '.join(names) or 'none'}."
+            )
+        removed = self._manifest.segments[names.index(name)]
+        self._set_segments(entry for entry in self._manifest.segments if entry != removed)
+        return removed
+
+    def merge(self, most_tokens: int, progress: Progress | None = None) -> int:
+        """Sort neighbouring segments together, as many as stay within `most_tokens`; return how many there were fewer.
+
+        Raises:
+            StoreError: a segment cannot be read or written.
+        """
+        before = len(self._manifest.segments)
+        texts = dict(zip(self._manifest.segments, open_datastore(self.folder).segments, strict=True))
+        merged: list[SegmentEntry] = []
+        for group in _groups(self._manifest.segments, most_tokens):
+            if len(group) == 1:
+                merged += group
+                continue
+            merged.append(self._write([texts[entry].symbols for entry in group], progress))
+        self._set_segments(merged)
+        return before - len(merged)
+
+    def commit(self) -> Manifest:
+        """Make the changes count, and remove files that no longer do.
+
+        Raises:
+            StoreError: the manifest cannot be written; the store is then as it was.
+        """
+        try:
+            write_file(self.folder / MANIFEST, manifest_bytes(self._manifest))
+        except OSError as error:
+            raise self._unwritable(error) from error
+        for path in leftovers(self.folder):
+            _remove(path)
+        return self._manifest
+
+    def _set_segments(self, segments: Iterable[SegmentEntry]) -> None:
+        self._manifest = Manifest(self._manifest.tokenizer_hash, self._manifest.vocabulary, tuple(segments))
+
+    def _unwritable(self, error: OSError) -> StoreError:
+        return StoreError(
+            f"The store {self.folder} cannot be written ({error.strerror}). Free space, make its folder, or choose one "
+            "you can write to."
+        )
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Return the files of a store's folder that its manifest does not list: what a killed writer left behind.
+
+    Raises:
+        StoreError: the folder is no store, or its manifest is damaged.
+    """
+    listed = {segment_path(folder, entry.name).name for entry in read_manifest(folder).segments}
+    kept = {MANIFEST, LOCK} | listed
+    return sorted(path for path in folder.iterdir() if _is_ours(path.name) and path.name not in kept)
+
+
+def _is_ours(name: str) -> bool:
+    """Return whether a file or folder is one that foredraft makes in a store."""
+    ends = (SEGMENT_SUFFIX, SEGMENT_SUFFIX + BUILDING_SUFFIX, TEMPORARY_SUFFIX)
+    return name in (MANIFEST, LOCK) or name.endswith(ends)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):  # Windows keeps a file that is mapped; the next commit tries again
+            path.unlink(missing_ok=True)
+
+
+def _groups(entries: Sequence[SegmentEntry], most_tokens: int) -> Iterator[list[SegmentEntry]]:
+    """Yield runs of neighbours that hold at most `most_tokens` together; a larger segment stays alone."""
+    group: list[SegmentEntry] = []
+    size = 0
+    for entry in entries:
+        if group and size + entry.tokens > most_tokens:
+            yield group
+            group, size = [], 0
+        group.append(entry)
+        size += entry.tokens
+    if group:
+        yield group

@@ -1,0 +1,241 @@
+"""Suffix arrays of token arrays: sorting, looking up, checking.
+
+A text here is documents one after another, each followed by the separator, a symbol above every token; no document
+holds it. A suffix array lists the places of all tokens (not of the separators) in the lexicographic order of what
+follows there, up to the next separator; places where the same follows up to there may come in any order. Knows arrays
+only; no file.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pydivsufsort
+from numba import njit
+
+from foredraft.errors import UsageError
+
+Symbols = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+Places = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+I64 = npt.NDArray[np.int64]
+
+_CHUNK = 1 << 22
+_MOST_COMPARED = 1 << 16
+
+
+class SuffixArrays(NamedTuple):
+    """A sorted text, in the form that compiled functions take: n symbols, of which d are separators.
+
+    Attributes:
+        symbols: uint16[n] or uint32[n], tokens below V, and V for the separator.
+        suffixes: int32[n - d] or int64[n - d], places of tokens in the order of what follows.
+        first: int64[V + 1], the suffixes that begin with token t are entries `first[t]` to `first[t + 1]`.
+    """
+
+    symbols: Symbols
+    suffixes: Places
+    first: I64
+
+
+def symbol_dtype(vocabulary: int) -> np.dtype[Any]:
+    """Return the narrowest dtype that holds every token below `vocabulary`, and `vocabulary` itself: the separator."""
+    return np.dtype(np.uint16 if vocabulary <= np.iinfo(np.uint16).max else np.uint32)
+
+
+def symbol_bytes(vocabulary: int) -> int:
+    """Return how many bytes of a symbol are sorted by: 1 to 4."""
+    return max(1, (vocabulary.bit_length() + 7) // 8)
+
+
+class SymbolBytes:
+    """A text as the bytes to sort by, most significant first, filled piece by piece.
+
+    Sorting takes 5 bytes for each of these (`symbol_bytes` a symbol: 2 for vocabularies of 255 to 65,535), which is
+    the most memory that building a suffix array needs.
+    """
+
+    def __init__(self, length: int, vocabulary: int) -> None:
+        self.width = symbol_bytes(vocabulary)
+        self.vocabulary = vocabulary
+        self.bytes = np.empty(length * self.width, np.uint8)
+        self.counts = np.zeros(vocabulary + 1, np.int64)
+        self._filled = 0
+
+    def append(self, symbols: Symbols) -> None:
+        """Add the next symbols of the text.
+
+        Raises:
+            UsageError: a symbol above the separator.
+        """
+        for start in range(0, len(symbols), _CHUNK):
+            piece = symbols[start : start + _CHUNK]
+            if int(piece.max(initial=0)) > self.vocabulary:
+                raise UsageError(
+                    f"The text holds token {int(piece.max())}, which is not below the vocabulary of {self.vocabulary}."
+                )
+            self.counts += np.bincount(piece, minlength=self.vocabulary + 1)
+            wide = piece.astype(">u4").view(np.uint8).reshape(-1, 4)
+            end = self._filled + len(piece) * self.width
+            self.bytes[self._filled : end] = wide[:, 4 - self.width :].ravel()
+            self._filled = end
+
+
+def sorted_suffixes(text: SymbolBytes) -> tuple[Places, I64]:
+    """Return `suffixes` and `first` of a text, as in `SuffixArrays`.
+
+    Sorts by libdivsufsort (pydivsufsort): the fastest suffix sorter with wheels for all systems. It sorts bytes, so
+    symbols go in most significant byte first, and every place that is no symbol's first byte is dropped afterwards,
+    within the array that the sorter made.
+    """
+    entries = pydivsufsort.divsufsort(text.bytes)
+    kept = _symbol_places(entries, text.width)
+    tokens = kept - int(text.counts[-1])  # suffixes that begin with the separator come last
+    first = np.concatenate([[0], np.cumsum(text.counts[:-1])]).astype(np.int64)
+    return entries[:tokens], first
+
+
+@njit(cache=True)
+def _symbol_places(entries: Places, width: int) -> int:
+    """Turn byte places into symbol places, in place, leaving out those inside a symbol; return how many there are."""
+    kept = 0
+    for i in range(len(entries)):
+        if entries[i] % width == 0:
+            entries[kept] = entries[i] // width
+            kept += 1
+    return kept
+
+
+# --- looking up
+
+
+@njit(cache=True)
+def symbol_at(text: SuffixArrays, entry: int, offset: int) -> int:
+    """Return the symbol `offset` behind the start of a suffix; -1 where the file is damaged and there is none."""
+    place = np.int64(text.suffixes[entry]) + offset
+    return int(text.symbols[place]) if 0 <= place < len(text.symbols) else -1
+
+
+@njit(cache=True)
+def _lower_bound(text: SuffixArrays, low: int, high: int, offset: int, token: int) -> int:
+    """Return the first entry of `[low, high)` whose symbol at `offset` is not below `token`, or `high`."""
+    while low < high:
+        middle = (low + high) // 2
+        if symbol_at(text, middle, offset) < token:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True)
+def narrow(text: SuffixArrays, low: int, high: int, offset: int, token: int) -> tuple[int, int]:
+    """Return which of the entries `[low, high)`, alike up to `offset`, go on with `token` there."""
+    low = _lower_bound(text, low, high, offset, token)
+    step = 1  # most ranges are short, so the upper end is looked for from the lower one on
+    while low + step < high and symbol_at(text, low + step, offset) <= token:
+        step *= 2
+    if low < high:
+        high = _lower_bound(text, low + step // 2, min(low + step, high), offset, token + 1)
+    return low, high
+
+
+@njit(cache=True)
+def follow(text: SuffixArrays, ranges: I64, tokens: I64) -> None:
+    """Append `tokens` to a context, keeping in `ranges` where each of its suffixes occurs.
+
+    Each suffix's range is narrowed by the new token into that of the suffix one longer, so that a token costs one
+    binary search for each length that still matches, however long the context has been.
+
+    Args:
+        text: searched.
+        ranges: int64[longest + 1, 2]; row L: the entries of `text` that begin with the context's last L tokens. All
+            zero to begin with; changed in place.
+        tokens: int64[k], in order; one outside the vocabulary occurs nowhere.
+    """
+    longest = len(ranges) - 1
+    for token in tokens:
+        known = 0 <= token < len(text.first) - 1
+        for length in range(longest, 1, -1):
+            low, high = ranges[length - 1, 0], ranges[length - 1, 1]
+            if known and low < high:
+                low, high = narrow(text, low, high, length - 1, token)
+                ranges[length, 0], ranges[length, 1] = low, high
+            else:
+                ranges[length, 0], ranges[length, 1] = 0, 0
+        low = max(text.first[token], 0) if known else 0  # a damaged file may say anything
+        ranges[1, 0], ranges[1, 1] = low, max(low, min(text.first[token + 1], len(text.suffixes))) if known else 0
+
+
+# --- checking
+
+
+@njit(cache=True)
+def _in_order(text: SuffixArrays, a: int, b: int) -> bool:
+    """Return whether the suffix at place `a` may stand before that at place `b`, compared up to the separator."""
+    separator, n = len(text.first) - 1, len(text.symbols)
+    for offset in range(min(_MOST_COMPARED, n - max(a, b))):
+        x, y = text.symbols[a + offset], text.symbols[b + offset]
+        if x != y:
+            return bool(x < y)
+        if x == separator:
+            return True
+    return True
+
+
+@njit(cache=True)
+def neighbours_in_order(text: SuffixArrays, entries: I64) -> bool:
+    """Return whether the suffixes of each of `entries`, int64[k], and the entry behind it are in order.
+
+    They are compared up to the separator, and over at most 65,536 tokens.
+    """
+    n = len(text.symbols)
+    for i in range(len(entries)):
+        a, b = text.suffixes[entries[i]], text.suffixes[entries[i] + 1]
+        if not (0 <= a < n and 0 <= b < n and _in_order(text, a, b)):
+            return False
+    return True
+
+
+@njit(cache=True)
+def is_sorted(text: SuffixArrays) -> bool:
+    """Return whether `text` is a suffix array, in time and memory (one int64 a symbol) that grow with its length.
+
+    Every token's place must occur once, and of two neighbours the first must begin with the lesser token, or both with
+    the same token and what follows the first's must come first.
+    """
+    n, separator = len(text.symbols), len(text.first) - 1
+    rank = np.full(n, -1, np.int64)
+    for entry in range(len(text.suffixes)):
+        place = text.suffixes[entry]
+        if not 0 <= place < n or rank[place] >= 0 or text.symbols[place] >= separator:
+            return False
+        rank[place] = entry
+    separators = 0
+    for symbol in text.symbols:
+        separators += symbol == separator
+    if len(text.suffixes) + separators != n:
+        return False
+    for entry in range(len(text.suffixes) - 1):
+        a, b = text.suffixes[entry], text.suffixes[entry + 1]
+        x, y = text.symbols[a], text.symbols[b]
+        if x > y:
+            return False
+        if x == y:  # the last symbol is a separator, so something follows either
+            after_a, after_b = rank[a + 1], rank[b + 1]
+            if after_a < 0 <= after_b or (after_a >= 0 and after_b >= 0 and after_a > after_b):
+                return False
+    return True
+
+
+@njit(cache=True)
+def first_matches(text: SuffixArrays) -> bool:
+    """Return whether `first` says where the suffixes of each token begin."""
+    if text.first[0] != 0 or text.first[-1] != len(text.suffixes):
+        return False
+    for token in range(len(text.first) - 1):
+        low, high = text.first[token], text.first[token + 1]
+        if not 0 <= low <= high <= len(text.suffixes):
+            return False
+        if low < high and not (symbol_at(text, low, 0) == token == symbol_at(text, high - 1, 0)):
+            return False
+    return True

@@ -1,0 +1,103 @@
+"""The table and the datastore used when none is given: built once from the running interpreter's standard library.
+
+Knows where they are cached and that two processes may want one at once. Does not know who drafts from them.
+"""
+
+import platform
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import filelock
+import numpy as np
+from tokenizers import Tokenizer
+
+from foredraft.cache_folder import cache_folder, cache_path
+from foredraft.corpus.build import build_trigram_table
+from foredraft.corpus.documents import Document, ReadReport, read_documents
+from foredraft.corpus.fingerprint import tokenizer_hash, vocabulary_size
+from foredraft.corpus.inputs import standard_library_sources, total_bytes
+from foredraft.corpus.tokens import separated, tokenize_documents
+from foredraft.errors import StoreError
+from foredraft.index.datastore import open_datastore
+from foredraft.index.datastore_writer import DatastoreWriter
+from foredraft.index.trigram import open_table
+
+Progress = Callable[[float, str], None]
+_READING_SHARE = 0.9  # of a build's time; the rest is merging or sorting
+
+
+def default_table(tokenizer: Tokenizer, progress: Progress | None = None) -> Path:
+    """Return the path of the standard library's tri-gram table for `tokenizer`, built if the cache folder lacks it.
+
+    A second process that wants it at the same time waits for the first. A damaged table is built again.
+
+    Args:
+        tokenizer: whose ids the table holds.
+        progress: told the share done, 0 to 1, and what is being done.
+
+    Raises:
+        StoreError: the cache folder cannot be written to, or the disk is full.
+    """
+    tell = _telling(progress, "building a tri-gram table from the standard library (once)")
+    return _made_once("trigrams", tokenizer, partial(_build_table, tokenizer, tell), open_table)
+
+
+def default_store(tokenizer: Tokenizer, progress: Progress | None = None) -> Path:
+    """Return the folder of the standard library's datastore for `tokenizer`; as `default_table`."""
+    tell = _telling(progress, "building a datastore from the standard library (once)")
+    return _made_once("store", tokenizer, partial(_build_store, tokenizer, tell), open_datastore)
+
+
+def _made_once(
+    suffix: str, tokenizer: Tokenizer, build: Callable[[Path], None], opened: Callable[[Path, str], object]
+) -> Path:
+    identity = tokenizer_hash(tokenizer)
+    path = cache_path() / f"standard-library-{platform.python_version()}-{identity[:16]}.{suffix}"
+
+    def is_sound() -> bool:
+        try:
+            opened(path, identity)
+        except StoreError:
+            return False
+        return True
+
+    if not is_sound():
+        cache_folder()  # made, or refused with a sentence
+        with filelock.FileLock(path.with_name(path.name + ".wait")):
+            if not is_sound():
+                build(path)
+    return path
+
+
+def _telling(progress: Progress | None, subject: str) -> Callable[[float], None]:
+    return (lambda share: progress(min(share, 1.0), subject)) if progress is not None else (lambda _: None)
+
+
+def _documents(tell: Callable[[float], None]) -> Iterator[Document]:
+    """Yield the standard library's files, telling of the share read."""
+    files = standard_library_sources()
+    total = max(total_bytes(files), 1)
+    for document in read_documents(files, report=ReadReport()):
+        tell(_READING_SHARE * document.consumed / total)
+        yield document
+
+
+def _build_table(tokenizer: Tokenizer, tell: Callable[[float], None], path: Path) -> None:
+    metadata = {"source": f"Python {platform.python_version()} standard library"}
+    build_trigram_table(
+        _documents(tell), tokenizer, vocabulary_size(tokenizer), path, overwrite=True, metadata=metadata
+    )
+    tell(1.0)
+
+
+def _build_store(tokenizer: Tokenizer, tell: Callable[[float], None], path: Path) -> None:
+    vocabulary = vocabulary_size(tokenizer)
+    blocks = separated(tokenize_documents(_documents(tell), tokenizer), vocabulary)
+    text = np.concatenate([block.symbols for block in blocks])
+    with DatastoreWriter(
+        path, tokenizer_hash=tokenizer_hash(tokenizer), vocabulary=vocabulary, create=True, overwrite=True
+    ) as writer:
+        writer.add([text])
+        writer.commit()
+    tell(1.0)

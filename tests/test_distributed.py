@@ -1,0 +1,173 @@
+"""The same work on Ray: a real local cluster of two workers gives the same files, and outlives a killed worker."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from foredraft.corpus import distributed
+from foredraft.corpus.distributed import map_on_ray, tokenize_shards_on_ray
+from foredraft.corpus.plan import ShardOptions, plan_shards
+from foredraft.corpus.shards import finish_shard, tokenize_shards
+from foredraft.corpus.words import Words
+from foredraft.errors import ForedraftError, UsageError
+
+OPTIONS = ShardOptions(hold_out=0.1)
+
+
+@pytest.fixture(scope="module")
+def two_workers():
+    """A cluster of two cores on this machine, which every test here but one shares."""
+    ray = pytest.importorskip("ray")
+    here = sys.modules[__name__]
+    ray.cloudpickle.register_pickle_by_value(here)  # the workers cannot import the tests
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+    yield
+    ray.shutdown()
+    ray.cloudpickle.unregister_pickle_by_value(here)
+
+
+@pytest.fixture
+def words():
+    known = {word: number for number, word in enumerate(["the", "cat", "sat", "on", "a", "mat"])}
+    tokenizer = Tokenizer(models.WordLevel(known, unk_token=next(iter(known))))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return Words(tokenizer.to_str(), eos_token_id=5)
+
+
+@pytest.fixture
+def shards(tmp_path):
+    rows = [json.dumps({"text": "the cat sat on a mat " * (number % 7 + 1)}) for number in range(200)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{", ""]))
+    return plan_shards([tmp_path / "a.jsonl"], 2000)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("*.tokens")}
+
+
+def finish_unless_first(shard, *, dying, words, folder):
+    """Finish a shard; on the first call for shard number `dying`, be killed while its file is being written."""
+    marker = Path(folder, "died")
+    number, shard = shard
+
+    def progress(state):
+        if number == dying and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return finish_shard(shard, words, folder, OPTIONS, progress)
+
+
+def die(item):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refuse_three(item):
+    if item == 3:
+        raise UsageError("three is refused")
+    return item * item
+
+
+# --- shards
+
+
+def test_the_files_are_those_of_one_process(two_workers, tmp_path, shards, words):
+    local = list(tokenize_shards(shards, words, tmp_path / "local", options=OPTIONS))
+    told = []
+    on_ray = list(tokenize_shards_on_ray(shards, words, tmp_path / "ray", options=OPTIONS, progress=told.append))
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+    assert [(shard.path.name, shard.report) for shard in on_ray] == [(s.path.name, s.report) for s in local]
+    assert len(shards) > 4
+    assert [state.done for state in told] == sorted(state.done for state in told)
+    assert (told[-1].done, told[-1].tokens) == (told[-1].total, sum(shard.report.tokens for shard in local))
+    again = list(tokenize_shards_on_ray(shards, words, tmp_path / "ray", options=OPTIONS))
+    assert all(shard.resumed for shard in again)
+
+
+def test_a_worker_killed_in_the_middle_costs_its_shard_alone(two_workers, tmp_path, shards, words):
+    list(tokenize_shards(shards, words, tmp_path / "local", options=OPTIONS))
+    folder = tmp_path / "ray"
+    folder.mkdir()
+    finish = functools.partial(finish_unless_first, dying=2, words=words, folder=folder)
+    finished = list(map_on_ray(finish, enumerate(shards)))
+    assert (folder / "died").exists()
+    assert not any(shard.resumed for shard in finished), "no shard was made twice to the end"
+    assert contents(folder) == contents(tmp_path / "local")
+    assert not list(folder.glob("*.building")), "what the killed worker left is cleared"
+
+
+def test_what_strict_refuses_is_refused_in_the_same_words(two_workers, tmp_path, shards, words):
+    options = ShardOptions(strict=True)
+    with pytest.raises(UsageError) as local:
+        list(tokenize_shards(shards, words, tmp_path / "local", options=options))
+    with pytest.raises(UsageError) as on_ray:
+        list(tokenize_shards_on_ray(shards, words, tmp_path / "ray", options=options))
+    assert str(on_ray.value) == str(local.value)
+    assert "is not JSON" in str(on_ray.value)
+
+
+# --- any function
+
+
+def test_results_come_in_order_and_errors_as_they_were_raised(two_workers):
+    assert list(map_on_ray(refuse_three, [*range(3), *range(4, 20)])) == [n * n for n in range(20) if n != 3]
+    results = map_on_ray(refuse_three, range(20))
+    assert [next(results) for _ in range(3)] == [0, 1, 4]
+    with pytest.raises(UsageError, match=r"^three is refused$"):
+        next(results)
+    assert list(map_on_ray(refuse_three, [])) == []
+
+
+def test_an_item_that_kills_every_worker_is_given_up_with_a_sentence(two_workers, monkeypatch):
+    monkeypatch.setattr(distributed, "RETRIES", 1)
+    with pytest.raises(ForedraftError, match="after 2 workers had died"):
+        list(map_on_ray(die, [0]))
+
+
+# --- clusters
+
+
+ALONE = """
+import os
+from foredraft.corpus.distributed import map_on_ray
+import ray
+
+def square(number):
+    return number * number, os.getpid()
+
+results = map_on_ray(square, range(5))
+first = next(results)
+assert ray.is_initialized()
+results.close()
+assert not ray.is_initialized(), "a caller who stops early leaves no cluster behind"
+try:
+    map_on_ray(square, [1], "127.0.0.1:1").__next__()
+except Exception as error:
+    print(type(error).__name__, error)
+assert not ray.is_initialized()
+found = list(map_on_ray(square, range(5)))
+assert [square for square, _ in [first, *found]] == [0, 0, 1, 4, 9, 16]
+assert os.getpid() not in {process for _, process in found}
+assert "RAY_USAGE_STATS_ENABLED" not in os.environ, "what was set for the cluster is taken back"
+"""
+
+
+def test_without_an_address_a_cluster_is_started_and_stopped():
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment = {**own, "PYTHONPATH": str(Path(distributed.__file__).parents[2])}
+    result = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("UsageError No Ray cluster answers at 127.0.0.1:1")
+
+
+def test_without_ray_the_remedy_is_named(monkeypatch, tmp_path, words, shards):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"pip install foredraft\[distributed\]"):
+        list(tokenize_shards_on_ray(shards, words, tmp_path / "ray"))

@@ -1,0 +1,368 @@
+"""Token shards: the ids of whole documents, the same whenever they are made, and found again after a kill."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from typer.testing import CliRunner
+
+from foredraft.cli import table as table_command
+from foredraft.corpus import documents as documents_module
+from foredraft.corpus import shards as shards_module
+from foredraft.corpus.build import build_trigram_table, count_trigrams
+from foredraft.corpus.documents import ReadReport, read_documents
+from foredraft.corpus.inputs import find_inputs
+from foredraft.corpus.plan import ShardOptions, plan_shards
+from foredraft.corpus.shards import (
+    KIND,
+    ShardReport,
+    add_reports,
+    has_shards,
+    remove_shards,
+    shard_blocks,
+    tokenize_shard,
+    tokenize_shards,
+)
+from foredraft.corpus.words import Words
+from foredraft.errors import StoreError, UsageError
+from foredraft.index.storage import check_store
+
+VOCABULARY = 12
+END = VOCABULARY
+
+
+def words(vocabulary=VOCABULARY, **options):
+    """Token `i` is the word `w<i>`; the letter x is taken out, so that a text of it alone has no ids."""
+    known = {f"w{i}": i for i in [*range(VOCABULARY), vocabulary - 1]}
+    tokenizer = Tokenizer(models.WordLevel(known))
+    tokenizer.normalizer = normalizers.Replace("x", "")
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return Words(tokenizer.to_str(), **options)
+
+
+def text_of(ids):
+    return " ".join(f"w{i}" for i in ids)
+
+
+def json_lines(path, documents):
+    path.write_text("".join(json.dumps({"text": text_of(ids)}) + "\n" for ids in documents))
+    return path
+
+
+def random_documents(seed=0, count=200):
+    generator = np.random.default_rng(seed)
+    return [generator.integers(0, VOCABULARY, generator.integers(1, 30)).tolist() for _ in range(count)]
+
+
+def symbols_of(path):
+    return np.concatenate([np.empty(0, np.uint16), *(block.symbols for block in shard_blocks([path]))])
+
+
+def documents_of(paths):
+    """The documents in shards, each as a list of ids."""
+    found = []
+    for path in paths:
+        symbols = symbols_of(path)
+        ends = np.flatnonzero(symbols == check_store(path, KIND).vocabulary)
+        assert len(symbols) == (ends[-1] + 1 if len(ends) else 0), "every document is followed by the separator"
+        found += [part[:-1].tolist() for part in np.split(symbols, ends + 1)[:-1]]
+    return found
+
+
+def made(path, shards, **options):
+    finished = list(tokenize_shards(shards, options.pop("words", words()), path, **options))
+    return [shard.path for shard in finished], add_reports(shard.report for shard in finished)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return json_lines(tmp_path / "a.jsonl", random_documents())
+
+
+# --- what is in a shard
+
+
+@pytest.mark.parametrize("shard_bytes", [100, 1000, 1 << 20])
+def test_documents_come_back_in_order_each_with_a_separator(tmp_path, corpus, shard_bytes):
+    paths, report = made(tmp_path / "shards", plan_shards([corpus], shard_bytes))
+    expected = random_documents()
+    assert documents_of(paths) == expected
+    assert report == ShardReport(200, sum(map(len, expected)), 0, ReadReport(files=1, documents=200))
+
+
+def test_the_end_of_text_is_appended_where_it_is_missing(tmp_path):
+    corpus = json_lines(tmp_path / "a.jsonl", [[1, 2], [3, 5], [5], [6]])
+    paths, report = made(tmp_path / "shards", plan_shards([corpus]), words=words(eos_token_id=5))
+    assert documents_of(paths) == [[1, 2, 5], [3, 5], [5], [6, 5]]
+    assert report.tokens == 8
+
+
+def test_empty_documents_and_documents_without_ids_are_not_written(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "w1"}\n{"text": " "}\n{"text": "x xx"}\n{"text": "w2"}\n{\n{}\n')
+    (tmp_path / "b.txt").write_text("")
+    paths, report = made(tmp_path / "shards", plan_shards(find_inputs([tmp_path])), words=words(eos_token_id=0))
+    assert documents_of(paths) == [[1, 0], [2, 0]]
+    assert (report.documents, report.tokens) == (2, 4)
+    assert report.read == ReadReport(files=2, documents=3, broken_lines=1, unusable_rows=1, empty_documents=2)
+
+
+def test_an_empty_corpus_makes_an_empty_shard(tmp_path):
+    (tmp_path / "a.jsonl").write_text("")
+    paths, report = made(tmp_path / "shards", plan_shards([tmp_path / "a.jsonl"]))
+    assert documents_of(paths) == []
+    assert (report.documents, report.tokens, len(paths)) == (0, 0, 1)
+
+
+@pytest.mark.parametrize(("vocabulary", "dtype"), [(65_535, np.uint16), (65_536, np.uint32)])
+def test_the_separator_always_fits(tmp_path, vocabulary, dtype):
+    corpus = json_lines(tmp_path / "a.jsonl", [[1, vocabulary - 1], [2]])
+    paths, _ = made(tmp_path / "shards", plan_shards([corpus]), words=words(vocabulary))
+    assert check_store(paths[0]).arrays["tokens"].dtype == dtype
+    assert documents_of(paths) == [[1, vocabulary - 1], [2]]
+
+
+def test_a_document_longer_than_memory_allows_for_is_one_document(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents_module, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(shards_module, "_BLOCK_SYMBOLS", 64)
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, 1000).tolist()
+    (tmp_path / "a.txt").write_text(text_of(ids))
+    paths, report = made(tmp_path / "shards", plan_shards([tmp_path / "a.txt"]))
+    assert documents_of(paths) == [ids]
+    assert report.documents == 1
+    sizes = [len(block.symbols) for block in shard_blocks(paths)]
+    assert (max(sizes), sum(sizes)) == (64, 1001)
+
+
+def test_strict_stops_at_the_first_broken_line(tmp_path, corpus):
+    with corpus.open("a") as file:
+        file.write("{\n")
+    shards = plan_shards([corpus], 1000)
+    with pytest.raises(UsageError, match="is not JSON"):
+        made(tmp_path / "shards", shards, options=ShardOptions(strict=True))
+    assert made(tmp_path / "shards", shards)[1].read.broken_lines == 1
+
+
+# --- holding out
+
+
+def test_held_out_documents_are_whole_and_the_rest_is_all_others(tmp_path):
+    documents = random_documents(count=400)
+    rest, held_out = [
+        made(tmp_path / keep, plan_shards([json_lines(tmp_path / "a.jsonl", documents)], 500),
+             options=ShardOptions(0.25, keep))
+        for keep in ("rest", "held_out")
+    ]  # fmt: skip
+    assert sorted(documents_of(rest[0]) + documents_of(held_out[0])) == sorted(documents)
+    assert 60 <= held_out[1].documents <= 140
+    assert rest[1].held_out_documents == held_out[1].held_out_documents == held_out[1].documents
+
+
+def test_holding_out_goes_by_the_text_alone(tmp_path):
+    documents = random_documents(count=100)
+    chosen = []
+    for name, order in (("a.jsonl", documents), ("b.jsonl", [*documents[::-1], [1, 2, 3]])):
+        shards = plan_shards([json_lines(tmp_path / name, order)], 300 + len(chosen))
+        paths, _ = made(tmp_path / "shards", shards, options=ShardOptions(0.5, "held_out"))
+        chosen.append([ids for ids in documents_of(paths) if ids != [1, 2, 3]])
+    assert sorted(chosen[0]) == sorted(chosen[1])
+    assert 20 < len(chosen[0]) < 80
+
+
+def test_a_document_in_pieces_is_held_out_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents_module, "_BLOCK_BYTES", 50)
+    texts = {
+        f"{number}.txt": np.random.default_rng(number).integers(0, VOCABULARY, 200).tolist() for number in range(20)
+    }
+    for name, ids in texts.items():
+        (tmp_path / name).write_text(text_of(ids))
+    shards = plan_shards(find_inputs([tmp_path]))
+    found = [documents_of(made(tmp_path / k, shards, options=ShardOptions(0.5, k))[0]) for k in ("rest", "held_out")]
+    assert all(found)
+    assert sorted(found[0] + found[1]) == sorted(texts.values())
+
+
+def test_a_share_of_nothing_and_of_everything(tmp_path, corpus):
+    shards = plan_shards([corpus])
+    assert made(tmp_path / "none", shards, options=ShardOptions(0, "held_out"))[1].documents == 0
+    assert made(tmp_path / "all", shards, options=ShardOptions(1, "held_out"))[1].documents == 200
+
+
+# --- again
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("*.tokens")}
+
+
+def test_a_shard_is_made_the_same_every_time(tmp_path, corpus):
+    shards = plan_shards([corpus], 1000)
+    for name in ("a", "b"):
+        made(tmp_path / name, shards)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert len(contents(tmp_path / "a")) == len(shards) > 3
+
+
+def test_finished_shards_are_used_again_and_report_the_same(tmp_path, corpus):
+    with corpus.open("a") as file:
+        file.write("{\n")
+    shards = plan_shards([corpus], 1000)
+    options = ShardOptions(0.2)
+    first = list(tokenize_shards(shards, words(), tmp_path / "shards", options=options))
+    told = []
+    again = list(tokenize_shards(shards, words(), tmp_path / "shards", options=options, progress=told.append))
+    assert not any(shard.resumed for shard in first)
+    assert all(shard.resumed for shard in again)
+    assert [shard[:2] for shard in first] == [shard[:2] for shard in again]
+    assert (told[-1].done, told[-1].total, told[-1].tokens) == (corpus.stat().st_size, corpus.stat().st_size, 0)
+
+
+def test_what_is_damaged_or_of_other_inputs_is_made_again(tmp_path, corpus):
+    folder = tmp_path / "shards"
+    shards = plan_shards([corpus], 1000)
+    paths, _ = made(folder, shards)
+    before = contents(folder)
+    data = bytearray(before[paths[0].name])
+    data[-1] ^= 1
+    paths[0].write_bytes(data)
+    paths[1].write_bytes(before[paths[1].name][:-9])
+    paths[2].write_bytes(before[paths[3].name])
+    again = list(tokenize_shards(shards, words(), folder))
+    assert [shard.resumed for shard in again] == [False] * 3 + [True] * (len(shards) - 3)
+    assert contents(folder) == before
+    other = list(tokenize_shards(shards, words(eos_token_id=3), folder))
+    assert not any(shard.resumed for shard in other)
+
+
+KILLED = """
+import os, pickle, signal, sys
+from pathlib import Path
+from foredraft.corpus.shards import tokenize_shards
+
+shards, words, folder = pickle.loads(Path(sys.argv[1]).read_bytes())
+
+def progress(state):
+    if state.done > state.total // 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+list(tokenize_shards(shards, words, folder, progress=progress))
+"""
+
+
+def test_a_killed_process_loses_one_shard_at_most(tmp_path, corpus):
+    shards, folder = plan_shards([corpus], 1000), tmp_path / "shards"
+    (tmp_path / "job").write_bytes(pickle.dumps((shards, words(), folder)))
+    environment = {**os.environ, "PYTHONPATH": str(Path(shards_module.__file__).parents[2])}
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "job")], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    finished = len(contents(folder))
+    assert len(list(folder.glob("*.building"))) == 1, "it died while it wrote"
+    assert len(shards) // 2 - 1 <= finished < len(shards)
+    again = list(tokenize_shards(shards, words(), folder))
+    assert [shard.resumed for shard in again] == [True] * finished + [False] * (len(shards) - finished)
+    made(tmp_path / "in one go", shards)
+    assert contents(folder) == contents(tmp_path / "in one go")
+
+
+def test_two_processes_do_not_write_the_same_shard(tmp_path, corpus):
+    shards = plan_shards([corpus], 1000)
+
+    def progress(state):
+        list(tokenize_shards(shards, words(), tmp_path / "shards"))
+
+    with pytest.raises(StoreError, match="being written by another process"):
+        list(tokenize_shards(shards, words(), tmp_path / "shards", progress=progress))
+
+
+# --- the folder
+
+
+def test_only_what_tokenising_made_is_removed(tmp_path, corpus):
+    folder = tmp_path / "shards"
+    paths, _ = made(folder, plan_shards([corpus], 1000))
+    Path(f"{paths[0]}.building").mkdir()
+    (folder / "notes.txt").write_text("mine")
+    assert has_shards(folder)
+    remove_shards(folder)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    (folder / "notes.txt").unlink()
+    remove_shards(folder)
+    remove_shards(folder)
+    assert not folder.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, corpus):
+    with pytest.raises(StoreError, match="cannot be made"):
+        list(tokenize_shards(plan_shards([corpus]), words(), tmp_path / "missing" / "shards"))
+    with pytest.raises(StoreError, match="does not exist"):
+        tokenize_shard(plan_shards([corpus])[0], words(), tmp_path / "missing" / "a")
+
+
+# --- tables
+
+
+@pytest.mark.parametrize("eos", [None, 4])
+def test_a_table_from_shards_is_the_table_from_documents(tmp_path, eos):
+    inputs = json_lines(tmp_path / "a.jsonl", [*random_documents(), [1], []])
+    (tmp_path / "b.txt").write_text(f"{text_of(range(VOCABULARY))}\n" * 9)
+    files, used = find_inputs([inputs, tmp_path / "b.txt"]), words(eos_token_id=eos)
+    documents = read_documents(files, report=ReadReport())
+    build_trigram_table(documents, used.tokenizer(), VOCABULARY, tmp_path / "streamed", eos_token_id=eos)
+    paths, _ = made(tmp_path / "shards", plan_shards(files, 700), words=used)
+    for chunk_tokens in (50, 1 << 20):
+        count_trigrams(
+            shard_blocks(paths), used.tokenizer_hash, VOCABULARY, tmp_path / "counted",
+            eos_token_id=eos, chunk_tokens=chunk_tokens, overwrite=True,
+        )  # fmt: skip
+        assert (tmp_path / "counted").read_bytes() == (tmp_path / "streamed").read_bytes()
+
+
+def build_table(tmp_path, *arguments):
+    words().tokenizer().save(str(tmp_path / "tokenizer.json"))
+    inputs = (tmp_path / "a.jsonl", "--out", tmp_path / "t", "--tokenizer", tmp_path, *arguments)
+    return CliRunner().invoke(table_command.app, ["build", *map(str, inputs)])
+
+
+def test_a_stopped_table_build_goes_on_where_it_stopped(tmp_path, corpus, monkeypatch):
+    folder = tmp_path / "t.shards"
+    counted = shards_module.shard_blocks
+
+    def interrupted(paths):
+        yield from counted(paths)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shards_module, "shard_blocks", interrupted)
+    stopped = build_table(tmp_path)
+    assert stopped.exit_code != 0
+    assert f"is kept in {folder}; the same command goes on from there" in stopped.stderr
+    kept = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.tokens")}
+    assert kept
+    times = []
+    monkeypatch.setattr(
+        shards_module, "shard_blocks",
+        lambda paths: counted(times.append((path.name, path.stat().st_mtime_ns)) or path for path in paths),
+    )  # fmt: skip
+    assert build_table(tmp_path).exit_code == 0
+    assert dict(times) == kept, "nothing was tokenised again"
+    assert not folder.exists()
+    documents = read_documents([corpus], report=ReadReport())
+    build_trigram_table(documents, words().tokenizer(), VOCABULARY, tmp_path / "u", metadata={"inputs": ["a.jsonl"]})
+    assert (tmp_path / "t").read_bytes() == (tmp_path / "u").read_bytes()
+
+
+def test_a_refused_table_build_keeps_nothing(tmp_path, corpus):
+    with corpus.open("a") as file:
+        file.write("{\n")
+    refused = build_table(tmp_path, "--strict")
+    assert isinstance(refused.exception, UsageError)
+    (tmp_path / "t").write_text("there already")
+    there = build_table(tmp_path)
+    assert isinstance(there.exception, StoreError)
+    assert not (tmp_path / "t.shards").exists()
+    assert build_table(tmp_path, "--overwrite").exit_code == 0

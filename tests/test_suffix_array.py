@@ -1,0 +1,281 @@
+"""Suffix arrays: sorted as the slow sort sorts, looked up as a scan finds, and checked so that no fault passes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import naive
+from foredraft.errors import UsageError
+from foredraft.index import suffix_array
+from foredraft.index.suffix_array import (
+    SuffixArrays,
+    SymbolBytes,
+    first_matches,
+    follow,
+    is_sorted,
+    neighbours_in_order,
+    sorted_suffixes,
+    symbol_bytes,
+    symbol_dtype,
+)
+
+pytestmark = pytest.mark.kernels
+
+VOCABULARIES = [3, 255, 256, 65_535, 65_536, 70_000]
+WIDTHS = {3: 1, 255: 1, 256: 2, 65_535: 2, 65_536: 3, 70_000: 3}
+
+
+def some_tokens(vocabulary):
+    """A few ids whose order goes wrong when bytes are mixed up or cut off."""
+    return sorted({0, 1, 2, 127, 255, 256, 511, 65_279, 65_535, vocabulary - 1} & set(range(vocabulary)))
+
+
+def random_documents(seed, vocabulary=3, count=12, longest=14):
+    """Short documents of few ids; some of one token, some repeated, some of one id only."""
+    rng = np.random.default_rng(seed)
+    alphabet = np.array(some_tokens(vocabulary))[: int(rng.integers(1, 6))] if seed % 2 else some_tokens(vocabulary)
+    documents = [rng.choice(alphabet, rng.integers(1, longest)).tolist() for _ in range(count)]
+    repeated = rng.choice(alphabet, 9).tolist()
+    return [repeated, *documents, [int(alphabet[0])], repeated, repeated, [int(alphabet[-1])] * 9]
+
+
+def text_of(documents, vocabulary):
+    return np.array(naive.joined(documents, vocabulary), symbol_dtype(vocabulary))
+
+
+def sort(documents, vocabulary, pieces=1):
+    text = text_of(documents, vocabulary)
+    sortable = SymbolBytes(len(text), vocabulary)
+    for piece in np.array_split(text, pieces):
+        sortable.append(piece)
+    return SuffixArrays(text, *sorted_suffixes(sortable))
+
+
+def ranges_after(text, tokens, longest):
+    ranges = np.zeros((longest + 1, 2), np.int64)
+    follow(text, ranges, np.array(tokens, np.int64))
+    return ranges
+
+
+def replaced(array, at, value):
+    result = array.copy()
+    result[at] = value
+    return result
+
+
+def swapped(array, i, j):
+    result = array.copy()
+    result[[i, j]] = result[[j, i]]
+    return result
+
+
+# --- sorting
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize("seed", range(4))
+def test_suffixes_stand_in_the_order_of_the_slow_sort(vocabulary, seed):
+    documents = random_documents(seed, vocabulary)
+    text = sort(documents, vocabulary)
+    symbols = text.symbols.tolist()
+    found = [naive.suffix(symbols, vocabulary, place) for place in text.suffixes.tolist()]
+    expected = naive.sorted_places(symbols, vocabulary)
+    assert found == [naive.suffix(symbols, vocabulary, place) for place in expected]
+    assert sorted(text.suffixes.tolist()) == sorted(expected), "every token's place, once; no separator's"
+    assert is_sorted(text)
+    assert first_matches(text)
+
+
+@given(documents=st.lists(st.lists(st.integers(0, 2), max_size=8), min_size=1, max_size=8).filter(any))
+@settings(max_examples=80, deadline=None)
+def test_small_corpora_of_every_shape_are_sorted(documents):
+    """Empty documents too: one separator behind another."""
+    text = sort(documents, 3)
+    symbols = text.symbols.tolist()
+    assert naive.is_sorted(symbols, 3, text.suffixes.tolist())
+    assert is_sorted(text)
+    assert first_matches(text)
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_first_says_where_each_token_begins(vocabulary):
+    documents = random_documents(1, vocabulary)
+    text = sort(documents, vocabulary)
+    assert text.first.dtype == np.int64
+    assert len(text.first) == vocabulary + 1
+    tokens = sorted(token for ids in documents for token in ids)
+    asked = {*tokens, 0, vocabulary - 1, vocabulary}
+    assert {t: int(text.first[t]) for t in asked} == {t: sum(token < t for token in tokens) for t in asked}
+
+
+def test_symbols_take_as_many_bytes_as_the_separator_needs():
+    assert {v: symbol_bytes(v) for v in VOCABULARIES} == WIDTHS
+    assert symbol_bytes(1 << 24) == 4
+    wide = {v: symbol_dtype(v) == np.uint32 for v in VOCABULARIES}
+    assert wide == {v: v > 65_535 for v in VOCABULARIES}
+
+
+@pytest.mark.parametrize("vocabulary", [3, 256, 70_000])
+def test_a_text_sorts_the_same_however_it_is_handed_in(vocabulary, monkeypatch):
+    documents = random_documents(2, vocabulary)
+    whole = sort(documents, vocabulary)
+    monkeypatch.setattr(suffix_array, "_CHUNK", 7)
+    pieces = sort(documents, vocabulary, pieces=5)
+    assert whole.suffixes.tolist() == pieces.suffixes.tolist()
+    assert whole.first.tolist() == pieces.first.tolist()
+
+
+@pytest.mark.parametrize("vocabulary", [3, 255, 65_534])
+def test_a_symbol_above_the_separator_is_refused(vocabulary):
+    sortable = SymbolBytes(3, vocabulary)
+    with pytest.raises(UsageError, match=f"token {vocabulary + 1}, which is not below the vocabulary of {vocabulary}"):
+        sortable.append(np.array([0, vocabulary + 1, vocabulary], np.uint16))
+
+
+# --- looking up
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_counts_after_every_token_are_those_of_a_scan(vocabulary):
+    documents, longest = random_documents(3, vocabulary), 5
+    text = sort(documents, vocabulary)
+    rng = np.random.default_rng(vocabulary)
+    strange = [-1, -(1 << 40), vocabulary, vocabulary + 1, 1 << 40]
+    unseen = [token for token in range(min(vocabulary, 300)) if not naive.ends(documents, [token])][:2]
+    context = [*documents[0], *documents[1], *rng.choice(documents[2], 12).tolist(), *documents[0]]
+    for token in (*strange, *unseen):
+        context += [token, *documents[int(rng.integers(len(documents)))]]
+    ranges = np.zeros((longest + 1, 2), np.int64)
+    most = 0
+    for end in range(1, len(context) + 1):
+        follow(text, ranges, np.array(context[end - 1 : end], np.int64))
+        for length in range(1, longest + 1):
+            last = context[end - length : end]
+            expected = len(naive.ends(documents, last)) if length <= end else 0
+            low, high = ranges[length]
+            assert high - low == expected, (last, length)
+            begun = [text.symbols[place : place + length].tolist() for place in text.suffixes[low:high]]
+            assert begun == [last] * expected
+            most = max(most, length if expected > 1 else 0)
+    assert most == longest, "no long context occurs: the test shows nothing"
+
+
+@given(
+    documents=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=6),
+    context=st.lists(st.integers(-1, 4), max_size=9),
+    longest=st.integers(1, 6),
+    cut=st.integers(0, 9),
+)
+@settings(max_examples=120, deadline=None)
+def test_ranges_are_the_same_however_the_context_arrives(documents, context, longest, cut):
+    text = sort(documents, 3)
+    at_once = ranges_after(text, context, longest)
+    in_two = ranges_after(text, context[:cut], longest)
+    follow(text, in_two, np.array(context[cut:], np.int64))
+    counts = (at_once[:, 1] - at_once[:, 0]).tolist()
+    expected = [len(naive.ends(documents, context[-n:])) if n <= len(context) else 0 for n in range(1, longest + 1)]
+    assert counts[1:] == expected
+    assert (in_two[:, 1] - in_two[:, 0]).tolist() == counts
+    assert all(in_two[n].tolist() == at_once[n].tolist() for n in range(1, longest + 1) if counts[n])
+
+
+def test_a_context_does_not_cross_a_documents_end():
+    text = sort([[0, 1], [2, 0], [1]], 3)
+    assert [len(naive.ends([[0, 1], [2, 0], [1]], context)) for context in ([0, 1], [1, 2], [0, 1, 2])] == [1, 0, 0]
+    for context, expected in (([0, 1], 1), ([1, 2], 0), ([0, 1, 2], 0), ([0, 3], 0), ([3], 0)):
+        low, high = ranges_after(text, context, 4)[len(context)]
+        assert high - low == expected, context
+
+
+@given(
+    symbols=st.lists(st.integers(0, 65_535), min_size=1, max_size=10),
+    suffixes=st.lists(st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(-2, 12), min_size=1, max_size=10),
+    first=st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-2, 12), min_size=4, max_size=4),
+    context=st.lists(st.integers(-1, 4), max_size=8),
+)
+@settings(max_examples=200, deadline=None)
+def test_looking_up_in_damaged_arrays_stays_inside_them(symbols, suffixes, first, context):
+    text = SuffixArrays(np.array(symbols, np.uint16), np.array(suffixes, np.int32), np.array(first, np.int64))
+    ranges = ranges_after(text, context, 4)
+    for low, high in ranges.tolist():
+        assert low == high or 0 <= low < high <= len(suffixes)
+
+
+# --- checking
+
+
+def test_the_check_agrees_with_the_slow_one_on_every_swap():
+    documents = random_documents(5, count=4, longest=6)
+    text = sort(documents, 3)
+    symbols, count = text.symbols.tolist(), len(text.suffixes)
+    for i in range(count):
+        for j in range(i + 1, count):
+            suffixes = swapped(text.suffixes, i, j)
+            same = naive.suffix(symbols, 3, suffixes[i]) == naive.suffix(symbols, 3, suffixes[j])
+            if not same:
+                assert not naive.is_sorted(symbols, 3, suffixes.tolist())
+                assert not is_sorted(text._replace(suffixes=suffixes)), (i, j)
+
+
+def test_the_check_finds_places_that_are_wrong():
+    text = sort(random_documents(4), 3)
+    separator = int(np.flatnonzero(text.symbols == 3)[0])
+    for value in (int(text.suffixes[0]), separator, -1, len(text.symbols), 1 << 30):
+        at = 5
+        assert not is_sorted(text._replace(suffixes=replaced(text.suffixes, at, value))), value
+    assert not is_sorted(text._replace(suffixes=text.suffixes[:-1])), "a place too few"
+    assert not is_sorted(text._replace(suffixes=np.append(text.suffixes, text.suffixes[-1]))), "a place twice"
+    assert is_sorted(text)
+
+
+def test_the_check_finds_a_changed_symbol():
+    text = sort(random_documents(6), 3)
+    order = text.suffixes.tolist()
+    found = 0
+    for at in range(len(text.symbols) - 1):
+        changed = replaced(text.symbols, at, (int(text.symbols[at]) + 1) % 4)
+        if not naive.is_sorted(changed.tolist(), 3, order):
+            assert not is_sorted(text._replace(symbols=changed)), at
+            found += 1
+    assert found > len(text.symbols) // 2
+
+
+def test_neighbours_out_of_order_are_found_where_they_are_looked_for():
+    documents = random_documents(7)
+    text = sort(documents, 3)
+    symbols = text.symbols.tolist()
+    everywhere = np.arange(len(text.suffixes) - 1)
+    assert neighbours_in_order(text, everywhere)
+    texts = [naive.suffix(symbols, 3, place) for place in text.suffixes.tolist()]
+    differ = [at for at in everywhere.tolist() if texts[at] != texts[at + 1]]
+    assert len(differ) > 20
+    for at in differ:
+        wrong = text._replace(suffixes=swapped(text.suffixes, at, at + 1))
+        assert not neighbours_in_order(wrong, np.array([at]))
+        assert not neighbours_in_order(wrong, everywhere)
+    alike = [at for at in everywhere.tolist() if texts[at] == texts[at + 1]]
+    for at in alike:
+        other = text._replace(suffixes=swapped(text.suffixes, at, at + 1))
+        assert neighbours_in_order(other, everywhere), "equals may stand in any order"
+    for value in (-1, len(symbols), 1 << 30):
+        assert not neighbours_in_order(text._replace(suffixes=replaced(text.suffixes, 3, value)), np.array([3]))
+        assert not neighbours_in_order(text._replace(suffixes=replaced(text.suffixes, 3, value)), np.array([2]))
+
+
+def test_neighbours_are_compared_behind_the_narrow_symbols_border():
+    """256 and 511 differ from 0 and 255 in the upper byte only."""
+    text = sort([[256, 1], [0, 2], [511, 0], [255, 3]], 600)
+    assert [int(text.symbols[place]) for place in text.suffixes] == [0, 0, 1, 2, 3, 255, 256, 511]
+    assert neighbours_in_order(text, np.arange(7))
+    assert not neighbours_in_order(text._replace(suffixes=text.suffixes[::-1].copy()), np.arange(7))
+
+
+def test_a_wrong_first_is_found_wherever_it_is():
+    documents = [[0, 1, 4, 4, 2], [1, 1, 0]]
+    text = sort(documents, 5)  # 3 occurs nowhere
+    assert first_matches(text)
+    for token in range(6):
+        for value in (-1, 99, *range(len(text.suffixes) + 1)):
+            if value != text.first[token]:
+                assert not first_matches(text._replace(first=replaced(text.first, token, value))), (token, value)
