@@ -1,5 +1,6 @@
 """Slow, obvious twins of the compiled kernels: same name, same answer, no cleverness. What a test compares with."""
 
+import itertools
 import math
 
 import numpy as np
@@ -411,7 +412,35 @@ def sorted_places(symbols, separator):
 def is_sorted(symbols, separator, places):
     texts = [suffix(symbols, separator, place) for place in places]
     all_places = [place for place, symbol in enumerate(symbols) if symbol != separator]
-    return sorted(places) == all_places and all(a <= b for a, b in zip(texts, texts[1:], strict=False))
+    return sorted(places) == all_places and texts == sorted(texts)
+
+
+def symbol_at(symbols, places, entry, offset):
+    place = places[entry] + offset
+    return symbols[place] if place in range(len(symbols)) else -1
+
+
+def narrow(symbols, places, low, high, offset, token):
+    """Looks at every entry; where none goes on so, says where it would stand."""
+    found = [symbol_at(symbols, places, entry, offset) for entry in range(low, high)]
+    start = low + sum(symbol < token for symbol in found)
+    return start, start + found.count(token)
+
+
+def follow(documents, context, longest):
+    """How often the last 1, 2, ... `longest` tokens of a context occur; what is longer than the context does not."""
+    lengths = range(1, longest + 1)
+    return [len(ends(documents, context[-n:])) if n <= len(context) else 0 for n in lengths]
+
+
+def neighbours_in_order(symbols, separator, places, entries):
+    texts = [suffix(symbols, separator, place) for place in places]
+    return all(texts[entry] <= texts[entry + 1] for entry in entries)
+
+
+def first_matches(symbols, places, first):
+    begun = [symbols[place] for place in places]
+    return first == [sum(token < t for token in begun) for t in range(len(first))]
 
 
 def ends(documents, context):
@@ -447,6 +476,53 @@ def levels_of(counts, shortest, only_longest):
 def spread(rows, count):
     """`count` of `rows`, from the middle of equal parts."""
     return [rows[int((part + 0.5) * len(rows) / count)] for part in range(count)]
+
+
+def allot(shares, counts, samples):
+    """Where the rows of each level begin, and where the last ones end."""
+    starts = [0]
+    for share, count in zip(shares, counts, strict=True):
+        starts.append(starts[-1] + min(count, round(share * samples)))
+    return starts
+
+
+def rows_for(shares, starts):
+    """Each row's weight."""
+    sizes = [high - low for low, high in itertools.pairwise(starts)]
+    return [share / size for share, size in zip(shares, sizes, strict=True) for _ in range(size)]
+
+
+def gather_from_store(segments, context, count, depth, separator):
+    return spread([row for documents in segments for row in followers(documents, context, depth, separator)], count)
+
+
+def gather_from_text(symbols, matches, length, count, depth):
+    """What followed the first `count` of the `matches` that are as long as `length`."""
+    rows = [symbols[place : place + depth] for place, matched in matches if matched >= length]
+    return [tuple(row[: row.index(-1)] if -1 in row else row) for row in rows[:count]]
+
+
+def count_lengths(lengths, longest):
+    return [sum(length >= least for length in lengths) for least in range(longest + 1)]
+
+
+def weigh(trusted):
+    """From how far each level is trusted to its share."""
+    return [math.prod(1 - other for other in trusted[:m]) * trust for m, trust in enumerate(trusted)]
+
+
+def learn_trust(shares, foresaw):
+    """What each level's hits and passes gain; `foresaw` is the part of its rows that had the token."""
+    parts = [share * part for share, part in zip(shares, foresaw, strict=True)]
+    parts.append(max(1 - sum(shares), 1e-9) * 1e-4)
+    posterior = [part / sum(parts) for part in parts]
+    return posterior[:-1], [sum(posterior[m + 1 :]) for m in range(len(shares))]
+
+
+def best_nodes(rows, weights, limit, doubt):
+    """{prefix: score} of the best `limit` prefixes; of equals the shorter."""
+    scores = prefix_scores(rows, weights, doubt)
+    return {prefix: scores[prefix] for prefix in sorted(scores, key=lambda p: (-scores[p], len(p)))[:limit]}
 
 
 def prefix_scores(rows, weights, doubt):
@@ -486,6 +562,15 @@ def published_paths(rows, nodes):
     return {prefix[:end] for prefix in chosen for end in range(1, len(prefix) + 1)}
 
 
+def append(symbols):
+    """For each place, the last one before it that ends in the same two tokens, or -1."""
+    pairs = [(), *itertools.pairwise(symbols)][: len(symbols)]
+    return [
+        max((other for other in range(at) if pairs[other] == pair and pair and min(pair) >= 0), default=-1)
+        for at, pair in enumerate(pairs)
+    ]
+
+
 def occurrences(symbols, context, longest, most):
     """[(place, length)], newest first; the search gives up after eight places for each one wanted."""
     pair = list(context[-2:])
@@ -498,3 +583,150 @@ def occurrences(symbols, context, longest, most):
                 length += 1
             found.append((at + 1, length))
     return found
+
+
+# --- graph/heap, reach, grams, dag, unmerge, graft
+# Reach is {node: set of nodes that reach it}. A naive graph is a dictionary of lists, named as `DraftGraph`'s fields.
+
+
+def sift_up(waiting, score):
+    """Any order will do: `pop` looks at everything."""
+
+
+def pop(waiting, score):
+    best = max(waiting, key=lambda item: score[item])
+    waiting.remove(best)
+    return best
+
+
+def no_reach(nodes):
+    return {node: set() for node in range(nodes)}
+
+
+def reaches(above, source, node):
+    return source in above[node]
+
+
+def inherit(above, node, source):
+    above[node] |= above.get(source, set())
+
+
+def reach_itself(above, node):
+    above[node].add(node)
+
+
+def gram(tokens, parents, context, tau, parent, token):
+    """The last `tau` tokens, written out; shorter where the text begins."""
+    path = [int(token)]
+    while parent >= 0:
+        path.insert(0, int(tokens[parent]))
+        parent = parents[parent]
+    before = len(context) + parent + 1  # -1 is the root, the last token of the context; -2 the one before it
+    return tuple([*(int(token) for token in context[:before]), *path][-tau:])
+
+
+def remember(remembered, node):
+    remembered.append(node)
+
+
+def first_occurrence(remembered, tokens, parents, context, tau, parent, token):
+    wanted = gram(tokens, parents, context, tau, parent, token)
+    same = [node for node in remembered if gram(tokens, parents, context, tau, parents[node], tokens[node]) == wanted]
+    return same[0] if same else -1
+
+
+def reachable(edges, source):
+    """Every node that a walk from `source` comes to, `source` included; edges are pairs."""
+    after = {}
+    for start, to in edges:
+        after.setdefault(start, set()).add(to)
+    found, new = {source}, [source]
+    while new:
+        beyond = after.get(new.pop(), set()) - found
+        found |= beyond
+        new += beyond
+    return found
+
+
+def edges_of(parents, lenders):
+    """Tree edges and loans, as pairs."""
+    return [
+        *((int(parent), node) for node, parent in enumerate(parents) if parent >= 0),
+        *((node, int(lender)) for node, lender in enumerate(lenders) if lender >= 0),
+    ]
+
+
+def empty_graph(context, tau):
+    return {"context": context, "tau": tau, "tokens": [], "parents": [], "score": [], "lenders": [], "open": []}
+
+
+def add_level(graph, parents, tokens, probabilities, leaf, most_open, only_tree_ancestors=False):
+    """Every question about reach is answered by a walk. `only_tree_ancestors` asks the released code's question."""
+    start, opened = len(graph["tokens"]), []
+    for parent, token, probability in zip(parents, tokens, probabilities, strict=True):
+        graph["tokens"].append(int(token))
+        graph["parents"].append(int(parent))
+        graph["score"].append(np.float32(probability) * (graph["score"][parent] if parent >= 0 else np.float32(1)))
+        graph["lenders"].append(-1)
+        graph["open"].append(0)
+    for node in sorted(range(start, len(graph["tokens"])), key=lambda node: -graph["score"][node]):
+        grams = [
+            gram(graph["tokens"], graph["parents"], graph["context"], graph["tau"], parent, token)
+            for parent, token in zip(graph["parents"], graph["tokens"], strict=True)
+        ]
+        edges = edges_of(graph["parents"], [] if only_tree_ancestors else graph["lenders"])
+        same = [other for other in range(len(grams)) if graph["open"][other] and grams[other] == grams[node]]
+        may_lend = [other for other in same if graph["tau"] and node not in reachable(edges, other)]
+        if may_lend:  # `open` says when a node was opened
+            graph["lenders"][node] = min(may_lend, key=lambda other: graph["open"][other])
+        elif not leaf[node - start] and len(opened) < most_open:
+            graph["open"][node] = max(graph["open"]) + 1
+            opened.append(node)
+    return sorted(opened)
+
+
+def unroll(tokens, parents, conditional, lenders, root_lender, limit, max_depth):
+    """Every path there is, and then the best. Returns {path as tokens: (score, origin, merged)}."""
+    one = np.float32(1)
+
+    family = {of: [] for of in range(-1, len(tokens))}
+    for node in sorted(range(len(tokens)), key=lambda node: -conditional[node]):
+        family[int(parents[node])].append(node)
+    paths, new = {}, [((), one, -1, False)]
+    for _ in range(max_depth):
+        before, new = new, []
+        for path, score, place, merged in before:
+            own = family[place]
+            left = one
+            for node in own:
+                left -= conditional[node]
+                new.append(((*path, int(tokens[node])), score * conditional[node], node, merged))
+            lender = root_lender if place == -1 else lenders[place]
+            for node in family[lender] if lender >= 0 else []:
+                if tokens[node] not in [tokens[other] for other in own]:
+                    share = min(conditional[node], max(left, np.float32(0)))
+                    new.append(((*path, int(tokens[node])), score * share, node, True))
+        paths |= {path: (score, node, merged) for path, score, node, merged in new if score > 0}
+    best = sorted(paths, key=lambda path: (-paths[path][0], path))[: max(limit, 0)]
+    return {path: paths[path] for path in best}
+
+
+def lenders(tokens, parents, context, tau):
+    """The root's lender, and then each node's; reach is found out by walks."""
+    children = {of: {int(tokens[n]) for n in range(len(tokens)) if parents[n] == of} for of in range(-1, len(tokens))}
+    grams = [gram(tokens, parents, context, tau, parents[n], tokens[n]) for n in range(len(tokens))]
+    grams.append(tuple(int(token) for token in context[-tau:]) or None)  # the root's, at -1
+    loans = [-1] * len(tokens)
+    for node in range(-1, len(tokens)):
+        edges = edges_of(parents, loans)
+        may_lend = [
+            lender
+            for lender in range(len(tokens))
+            if grams[lender] == grams[node] and children[lender] - children[node]
+            if node not in reachable(edges, lender)
+        ]
+        if node == -1:
+            root = may_lend
+        else:
+            loans[node] = may_lend[0] if may_lend else -1
+    return [root[0] if root else -1, *loans]

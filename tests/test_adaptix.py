@@ -10,8 +10,8 @@ import pytest
 import naive
 from foredraft.contracts import Budget, Draft, DraftContext, SequenceView, Verdict
 from foredraft.corpus.build import build_trigram_table
-from foredraft.corpus.fingerprint import tokenizer_hash
 from foredraft.corpus.documents import text_documents
+from foredraft.corpus.fingerprint import tokenizer_hash
 from foredraft.drafters import Resources, adaptix, make_drafter
 from foredraft.errors import StoreError, UsageError
 from foredraft.graph.tree import depths, is_tree

@@ -14,8 +14,8 @@ import foredraft
 from foredraft import StoreError, UsageError
 from foredraft.cli import chat
 from foredraft.corpus.build import build_trigram_table
-from foredraft.corpus.fingerprint import tokenizer_hash
 from foredraft.corpus.documents import text_documents
+from foredraft.corpus.fingerprint import tokenizer_hash
 from foredraft.index.trigram import open_table
 
 TEXT = [
@@ -32,6 +32,8 @@ METHODS = {
     "prompt_lookup": {"num_speculative_tokens": 5},
     "adaptix": {"num_speculative_tokens": 12, "table": "none"},
     "adaptix measured": {"table": "none"},
+    "adaptix beta_ts": {"table": "none", "control": "beta_ts", "control_options": {"alpha0": 4}},
+    "prompt_lookup cost_aware": {"control": "cost_aware", "num_speculative_tokens": 8},
 }
 
 
@@ -284,6 +286,7 @@ def test_a_model_that_is_no_name_and_no_pair_is_refused(model):
         ("adaptix", {"memory": "file"}, "give share=True"),
         ("none", {"num_speculative_tokens": -1}, "num_speculative_tokens is -1"),
         ("none", {"num_speculative_tokens": 2.5}, "num_speculative_tokens is 2.5"),
+        ("none", {"control": "beta-ts"}, "no control 'beta-ts'. Did you mean 'beta_ts'"),
     ],
 )
 def test_a_method_or_configuration_that_means_nothing_is_refused(pair, method, config, says):
@@ -304,6 +307,12 @@ def test_use_changes_the_method_and_refuses_unknown_ones(pair):
     assert all(step.drafted <= 4 for step in after.steps)
     with pytest.raises(UsageError, match="num_speculative_tokens is -2"):
         generator.use("prompt_lookup", nodes=-2)
+    with pytest.raises(UsageError, match="no control 'beta'"):
+        generator.use("prompt_lookup", control="beta")
+    generator.use("prompt_lookup", control="beta_ts", control_options={"cap": 1})
+    capped = generator.generate("the", max_new_tokens=12, eos_token_id=[])
+    assert capped.token_ids == before.token_ids
+    assert max(step.drafted for step in after.steps) > max(step.drafted for step in capped.steps) == 1
 
 
 @pytest.fixture(scope="module")

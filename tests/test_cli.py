@@ -362,6 +362,18 @@ def test_methods_lists_every_method_with_its_options(run):
     assert not undescribed, f"Describe these in the Attributes section of their dataclass: {undescribed}"
 
 
+def test_methods_lists_the_controls_with_their_options(run):
+    text = run("methods", "--controls").out
+    found = {entry["name"]: entry for entry in json.loads(run("methods", "--controls", "--json").out)}
+    assert set(found) == {"measured", "fixed", "confidence", "beta_ts", "cost_aware"}
+    assert all(name in text and entry["summary"] for name, entry in found.items())
+    assert [name for name, entry in found.items() if entry["default"]] == ["measured"]
+    assert {option["name"]: option["default"] for option in found["beta_ts"]["options"]} == {
+        "alpha0": 1.0, "beta0": 1.0, "cap": None,
+    }  # fmt: skip
+    assert all(option["description"] for entry in found.values() for option in entry["options"])
+
+
 def test_a_broken_third_party_method_does_not_hide_the_others(run, monkeypatch):
     broken = EntryPoint("broken", "no.such.module:Drafter", "foredraft.drafters")
     monkeypatch.setattr("foredraft.drafters.entry_points", lambda **_: [broken])

@@ -1,13 +1,17 @@
 """Every registered drafter keeps every law, and the checker catches drafters that do not."""
 
+import functools
 import itertools
 
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.contracts import EMPTY_DRAFT, Draft, Needs
 from foredraft.drafters import Resources, drafter_class, make_drafter, method_names
 from foredraft.graph.tree import chain_parents
+from foredraft.model.target import TorchTarget
 from foredraft.testing import (
     CHECKS,
     VOCABULARY,
@@ -26,10 +30,23 @@ ADAPTIX = [
         ("best_first", "mcts"), ("tokens", "paper", "off"), ("topk", "off"), (False, True)
     )
 ]
+REST = [
+    {"store": "none"},
+    {"store": "none", "learn": "shared"},
+    {"store": "none", "learn": "off"},
+    {"store": "none", "weighting": "longest", "doubt": 0.0, "samples": 3},
+    {"store": "none", "weighting": "longest", "longest": 3, "shortest": 3, "continuation": 2},
+    {"store": "none", "weighting": "published"},
+]
+"""Without a store; tests/test_rest.py has the laws with one."""
 VARIANTS = {
     "none": [{}],
     "prompt_lookup": [{}, {"prompt_lookup_min": 2, "prompt_lookup_max": 4}, {"prompt_lookup_num_tokens": 1}],
     "adaptix": ADAPTIX,
+    "rest": REST,
+    "draft_model": [{}, {"least_probability": 0.0, "levels": 3}],
+    "draft_tree": [{"least_probability": 0.0, "least_share": 0.0}],
+    "draft_graph": [{"least_probability": 0.0, "least_share": 0.0, "tau": 1}, {"least_probability": 0.0}],
 }
 """The options with which each registered method is tested; a new method needs an entry."""
 
@@ -42,8 +59,21 @@ def named(value):
     return "-".join(map(str, value.values())) or "default" if isinstance(value, dict) else None
 
 
+@functools.cache
+def tiny_draft_model():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=512, initializer_range=1.0,
+    )  # fmt: skip
+    return TorchTarget(LlamaForCausalLM(config).eval())
+
+
+RESOURCES = Resources(VOCABULARY, draft_model=lambda _: tiny_draft_model(), default_draft="tiny")
+
+
 def maker(method, options):
-    return lambda: make_drafter(method, options, Resources(VOCABULARY))
+    return lambda: make_drafter(method, options, RESOURCES)
 
 
 def test_every_registered_method_is_covered():
@@ -56,7 +86,7 @@ def test_every_registered_class_provides_what_the_door_reads(method):
     kind = drafter_class(method)
     assert kind.name == method
     assert kind.summary.endswith(".")
-    drafter = make_drafter(method, VARIANTS[method][0], Resources(VOCABULARY))
+    drafter = make_drafter(method, VARIANTS[method][0], RESOURCES)
     assert isinstance(drafter.needs, Needs)
     assert len(drafter.source_names) > 0
     assert all(isinstance(name, str) and name for name in drafter.source_names)
@@ -65,9 +95,10 @@ def test_every_registered_class_provides_what_the_door_reads(method):
 @pytest.mark.parametrize("check", CHECKS, ids=named)
 @pytest.mark.parametrize(("method", "options"), MEMBERS, ids=named)
 def test_the_law_holds(method, options, check):
-    if options.get("share") and check is sequences_do_not_influence_each_other:
+    shares = options.get("share", options.get("learn") == "shared")
+    if shares and check is sequences_do_not_influence_each_other:
         # sharing is what was asked for: the second sequence must be able to profit from the first
-        if options["learn"] == "tokens":
+        if options["learn"] in ("tokens", "shared"):
             with pytest.raises(AssertionError, match="do not influence"):
                 check(maker(method, options))
         return

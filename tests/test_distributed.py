@@ -19,12 +19,22 @@ from foredraft.corpus.words import Words
 from foredraft.errors import ForedraftError, UsageError
 
 OPTIONS = ShardOptions(hold_out=0.1)
+WITHOUT_TOKEN = {"RAY_AUTH_MODE": "disabled"}
+"""Else Ray writes an access token into the home folder of whoever runs the tests."""
 
 
 @pytest.fixture(scope="module")
 def two_workers():
     """A cluster of two cores on this machine, which every test here but one shares."""
-    ray = pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in WITHOUT_TOKEN.items():
+            patch.setenv(name, value)
+        yield from cluster_of_two()
+
+
+def cluster_of_two():
+    import ray  # reads its variables when it is imported
+
     here = sys.modules[__name__]
     ray.cloudpickle.register_pickle_by_value(here)  # the workers cannot import the tests
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
@@ -161,7 +171,7 @@ assert "RAY_USAGE_STATS_ENABLED" not in os.environ, "what was set for the cluste
 
 def test_without_an_address_a_cluster_is_started_and_stopped():
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment = {**own, "PYTHONPATH": str(Path(distributed.__file__).parents[2])}
+    environment = {**own, **WITHOUT_TOKEN, "PYTHONPATH": str(Path(distributed.__file__).parents[2])}
     result = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("UsageError No Ray cluster answers at 127.0.0.1:1")

@@ -21,6 +21,7 @@ from foredraft.engine.state import SequenceState
 from foredraft.errors import UnsupportedModelError
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import path_to
+from foredraft.model.rollout import Rollout
 from foredraft.model.support import TESTED_FAMILIES, inspect
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
@@ -34,7 +35,10 @@ SETTINGS = {
     "T=0.7 top_p=0.9": SamplingOptions(do_sample=True, temperature=0.7, top_p=0.9, seed=11),
     "T=1": SamplingOptions(do_sample=True, seed=12),
 }
-DRAFTERS = ["oracle", "adversary", "random", "prompt_lookup", "adaptix"]
+RUNS = [
+    (name, setting) for name in ("oracle", "adversary", "random", "prompt_lookup", "adaptix") for setting in SETTINGS
+]
+RUNS += [("rest", "T=0.7 top_p=0.9")]  # one setting is enough: a drafter does not see how tokens are chosen
 
 _USUAL = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -176,6 +180,39 @@ def test_tree_rows_equal_full_forwards(family, length):
         assert error < 1e-4
 
 
+def full_scores(target, ids):
+    full = torch.from_numpy(ids)[None]
+    with torch.inference_mode():
+        return target.model(full, attention_mask=torch.ones_like(full)).logits[0, -1]
+
+
+def error_of(row, expected):
+    return float((row - expected).norm() / expected.norm())
+
+
+@FAMILY
+@pytest.mark.parametrize("length", [SHORT, LONG])
+def test_a_tree_grown_level_by_level_scores_as_full_forwards_do(family, length):
+    target, ids, rng = target_of(family), prompt_of(length), np.random.default_rng(3)
+    rollout = Rollout(target, most_rows=12)
+    for _ in range(4):  # each tree stands on what was kept of the one before, and on tokens it did not draft
+        assert error_of(rollout.start(ids)[0], full_scores(target, ids)) < 1e-4
+        paths = {-1: ids}
+        for count in (2, 4, 5):
+            parents = rng.choice(sorted(paths), count).astype(np.int32)
+            tokens = rng.permutation(np.arange(1, VOCABULARY))[:count].astype(np.int32)
+            rows = rollout.expand(tokens, parents)
+            start = len(paths) - 1
+            for i in range(count):
+                paths[start + i] = np.append(paths[int(parents[i])], tokens[i])
+                assert error_of(rows[i], full_scores(target, paths[start + i])) < 1e-4
+        kept = max(paths, key=lambda row: len(paths[row]))
+        path = [row for row in sorted(paths) if row >= 0 and np.array_equal(paths[row], paths[kept][: len(paths[row])])]
+        rollout.keep(path)
+        assert rollout.committed == len(ids) + len(path)
+        ids = np.append(paths[kept], rng.integers(1, VOCABULARY, rng.integers(1, 4)))
+
+
 @FAMILY
 @pytest.mark.parametrize("length", [SHORT, LONG])
 def test_plain_decoding_equals_transformers_generate(family, length):
@@ -190,8 +227,7 @@ def test_plain_decoding_equals_transformers_generate(family, length):
 
 
 @FAMILY
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(("name", "setting"), RUNS)
 def test_drafted_text_equals_plain_text(family, name, setting):
     length = SHORT if name in ("oracle", "prompt_lookup") else LONG
     text = plain(family, length, setting)

@@ -73,6 +73,13 @@ def test_a_line_longer_than_a_shard_is_read_once(tmp_path):
     assert [text for text in texts if text] == [["short", rows[1]["text"]], ["end"]]
 
 
+@pytest.mark.parametrize("shard_bytes", [2, 10, 1000])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path, shard_bytes):
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + b'{"text": "one"}\n{"text": "two"}')
+    texts, _ = read(plan_shards([tmp_path / "a.jsonl"], shard_bytes), strict=True)
+    assert flat(texts) == ["one", "two"]
+
+
 def test_row_groups_are_shared_out(tmp_path):
     rows = [f"row {i} " + "x" * 500 for i in range(40)]
     path = tmp_path / "a.parquet"

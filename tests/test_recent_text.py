@@ -38,6 +38,7 @@ def test_occurrences_are_those_of_a_scan(sequences, context, longest, most, own)
     text = grown(pieces)
     symbols = [symbol for piece in pieces for symbol in piece]
     assert text.symbols[: len(symbols)].tolist() == symbols
+    assert text.previous[: len(symbols)].tolist() == naive.append(symbols)
     assert found_in(text, context, longest, most) == naive.occurrences(symbols, context, longest, most)
 
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive
+from foredraft.graph.heap import pop, sift_up
 from foredraft.graph.tree import depths, is_tree
 from foredraft.index.backoff import COUNT_BINS, learn_trust, prior_trust, weigh
-from foredraft.index.heap import pop, sift_up
 from foredraft.index.published import published_tree
 from foredraft.index.recent_text import END
 from foredraft.index.retrieval import (
@@ -108,11 +108,11 @@ def test_no_level_gets_more_rows_than_it_can_fill(counts, shares, samples):
     asked = levels(*((STORE, 9 - n, count) for n, count in enumerate(counts)))
     asked.share[:] = np.array(shares[: len(counts)]) / max(sum(shares[: len(counts)]), 1)
     allot(asked, samples)
+    assert asked.start.tolist() == naive.allot(asked.share.tolist(), counts, samples)
     given_rows = np.diff(asked.start)
     assert given_rows.tolist() == [
         min(count, round(share * samples)) for count, share in zip(counts, asked.share.tolist(), strict=True)
     ]
-    assert asked.start[0] == 0
     assert asked.start[-1] <= samples + len(counts)
     rows = rows_for(asked, 3)
     assert rows.tokens.shape == (asked.start[-1], 3)
@@ -121,6 +121,7 @@ def test_no_level_gets_more_rows_than_it_can_fill(counts, shares, samples):
         part = rows.weights[asked.start[m] : asked.start[m + 1]]
         assert part.sum() == pytest.approx(asked.share[m] if taken else 0)
         assert len(set(part.tolist())) <= 1
+    assert rows.weights.tolist() == pytest.approx(naive.rows_for(asked.share.tolist(), asked.start.tolist()))
 
 
 # --- rows
@@ -155,7 +156,8 @@ def test_rows_are_spread_evenly_over_the_occurrences_of_all_segments(vocabulary,
         expected = [row for documents in segments for row in naive.followers(documents, context, 4, vocabulary)]
         assert expected
         for taken in {1, len(expected) // 3 or 1, len(expected) // 2 or 1, len(expected)}:
-            assert stored_rows(segments, context, taken, 4, vocabulary) == naive.spread(expected, taken)
+            rows = stored_rows(segments, context, taken, 4, vocabulary)
+            assert rows == naive.gather_from_store(segments, context, taken, 4, vocabulary)
             sampled += 1 < taken < len(expected)
         assert naive.spread(expected, len(expected)) == expected, "where there is room for all, each comes once"
     assert sampled > 4
@@ -183,19 +185,14 @@ def test_rows_of_a_recent_text_are_the_newest_first(ids, context, taken, depth):
     matches = naive.occurrences(ids, context, 4, 99)
     places = np.array([place for place, _ in matches], np.int32)
     lengths = np.array([length for _, length in matches], np.int32)
-    followed = {at: ids[at : at + depth] for at in places.tolist()}
-    wanted = [
-        [followed[at][: followed[at].index(END)] if END in followed[at] else followed[at]
-         for at, matched in matches if matched >= length]
-        for length in (4, 3, 2)
-    ]  # fmt: skip
+    wanted = [naive.gather_from_text(ids, matches, length, 99, depth) for length in (4, 3, 2)]
     asked = levels((OWN, 4, 9), (SHARED, 4, 1), (OWN, 3, 9), (OWN, 2, 9))
     sizes = [min(some, len(rows)) for some, rows in zip(taken, wanted, strict=True)]
     asked.start[:] = np.cumsum([0, sizes[0], 1, sizes[1], sizes[2]])
     rows = rows_for(asked, depth)
     gather_from_text(grown([ids]), OWN, places, lengths, asked, rows)
     tokens = row_tuples(rows.tokens)
-    expected = [tuple(row) for rows, size in zip(wanted, sizes, strict=True) for row in rows[:size]]
+    expected = [row for rows, size in zip(wanted, sizes, strict=True) for row in rows[:size]]
     assert tokens[: sizes[0]] + tokens[sizes[0] + 1 :] == expected
     assert tokens[sizes[0]] == (), "a level of another source is left alone"
 
@@ -205,7 +202,7 @@ def test_rows_of_a_recent_text_are_the_newest_first(ids, context, taken, depth):
 def test_lengths_are_counted_from_the_longest_down(lengths):
     counts = np.full(7, 99, np.int64)
     count_lengths(np.array(lengths, np.int32), counts)
-    assert counts.tolist() == [sum(length >= least for length in lengths) for least in range(7)]
+    assert counts.tolist() == naive.count_lengths(lengths, 6)
 
 
 # --- the best nodes
@@ -221,7 +218,7 @@ def assert_best(rows, weights, depth, limit, doubt):
     for path, node in paths.items():
         assert scores[node] == pytest.approx(exact[path], rel=1e-5), path
         assert scores[node] <= 1
-    ranked = sorted(exact.values(), reverse=True)[:limit]
+    ranked = sorted(naive.best_nodes(rows, weights, limit, doubt).values(), reverse=True)
     assert sorted(scores.tolist(), reverse=True) == pytest.approx(ranked, rel=1e-5)
     if paths:
         worst = min(exact[path] for path in paths)
@@ -304,11 +301,9 @@ def trusted(trust, source, length, count):
 )  # fmt: skip
 @settings(max_examples=100, deadline=None)
 def test_each_level_takes_its_trust_of_what_the_longer_ones_left(entries):
-    trust, asked, rest = prior_trust(8, 20.0), levels(*entries), 1.0
+    trust, asked = prior_trust(8, 20.0), levels(*entries)
     weigh(asked, trust)
-    for m, entry in enumerate(entries):
-        assert asked.share[m] == pytest.approx(rest * trusted(trust, *entry))
-        rest *= 1 - trusted(trust, *entry)
+    assert asked.share.tolist() == pytest.approx(naive.weigh([trusted(trust, *entry) for entry in entries]))
     assert 0 < asked.share.sum() <= 1
     assert (asked.share > 0).all()
 
@@ -340,6 +335,29 @@ def test_trust_moves_toward_the_level_that_foresees(right):
     assert np.array(history).sum(axis=1).max() <= 1
     touched = (before[0] != trust.hits) | (before[1] != trust.passes)
     assert {tuple(map(int, at)) for at in np.argwhere(touched)} <= {(STORE, 4, 0), (OWN, 2, 0)}
+
+
+@given(
+    foreseen=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), min_size=1, max_size=6),
+    empty=st.integers(0, 5),
+)
+@settings(max_examples=100, deadline=None)
+def test_each_level_is_credited_with_its_part_in_what_was_foreseen(foreseen, empty):
+    """Level m has so many rows, so many of which name the token; one may have no rows at all."""
+    sizes = [0 if m == empty else size for m, (size, _) in enumerate(foreseen)]
+    right = [min(size, some) for size, (_, some) in zip(sizes, foreseen, strict=True)]
+    asked = levels(*((STORE, 8 - m, 4) for m in range(len(sizes))))
+    asked.start[:] = np.cumsum([0, *sizes])
+    trust, prior = prior_trust(8, 20.0), prior_trust(8, 20.0)
+    weigh(asked, trust)
+    rows = [(7,) if n < some else (8,) for size, some in zip(sizes, right, strict=True) for n in range(size)]
+    learn_trust(trust, asked, as_rows(rows, [1.0] * len(rows), 1), 7)
+    parts = [some / max(size, 1) for size, some in zip(sizes, right, strict=True)]
+    hits, passes = naive.learn_trust(asked.share.tolist(), parts)
+    for m in range(len(sizes)):
+        at = (STORE, 8 - m, 2)
+        assert trust.hits[at] - prior.hits[at] == pytest.approx(hits[m], abs=1e-9)
+        assert trust.passes[at] - prior.passes[at] == pytest.approx(passes[m], abs=1e-9)
 
 
 def test_a_token_that_no_level_foresees_lowers_the_trust_of_all():

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from foredraft.cli import table as table_command
 from foredraft.corpus import documents as documents_module
+from foredraft.corpus import plan as plan_module
 from foredraft.corpus import shards as shards_module
 from foredraft.corpus.build import build_trigram_table, count_trigrams
 from foredraft.corpus.documents import ReadReport, read_documents
@@ -138,6 +139,13 @@ def test_a_document_longer_than_memory_allows_for_is_one_document(tmp_path, monk
     assert report.documents == 1
     sizes = [len(block.symbols) for block in shard_blocks(paths)]
     assert (max(sizes), sum(sizes)) == (64, 1001)
+
+
+def test_reading_shards_tells_how_many_of_their_bytes_are_read(tmp_path, corpus):
+    paths, _ = made(tmp_path / "shards", plan_shards([corpus], 1000))
+    consumed = [block.consumed for block in shard_blocks(paths)]
+    assert consumed == sorted(set(consumed))
+    assert consumed[-1] == sum(path.stat().st_size for path in paths)
 
 
 def test_strict_stops_at_the_first_broken_line(tmp_path, corpus):
@@ -356,11 +364,13 @@ def test_a_stopped_table_build_goes_on_where_it_stopped(tmp_path, corpus, monkey
     assert (tmp_path / "t").read_bytes() == (tmp_path / "u").read_bytes()
 
 
-def test_a_refused_table_build_keeps_nothing(tmp_path, corpus):
+def test_a_refused_table_build_keeps_nothing(tmp_path, corpus, monkeypatch):
     with corpus.open("a") as file:
         file.write("{\n")
+    monkeypatch.setattr(plan_module, "plan_shards", lambda files: plan_shards(files, 1000))
     refused = build_table(tmp_path, "--strict")
     assert isinstance(refused.exception, UsageError)
+    assert not (tmp_path / "t.shards").exists()
     (tmp_path / "t").write_text("there already")
     there = build_table(tmp_path)
     assert isinstance(there.exception, StoreError)

@@ -14,8 +14,10 @@ from foredraft.index.suffix_array import (
     first_matches,
     follow,
     is_sorted,
+    narrow,
     neighbours_in_order,
     sorted_suffixes,
+    symbol_at,
     symbol_bytes,
     symbol_dtype,
 )
@@ -174,10 +176,34 @@ def test_ranges_are_the_same_however_the_context_arrives(documents, context, lon
     in_two = ranges_after(text, context[:cut], longest)
     follow(text, in_two, np.array(context[cut:], np.int64))
     counts = (at_once[:, 1] - at_once[:, 0]).tolist()
-    expected = [len(naive.ends(documents, context[-n:])) if n <= len(context) else 0 for n in range(1, longest + 1)]
-    assert counts[1:] == expected
+    assert counts[1:] == naive.follow(documents, context, longest)
     assert (in_two[:, 1] - in_two[:, 0]).tolist() == counts
     assert all(in_two[n].tolist() == at_once[n].tolist() for n in range(1, longest + 1) if counts[n])
+
+
+@given(
+    documents=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=9), min_size=1, max_size=8),
+    context=st.lists(st.integers(0, 3), max_size=3),
+)
+@settings(max_examples=120, deadline=None)
+def test_a_range_is_narrowed_as_a_scan_narrows_it(documents, context):
+    """Also for the separator, and for symbols that stand nowhere."""
+    text = sort(documents, 4)
+    symbols, places = text.symbols.tolist(), text.suffixes.tolist()
+    low, high = 0, len(places)
+    for offset, token in enumerate(context):
+        low, high = naive.narrow(symbols, places, low, high, offset, token)
+    for token in range(-1, 6):
+        found = narrow(text, low, high, len(context), token)
+        assert found == naive.narrow(symbols, places, low, high, len(context), token)
+
+
+def test_a_symbol_is_read_where_there_is_one():
+    text = sort([[0, 1], [2]], 3)._replace(suffixes=np.array([0, 1, -2, 99, 3], np.int32))
+    symbols, places = text.symbols.tolist(), text.suffixes.tolist()
+    for entry in range(5):
+        for offset in range(6):
+            assert symbol_at(text, entry, offset) == naive.symbol_at(symbols, places, entry, offset)
 
 
 def test_a_context_does_not_cross_a_documents_end():
@@ -254,6 +280,7 @@ def test_neighbours_out_of_order_are_found_where_they_are_looked_for():
         wrong = text._replace(suffixes=swapped(text.suffixes, at, at + 1))
         assert not neighbours_in_order(wrong, np.array([at]))
         assert not neighbours_in_order(wrong, everywhere)
+        assert not naive.neighbours_in_order(symbols, 3, wrong.suffixes.tolist(), everywhere.tolist())
     alike = [at for at in everywhere.tolist() if texts[at] == texts[at + 1]]
     for at in alike:
         other = text._replace(suffixes=swapped(text.suffixes, at, at + 1))
@@ -277,5 +304,7 @@ def test_a_wrong_first_is_found_wherever_it_is():
     assert first_matches(text)
     for token in range(6):
         for value in (-1, 99, *range(len(text.suffixes) + 1)):
-            if value != text.first[token]:
-                assert not first_matches(text._replace(first=replaced(text.first, token, value))), (token, value)
+            first = replaced(text.first, token, value)
+            expected = naive.first_matches(text.symbols.tolist(), text.suffixes.tolist(), first.tolist())
+            assert expected == (value == text.first[token])
+            assert first_matches(text._replace(first=first)) == expected, (token, value)

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import naive
 from foredraft.corpus import build as build_module
 from foredraft.corpus.build import build_trigram_table
-from foredraft.corpus.fingerprint import tokenizer_hash
 from foredraft.corpus.documents import Document, text_documents
+from foredraft.corpus.fingerprint import tokenizer_hash
 from foredraft.errors import StoreError, UsageError
 from foredraft.index.storage import StoreWriter, open_store
 from foredraft.index.trigram import (

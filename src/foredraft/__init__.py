@@ -27,7 +27,12 @@ __all__ = [
     "load",
 ]
 
-_LAZY = dict.fromkeys(("Generation", "Generator", "Piece", "load"), "foredraft.api")
+_LAZY = {
+    "Generation": "foredraft.generation",
+    "Generator": "foredraft.api",
+    "Piece": "foredraft.generation",
+    "load": "foredraft.api",
+}
 
 
 def _let_numba_cache() -> None:

@@ -3,8 +3,8 @@
 The only place where models, drafters, budgets and text meet. Does not know how any of them works.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,70 +12,31 @@ from typing import Any
 import torch
 
 from foredraft.cache_folder import cache_path
-from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, StepRecord, TokenIds
-from foredraft.control import MOST_NODES, FixedControl, MeasuredControl
+from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, TokenIds, Verification
+from foredraft.control import FixedControl, choose_control
 from foredraft.corpus.fingerprint import tokenizer_hash, vocabulary_size
-from foredraft.demo import EMBEDDED
+from foredraft.demo import EMBEDDED, EMBEDDED_DRAFT
 from foredraft.drafters import Resources, drafter_class, make_drafter
-from foredraft.engine.single import decode as decode_steps
-from foredraft.engine.single import prefill
-from foredraft.engine.state import FinishReason, SequenceState
-from foredraft.engine.statistics import Statistics, summarize
+from foredraft.engine.guard import GuardedDrafter
+from foredraft.engine.state import SequenceState
 from foredraft.errors import UsageError
+from foredraft.generation import Generation, Run, Stream
 from foredraft.model.cost import measured_cost
 from foredraft.model.loading import load_config, load_model, load_tokenizer
 from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
-from foredraft.options import options_from, shown, whole_number
+from foredraft.options import options_from
+from foredraft.pairing import pair_draft_model
 from foredraft.request import GenerationOptions, checked_ids, checked_text, conversation, templated
+from foredraft.speculation import checked_verification, parse_speculation
 from foredraft.standard_library import default_store, default_table
-from foredraft.text import StopStrings, TextStream, decode
-
-DEFAULT_METHOD = "adaptix"
+from foredraft.text import StopStrings
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 """A text to continue, a conversation (`role` and `content` each), or token ids."""
 
 Progress = Callable[[float, str], None]
 """Told about work that takes over a second: the share done, 0 to 1, and what it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One emitted token of a stream.
-
-    Attributes:
-        text: the text that it completes; may be empty, as a character can span tokens. Joined, pieces are the text.
-        token_id: the token; -1 for a last piece that only releases text held back.
-        drafted_by: the drafter that guessed it, or None for the target's own.
-    """
-
-    text: str
-    token_id: int
-    drafted_by: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """What was written, and how.
-
-    Attributes:
-        text: the new text, without special tokens.
-        token_ids: the new ids, with the end id if one ended the text.
-        finish_reason: "eos", "stop", "length", or "window" where the model's window ended the text.
-        prompt_length: ids of the prompt.
-        seed: of the sampling; the same seed gives the same text with any method.
-        steps: a record of every step.
-        statistics: what they add up to.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    prompt_length: int
-    seed: int
-    steps: tuple[StepRecord, ...]
-    statistics: Statistics
 
 
 def load(
@@ -94,7 +55,9 @@ def load(
         method: one of `foredraft methods`; "adaptix" if neither this nor the config says.
         speculative_config: vLLM's keys `method`, `num_speculative_tokens`, and the method's own options.
             `num_speculative_tokens` fixes the number of drafted nodes a step; without it, the number follows the
-            cost of verification measured on this machine.
+            cost of verification measured on this machine. `control` and `control_options` choose another way to say
+            how much to draft, which `num_speculative_tokens` then caps: see docs/control.md. `verification` is
+            "matched" (default) or "rejection": see docs/sampling.md.
         dtype: a torch dtype or its name; "auto" takes the checkpoint's.
         device: "cpu", "cuda", "auto" (spread), ...; None takes the first GPU, else the CPU.
         progress: told about work that takes over a second.
@@ -104,8 +67,9 @@ def load(
         UnsupportedModelError: a model that cannot be verified as a tree.
         StoreError: a table that is damaged or belongs to another tokenizer.
     """
-    chosen, nodes, options = _parse_config(method, {} if speculative_config is None else speculative_config)
-    options_from(drafter_class(chosen).Options, options, f"Method {chosen!r}")  # refused now, not after the weights
+    asked = parse_speculation(method, {} if speculative_config is None else speculative_config)
+    # refused now, not after the weights
+    options_from(drafter_class(asked.method).Options, asked.options, f"Method {asked.method!r}")
     if isinstance(model, str | Path):
         name = str(model)
         inspect(load_config(name))  # refused now, not after the weights
@@ -120,9 +84,10 @@ def load(
     return Generator(
         TorchTarget(transformer),
         tokenizer,
-        method=chosen,
-        options=options,
-        nodes=nodes,
+        method=asked.method,
+        options=asked.options,
+        **asked.amount,
+        verification=asked.verification,
         progress=progress,
         embedded=name in EMBEDDED,
     )
@@ -136,6 +101,7 @@ class Generator:
         tokenizer: its tokenizer.
         method: the name of the drafting method.
         drafter: the drafter.
+        verification: "matched" or "rejection".
     """
 
     def __init__(
@@ -146,6 +112,9 @@ class Generator:
         method: str,
         options: Mapping[str, Any],
         nodes: int | None,
+        control: str | None = None,
+        control_options: Mapping[str, Any] | None = None,
+        verification: Verification = "matched",
         progress: Progress | None = None,
         embedded: bool = False,
     ) -> None:
@@ -155,12 +124,32 @@ class Generator:
         self._progress = progress
         self._curve: CostCurve | None = None
         _check_vocabulary(target, tokenizer)
-        self.use(method, options, nodes)
+        self.use(method, options, nodes, control, control_options, verification)
 
-    def use(self, method: str, options: Mapping[str, Any] | None = None, nodes: int | None = None) -> None:
-        """Change the drafting method; `nodes` fixes the number of drafted nodes a step."""
-        if nodes is not None:
-            FixedControl(nodes)  # refuses a negative number now, not at the first token
+    def use(
+        self,
+        method: str,
+        options: Mapping[str, Any] | None = None,
+        nodes: int | None = None,
+        control: str | None = None,
+        control_options: Mapping[str, Any] | None = None,
+        verification: Verification = "matched",
+    ) -> None:
+        """Change the drafting method, how much it drafts, and how drafts are verified.
+
+        Args:
+            method: one of `foredraft methods`.
+            options: the method's own.
+            nodes: `num_speculative_tokens`: fixes the number of drafted nodes a step, or caps it if `control` is given.
+            control: the name of a control, see docs/control.md.
+            control_options: the control's own.
+            verification: "matched" or "rejection".
+
+        Raises:
+            UsageError: an unknown name, option or value.
+            StoreError: a table that is damaged or belongs to another tokenizer.
+        """
+        choose_control(nodes, control, control_options)  # refused now, not after the tables
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         own = backend if self._embedded else None
         resources = Resources(
@@ -168,14 +157,25 @@ class Generator:
             tokenizer_hash=tokenizer_hash(backend) if backend is not None else "",
             default_table=partial(default_table, own, self._progress) if own else None,
             default_store=partial(default_store, own, self._progress) if own else None,
+            draft_model=partial(pair_draft_model, target=self.target, tokenizer=self.tokenizer),
+            default_draft=EMBEDDED_DRAFT if self._embedded else None,
         )
-        self.attach(method, make_drafter(method, options or {}, resources), nodes)
+        drafter = make_drafter(method, options or {}, resources)
+        self.attach(method, drafter, nodes, control, control_options, verification)
 
-    def attach(self, method: str, drafter: Drafter, nodes: int | None = None) -> None:
+    def attach(
+        self,
+        method: str,
+        drafter: Drafter,
+        nodes: int | None = None,
+        control: str | None = None,
+        control_options: Mapping[str, Any] | None = None,
+        verification: Verification = "matched",
+    ) -> None:
         """Draft with a drafter that exists already, under the name `method`: one built elsewhere, or used before."""
-        self.method = method
-        self.drafter = drafter
-        self._nodes = nodes
+        self._amount = choose_control(nodes, control, control_options)
+        self.method, self.drafter = method, drafter
+        self.verification = checked_verification(verification)
 
     @property
     def cost(self) -> CostCurve:
@@ -183,6 +183,11 @@ class Generator:
         if self._curve is None:
             self._curve = measured_cost(self.target, cache_path())
         return self._curve
+
+    @property
+    def needs_cost(self) -> bool:
+        """Whether the next text will need `cost`, which may have to be measured first."""
+        return self.method != "none" and self._amount.needs_cost
 
     def save(self) -> None:
         """Write what the drafter was asked to remember (`share` and `memory`); nothing where it was not.
@@ -210,7 +215,7 @@ class Generator:
             pass
         return run.result(self.tokenizer)
 
-    def stream(self, prompt: Prompt, **options: Any) -> "Stream":
+    def stream(self, prompt: Prompt, **options: Any) -> Stream:
         """Begin to write; iterate over the result for pieces, and read its `generation` afterwards.
 
         Takes and raises what `generate` does.
@@ -242,7 +247,7 @@ class Generator:
             return ()
         return (given,) if isinstance(given, int) else tuple(given)
 
-    def _start(self, prompt: Prompt, given: Mapping[str, Any]) -> "_Run":
+    def _start(self, prompt: Prompt, given: Mapping[str, Any]) -> Run:
         options = GenerationOptions.parse(given)
         ids = self.encode(prompt)
         window = self.target.window
@@ -261,104 +266,14 @@ class Generator:
             eos=options.eos(self.eos_token_ids(), self.target.vocabulary),
             processors=options.logits_processor,
             stop=StopStrings(self.tokenizer, options.stops) if options.stops else None,
+            verification=self.verification,
         )
-        context = DraftContext(self.target.vocabulary, sampling.seed, self._nodes or MOST_NODES)
-        return _Run(seq, self.target, self.drafter, self._control(), context, sampling.seed)
+        settings = {**asdict(sampling), "verification": self.verification}
+        context = DraftContext(self.target.vocabulary, sampling.seed, self._amount.most_nodes, settings)
+        return Run(seq, self.target, GuardedDrafter(self.drafter), self._control(sampling.seed), context, sampling.seed)
 
-    def _control(self) -> Control:
-        if self.method == "none":
-            return FixedControl(0)
-        return FixedControl(self._nodes) if self._nodes is not None else MeasuredControl(self.cost)
-
-
-class _Run:
-    """One generation in progress: the sequence, its records, and the time before the first step."""
-
-    def __init__(
-        self,
-        seq: SequenceState,
-        target: TorchTarget,
-        drafter: Drafter,
-        control: Control,
-        context: DraftContext,
-        seed: int,
-    ) -> None:
-        self._parts = (seq, drafter, control, target, context)
-        self._records: list[StepRecord] = []
-        self._prefill_seconds = 0.0
-        self._seed = seed
-
-    def steps(self) -> Iterator[StepRecord]:
-        """Prefill, then yield each step's record."""
-        seq, _, _, target, _ = self._parts
-        self._prefill_seconds = prefill(seq, target) / 1e9
-        for record in decode_steps(*self._parts):
-            self._records.append(record)
-            yield record
-
-    def result(self, tokenizer: Any) -> Generation:
-        """Return what has been written so far; the finish reason is "length" while it is unfinished."""
-        seq = self._parts[0]
-        # from the records: an interrupt can fall between a step's commit and its record
-        ids = tuple(token for record in self._records for token in record.emitted)
-        return Generation(
-            text=decode(tokenizer, ids),
-            token_ids=ids,
-            finish_reason=seq.finish or "length",
-            prompt_length=seq.prompt_length,
-            seed=self._seed,
-            steps=tuple(self._records),
-            statistics=summarize(self._records, self._prefill_seconds),
-        )
-
-
-class Stream:
-    """An iterator over the pieces of a generation."""
-
-    def __init__(self, run: _Run, tokenizer: Any) -> None:
-        self._run = run
-        self._tokenizer = tokenizer
-        self._pieces = self._iterate()
-
-    def __iter__(self) -> Iterator[Piece]:
-        """Return the pieces; there is one pass."""
-        return self._pieces
-
-    def __next__(self) -> Piece:
-        """Return the next piece."""
-        return next(self._pieces)
-
-    @property
-    def generation(self) -> Generation:
-        """What has been written so far; complete once the pieces are exhausted."""
-        return self._run.result(self._tokenizer)
-
-    def _iterate(self) -> Iterator[Piece]:
-        text = TextStream(self._tokenizer)
-        for record in self._run.steps():
-            for token, source in zip(record.emitted, record.sources, strict=True):
-                yield Piece(text.push(token), token, source)
-        rest = text.finish()
-        if rest:
-            yield Piece(rest, -1, None)
-
-
-def _parse_config(method: str | None, config: Any) -> tuple[str, int | None, dict[str, Any]]:
-    """Return the method, the fixed number of nodes or None, and the method's own options."""
-    if not isinstance(config, Mapping):
-        raise UsageError(f'speculative_config is {shown(config)}; give a mapping such as {{"table": "none"}}.')
-    options = dict(config)
-    named = options.pop("method", None)
-    for value in (method, named):
-        if value is not None and not isinstance(value, str):
-            raise UsageError(f"method is {shown(value)}; give a method's name as text.")
-    if method is not None and named is not None and method != named:
-        raise UsageError(f"method is {method!r} and speculative_config names {named!r}; give one of them.")
-    nodes = options.pop("num_speculative_tokens", None)
-    number = whole_number(nodes)
-    if nodes is not None and (number is None or not 0 <= number <= 1024):
-        raise UsageError(f"num_speculative_tokens is {shown(nodes)}; it must be a whole number, 0 to 1024.")
-    return method or named or DEFAULT_METHOD, number, options
+    def _control(self, seed: int) -> Control:
+        return FixedControl(0) if self.method == "none" else self._amount.make(lambda: self.cost, seed)
 
 
 def _pair(model: Any) -> tuple[Any, Any]:

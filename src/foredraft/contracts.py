@@ -4,9 +4,9 @@ Data flows one way: ids, draft, layout, forward, verify, commit; `observe` is th
 no text, no file, and no particular drafter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # the records name tensors, but drafting needs no torch
 
 TokenIds = npt.NDArray[np.int64]
 
+Verification = Literal["matched", "rejection"]
+"""How drafts are verified: the text of plain decoding with the same seed, or a text with exactly the same law."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -28,7 +31,13 @@ class Draft:
         tokens: int32[N].
         parents: int32[N], `parents[i] < i`, -1 for a child of the root. Siblings carry different tokens.
         score: float32[N] or None: the drafter's estimate that the node's whole path is accepted. Budgets cut by it.
-        q: float32[N, V] or None: the distribution each node was sampled from; None when the drafter chose it.
+        q: float32[N, V] or None: the distribution each node was drawn from; None when the drafter chose the nodes.
+            Only rejection verification reads it. Its promise: node i was drawn from `q[i] / q[i].sum()` in float64, which
+            is processed (temperature, filters) and gives 0 to the tokens of its earlier siblings, as siblings are drawn
+            without replacement; they are numbered as they were drawn. Whether a node is drawn, and whether it is kept,
+            may depend on nodes drawn before it, never on its own token or on later ones. A draw may stand under several
+            prefixes (a merged graph), each time with the q of the prefix that it was drawn for, but not twice on one
+            path. Draws are fresh for each draft and share no noise with the verifier.
         source: uint8[N] or None: which drafter proposed the node, when several are mixed.
     """
 
@@ -54,8 +63,8 @@ class Draft:
                 raise ValueError(f"score must be float32[{len(self)}], not {self.score.dtype}{list(self.score.shape)}.")
             if not np.isfinite(self.score).all():
                 raise ValueError("score must be finite.")
-        if self.q is not None and (self.q.dtype != np.float32 or self.q.ndim != 2 or len(self.q) != len(self)):
-            raise ValueError(f"q must be float32[{len(self)}, V], not {self.q.dtype}{list(self.q.shape)}.")
+        if self.q is not None:
+            _check_q(self.q, self.tokens, self.parents)
         if self.source is not None and (self.source.dtype != np.uint8 or self.source.shape != self.tokens.shape):
             raise ValueError(f"source must be uint8[{len(self)}], not {self.source.dtype}{list(self.source.shape)}.")
 
@@ -74,6 +83,27 @@ class Draft:
         )
 
 
+def _check_q(q: FloatArray, tokens: IntArray, parents: IntArray) -> None:
+    """Assert that each node can have been drawn from its row, behind its earlier siblings.
+
+    Raises:
+        ValueError: naming the node.
+    """
+    if q.dtype != np.float32 or q.ndim != 2 or len(q) != len(tokens):
+        raise ValueError(f"q must be float32[{len(tokens)}, V], not {q.dtype}{list(q.shape)}.")
+    earlier: dict[int, list[int]] = {}
+    for node, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
+        row, total = q[node], float(q[node].sum(dtype=np.float64))
+        if not (row.min() >= 0 and abs(total - 1) < 1e-3):  # NaN included
+            raise ValueError(f"The q of node {node} must be probabilities; they sum to {total:g}, or one is negative.")
+        if not row[token] > 0:
+            raise ValueError(f"Node {node} is token {token}, to which its q gives 0; q is what it was drawn from.")
+        siblings = earlier.setdefault(parent, [])
+        if row[siblings].any():
+            raise ValueError(f"The q of node {node} allows the token of an earlier sibling; they are drawn to differ.")
+        siblings.append(token)
+
+
 _NO_NODES = np.empty(0, np.int32)
 _NO_NODES.flags.writeable = False
 EMPTY_DRAFT = Draft(_NO_NODES, _NO_NODES)
@@ -86,10 +116,16 @@ class Budget:
     Attributes:
         nodes: at most this many nodes; 0 asks for no draft.
         depth: no node deeper than this; limits and the window's end make it shrink.
+        more: for drafters that draft level by level: asked once after each level, whether to draft the next one; None
+            and True mean to go on. The argument is the drafter's estimate that the best path down to this level is
+            accepted, 0 to 1, or None without one. The estimate of the last token alone is this level's over the last
+            one's: a calibrated head gives the product of its estimates, and the control finds each again. Drafters
+            that know the whole draft at once do not ask; the control then asks itself, and cuts.
     """
 
     nodes: int
     depth: int
+    more: Callable[[float | None], bool] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +243,9 @@ class DraftContext:
         vocabulary: number of ids the target scores; no drafted token may reach it.
         seed: for drafters that draw; the same seed gives the same drafts.
         max_nodes: the most nodes any step of this sequence will ask for.
-        settings: how the target will choose tokens, for drafters that imitate it.
+        settings: how the target will choose tokens, for drafters that imitate it: `verification`, and of the sampling
+            `do_sample, temperature, top_k, top_p, min_p, repetition_penalty`, each at the value in force. What is not
+            told stands at its default: matched, greedy. Logits processors are not told.
     """
 
     vocabulary: int
@@ -256,8 +294,10 @@ class Control(Protocol):
         """Cut a draft to what is worth verifying."""
         ...
 
-    def observe(self, verdict: Verdict, forward_seconds: float, other_seconds: float) -> None:
-        """Learn what the step gave, and what its forward pass and all the rest of it cost."""
+    def observe(
+        self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
+    ) -> None:
+        """Learn what the step gave, and what it cost: its forward pass, all the rest, and of that rest the drafting."""
         ...
 
 
@@ -296,8 +336,8 @@ class Target(Protocol):
 class Policy(Protocol):
     """How one sequence's tokens are chosen, and when it ends."""
 
-    def chooser(self, scores: Scores, at: int) -> "Chooser":
-        """Prepare to choose tokens after the rows of one verification whose root stands at position `at`."""
+    def chooser(self, scores: Scores, at: int, draft: Draft) -> "Chooser":
+        """Prepare to choose tokens after the rows of one verification of `draft`, whose root stands at `at`."""
         ...
 
     def ends(self, tokens: Sequence[int]) -> bool:

@@ -23,3 +23,7 @@ class StoreError(ForedraftError):
 
 class NumericsError(ForedraftError):
     """The model produced scores that no token can be chosen from (NaN, or nothing left after the filters)."""
+
+
+class ForedraftWarning(UserWarning):
+    """What a user should know although the work goes on; the command line prints it as a sentence."""

@@ -23,6 +23,9 @@ from foredraft.contracts import Chooser, Scores, TokenIds
 from foredraft.errors import NumericsError, UsageError
 from foredraft.graph.tree import FloatArray
 
+Probabilities = npt.NDArray[np.float64]
+"""float64[V], none negative, with sum 1."""
+
 LogitsProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """transformers' protocol: (input_ids int64[1, n], scores float32[1, V]) -> scores float32[1, V]."""
 
@@ -231,6 +234,24 @@ def penalize(row: FloatArray, seen: TokenIds, penalty: float) -> None:
     row[seen] = np.where(values < 0, values * penalty, values / penalty)
 
 
+def distribution(row: FloatArray, options: SamplingOptions) -> Probabilities:
+    """Return the law by which `options` choose a token, float64[V]; greedy decoding's is one-hot.
+
+    Args:
+        row: float32[V], logits behind the penalty and the processors.
+        options: temperature and filters apply; the penalty needs a prefix and is not applied here.
+
+    Returns:
+        float64[V] with sum 1; an empty array for a row that cannot be used (NaN, +inf, or nothing finite).
+    """
+    if options.do_sample:
+        weights = filter_row(row, options.temperature, options.top_k, options.top_p, options.min_p).astype(np.float64)
+    else:
+        weights = np.zeros(len(row) if math.isfinite(row.max()) else 0, np.float64)
+        weights[row.argmax() : row.argmax() + 1] = 1.0
+    return weights / weights.sum() if len(weights) else weights
+
+
 class Sampler:
     """How one sequence's tokens are chosen: options, processors, and the sequence's own prefix.
 
@@ -265,13 +286,23 @@ class Sampler:
 
         return choose
 
+    def distribution(self, logits: torch.Tensor, at: int, path: Sequence[int]) -> Probabilities:
+        """Return the law of the token after a row of `logits`, float[V], behind the emitted `path`, as float64[V].
+
+        It is the law by which the chooser's token is drawn; greedy decoding's is one-hot. Processors are called.
+
+        Raises:
+            NumericsError: scores from which no token can be chosen.
+        """
+        law = distribution(self._row(logits, path), self._options)
+        if not len(law):
+            raise NumericsError(_unusable(at + len(path) + 1))
+        return law
+
     def _choose(self, logits: torch.Tensor, at: int, path: Sequence[int]) -> int:
         options = self._options
-        row = logits.float().cpu().numpy()
+        row = self._row(logits, path)
         position = at + len(path) + 1
-        if self._needs_prefix:
-            prefix = np.concatenate([self._prefix(), np.array(path, np.int64)])
-            row = self._processed(row.copy(), prefix, logits.device)
         if not options.do_sample:
             token = int(row.argmax())
             if not math.isfinite(row[token]):
@@ -284,6 +315,13 @@ class Sampler:
         if token < 0:
             raise NumericsError(_unusable(position))
         return token
+
+    def _row(self, logits: torch.Tensor, path: Sequence[int]) -> FloatArray:
+        """Return the scores after the processors, float32[V]."""
+        row: FloatArray = logits.float().cpu().numpy()
+        if not self._needs_prefix:
+            return row
+        return self._processed(row.copy(), np.concatenate([self._prefix(), np.array(path, np.int64)]), logits.device)
 
     def _processed(self, row: FloatArray, prefix: TokenIds, device: torch.device) -> FloatArray:
         if self._options.repetition_penalty != 1.0:

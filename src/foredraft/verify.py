@@ -2,7 +2,9 @@
 
 One draw for a node, and that draw is emitted whether or not it matches a draft: the emitted tokens are those of plain
 decoding, and the draft only decides how many of them one forward pass yields. Chains, trees and flattened graphs are
-all the same here. Does not know how tokens are chosen (the policy does) or how the draft came about.
+all the same here, and so are the ways to choose: under matched verification the policy draws without looking at the
+draft, under rejection (rejection.py) it tries the row's drafted children, and the walk goes where its token goes. Does
+not know how tokens are chosen (the policy does) or how the draft came about.
 """
 
 from foredraft.contracts import Draft, Policy, Scores, Verdict
@@ -21,9 +23,10 @@ def verify(draft: Draft, scores: Scores, policy: Policy, at: int) -> Verdict:
 
     Raises:
         NumericsError: scores from which no token can be chosen.
+        ValueError: under rejection, a node that its q cannot have given.
     """
     child_of = draft.child_of()
-    choose = policy.chooser(scores, at)
+    choose = policy.chooser(scores, at, draft)
     tokens: list[int] = []
     path: list[int] = []
     node = ROOT

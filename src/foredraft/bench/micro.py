@@ -35,7 +35,7 @@ class StepCost:
 
 def step_cost(generator: Generator, method: Method, prompt: str, tokens: int = 128, repeats: int = 3) -> StepCost:
     """Time the parts of a method's steps, over `repeats` texts after one that warms up."""
-    generator.use(method.name, method.options, method.nodes)
+    generator.use(method.name, method.options, **method.amount, verification=method.verification)
     rows: list[list[int]] = []
     for repeat in range(repeats + 1):
         result = generator.generate(prompt, max_new_tokens=tokens, eos_token_id=[], temperature=0.7, seed=repeat)

@@ -100,7 +100,7 @@ def prove(
         done()
     proofs = []
     for method in methods:
-        generator.use(method.name, method.options, method.nodes)
+        generator.use(method.name, method.options, **method.amount, verification=method.verification)
         differences = []
         for prompt, given, expected in zip(prompts, arguments, plain, strict=True):
             actual = generator.generate(prompt.prompt, **given).token_ids

@@ -16,7 +16,9 @@ import torch
 from foredraft.api import Generator
 from foredraft.bench.metrics import LOOP_SHARE, Ratio, repeated_share, speed_up
 from foredraft.bench.tasks import TaskPrompt
+from foredraft.contracts import Verification
 from foredraft.errors import UsageError
+from foredraft.speculation import take_amount, take_verification
 
 BASE = "none"
 PEER = "transformers"
@@ -31,22 +33,34 @@ class Method:
         label: what it is called in the report.
         name: the method, or `transformers` for the peer.
         options: the method's own.
-        nodes: drafted nodes a step; None follows the measured cost.
+        nodes: drafted nodes a step, or their cap; None follows the measured cost, or what `control` does without.
+        control: the name of a control; None for the one that `nodes` implies.
+        control_options: the control's own.
+        verification: "matched" or "rejection"; under the latter sampled texts differ from plain decoding's.
     """
 
     label: str
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     nodes: int | None = None
+    control: str | None = None
+    control_options: Mapping[str, Any] | None = None
+    verification: Verification = "matched"
+
+    @property
+    def amount(self) -> dict[str, Any]:
+        """How much to draft, as `Generator.use` and `attach` take it."""
+        return {"nodes": self.nodes, "control": self.control, "control_options": self.control_options}
 
 
 def parse_method(text: str) -> Method:
     """Read a method as the command line gives it: `NAME` or `NAME:{"option": value, ...}`.
 
-    `num_speculative_tokens` among the options fixes the nodes of a step.
+    `num_speculative_tokens`, `control` and `control_options` among the options say how much to draft, `verification`
+    how drafts are verified.
 
     Raises:
-        UsageError: what follows the colon is not a JSON object.
+        UsageError: what follows the colon is not a JSON object, or an amount that cannot be honoured.
     """
     name, _, rest = text.partition(":")
     if not rest:
@@ -57,8 +71,8 @@ def parse_method(text: str) -> Method:
         raise UsageError(f"The options of {name!r} are not JSON ({error}): {rest}") from error
     if not isinstance(options, dict):
         raise UsageError(f'The options of {name!r} must be a JSON object such as {{"num_speculative_tokens": 16}}.')
-    nodes = options.pop("num_speculative_tokens", None)
-    return Method(text, name, options, nodes)
+    amount, verification = take_amount(options), take_verification(options)
+    return Method(text, name, options, **amount, verification=verification)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +156,11 @@ class _Output:
 def _prepared(generator: Generator, method: Method) -> Callable[[Any, Mapping[str, Any]], _Output]:
     if method.name == PEER:
         return lambda prompt, arguments: _run_peer(generator, prompt, arguments)
-    generator.use(method.name, method.options, method.nodes)
+    generator.use(method.name, method.options, **method.amount, verification=method.verification)
     drafter = generator.drafter
 
     def run(prompt: Any, arguments: Mapping[str, Any]) -> _Output:
-        generator.attach(method.name, drafter, method.nodes)
+        generator.attach(method.name, drafter, **method.amount, verification=method.verification)
         start = perf_counter()
         result = generator.generate(prompt, **arguments)
         total = perf_counter() - start

@@ -9,6 +9,7 @@ import io
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -16,7 +17,7 @@ import typer
 
 from foredraft import __version__
 from foredraft.cli.screen import say
-from foredraft.errors import ForedraftError, UsageError
+from foredraft.errors import ForedraftError, ForedraftWarning, UsageError
 
 TRACEBACK_VARIABLE = "FOREDRAFT_TRACEBACK"
 
@@ -81,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character does not end a text
+    warnings.showwarning = _show_warning  # type: ignore[assignment]  # it takes no notice of where
     try:
         status = _run(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()
@@ -93,6 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001  # whatever it is, the user gets a sentence and a status
         return _explain(error)
     return status
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_where: object) -> None:
+    """Print our own warnings as sentences; others are for those who develop."""
+    if issubclass(category, ForedraftWarning):
+        say(str(message), "yellow")
 
 
 def _run(arguments: list[str]) -> int:

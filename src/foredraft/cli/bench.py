@@ -4,7 +4,7 @@ Parses and prints; the measuring is in `foredraft.bench`.
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,7 +111,7 @@ def micro(
     with working("measuring") as tell:
         generator = load(model, method="none", dtype=dtype, progress=tell)
         curve = generator.cost
-        variants = [Method(each.label, each.name, each.options, count) for each in chosen for count in budgets]
+        variants = [replace(each, nodes=count) for each in chosen for count in budgets]
         steps = [step_cost(generator, each, _PROMPT) for each in [Method("none", "none"), *variants]]
         texts = encode_records(read_records(records)[:40], generator.tokenizer) if records else []
         drafts = [draft_cost(generator, each, texts, each.nodes or 0) for each in variants] if texts else []

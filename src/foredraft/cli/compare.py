@@ -17,8 +17,9 @@ from foredraft.cli.screen import Ink, say, working
 from foredraft.errors import UsageError
 
 if TYPE_CHECKING:
-    from foredraft.api import Generation, Generator, Prompt
+    from foredraft.api import Generator, Prompt
     from foredraft.cli.generate import Job
+    from foredraft.generation import Generation
 
 _REPETITIONS = 3
 _WARM_UP_TOKENS = 8

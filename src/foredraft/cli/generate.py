@@ -18,7 +18,8 @@ from foredraft.cli.screen import Ink, say, wants_color, working
 from foredraft.errors import ForedraftError, UsageError
 
 if TYPE_CHECKING:  # torch and transformers are imported when a text is written, so that help stays quick
-    from foredraft.api import Generation, Generator, Prompt
+    from foredraft.api import Generator, Prompt
+    from foredraft.generation import Generation
 
 _WARM_UP = (1, 2, 3, 1, 2, 3, 1, 2)
 """Ids that let a drafter draft. First passes and compilation take seconds that no figure of a text should hold."""
@@ -145,10 +146,11 @@ class Job:
                 device=self.device,
                 progress=tell,
             )
-            if self.config.get("num_speculative_tokens") is None and generator.method != "none":
+            if generator.needs_cost:
                 tell(0.0, "measuring what verification costs on this machine (once)")
                 _ = generator.cost
-            if not self.config.get("share"):  # what is shared must not learn from a made-up text
+            shares = self.config.get("share") or self.config.get("learn") == "shared"
+            if not shares:  # what is shared must not learn from a made-up text
                 tell(0.0, "compiling (once)")
                 generator.generate(_WARM_UP, **{**self.options, "max_new_tokens": 2, "eos_token_id": ()})
         return generator

@@ -1,6 +1,6 @@
-"""`foredraft methods`: every drafting method with its options, read off the classes that own them.
+"""`foredraft methods`: every drafting method, or control, with its options, read off the classes that own them.
 
-Does not know any method; third-party ones are listed like foredraft's own.
+Does not know any of them; third-party methods are listed like foredraft's own.
 """
 
 import json
@@ -10,37 +10,62 @@ import typer
 
 from foredraft.errors import UsageError
 
+_OF_METHODS = (
+    "Options go into --speculative-config as JSON, such as '{\"depth\": 8}'; every method also takes "
+    "num_speculative_tokens, which fixes how many tokens a step drafts, and control: see foredraft methods --controls."
+)
+_OF_CONTROLS = (
+    "A control says how much a step drafts, with any method, as in --speculative-config "
+    '\'{"control": "beta_ts", "control_options": {"cap": 8}}\'. num_speculative_tokens caps it, and alone means fixed.'
+)
 
-def methods(as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False) -> None:
+
+def methods(
+    controls: Annotated[bool, typer.Option("--controls", help="List the controls instead: how much to draft")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+) -> None:
     """List the drafting methods and their options."""
+    from foredraft.control import CONTROLS
     from foredraft.drafters import method_names
 
-    found = [_described(name) for name in method_names()]
+    found = [_control(name) for name in CONTROLS] if controls else [_described(name) for name in method_names()]
     if as_json:
         typer.echo(json.dumps(found, indent=2, default=str))
     else:
-        _print(found)
+        _print(found, _OF_CONTROLS if controls else _OF_METHODS)
+
+
+def _control(name: str) -> dict[str, Any]:
+    from foredraft.control import CONTROLS, choose_control
+
+    kind = CONTROLS[name]
+    default = name == choose_control().name
+    return {"name": name, "default": default, "summary": kind.summary, "options": _options(kind.options)}
+
+
+def _options(kind: type) -> list[dict[str, Any]]:
+    from foredraft.cli.declared import options_of
+
+    return [
+        {"name": each.name, "type": each.type, "description": each.description}
+        | ({} if each.required else {"default": each.default})
+        for each in options_of(kind)
+    ]
 
 
 def _described(name: str) -> dict[str, Any]:
-    from foredraft.api import DEFAULT_METHOD
-    from foredraft.cli.declared import options_of
     from foredraft.drafters import drafter_class
+    from foredraft.speculation import DEFAULT_METHOD
 
     entry: dict[str, Any] = {"name": name, "default": name == DEFAULT_METHOD, "summary": "", "options": []}
     try:
         kind = drafter_class(name)
     except UsageError as error:  # a registered method that cannot be imported must not hide the others
         return entry | {"summary": str(error)}
-    options = [
-        {"name": each.name, "type": each.type, "description": each.description}
-        | ({} if each.required else {"default": each.default})
-        for each in options_of(kind.Options)
-    ]
-    return entry | {"summary": kind.summary, "options": options}
+    return entry | {"summary": kind.summary, "options": _options(kind.Options)}
 
 
-def _print(found: list[dict[str, Any]]) -> None:
+def _print(found: list[dict[str, Any]], closing: str) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -59,9 +84,4 @@ def _print(found: list[dict[str, Any]]) -> None:
         if entry["options"]:
             console.print(grid)
         console.print()
-    console.print(
-        Text(
-            "Options go into --speculative-config as JSON, such as '{\"depth\": 8}'; every method also takes "
-            "num_speculative_tokens, which fixes how many tokens a step drafts."
-        )
-    )
+    console.print(Text(closing))

@@ -30,10 +30,12 @@ def replay(
 ) -> None:
     """Tokens per target step that drafters would have reached on recorded texts; feedback needs a model and is off."""
     from foredraft.bench.runner import parse_method
+    from foredraft.errors import UsageError
 
     methods = method or _DEFAULT_METHODS
     for text in methods:
-        parse_method(text)  # refuses what it cannot read now, not in a process of its own
+        if parse_method(text).control is not None:  # what cannot be read is refused now, not in a process of its own
+            raise UsageError(f"{text!r} names a control; a replay has no costs to control by, so give --nodes alone.")
     settings = [(text, count) for text in methods for count in nodes or [16, 64]]
     jobs = [(str(records), text, count, table, tokenizer, sampling, limit) for text, count in settings]
     rows: list[dict[str, Any]] = []

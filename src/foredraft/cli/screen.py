@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from foredraft.api import Piece
+    from foredraft.generation import Piece
 
 PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
 """Colours of drafters, in the order of their sources; the model's own tokens keep the terminal's colour."""

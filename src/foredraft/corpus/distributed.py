@@ -137,10 +137,9 @@ def _cluster(address: str | None) -> Iterator[Any]:
             _knock(address)
             with _variables(_VARIABLES):
                 ray.init(**options)
-        except OSError as error:  # a ConnectionError is one
-            raise UsageError(
-                f"No Ray cluster answers at {address} ({error}). Check the address, or leave it out to start one here."
-            ) from error
+        except (OSError, ValueError) as error:  # a ConnectionError is an OSError
+            where = f"No Ray cluster answers at {address}" if address else "No Ray cluster could be started here"
+            raise UsageError(f"{where} ({error}). Check the address, or do without Ray.") from error
         yield ray
     finally:
         ray.shutdown()
@@ -162,4 +161,4 @@ def _variables(wanted: dict[str, str]) -> Iterator[None]:
         yield
     finally:
         for name in added:
-            del os.environ[name]
+            os.environ.pop(name, None)

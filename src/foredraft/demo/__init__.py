@@ -15,6 +15,10 @@ EMBEDDED: Mapping[str, str] = MappingProxyType({"demo": "target", "demo-draft": 
 """Name a user may give instead of a path -> folder in this package. Both folders hold the same tokenizer."""
 
 
+EMBEDDED_DRAFT = "demo-draft"
+"""The one that drafts for the others."""
+
+
 def embedded_path(name: str) -> Path:
     """Return the transformers folder of an embedded model.
 

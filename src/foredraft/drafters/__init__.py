@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from foredraft.contracts import Drafter
+from foredraft.contracts import Drafter, Target
 from foredraft.errors import UsageError
 from foredraft.options import nearest, options_from
 
@@ -22,6 +22,9 @@ _OWN: Mapping[str, str] = {
     "prompt_lookup": "foredraft.drafters.prompt_lookup:PromptLookupDrafter",
     "adaptix": "foredraft.drafters.adaptix:AdaptixDrafter",
     "rest": "foredraft.drafters.rest:RestDrafter",
+    "draft_model": "foredraft.drafters.draft_model:DraftModelDrafter",
+    "draft_tree": "foredraft.drafters.draft_model:DraftTreeDrafter",
+    "draft_graph": "foredraft.drafters.draft_model:DraftGraphDrafter",
 }
 
 
@@ -34,12 +37,16 @@ class Resources:
         tokenizer_hash: what stored tables must have been made with.
         default_table: makes or finds the tri-gram table to use when none is given; None where there is no such table.
         default_store: likewise, the datastore.
+        draft_model: loads a draft model by name and checks that it fits the target; None where nothing can be loaded.
+        default_draft: the draft model that comes with the target, if any.
     """
 
     vocabulary: int
     tokenizer_hash: str = ""
     default_table: Callable[[], Path] | None = None
     default_store: Callable[[], Path] | None = None
+    draft_model: Callable[[Any], Target] | None = None
+    default_draft: str | None = None
 
 
 class DrafterClass(Protocol):

@@ -177,7 +177,9 @@ class RestDrafter:
                 path, tokenizer_hash=self._tokenizer_hash, vocabulary=self._vocabulary, create=new
             ) as writer:
                 separator = writer.manifest.vocabulary
-                writer.add([np.where((text == END) | (text >= separator), separator, text).astype(symbol_dtype(separator))])
+                writer.add(
+                    [np.where((text == END) | (text >= separator), separator, text).astype(symbol_dtype(separator))]
+                )
                 writer.commit()
             self.shared = empty_text()
             if new and path == self.options.memory:

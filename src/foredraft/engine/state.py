@@ -4,13 +4,15 @@ Knows ids only: a stop string is somebody's function that says whether a token e
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from foredraft.contracts import Chooser, KeyValueCache, Scores, SequenceView, TokenIds, Verdict
-from foredraft.sampling import LogitsProcessor, Sampler, SamplingOptions
+from foredraft.contracts import Chooser, Draft, KeyValueCache, Scores, SequenceView, TokenIds, Verdict, Verification
+from foredraft.rejection import Chance, SeededChance, rejection_chooser
+from foredraft.sampling import LogitsProcessor, Probabilities, Sampler, SamplingOptions
 
 FinishReason = Literal["eos", "stop", "length", "window"]
 
@@ -27,6 +29,8 @@ class SequenceState:
         eos: ids that end the text, with reason "eos".
         processors: transformers' logits processors.
         stop: called once for every emitted token, in order; True ends the text, with reason "stop".
+        verification: "matched" draws the tokens of plain decoding, "rejection" tokens of the same law.
+        chance: what decides about a position under rejection; None takes the sampling's seed.
     """
 
     def __init__(
@@ -40,6 +44,8 @@ class SequenceState:
         eos: Iterable[int] = (),
         processors: Sequence[LogitsProcessor] = (),
         stop: Callable[[int], bool] | None = None,
+        verification: Verification = "matched",
+        chance: Callable[[int], Chance] | None = None,
     ) -> None:
         self.cache = cache
         self.prompt_length = len(prompt)
@@ -55,6 +61,8 @@ class SequenceState:
         self._eos = frozenset(eos)
         self._stop = stop
         self._sampler = Sampler(sampling, processors, lambda: self._ids[: self.length])
+        self._verification = verification
+        self._chance = chance if chance is not None else partial(SeededChance, sampling.seed)
         if self.length >= self._limit:
             self.finish = self._limit_reason
 
@@ -79,9 +87,15 @@ class SequenceState:
         ids.flags.writeable = False
         return SequenceView(ids, self.prompt_length)
 
-    def chooser(self, scores: Scores, at: int) -> Chooser:
+    def chooser(self, scores: Scores, at: int, draft: Draft) -> Chooser:
         """Prepare to choose tokens after the rows of one verification (the policy's half that chooses)."""
-        return self._sampler.chooser(scores, at)
+        if self._verification == "matched":
+            return self._sampler.chooser(scores, at)
+
+        def law(row: int, path: Sequence[int]) -> Probabilities:
+            return self._sampler.distribution(scores.logits[row], at, path)
+
+        return rejection_chooser(draft, at, law, self._chance)
 
     def ends(self, tokens: Sequence[int]) -> bool:
         """Say whether the text ends with the last of `tokens`; called once for every token, in order."""

@@ -56,7 +56,7 @@ def step(
     parts = ("draft", "layout", "forward", "verify", "commit", "observe")
     nanoseconds = {part: clock[i + 1] - clock[i] for i, part in enumerate(parts)}
     forward = nanoseconds["forward"]
-    control.observe(verdict, forward / 1e9, (clock[-1] - clock[0] - forward) / 1e9)
+    control.observe(verdict, forward / 1e9, (clock[-1] - clock[0] - forward) / 1e9, nanoseconds["draft"] / 1e9)
     return StepRecord(verdict.tokens, len(verdict.path), len(draft), _sources(verdict, names), nanoseconds)
 
 
@@ -69,7 +69,8 @@ def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
         drafters: how many source names the drafter has.
 
     Raises:
-        ValueError: no tree of the target's tokens, scores that are not finite, or a source without a name.
+        ValueError: no tree of the target's tokens, scores that are not finite, a q of another shape, or a source
+            without a name.
     """
     if not is_tree(draft.tokens, draft.parents, vocabulary):
         draft.check()
@@ -77,6 +78,8 @@ def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
             f"The draft holds token {int(draft.tokens.max())} (or a negative one); the target scores ids below "
             f"{vocabulary}."
         )
+    if draft.q is not None and (draft.q.dtype != np.float32 or draft.q.shape != (len(draft), vocabulary)):
+        raise ValueError(f"q must be float32[{len(draft)}, {vocabulary}], not {draft.q.dtype}{list(draft.q.shape)}.")
     if draft.score is not None and not (len(draft.score) == len(draft) and np.isfinite(draft.score).all()):
         draft.check()
     if draft.source is not None and len(draft) and int(draft.source.max()) >= drafters:

@@ -4,7 +4,7 @@ Rows are the root (the last emitted token, not yet in the cache) and then the no
 to cache slot `at + i`, past everything committed. Does not know the model or its attention types.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +19,17 @@ class Layout:
     Attributes:
         token_ids: int64[R], root first.
         positions: int64[R], each row's absolute position in its own path.
-        ancestors: bool[R, R], row `i` may attend to row `j`; None where that is the plain causal triangle.
+        ancestors: bool[R, H + R], row `i` may attend to row `j` of the H held and then these; None where none are held
+            and that is the plain causal triangle.
         at: the root's absolute position, which is the number of tokens already in the cache.
+        held: int64[H], the positions of the rows that earlier passes left in the cache uncommitted.
     """
 
     token_ids: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
     ancestors: BoolArray | None
     at: int
+    held: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def rows(self) -> int:
@@ -56,3 +59,18 @@ def lay_out(root: int, tokens: IntArray, parents: IntArray, at: int) -> Layout:
 def lay_out_text(token_ids: npt.NDArray[np.int64], at: int) -> Layout:
     """Lay a stretch of known text out as a chain, for prefill: int64[R] ids starting at absolute position `at`."""
     return Layout(token_ids, np.arange(at, at + len(token_ids), dtype=np.int64), None, at)
+
+
+def lay_out_level(
+    tokens: IntArray, ancestors: BoolArray, positions: npt.NDArray[np.int64], held: npt.NDArray[np.int64], at: int
+) -> Layout:
+    """Lay out one level of a tree that grows level by level, behind the rows held of its earlier levels.
+
+    Args:
+        tokens: int32[R], the level's tokens.
+        ancestors: bool[R, H + R], which rows each may attend to, itself included.
+        positions: int64[R], absolute.
+        held: int64[H], the positions of the earlier levels' rows.
+        at: how many tokens are committed.
+    """
+    return Layout(tokens.astype(np.int64), positions, ancestors, at, held)

@@ -6,8 +6,8 @@ Knows the successor function. Does not know where the budget comes from.
 import numpy as np
 from numba import njit
 
+from foredraft.graph.heap import pop, sift_up
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.heap import pop, sift_up
 from foredraft.index.learned import LearnedArrays
 from foredraft.index.successors import MOST_SUCCESSORS, Trust, successors
 from foredraft.index.trigram import TableArrays

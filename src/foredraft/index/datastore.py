@@ -126,7 +126,7 @@ def open_datastore(
         manifest = read_manifest(folder)
         _check_fit(folder, manifest, tokenizer_hash, vocabulary)
         try:
-            segments = tuple(_open_segment(folder, manifest, entry) for entry in manifest.segments)
+            segments = tuple(open_segment(folder, manifest, entry) for entry in manifest.segments)
         except StoreError:
             if manifest_version(folder) == version:
                 raise
@@ -176,11 +176,11 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         segments = tuple(SegmentEntry(**entry) for entry in fields["segments"])
         manifest = Manifest(str(fields["tokenizer_hash"]), int(fields["vocabulary"]), segments)
+        strange = [entry.name for entry in segments if not _SEGMENT_NAME.fullmatch(entry.name)]
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(folder, f"{MANIFEST} lacks a field or has one too many") from error
-    for entry in segments:
-        if not _SEGMENT_NAME.fullmatch(entry.name):
-            raise _damaged(folder, f"{MANIFEST} names a segment {entry.name!r}")
+    if strange:
+        raise _damaged(folder, f"{MANIFEST} names a segment {strange[0]!r}")
     return manifest
 
 
@@ -202,7 +202,12 @@ def _check_fit(folder: Path, manifest: Manifest, tokenizer_hash: str | None, voc
         )
 
 
-def _open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry) -> SuffixArrays:
+def open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry) -> SuffixArrays:
+    """Map one of a store's segments into memory, its checksums unread.
+
+    Raises:
+        StoreError: missing, or not what the manifest says.
+    """
     path = segment_path(folder, entry.name)
     if not path.exists():
         raise _damaged(folder, f"its segment {entry.name} is missing")

@@ -23,6 +23,7 @@ from foredraft.index.datastore import (
     SegmentEntry,
     manifest_bytes,
     open_datastore,
+    open_segment,
     read_manifest,
     segment_path,
     write_segment,
@@ -180,7 +181,7 @@ class DatastoreWriter:
             StoreError: a segment cannot be read or written.
         """
         before = len(self._manifest.segments)
-        texts = dict(zip(self._manifest.segments, open_datastore(self.folder).segments, strict=True))
+        texts = {entry: open_segment(self.folder, self._manifest, entry) for entry in self._manifest.segments}
         merged: list[SegmentEntry] = []
         for group in _groups(self._manifest.segments, most_tokens):
             if len(group) == 1:

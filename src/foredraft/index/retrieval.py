@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from foredraft.graph.heap import pop, sift_up
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.heap import pop, sift_up
 from foredraft.index.recent_text import RecentText
 from foredraft.index.suffix_array import SuffixArrays
 

@@ -1,7 +1,8 @@
 """The target's key-value cache: preallocated in blocks, written past the committed length, committed by gathering.
 
 There is no rollback. A forward pass writes its rows behind what is committed; the accepted rows are gathered down and
-the length moves; the others are overwritten by the next pass. A sliding-window layer keeps its window and some slack,
+the length moves; the others are overwritten by the next pass. Rows may be held for the passes that follow, so that a
+tree can grow level by level before any of it is committed. A sliding-window layer keeps its window and some slack,
 not the whole context. Does not know what the rows mean or how a mask is made.
 """
 
@@ -24,7 +25,8 @@ class Span:
     Attributes:
         window: how many positions a query sees, itself included; None for full attention.
         base: absolute position of the token in slot 0.
-        stored: how many slots are committed; slot `j` holds the token at position `base + j`.
+        stored: how many slots are in use; slot `j` holds the token at position `base + j`, except for rows held: the
+            last `TreeCache.held` slots in use, which are committed to no position yet.
         capacity: how many slots are allocated.
     """
 
@@ -134,6 +136,12 @@ class TreeCache(Cache):
         super().__init__(layers=list(self._tree_layers))
         self._length = 0
         self._rows = 0
+        self._held = 0
+
+    @property
+    def held(self) -> int:
+        """How many rows are held: written, visible to later passes, and not committed."""
+        return self._held
 
     @property
     def length(self) -> int:
@@ -146,9 +154,12 @@ class TreeCache(Cache):
 
     @torch.inference_mode()
     def reserve(self, rows: int) -> None:
-        """Make room for a pass of `rows` rows, growing full layers and shifting sliding ones when they are full."""
+        """Make room for `rows` more rows, growing full layers and shifting sliding ones when they are full.
+
+        Rows that are to be held need their room before the first of them: slots cannot be shifted under them.
+        """
         for span in self.spans.values():
-            drop = span.surplus(rows)
+            drop = span.surplus(rows) if not self._held else 0
             if drop:
                 self._resize(span, drop, span.capacity)
             capacity = span.needed_capacity(rows)
@@ -158,22 +169,31 @@ class TreeCache(Cache):
 
     @torch.inference_mode()
     def commit(self, rows: Sequence[int]) -> None:
-        """Keep these rows of the last pass, ascending; forget its others.
+        """Keep these rows, ascending, of those held and then those of the last pass; forget the others.
 
         Raises:
             ValueError: rows that are not ascending, or beyond the last pass.
         """
-        rows = list(rows)
-        if rows != sorted(set(rows)) or (rows and not 0 <= rows[0] <= rows[-1] < self._rows):
-            raise ValueError(f"Rows {rows} must be ascending and below {self._rows}, the rows of the last pass.")
+        rows, last = list(rows), self._held + self._rows
+        if rows != sorted(set(rows)) or (rows and not 0 <= rows[0] <= rows[-1] < last):
+            raise ValueError(
+                f"Rows {rows} must be ascending and below {last}, the rows held and those of the last pass."
+            )
         contiguous = rows == list(range(len(rows)))
         index = None if contiguous else torch.tensor(rows)
         if index is not None:
             for layer in self._tree_layers:
-                layer.gather(layer.span.stored, index)
+                layer.gather(layer.span.stored - self._held, index)
         for span in self.spans.values():
-            span.stored += len(rows)
+            span.stored += len(rows) - self._held
         self._length += len(rows)
+        self._rows = self._held = 0
+
+    def hold(self) -> None:
+        """Keep the rows of the last pass in sight of the passes that follow, until `commit` says which of them stay."""
+        for span in self.spans.values():
+            span.stored += self._rows
+        self._held += self._rows
         self._rows = 0
 
     def _resize(self, span: Span, drop: int, capacity: int) -> None:

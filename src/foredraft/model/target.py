@@ -87,7 +87,7 @@ class TorchTarget:
         )
 
     def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:
-        if layout.rows == 1 and all(window is None for window in cache.spans):
+        if layout.rows == 1 and not cache.held and all(window is None for window in cache.spans):
             return None  # one row sees everything; without a mask, attention need not repeat grouped keys and values
         by_window = {window: self._mask(layout, span) for window, span in cache.spans.items()}
         if not self._several_types:
@@ -98,14 +98,14 @@ class TorchTarget:
 
     def _mask(self, layout: Layout, span: Span) -> torch.Tensor:
         """Return the additive mask [1, 1, R, stored + R]: 0 where a row may attend, else the dtype's least value."""
-        rows = layout.rows
+        rows, committed = layout.rows, span.stored - len(layout.held)
         blocked = np.zeros((rows, span.stored + rows), np.bool_)
         if layout.ancestors is not None:
-            np.logical_not(layout.ancestors, out=blocked[:, span.stored :])
+            np.logical_not(layout.ancestors, out=blocked[:, committed:])
         elif rows > 1:
             blocked[:, span.stored :] = ~np.tri(rows, dtype=np.bool_)
         if span.window is not None:
-            keys = np.concatenate([np.arange(span.base, span.base + span.stored), layout.positions])
+            keys = np.concatenate([np.arange(span.base, span.base + committed), layout.held, layout.positions])
             blocked |= layout.positions[:, None] - keys[None, :] >= span.window
         mask = torch.zeros(blocked.shape, dtype=self.dtype)
         mask.masked_fill_(torch.from_numpy(blocked), torch.finfo(self.dtype).min)

@@ -11,6 +11,7 @@ from foredraft.testing.scripted import (
     OracleDrafter,
     RandomTreeDrafter,
     ScriptedDrafting,
+    StepwiseDrafter,
     continuation_in,
 )
 from foredraft.testing.toy import VOCABULARY, ToyCache, ToyTarget
@@ -23,6 +24,7 @@ __all__ = [
     "OracleDrafter",
     "RandomTreeDrafter",
     "ScriptedDrafting",
+    "StepwiseDrafter",
     "ToyCache",
     "ToyTarget",
     "VOCABULARY",

@@ -78,6 +78,34 @@ def no_budget_gives_no_draft(make: MakeDrafter) -> None:
             _require(len(draft) == 0, f"{budget} gives no draft; this one has {len(draft)} nodes.")
 
 
+def a_drafter_that_asks_obeys(make: MakeDrafter) -> None:
+    """Where a drafter asks `Budget.more`, it asks once a level, from the first one down, and a refusal ends the draft.
+
+    Drafters that do not ask are cut by the control.
+    """
+    for allowed in (0, 1, 3):
+        asked: list[float | None] = []
+
+        def more(chance: float | None, asked: list[float | None] = asked, allowed: int = allowed) -> bool:
+            asked.append(chance)
+            return len(asked) <= allowed
+
+        drafting = make().open(_context())
+        draft = drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(16, 8, more))
+        drafting.close()
+        if not asked:
+            continue
+        deepest = int(depths(draft.parents).max()) if len(draft) else 0
+        right = len(asked) <= allowed + 1 and deepest <= min(len(asked), allowed) + 1
+        _require(
+            right,
+            f"A drafter that asks obeys; with {allowed} more levels allowed, this one asked {len(asked)} "
+            f"times and drafted {deepest} levels.",
+        )
+        known = all(chance is None or 0 <= chance <= 1 for chance in asked)
+        _require(known, f"A drafter that asks obeys, and its estimates are 0 to 1, or None; these are {asked}.")
+
+
 def the_view_is_left_as_it_was(make: MakeDrafter) -> None:
     """A drafter reads the sequence and changes nothing in it."""
     drafting = make().open(_context())
@@ -160,6 +188,7 @@ CHECKS: list[Callable[[MakeDrafter], None]] = [
     proposals_are_valid_trees,
     proposals_stay_within_the_budget,
     no_budget_gives_no_draft,
+    a_drafter_that_asks_obeys,
     the_same_seed_gives_the_same_drafts,
     sequences_do_not_influence_each_other,
     a_sequence_of_one_token_is_drafted_for,

@@ -1,13 +1,15 @@
-"""How much to draft next: a fixed number of nodes, or as many as the measured cost of verifying them repays.
+"""The measured control: as many nodes as the measured cost of verifying them repays.
 
 Does not know the drafter or the model; sees drafts with scores, verdicts, and seconds.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, CostCurve, Draft, Verdict
-from foredraft.errors import UsageError
-from foredraft.graph.tree import FloatArray, IntArray, depths, top_nodes
+from foredraft.contracts import Budget, CostCurve, Draft, Verdict
+from foredraft.control.cutting import cut
+from foredraft.graph.tree import FloatArray, IntArray, depths
 
 MOST_NODES = 64
 """The largest draft that a measured budget asks for."""
@@ -24,31 +26,9 @@ _MOST_WORTHLESS = 8  # drafts in a row without a node worth verifying, before dr
 _SHORTEST_REST, _LONGEST_REST = 8, 128  # plain steps before drafting is tried again
 
 
-class FixedControl:
-    """The same number of nodes at every step; `num_speculative_tokens` asks for it.
-
-    Args:
-        nodes: 0 never drafts.
-
-    Raises:
-        UsageError: a negative number.
-    """
-
-    def __init__(self, nodes: int) -> None:
-        if nodes < 0:
-            raise UsageError(f"num_speculative_tokens is {nodes}; use 0 to draft nothing, or a positive number.")
-        self._nodes = nodes
-
-    def budget(self, depth: int) -> Budget:
-        """Return the fixed budget, as deep as drafted tokens can be of use."""
-        return Budget(self._nodes if depth > 0 else 0, max(depth, 0))
-
-    def trim(self, draft: Draft, budget: Budget) -> Draft:
-        """Cut a draft that exceeds the budget to its best prefix-closed part."""
-        return cut(draft, budget)
-
-    def observe(self, verdict: Verdict, forward_seconds: float, other_seconds: float) -> None:
-        """Learn nothing."""
+@dataclass(frozen=True, slots=True)
+class MeasuredOptions:
+    """The measured control has no options; `num_speculative_tokens` caps its number."""
 
 
 class MeasuredControl:
@@ -89,6 +69,8 @@ class MeasuredControl:
         """Cut a draft to the number of nodes with the best expected tokens per second."""
         if len(draft) == 0:
             return draft
+        if draft.q is not None:  # drawn: scores, and even how many were drawn, may tell what; only the budget may cut
+            return cut(draft, budget)
         score = draft.score if draft.score is not None else _guessed_scores(draft.parents)
         chances = (self._accepted / self._seen)[_score_bin(np.sort(score)[::-1][: self._most_nodes])]
         tokens = 1.0 + np.minimum(np.cumsum(chances), budget.depth)
@@ -100,7 +82,13 @@ class MeasuredControl:
             self._give_up_for_now()
         return cut(draft, Budget(min(best, budget.nodes), budget.depth), score)
 
-    def observe(self, verdict: Verdict, forward_seconds: float, other_seconds: float) -> None:
+    def observe(
+        self,
+        verdict: Verdict,
+        forward_seconds: float,
+        other_seconds: float,
+        draft_seconds: float = 0.0,  # noqa: ARG002  # the protocol's; what drafting costs is in other_seconds
+    ) -> None:
         """Compare what the step gave with what its scores promised, and its time with what the curve says."""
         drafted = len(verdict.draft)
         if 0 < forward_seconds < np.inf and 0 <= other_seconds < np.inf:  # a clock may jump
@@ -169,17 +157,3 @@ def _score_bin(score: FloatArray) -> IntArray:
     """Return the bin of each score, int32[N]."""
     halvings = -np.log2(np.maximum(score, np.float32(1e-6)))
     return np.clip(np.floor(halvings), 0, _SCORE_BINS - 1).astype(np.int32)
-
-
-def cut(draft: Draft, budget: Budget, score: FloatArray | None = None) -> Draft:
-    """Return the best prefix-closed part of `draft` within `budget`; by `score`, else the draft's, else in order."""
-    if budget.nodes <= 0 or budget.depth <= 0 or len(draft) == 0:
-        return EMPTY_DRAFT
-    fits = len(draft) <= budget.depth or int(depths(draft.parents).max()) <= budget.depth
-    if len(draft) <= budget.nodes and fits:
-        return draft
-    score = score if score is not None else draft.score
-    if score is None:
-        score = -np.arange(len(draft), dtype=np.float32)
-    kept = top_nodes(draft.parents, score, budget.nodes, budget.depth)
-    return draft.take(kept) if len(kept) else EMPTY_DRAFT

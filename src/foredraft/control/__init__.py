@@ -1,0 +1,139 @@
+"""The door to the controls, which say how much to draft next: a name to its options and to a control for a sequence.
+
+No control changes the text: what is drafted decides how many passes it takes. Does not know drafters or models.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foredraft.contracts import Control, CostCurve
+from foredraft.control.beta import BetaOptions, BetaRule
+from foredraft.control.confidence import ConfidenceOptions, ConfidenceRule
+from foredraft.control.cost_aware import CostAwareOptions, CostAwareRule
+from foredraft.control.cutting import cut
+from foredraft.control.fixed import FixedControl, FixedOptions
+from foredraft.control.measured import MOST_NODES, MeasuredControl, MeasuredOptions
+from foredraft.control.stopping import Outcome, Rule, StoppingControl
+from foredraft.errors import UsageError
+from foredraft.options import nearest, options_from, shown
+
+__all__ = [
+    "BetaOptions",
+    "BetaRule",
+    "CONTROLS",
+    "ConfidenceOptions",
+    "ConfidenceRule",
+    "ControlChoice",
+    "ControlKind",
+    "CostAwareOptions",
+    "CostAwareRule",
+    "FixedControl",
+    "FixedOptions",
+    "MOST_NODES",
+    "MeasuredControl",
+    "MeasuredOptions",
+    "Outcome",
+    "Rule",
+    "StoppingControl",
+    "choose_control",
+    "cut",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlKind:
+    """What a name stands for.
+
+    Attributes:
+        summary: one sentence.
+        options: the dataclass of its options.
+        needs_cost: whether it wants to know what a pass costs by its rows.
+    """
+
+    summary: str
+    options: type
+    needs_cost: bool = False
+
+
+CONTROLS: Mapping[str, ControlKind] = {
+    "measured": ControlKind("As many nodes as the measured cost of verifying them repays.", MeasuredOptions, True),
+    "fixed": ControlKind("num_speculative_tokens nodes at every step.", FixedOptions),
+    "confidence": ControlKind("Levels while the drafter believes in its best path.", ConfidenceOptions),
+    "beta_ts": ControlKind("Levels by Thompson sampling of the acceptance rate (EESD's Beta-TS).", BetaOptions),
+    "cost_aware": ControlKind(
+        "Levels while the tokens they promise are worth the measured seconds.", CostAwareOptions, True
+    ),
+}
+"""Every control by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlChoice:
+    """A control that was asked for; checked, and made anew for each sequence.
+
+    Attributes:
+        name: one of `CONTROLS`.
+        options: an instance of its options.
+        nodes: `num_speculative_tokens`: the number of `fixed`, a cap for the others; None where it was not given.
+    """
+
+    name: str
+    options: Any
+    nodes: int | None
+
+    @property
+    def most_nodes(self) -> int:
+        """The most nodes that a step will ask for."""
+        return MOST_NODES if self.nodes is None else self.nodes
+
+    @property
+    def needs_cost(self) -> bool:
+        """Whether `make` will ask for the cost curve."""
+        return CONTROLS[self.name].needs_cost and self.nodes != 0
+
+    def make(self, curve: Callable[[], CostCurve], seed: int) -> Control:
+        """Return the control of one sequence.
+
+        Args:
+            curve: what a pass costs by its rows; called only if it is needed, as it may have to be measured.
+            seed: decides every random draw.
+        """
+        if self.name == "fixed" or self.nodes == 0:
+            return FixedControl(self.most_nodes)
+        if self.name == "measured":
+            return MeasuredControl(curve(), self.most_nodes)
+        return StoppingControl(self._rule(curve, seed), self.most_nodes)
+
+    def _rule(self, curve: Callable[[], CostCurve], seed: int) -> Rule:
+        if self.name == "confidence":
+            return ConfidenceRule(self.options)
+        if self.name == "beta_ts":
+            return BetaRule(self.options, seed)
+        return CostAwareRule(curve(), self.options, self.most_nodes)
+
+
+def choose_control(nodes: int | None = None, control: Any = None, control_options: Any = None) -> ControlChoice:
+    """Check what was asked for.
+
+    Args:
+        nodes: `num_speculative_tokens`, or None.
+        control: one of `CONTROLS`; None for `fixed` where `nodes` is given, else `measured`.
+        control_options: the control's own, a mapping; None for its defaults.
+
+    Raises:
+        UsageError: an unknown name, a negative number, `fixed` without one, options that are no mapping, or one that
+            the control does not have.
+    """
+    if nodes is not None:
+        FixedControl(nodes)  # refuses a negative number now, not at the first token
+    name = control if control is not None else "measured" if nodes is None else "fixed"
+    if not isinstance(name, str) or name not in CONTROLS:
+        hint = nearest(name, CONTROLS) if isinstance(name, str) else ""
+        raise UsageError(f"There is no control {shown(name)}.{hint} Controls are: {', '.join(CONTROLS)}.")
+    if name == "fixed" and nodes is None:
+        raise UsageError("Control 'fixed' needs a number of nodes; give num_speculative_tokens.")
+    given = {} if control_options is None else control_options
+    if not isinstance(given, Mapping):
+        raise UsageError(f'control_options is {shown(given)}; give a mapping such as {{"threshold": 0.5}}.')
+    return ControlChoice(name, options_from(CONTROLS[name].options, given, f"Control {name!r}"), nodes)

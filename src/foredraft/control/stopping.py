@@ -1,0 +1,146 @@
+"""Drafting that a rule stops: the rule is asked once after each drafted level whether to draft the next one.
+
+A drafter that drafts level by level asks itself, through `Budget.more`; for one that knows the whole draft at once the
+same questions are asked afterwards, and the draft is cut where the answer is no. Does not know any rule, any drafter,
+or what a step costs.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from foredraft.contracts import Budget, Draft, Verdict
+from foredraft.control.cutting import cut
+from foredraft.graph.tree import depths
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one step drafted, what became of it, and what it cost.
+
+    Attributes:
+        nodes: verified; 0 for a plain step.
+        levels: of the verified draft.
+        accepted: tokens that were accepted, one for each level from the first.
+        rejected: whether the target chose another token than those drafted next on the accepted path. False where
+            everything along it was accepted, and where the text ended in the draft: there, nothing was tried.
+        ended: whether the text ended in the draft, so that nobody knows what would have become of deeper levels.
+        chances: for each level, the drafter's estimate that its best path is accepted, 0 to 1; None without one.
+        asked: after how many levels the drafter asked; 0 where it knew the whole draft at once.
+        forward_seconds: of the target's pass.
+        other_seconds: of the rest of the step.
+        draft_seconds: of drafting, which is part of the rest.
+    """
+
+    nodes: int
+    levels: int
+    accepted: int
+    rejected: bool
+    ended: bool
+    chances: tuple[float | None, ...]
+    asked: int
+    forward_seconds: float = 0.0
+    other_seconds: float = 0.0
+    draft_seconds: float = 0.0
+
+
+class Rule(Protocol):
+    """Says when to stop drafting. It sees levels that are drafted already, never the token that it decides about."""
+
+    def begins(self, levels: int) -> bool:
+        """Say whether to draft in this step at all, where at most `levels` levels, at least 1, can be of use."""
+        ...
+
+    def more(self, level: int, chance: float | None) -> bool:
+        """Say whether to draft another level after `level`, 1 for the first, whose best path has this `chance`."""
+        ...
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from a step."""
+        ...
+
+
+class StoppingControl:
+    """As many levels as a rule wants.
+
+    The rule answers once for each level, whoever asks first: the drafter, or `trim` for the levels about which it did
+    not ask. A refusal holds for the rest of the step.
+
+    Args:
+        rule: when to stop; of this sequence alone.
+        most_nodes: never draft more, which `num_speculative_tokens` says.
+    """
+
+    def __init__(self, rule: Rule, most_nodes: int) -> None:
+        self._rule = rule
+        self._most_nodes = most_nodes
+        self._chances: list[float | None] = []  # of the levels that were asked about in this step
+        self._stopped = False
+        self._asked = 0  # how many of them the drafter asked about
+
+    def budget(self, depth: int) -> Budget:
+        """Return the most that may be drafted, and how to ask for less; nothing where the rule does not begin."""
+        self._chances = []
+        self._stopped = False
+        self._asked = 0
+        if depth <= 0 or self._most_nodes <= 0 or not self._rule.begins(min(depth, self._most_nodes)):
+            return Budget(0, max(depth, 0))
+        return Budget(self._most_nodes, depth, self._answer_drafter)
+
+    def trim(self, draft: Draft, budget: Budget) -> Draft:
+        """Cut a draft to the budget, and to the levels that the rule wants of it."""
+        draft = cut(draft, budget)
+        chances = level_chances(draft)
+        while not self._stopped and len(self._chances) + 1 < len(chances):
+            self._answer(chances[len(self._chances)])
+        return cut(draft, Budget(budget.nodes, len(self._chances))) if self._stopped else draft
+
+    def observe(
+        self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
+    ) -> None:
+        """Tell the rule what became of the draft."""
+        guessed = level_chances(verdict.draft)
+        chances = (self._chances + guessed[len(self._chances) :])[: len(guessed)]
+        ended = len(verdict.tokens) == len(verdict.path)
+        self._rule.observe(
+            Outcome(
+                len(verdict.draft), len(guessed), len(verdict.path), rejected(verdict), ended, tuple(chances),
+                self._asked, forward_seconds, other_seconds, draft_seconds,
+            )
+        )  # fmt: skip
+
+    def _answer_drafter(self, chance: float | None) -> bool:
+        self._asked += not self._stopped
+        return self._answer(chance)
+
+    def _answer(self, chance: float | None) -> bool:
+        if self._stopped:
+            return False
+        if chance is not None and not -np.inf < chance < np.inf:
+            raise ValueError(f"The drafter's estimate is {chance}; it must be a number from 0 to 1, or None.")
+        chance = None if chance is None else float(min(max(chance, 0.0), 1.0))  # products round to just above 1
+        self._chances.append(chance)
+        self._stopped = not self._rule.more(len(self._chances), chance)
+        return not self._stopped
+
+
+def level_chances(draft: Draft) -> list[float | None]:
+    """Return the best score of each level, between 0 and 1, from the first level down; None where there are none."""
+    if len(draft) == 0:
+        return []
+    depth = depths(draft.parents)
+    deepest = int(depth.max())
+    if draft.score is None:
+        return [None] * deepest
+    best = np.zeros(deepest + 1)
+    np.maximum.at(best, depth, np.clip(draft.score, 0.0, 1.0))
+    return best[1:].tolist()  # type: ignore[no-any-return]  # numpy's `tolist` is Any
+
+
+def rejected(verdict: Verdict) -> bool:
+    """Say whether the target chose another token than those drafted where the accepted path ends."""
+    if len(verdict.tokens) == len(verdict.path):
+        return False
+    last = verdict.path[-1] if verdict.path else -1
+    return bool((verdict.draft.parents == last).any())

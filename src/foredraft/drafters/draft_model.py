@@ -1,0 +1,245 @@
+"""A smaller model drafts: a chain (SSD), a pruned tree (TSD), or a graph whose repeated phrases are drafted once (GSD).
+
+Gong et al., "Graph-Structured Speculative Decoding" (ACL 2024), with its baselines: speculative decoding with a single
+sequence (Leviathan et al. 2023; Chen et al. 2023) and with a token tree. The three are one family here: they differ in
+the shape that they grow. Knows a rollout of the draft model; not the target.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Target, Verdict
+from foredraft.drafters import Resources
+from foredraft.errors import UsageError
+from foredraft.model.candidates import Imitation
+from foredraft.model.growth import Grown, GrowthRules, grow
+from foredraft.model.rollout import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class ChainOptions:
+    """Options of `draft_model`.
+
+    Attributes:
+        model: the draft model: `demo-draft`, a hub id, a folder, or a pair (transformers model, tokenizer); None takes
+            the one that comes with the target, if any (vLLM's name).
+        levels: tokens drafted a step at most.
+        least_probability: drafting stops behind a token less probable than this (theta_prob).
+    """
+
+    model: Any = None
+    levels: int = 10
+    least_probability: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range.
+
+        Raises:
+            UsageError: naming it.
+        """
+        _check(self.levels, self.least_probability)
+
+    def rules(self) -> GrowthRules:
+        """Return what limits the chain."""
+        return GrowthRules(1, self.least_probability, 0.0, self.levels)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeOptions:
+    """Options of `draft_tree`; the defaults are GSD's, appendix B.
+
+    Attributes:
+        model: as in `draft_model`.
+        out_degree: children of a node at most (k).
+        least_probability: a node less probable than this is not expanded (theta_prob).
+        least_share: nor one below this share of its likeliest sibling's probability (theta_sib).
+        levels: depth of the tree at most.
+    """
+
+    model: Any = None
+    out_degree: int = 4
+    least_probability: float = 0.2
+    least_share: float = 0.3
+    levels: int = 10
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range.
+
+        Raises:
+            UsageError: naming it.
+        """
+        _check(self.levels, self.least_probability, self.least_share, self.out_degree)
+
+    def rules(self) -> GrowthRules:
+        """Return what limits the tree."""
+        return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOptions:
+    """Options of `draft_graph`; the defaults are GSD's, appendix B.
+
+    Attributes:
+        model: as in `draft_model`.
+        out_degree: children of a node at most (k).
+        least_probability: a node less probable than this is not expanded (theta_prob).
+        least_share: nor one below this share of its likeliest sibling's probability (theta_sib).
+        tau: a node whose last tau tokens occurred before is not expanded; it borrows what follows there.
+        levels: depth of the graph at most.
+    """
+
+    model: Any = None
+    out_degree: int = 4
+    least_probability: float = 0.2
+    least_share: float = 0.3
+    tau: int = 2
+    levels: int = 10
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range.
+
+        Raises:
+            UsageError: naming it.
+        """
+        _check(self.levels, self.least_probability, self.least_share, self.out_degree)
+        if not 1 <= self.tau <= 8:
+            raise UsageError(f"tau is {self.tau}; it must be 1 to 8.")
+
+    def rules(self) -> GrowthRules:
+        """Return what limits the graph."""
+        return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels, self.tau)
+
+
+def _check(levels: int, least_probability: float, least_share: float = 0.0, out_degree: int = 1) -> None:
+    for name, number, most in (("levels", levels, 64), ("out_degree", out_degree, 32)):
+        if not 1 <= number <= most:
+            raise UsageError(f"{name} is {number}; it must be 1 to {most}.")
+    for name, share in (("least_probability", least_probability), ("least_share", least_share)):
+        if not 0 <= share <= 1:
+            raise UsageError(f"{name} is {share}; it must be 0 to 1.")
+
+
+def _model_of(method: str, model: Any, resources: Resources) -> Target:
+    """Return the draft model that the options name.
+
+    Raises:
+        UsageError: none is named and none comes with the target, or it does not fit the target.
+    """
+    wanted = model if model is not None else resources.default_draft
+    if wanted is None or resources.draft_model is None:
+        raise UsageError(f"Method {method!r} needs a draft model; name one: model=NAME, or --draft-model NAME.")
+    return resources.draft_model(wanted)
+
+
+class DraftModelDrafter:
+    """A draft model that drafts chains."""
+
+    name: ClassVar[str] = "draft_model"
+    summary: ClassVar[str] = "Chains from a smaller model (SSD)."
+    Options = ChainOptions
+    needs = Needs()
+    source_names = ("draft_model",)
+
+    def __init__(self, options: ChainOptions, model: Any) -> None:
+        self._options, self._model = options, model
+
+    @classmethod
+    def create(cls, options: ChainOptions, resources: Resources) -> "DraftModelDrafter":
+        """Load the draft model.
+
+        Raises:
+            UsageError: there is none, or it does not fit the target.
+        """
+        return cls(options, _model_of(cls.name, options.model, resources))
+
+    def open(self, context: DraftContext) -> "RolloutDrafting":
+        """Begin drafting for one sequence."""
+        return RolloutDrafting(self._model, self._options.rules(), context)
+
+
+class DraftTreeDrafter:
+    """A draft model that drafts trees."""
+
+    name: ClassVar[str] = "draft_tree"
+    summary: ClassVar[str] = "Pruned trees from a smaller model (TSD)."
+    Options = TreeOptions
+    needs = Needs()
+    source_names = ("draft_tree",)
+
+    def __init__(self, options: TreeOptions, model: Any) -> None:
+        self._options, self._model = options, model
+
+    @classmethod
+    def create(cls, options: TreeOptions, resources: Resources) -> "DraftTreeDrafter":
+        """Load the draft model.
+
+        Raises:
+            UsageError: there is none, or it does not fit the target.
+        """
+        return cls(options, _model_of(cls.name, options.model, resources))
+
+    def open(self, context: DraftContext) -> "RolloutDrafting":
+        """Begin drafting for one sequence."""
+        return RolloutDrafting(self._model, self._options.rules(), context)
+
+
+class DraftGraphDrafter:
+    """A draft model that drafts graphs."""
+
+    name: ClassVar[str] = "draft_graph"
+    summary: ClassVar[str] = "Trees from a smaller model that drafts what re-occurs in them once (GSD)."
+    Options = GraphOptions
+    needs = Needs()
+    source_names = ("draft_graph", "draft_graph, merged")
+
+    def __init__(self, options: GraphOptions, model: Any) -> None:
+        self._options, self._model = options, model
+
+    @classmethod
+    def create(cls, options: GraphOptions, resources: Resources) -> "DraftGraphDrafter":
+        """Load the draft model.
+
+        Raises:
+            UsageError: there is none, or it does not fit the target.
+        """
+        return cls(options, _model_of(cls.name, options.model, resources))
+
+    def open(self, context: DraftContext) -> "RolloutDrafting":
+        """Begin drafting for one sequence."""
+        return RolloutDrafting(self._model, self._options.rules(), context)
+
+
+class RolloutDrafting:
+    """One sequence's drafting by a draft model, whose cache follows the sequence."""
+
+    def __init__(self, model: Any, rules: GrowthRules, context: DraftContext) -> None:
+        self._model = model
+        self._rules = rules
+        self._imitation = Imitation.of(context.settings, context.seed, context.vocabulary)
+        self._most_rows = max(context.max_nodes, 1)
+        self._rollout = Rollout(model, self._most_rows)
+        self._grown: Grown | None = None
+
+    def propose(self, view: SequenceView, budget: Budget) -> Draft:
+        """Grow a graph behind the sequence, and return its most probable paths as a tree."""
+        self._grown = None
+        window = self._model.window
+        depth = budget.depth if window is None else min(budget.depth, window - len(view.ids))
+        unknown = view.ids[self._rollout.committed :].max(initial=0) >= self._model.vocabulary
+        if budget.nodes <= 0 or depth <= 0 or unknown:
+            return EMPTY_DRAFT
+        budget = dataclasses.replace(budget, depth=depth)
+        rows = min(self._most_rows, budget.nodes)
+        self._grown = grow(self._rollout, view.ids, self._rules, budget, self._imitation, rows)
+        return self._grown.draft(budget.nodes)
+
+    def observe(self, verdict: Verdict) -> None:
+        """Keep what the draft model has computed of the accepted path."""
+        if self._grown is not None:
+            self._rollout.keep(self._grown.rows_along(verdict.tokens[:-1]))
+        self._grown = None
+
+    def close(self) -> None:
+        """Give the cache's memory back."""
+        self._rollout = Rollout(self._model, 1)

@@ -1,0 +1,125 @@
+"""One generation: the run that writes it, the stream that shows it as it grows, and what came of it.
+
+Knows a sequence, a drafter, a control and a target that were put together for it, and how ids become text.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from foredraft.contracts import Control, DraftContext, Drafter, StepRecord, Target
+from foredraft.engine.single import decode as decode_steps
+from foredraft.engine.single import prefill
+from foredraft.engine.state import FinishReason, SequenceState
+from foredraft.engine.statistics import Statistics, summarize
+from foredraft.text import TextStream, decode
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One emitted token of a stream.
+
+    Attributes:
+        text: the text that it completes; may be empty, as a character can span tokens. Joined, pieces are the text.
+        token_id: the token; -1 for a last piece that only releases text held back.
+        drafted_by: the drafter that guessed it, or None for the target's own.
+    """
+
+    text: str
+    token_id: int
+    drafted_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What was written, and how.
+
+    Attributes:
+        text: the new text, without special tokens.
+        token_ids: the new ids, with the end id if one ended the text.
+        finish_reason: "eos", "stop", "length", or "window" where the model's window ended the text.
+        prompt_length: ids of the prompt.
+        seed: of the sampling; the same seed gives the same text with any method, under matched verification.
+        steps: a record of every step.
+        statistics: what they add up to.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_length: int
+    seed: int
+    steps: tuple[StepRecord, ...]
+    statistics: Statistics
+
+
+class Run:
+    """One generation in progress: the sequence, its records, and the time before the first step."""
+
+    def __init__(
+        self,
+        seq: SequenceState,
+        target: Target,
+        drafter: Drafter,
+        control: Control,
+        context: DraftContext,
+        seed: int,
+    ) -> None:
+        self._parts = (seq, drafter, control, target, context)
+        self._records: list[StepRecord] = []
+        self._prefill_seconds = 0.0
+        self._seed = seed
+
+    def steps(self) -> Iterator[StepRecord]:
+        """Prefill, then yield each step's record."""
+        seq, _, _, target, _ = self._parts
+        self._prefill_seconds = prefill(seq, target) / 1e9
+        for record in decode_steps(*self._parts):
+            self._records.append(record)
+            yield record
+
+    def result(self, tokenizer: Any) -> Generation:
+        """Return what has been written so far; the finish reason is "length" while it is unfinished."""
+        seq = self._parts[0]
+        # from the records: an interrupt can fall between a step's commit and its record
+        ids = tuple(token for record in self._records for token in record.emitted)
+        return Generation(
+            text=decode(tokenizer, ids),
+            token_ids=ids,
+            finish_reason=seq.finish or "length",
+            prompt_length=seq.prompt_length,
+            seed=self._seed,
+            steps=tuple(self._records),
+            statistics=summarize(self._records, self._prefill_seconds),
+        )
+
+
+class Stream:
+    """An iterator over the pieces of a generation."""
+
+    def __init__(self, run: Run, tokenizer: Any) -> None:
+        self._run = run
+        self._tokenizer = tokenizer
+        self._pieces = self._iterate()
+
+    def __iter__(self) -> Iterator[Piece]:
+        """Return the pieces; there is one pass."""
+        return self._pieces
+
+    def __next__(self) -> Piece:
+        """Return the next piece."""
+        return next(self._pieces)
+
+    @property
+    def generation(self) -> Generation:
+        """What has been written so far; complete once the pieces are exhausted."""
+        return self._run.result(self._tokenizer)
+
+    def _iterate(self) -> Iterator[Piece]:
+        text = TextStream(self._tokenizer)
+        for record in self._run.steps():
+            for token, source in zip(record.emitted, record.sources, strict=True):
+                yield Piece(text.push(token), token, source)
+        rest = text.finish()
+        if rest:
+            yield Piece(rest, -1, None)

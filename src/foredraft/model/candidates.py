@@ -1,0 +1,117 @@
+"""What a draft model thinks may come next: a row's best tokens and how probable each is, in one transfer a level.
+
+Under matched verification a sampling target takes the token with the largest log-probability plus noise, and the noise
+is known (sampling.py): the draft model adds the same noise, and so agrees with the target as often as their
+distributions allow. Knows logits and the options of sampling; not the tree.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from foredraft.errors import NumericsError
+from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.rejection import VERIFIER_STREAM, SeededChance, draw_siblings
+from foredraft.sampling import SamplingOptions, filter_row, gumbel_noise, top_probabilities
+
+_FIRST_STREAM = VERIFIER_STREAM + 1
+_LOOKED_AT = 32
+"""Tokens of a row that noise may bring to the top; less probable ones seldom are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imitation:
+    """How the target chooses, as far as a draft model imitates it.
+
+    Attributes:
+        sampling: the options in force.
+        draws: whether nodes are drawn, for rejection verification, rather than chosen.
+        vocabulary: the ids that the target scores; None for all of the draft model's.
+    """
+
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    draws: bool = False
+    vocabulary: int | None = None
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], seed: int, vocabulary: int) -> "Imitation":
+        """Return what `DraftContext.settings` ask for."""
+        names = ("do_sample", "temperature", "top_k", "top_p", "min_p")
+        sampling = SamplingOptions(seed=seed, **{name: settings[name] for name in names if name in settings})
+        return cls(sampling, sampling.do_sample and settings.get("verification") == "rejection", vocabulary)
+
+
+class Candidates(NamedTuple):
+    """What may follow each of R rows.
+
+    Attributes:
+        tokens: int32[R, k]; -1 where a row allows fewer.
+        probabilities: float32[R, k], 0 where there is no token.
+        q: float32[R, k, V], what each token was drawn from; None where they were chosen.
+    """
+
+    tokens: IntArray
+    probabilities: FloatArray
+    q: FloatArray | None = None
+
+
+def candidates(logits: torch.Tensor, k: int, imitation: Imitation, positions: npt.NDArray[np.int64]) -> Candidates:
+    """Return `k` candidates for each row: its likeliest tokens, the likeliest first, or tokens drawn one by one.
+
+    A chosen token's probability is that the target takes it, going by this row and, when sampling, by the noise; a
+    drawn one's, what the row gives it.
+
+    Args:
+        logits: float[R, V], of the draft model.
+        k: how many a row.
+        imitation: how the target will choose.
+        positions: int64[R], the absolute position of the token that follows each row.
+
+    Raises:
+        NumericsError: scores from which no token can be chosen.
+    """
+    logits = logits[:, : imitation.vocabulary]
+    if imitation.draws:
+        return _drawn(logits, k, imitation, positions)
+    sampling = imitation.sampling.do_sample
+    tokens, probabilities = top_probabilities(logits, max(k, _LOOKED_AT) if sampling else k)
+    if not np.isfinite(probabilities).all():
+        raise NumericsError(_UNUSABLE)
+    if not sampling:
+        return Candidates(tokens, probabilities)
+    with np.errstate(divide="ignore"):  # a probability may be 0
+        scores = np.log(probabilities.astype(np.float64)) / imitation.sampling.temperature
+    for row, position in enumerate(positions.tolist()):
+        scores[row] += gumbel_noise(imitation.sampling.seed, position, tokens[row].astype(np.int64))
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    taken = np.take_along_axis(weights, order, axis=1).astype(np.float32)
+    return Candidates(np.take_along_axis(tokens, order, axis=1), taken)
+
+
+def _drawn(logits: torch.Tensor, k: int, imitation: Imitation, positions: npt.NDArray[np.int64]) -> Candidates:
+    options = imitation.sampling
+    rows = logits.float().cpu().numpy()
+    found = Candidates(
+        np.full((len(rows), k), -1, np.int32), np.zeros((len(rows), k), np.float32),
+        np.zeros((len(rows), k, rows.shape[1]), np.float32),
+    )  # fmt: skip
+    assert found.q is not None
+    for row, position in enumerate(positions.tolist()):
+        weights = filter_row(rows[row], options.temperature, options.top_k, options.top_p, options.min_p)
+        if not len(weights):
+            raise NumericsError(_UNUSABLE)
+        q = weights.astype(np.float64) / weights.sum(dtype=np.float64)
+        tokens, laws = draw_siblings(q, k, SeededChance(options.seed, position, _FIRST_STREAM + row))
+        found.tokens[row, : len(tokens)] = tokens
+        found.probabilities[row, : len(tokens)] = q[tokens]
+        found.q[row, : len(tokens)] = laws
+    return found
+
+
+_UNUSABLE = "The draft model's scores are NaN or infinite; check its weights and dtype."

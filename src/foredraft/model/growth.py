@@ -1,0 +1,155 @@
+"""How a draft model's graph grows: level by level, pruned by probability, until drafting more is not worth while.
+
+Gong et al., "Graph-Structured Speculative Decoding" (ACL Findings 2024), section 4.2. A tree is a graph that merges
+nothing, and a chain is a tree of out-degree 1. Knows a rollout and the rules of growth; not the target, nor how the
+graph is cut to its budget afterwards.
+"""
+
+import dataclasses
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from foredraft.contracts import Budget, Draft, TokenIds
+from foredraft.graph.dag import NO_LENDER, DraftGraph, add_level, empty_graph, leaves
+from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.graph.unmerge import unmerge
+from foredraft.model.candidates import Candidates, Imitation, candidates
+from foredraft.model.rollout import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthRules:
+    """What limits a graph.
+
+    Attributes:
+        out_degree: children of a node at most; k in the paper.
+        least_probability: a node below this is a leaf; theta_prob.
+        least_share: a node below this share of its best sibling is a leaf; theta_sib.
+        most_levels: levels at most.
+        tau: length of the grams that are drafted once; 0 for none.
+    """
+
+    out_degree: int = 4
+    least_probability: float = 0.2
+    least_share: float = 0.3
+    most_levels: int = 10
+    tau: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A graph as it grew.
+
+    Attributes:
+        graph: its nodes.
+        rows: int32[N], the rollout's row of each node; -1 for one that was not put through the model.
+        q: float32[V] for each node, the distribution that it was drawn from; empty where nodes were chosen.
+        levels: forward passes of the draft model, the root's included.
+        depth: how deep a draft of it may be: what loans add to the levels is not wanted where `budget.more` ended them.
+    """
+
+    graph: DraftGraph
+    rows: IntArray
+    q: list[FloatArray]
+    levels: int
+    depth: int
+
+    def rows_along(self, tokens: tuple[int, ...]) -> list[int]:
+        """Return the rows on the path of `tokens` from the root, up to the first token that has none."""
+        parents, drafted = (each[: self.graph.size].tolist() for each in (self.graph.parents, self.graph.tokens))
+        child_of = {edge: node for node, edge in enumerate(zip(parents, drafted, strict=True))}
+        found: list[int] = []
+        node: int | None = -1
+        for token in tokens:
+            node = child_of.get((node, token))
+            if node is None or self.rows[node] < 0:
+                break
+            found.append(int(self.rows[node]))
+        return found
+
+    def draft(self, limit: int) -> Draft:
+        """Return the graph as a tree of at most `limit` nodes; those of source 1 were reached through a loan.
+
+        Chosen nodes are cut by the probability of their paths. Drawn ones are taken level by level, siblings together:
+        which of them are kept must not depend on what they are.
+        """
+        if self.q:
+            return self._in_order(limit)
+        tree = unmerge(self.graph, limit, self.depth)
+        return Draft(tree.tokens, tree.parents, tree.score, source=tree.merged.astype(np.uint8))
+
+    def _in_order(self, limit: int) -> Draft:
+        graph = self.graph
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(graph.parents[: graph.size].tolist()):
+            children.setdefault(parent, []).append(node)
+        nodes: list[int] = []
+        parents: list[int] = []
+        merged: list[bool] = []
+        waiting = deque([(-1, -1, 0, False)])
+        while waiting:
+            node, place, level, through_loan = waiting.popleft()
+            lender = NO_LENDER if node < 0 else int(graph.lenders[node])
+            following = children.get(node if lender == NO_LENDER else lender, [])
+            if level == self.depth or len(nodes) + len(following) > limit:
+                continue
+            for child in following:
+                loan = through_loan or lender != NO_LENDER
+                waiting.append((child, len(nodes), level + 1, loan))
+                nodes.append(child)
+                parents.append(place)
+                merged.append(loan)
+        score = np.ones(len(nodes), np.float32)
+        for i, (node, place) in enumerate(zip(nodes, parents, strict=True)):
+            score[i] = graph.probability[node] * (1 if place < 0 else score[place])
+        q = np.array([self.q[node] for node in nodes], np.float32)
+        tokens = graph.tokens[nodes] if nodes else np.empty(0, np.int32)
+        return Draft(tokens, np.array(parents, np.int32), score, q if nodes else None, np.array(merged, np.uint8))
+
+
+def grow(
+    rollout: Rollout, ids: TokenIds, rules: GrowthRules, budget: Budget, imitation: Imitation, most_rows: int
+) -> Grown:
+    """Grow a graph behind `ids`, int64[n].
+
+    It ends when the budget's depth or `most_levels` is reached, no node is left to expand, `budget.more` says so, or
+    `most_rows` rows have been put through the model; the most probable nodes of a level are expanded first.
+
+    Raises:
+        NumericsError: scores from which no token can be chosen.
+    """
+    graph = empty_graph(ids[-max(rules.tau, 1) :], rules.tau, (most_rows + 1) * rules.out_degree)
+    grown = Grown(graph, np.full(len(graph.tokens), -1, np.int32), [], 1, budget.depth)
+    frontier = np.full(1, -1, np.int32)
+    logits = rollout.start(ids)
+    used, levels = 0, 1
+    depth = min(budget.depth, rules.most_levels)
+    for level in range(depth):
+        positions = np.full(len(frontier), len(ids) + level, np.int64)
+        found = candidates(logits, rules.out_degree, imitation, positions)
+        start, most_open = graph.size, most_rows - used if level + 1 < depth else 0
+        opened = _add(grown, frontier, found, rules, most_open)
+        best = float(graph.score[start : graph.size].max(initial=0.0))
+        goes_on = budget.more is None or budget.more(best)
+        if not goes_on:
+            return dataclasses.replace(grown, levels=levels, depth=level + 1)
+        if not len(opened):
+            break
+        above = graph.parents[opened]
+        logits = rollout.expand(graph.tokens[opened], np.where(above < 0, -1, grown.rows[above]).astype(np.int32))
+        grown.rows[opened] = used + np.arange(len(opened))
+        used, levels, frontier = used + len(opened), levels + 1, opened
+    return dataclasses.replace(grown, levels=levels)
+
+
+def _add(grown: Grown, frontier: IntArray, found: Candidates, rules: GrowthRules, most_open: int) -> IntArray:
+    """Add the candidates as children of `frontier`; return which are to be expanded."""
+    leaf = leaves(found.probabilities, rules.least_probability, rules.least_share)
+    real = found.tokens >= 0  # a distribution may allow fewer tokens than were asked for
+    parents = np.broadcast_to(frontier[:, None], found.tokens.shape)[real]
+    opened = add_level(grown.graph, parents, found.tokens[real], found.probabilities[real], leaf[real], most_open)
+    if found.q is not None:
+        grown.q.extend(found.q[real])
+    return opened

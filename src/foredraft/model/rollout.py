@@ -1,0 +1,121 @@
+"""A draft model's tree, grown level by level in its own cache: one forward pass and one transfer a level.
+
+The tree's rows are held in the cache, uncommitted, while it grows; after verification the rows of the accepted path
+stay and the others go, so that no accepted token is computed twice. Knows a causal language model and its cache. Does
+not know which nodes are worth expanding, nor how the target chooses.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from foredraft.contracts import TokenIds
+from foredraft.graph.layout import lay_out_level, lay_out_text
+from foredraft.graph.tree import BoolArray, IntArray
+from foredraft.model.target import TorchTarget
+
+
+class Rollout:
+    """One sequence's tree in a draft model.
+
+    A tree begins with `start`, grows with `expand` and ends with `keep`. Rows are numbered in the order in which they
+    were expanded, from 0 on; -1 is the root.
+
+    Args:
+        model: the draft model.
+        most_rows: rows of a tree at most; room for them is made once, at its start.
+    """
+
+    def __init__(self, model: TorchTarget, most_rows: int) -> None:
+        self._model = model
+        self._most_rows = most_rows
+        self._cache = model.new_cache()
+        self._at = 0
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._positions = np.empty(most_rows, np.int64)
+        self._sees: BoolArray = np.zeros((most_rows, most_rows), np.bool_)
+
+    @property
+    def committed(self) -> int:
+        """How many tokens of the sequence lie in the cache."""
+        return self._cache.length
+
+    @torch.inference_mode()
+    def start(self, ids: TokenIds) -> torch.Tensor:
+        """Bring the cache up to a sequence and begin a tree at its end.
+
+        Args:
+            ids: int64[n], n at least 1; begins with what the cache holds.
+
+        Returns:
+            float[1, V], the model's scores after the last of `ids`, the root.
+        """
+        self._end_tree()
+        known = min(self._cache.length, len(ids) - 1)  # the root's scores are wanted, so it is not left out
+        if known < self._cache.length:
+            raise ValueError(f"The cache holds {self._cache.length} tokens, and the sequence has {len(ids)}.")
+        new = ids[known:].copy()  # torch takes no read-only arrays
+        self._model.prefill(new[:-1], self._cache)
+        self._cache.reserve(self._most_rows + 1)
+        scores = self._model.forward(lay_out_text(new[-1:], self._cache.length), self._cache)
+        self._cache.commit([0])
+        self._at = len(ids)
+        return scores.logits
+
+    @torch.inference_mode()
+    def expand(self, tokens: IntArray, parents: IntArray) -> torch.Tensor:
+        """Put the next rows of the tree through the model.
+
+        Args:
+            tokens: int32[R], of each row.
+            parents: int32[R], the row that each follows, -1 for the root; rows of earlier calls.
+
+        Returns:
+            float[R, V], the model's scores after each, on its device.
+
+        Raises:
+            ValueError: more rows than there is room for.
+        """
+        held, rows = len(self._tokens), len(tokens)
+        if held + rows > self._most_rows:
+            raise ValueError(f"A tree of {held + rows} rows does not fit into {self._most_rows}.")
+        for i, parent in enumerate(parents.tolist()):
+            row = held + i
+            if parent >= 0:
+                self._sees[row, :held] = self._sees[parent, :held]
+            self._sees[row, row] = True
+            self._positions[row] = self._at if parent < 0 else self._positions[parent] + 1
+        ancestors = self._sees[held : held + rows, : held + rows]
+        layout = lay_out_level(
+            tokens, ancestors, self._positions[held : held + rows], self._positions[:held], self._cache.length
+        )
+        scores = self._model.forward(layout, self._cache)
+        self._cache.hold()
+        self._tokens += tokens.tolist()
+        self._parents += parents.tolist()
+        return scores.logits
+
+    def keep(self, path: Sequence[int]) -> None:
+        """End the tree: commit the rows `path`, from the root's child down, and forget the others.
+
+        Raises:
+            ValueError: rows that are no path from the root.
+        """
+        before = -1
+        for row in path:
+            if self._parents[row] != before:
+                raise ValueError(f"Rows {list(path)} are no path: row {row} follows {self._parents[row]}.")
+            before = row
+        self._cache.commit(path)
+        self._forget()
+
+    def _end_tree(self) -> None:
+        if self._tokens:
+            self._cache.commit([])
+        self._forget()
+
+    def _forget(self) -> None:
+        self._sees[: len(self._tokens)] = False
+        self._tokens, self._parents = [], []

@@ -1,0 +1,70 @@
+"""A draft model for a target: loaded beside it, and refused where the two do not mean the same tokens.
+
+Knows models and tokenizers. Does not know what is drafted, or how.
+"""
+
+import warnings
+from typing import Any
+
+from foredraft.errors import ForedraftWarning, UsageError
+from foredraft.model.loading import load_model, load_tokenizer
+from foredraft.model.target import TorchTarget
+
+_SHOWN = 3
+
+
+def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTarget:
+    """Return the draft model, in the target's dtype and on its device where foredraft loads it.
+
+    Args:
+        model: `demo-draft`, a hub id, a folder, or a pair (transformers model, tokenizer).
+        target: what it drafts for.
+        tokenizer: the target's.
+
+    Raises:
+        UsageError: nothing can be loaded, or the vocabularies disagree on an id that both have.
+        UnsupportedModelError: a model whose rows cannot form a tree.
+    """
+    if isinstance(model, str):
+        draft_tokenizer = load_tokenizer(model)
+        _check_vocabularies(tokenizer, draft_tokenizer, model)  # before the weights are read
+        device = str(target.device)
+        draft = TorchTarget(load_model(model, target.dtype, device))
+    else:
+        try:
+            transformer, draft_tokenizer = model
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                "Give the draft model as a name, a folder, or a pair (transformers model, tokenizer)."
+            ) from error
+        _check_vocabularies(tokenizer, draft_tokenizer, type(transformer).__name__)
+        draft = TorchTarget(transformer.eval())
+    _warn_of_size(draft, target)
+    return draft
+
+
+def _check_vocabularies(ours: Any, theirs: Any, name: str) -> None:
+    """Refuse a tokenizer that has another token under an id of the target's; ids that only one has do no harm."""
+    tokens = {number: token for token, number in ours.get_vocab().items()}
+    other = [
+        (number, tokens[number], token)
+        for token, number in theirs.get_vocab().items()
+        if tokens.get(number, token) != token
+    ]
+    if other or not tokens.keys() & set(theirs.get_vocab().values()):
+        examples = "; ".join(f"id {n} is {a!r} and {b!r}" for n, a, b in sorted(other)[:_SHOWN])
+        raise UsageError(
+            f"The draft model {name} has another tokenizer than the target ({len(other)} ids differ: {examples}). Give "
+            "one of the target's own family, with the same tokenizer."
+        )
+
+
+def _warn_of_size(draft: TorchTarget, target: TorchTarget) -> None:
+    sizes = [sum(parameter.numel() for parameter in each.model.parameters()) for each in (draft, target)]
+    if sizes[0] >= sizes[1]:
+        warnings.warn(
+            f"The draft model has {sizes[0] / 1e6:,.0f} million parameters and the target {sizes[1] / 1e6:,.0f} "
+            "million: drafting will cost more than it saves. Swap them, or draft with a smaller model.",
+            ForedraftWarning,
+            stacklevel=2,
+        )

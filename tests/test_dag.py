@@ -1,0 +1,562 @@
+"""Token graphs: what is merged, that no cycle ever arises, and the tree that comes of it. Compared with slow twins."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import naive
+from foredraft.contracts import Draft
+from foredraft.graph import dag, graft, grams, reach, tree, unmerge
+
+pytestmark = pytest.mark.kernels
+
+SEEDS = pytest.mark.parametrize("seed", range(12))
+
+
+def ints(*values):
+    return np.array(values, np.int32)
+
+
+def floats(*values):
+    return np.array(values, np.float32)
+
+
+def has_cycle(nodes, edges):
+    """Nodes without an incoming edge are taken away until none is left; a cycle is what remains."""
+    left = set(range(nodes))
+    while left:
+        entered = {to for start, to in edges if start in left}
+        free = left - entered
+        if not free:
+            return True
+        left -= free
+    return False
+
+
+def toy_children(rng, vocabulary, k):
+    """Some tokens that may follow a path, and their probabilities, the best first."""
+    tokens = rng.permutation(vocabulary)[:k]
+    return tokens, np.sort(rng.dirichlet(np.ones(vocabulary)))[::-1][:k].astype(np.float32)
+
+
+def toy_levels(rng, vocabulary, k, levels, most_open, add):
+    """Grow a toy: `add` takes a level as `add_level` does, and returns the nodes to expand."""
+    frontier = [-1]
+    for level in range(levels):
+        rows = [toy_children(rng, vocabulary, k) for _ in frontier]
+        if not rows:
+            return
+        probabilities = np.stack([row[1] for row in rows])
+        frontier = add(
+            np.repeat(np.array(frontier, np.int32), probabilities.shape[1]),
+            np.concatenate([row[0] for row in rows]).astype(np.int32),
+            probabilities.ravel(),
+            dag.leaves(probabilities, 0.1, 0.2).ravel(),
+            0 if level == levels - 1 else most_open,
+        )
+
+
+def toy_graph(seed, tau=None, levels=10, most_open=5):
+    """A random graph, and its naive twin grown from the same levels."""
+    rng = np.random.default_rng(seed)
+    vocabulary = int(rng.integers(2, 5))
+    tau = int(rng.integers(1, 5)) if tau is None else tau
+    context = rng.integers(0, vocabulary, rng.integers(0, 6))
+    graph, twin = dag.empty_graph(context, tau, 400), naive.empty_graph(context, tau)
+
+    def add(*level):
+        opened = dag.add_level(graph, *level)
+        assert opened.dtype == np.int32
+        assert opened.tolist() == naive.add_level(twin, *level)
+        return opened
+
+    toy_levels(rng, vocabulary, int(rng.integers(2, 4)), levels, most_open, add)
+    return graph, twin
+
+
+def edges_of(graph):
+    return naive.edges_of(graph.parents[: graph.size], graph.lenders[: graph.size])
+
+
+def paths_of(found):
+    """{path as tokens: (score, origin, merged)} of an unmerged tree."""
+    return {
+        tuple(found.tokens[tree.path_to(found.parents, node)].tolist()): (
+            found.score[node],
+            found.origin[node],
+            bool(found.merged[node]),
+        )
+        for node in range(len(found.tokens))
+    }
+
+
+def assert_is_draft(found, limit, max_depth):
+    Draft(found.tokens, found.parents, found.score).check()
+    assert found.origin.dtype == np.int32
+    assert found.merged.dtype == np.bool_
+    assert len(found.tokens) <= limit
+    assert (tree.depths(found.parents) <= max_depth).all()
+    assert (np.diff(found.score) <= 0).all()
+
+
+# --- merging
+
+
+@SEEDS
+def test_a_graph_grows_as_its_twin_does(seed):
+    merged = 0
+    for toy in range(4):
+        graph, twin = toy_graph(100 * seed + toy)
+        for name in ("tokens", "parents", "score", "lenders"):
+            assert getattr(graph, name)[: graph.size].tolist() == twin[name], name
+        assert graph.open[: graph.size].tolist() == [opened > 0 for opened in twin["open"]]
+        merged += int((graph.lenders[: graph.size] >= 0).sum())
+    assert merged > 10
+
+
+def test_no_graph_has_a_cycle():
+    for seed in range(60):
+        graph, _ = toy_graph(seed, tau=1 + seed % 4, most_open=4)
+        assert not has_cycle(graph.size, edges_of(graph))
+
+
+def as_released(rng, vocabulary, k, levels, tau):
+    """The released code's graph: (number of nodes, edges). See the comment in each place for what it does."""
+    context = rng.integers(0, vocabulary, 6)
+    tokens, parents, borrowed = [], [], {}
+    frontier = [-1]
+    for _ in range(levels):
+        found = []
+        for father in frontier:
+            for token in toy_children(rng, vocabulary, k)[0]:
+                wanted = naive.gram(tokens, parents, context, tau, father, token)
+                above = tree.path_to(parents, father)  # only these are excluded
+                same = [
+                    node
+                    for node in range(len(tokens))
+                    if node not in above
+                    and naive.gram(tokens, parents, context, tau, parents[node], tokens[node]) == wanted
+                ]
+                if same:
+                    borrowed[father] = same[0]  # a second one overwrites the first
+                else:
+                    tokens.append(int(token))
+                    parents.append(father)
+                    found.append(len(tokens) - 1)
+        frontier = found[:4]
+    tree_edges = [(parent, node) for node, parent in enumerate(parents) if parent >= 0]
+    return len(tokens), [*tree_edges, *((father, node) for father, node in borrowed.items() if father >= 0)]
+
+
+@pytest.mark.parametrize("tau", [1, 2, 3])
+def test_the_released_rule_makes_cycles(tau):
+    """What the search for cycles finds where there are some."""
+    toys = [as_released(np.random.default_rng(seed), 3, 2, 10, tau) for seed in range(20)]
+    assert sum(has_cycle(*toy) for toy in toys) >= 9
+
+
+def test_excluding_ancestors_in_the_tree_alone_makes_cycles():
+    """Our own rule, with the released code's question in place of reach, on toys where ours makes none."""
+
+    def cyclic(seed, released):
+        twin = naive.empty_graph([0, 1, 2], 2)
+
+        def add(*level):
+            return naive.add_level(twin, *level, only_tree_ancestors=released)
+
+        toy_levels(np.random.default_rng(seed), 3, 3, 8, 4, add)
+        return has_cycle(len(twin["tokens"]), naive.edges_of(twin["parents"], twin["lenders"]))
+
+    assert sum(cyclic(seed, True) for seed in range(30)) >= 10
+    assert not any(cyclic(seed, False) for seed in range(30))
+
+
+def add(graph, parents, tokens, probabilities, leaf=None, most_open=None):
+    leaf = np.zeros(len(tokens), bool) if leaf is None else np.array(leaf)
+    return dag.add_level(graph, ints(*parents), ints(*tokens), floats(*probabilities), leaf, most_open)
+
+
+def small_graph(tau=2, most_open=None):
+    """Behind the text 8 9, the tokens 1 (node 0) and 2 (node 1); returned with its open nodes."""
+    graph = dag.empty_graph(np.array([8, 9]), tau, 20)
+    return graph, add(graph, [-1, -1], [1, 2], [0.6, 0.4], most_open=most_open)
+
+
+def test_a_redundant_node_is_kept_and_borrows_from_the_first_occurrence():
+    graph, first = small_graph(tau=1)
+    assert first.tolist() == [0, 1]
+    # Token 1 again below node 1: it is a node of its own, and what follows it is what follows node 0.
+    assert add(graph, [0, 1], [5, 1], [0.9, 0.8]).tolist() == [2]
+    assert graph.size == 4
+    assert graph.lenders[:4].tolist() == [-1, -1, -1, 0]
+    found = unmerge.unmerge(graph, 100, 100)
+    assert paths_of(found).keys() == {(1,), (2,), (1, 5), (2, 1), (2, 1, 5)}
+    assert found.score[found.tokens.tolist().index(5)] == np.float32(0.6) * np.float32(0.9)
+    _, origin, merged = paths_of(found)[2, 1, 5]
+    assert (origin, merged) == (2, True)
+    assert not paths_of(found)[2, 1][2]  # the redundant node was drafted behind its own path
+
+
+def test_a_gram_reaches_back_into_the_text():
+    """Behind the text ... 8 9, both 9 1 and 2 9 1 end in the gram 9 1."""
+    graph, _ = small_graph(tau=2)
+    add(graph, [0, 1], [5, 9], [0.9, 0.8])
+    assert add(graph, [2, 3], [6, 1], [0.9, 0.8]).tolist() == [4]
+    assert graph.lenders[5] == 0
+
+
+def test_two_children_of_a_node_borrow_from_two_lenders():
+    graph, _ = small_graph(tau=1)
+    add(graph, [0, 1], [5, 6], [0.9, 0.9])
+    add(graph, [2, 2], [2, 6], [0.5, 0.4])
+    assert graph.lenders[4:6].tolist() == [1, 3]
+
+
+def test_nothing_borrows_from_its_own_ancestor():
+    graph = dag.empty_graph(np.array([9]), 1, 20)
+    frontier = add(graph, [-1], [1], [1.0])
+    for _ in range(5):  # 1 1 1 1 1 1
+        frontier = add(graph, frontier, [1], [1.0])
+        assert len(frontier) == 1
+    assert (graph.lenders == -1).all()
+
+
+def test_nothing_borrows_from_an_ancestor_through_a_loan():
+    """Node 3 (2 1) borrows from node 0 (1); so below node 0, nothing may borrow from what leads to node 3."""
+    graph, _ = small_graph(tau=1)
+    add(graph, [0, 1], [5, 1], [0.9, 0.8])
+    assert graph.lenders[3] == 0
+    assert add(graph, [2], [2], [0.7]).tolist() == [4]  # 1 5 2: node 1 leads to 3, and so to 0, and to 2
+    assert graph.lenders[4] == -1
+
+
+def test_where_the_first_occurrence_may_not_lend_the_next_one_does():
+    graph = dag.empty_graph(np.array([9]), 1, 20)
+    add(graph, [-1, -1], [1, 2], [0.6, 0.4])
+    add(graph, [0, 1], [1, 3], [0.9, 0.9])  # node 2 is 1 1: an occurrence that could not be merged
+    add(graph, [2, 3], [4, 5], [0.9, 0.9])
+    add(graph, [4, 5], [6, 1], [0.9, 0.9])
+    assert graph.lenders[7] == 0
+    assert add(graph, [6], [1], [0.5]).tolist() == [8]  # below both
+    graph, _ = small_graph(tau=1)
+    add(graph, [0, 1], [5, 6], [0.9, 0.9])
+    add(graph, [2, 3], [6, 5], [0.9, 0.9])
+    assert graph.lenders[4:6].tolist() == [3, -1]  # the second would close 5 6 5
+
+
+def test_within_a_level_the_most_probable_is_the_first_occurrence():
+    graph, _ = small_graph(tau=1)
+    assert add(graph, [0, 1], [7, 7], [0.1, 0.9]).tolist() == [3]
+    assert graph.lenders[2:4].tolist() == [3, -1]
+    add(graph, [3], [8], [1.0])  # both are followed by what the lender gets later
+    assert {(1, 7, 8), (2, 7, 8)} <= paths_of(unmerge.unmerge(graph, 100, 100)).keys()
+
+
+def test_a_leaf_is_drafted_and_not_expanded_and_does_not_lend_but_may_borrow():
+    graph, _ = small_graph(tau=1)
+    assert add(graph, [0, 1], [7, 8], [0.9, 0.9], leaf=[True, False]).tolist() == [3]
+    assert add(graph, [3, 3], [7, 1], [0.5, 0.1], leaf=[False, True]).tolist() == [4]
+    assert graph.lenders[4:6].tolist() == [-1, 0]
+    assert (1, 7) in paths_of(unmerge.unmerge(graph, 100, 100))
+
+
+def test_only_the_most_probable_stay_open_and_none_in_the_last_level():
+    graph, first = small_graph(tau=2, most_open=1)
+    assert first.tolist() == [0]
+    assert add(graph, [0, 0], [5, 6], [0.5, 0.5], most_open=0).tolist() == []
+    assert add(graph, [], [], []).tolist() == []
+    assert graph.size == 4
+
+
+def test_without_a_tau_the_graph_is_a_tree():
+    graph, twin = toy_graph(3, tau=0)
+    assert (graph.lenders == -1).all()
+    found = unmerge.unmerge(graph, 20, 6)
+    kept = tree.top_nodes(graph.parents[: graph.size], graph.score[: graph.size], 20, 6)
+    assert sorted(found.origin.tolist()) == kept.tolist()
+    assert not found.merged.any()
+    assert twin["lenders"] == [-1] * graph.size
+
+
+def test_a_probability_just_above_one_is_taken_for_one():
+    graph = dag.empty_graph(np.array([9]), 2, 4)
+    add(graph, [-1], [1], [1.0001])
+    assert graph.score[0] == graph.probability[0] == 1
+
+
+REFUSED = {
+    "a list too short": (ints(0, 0), ints(5), floats(0.5, 0.5), "as long as each other"),
+    "more than there is room for": (ints(*[0] * 30), ints(*range(30)), np.ones(30, np.float32), "no room"),
+    "parents in disorder": (ints(1, 0), ints(5, 6), floats(0.5, 0.5), "ascend"),
+    "a parent that is no node yet": (ints(0, 7), ints(5, 6), floats(0.5, 0.5), "last level"),
+    "a parent below the root": (ints(-2, 0), ints(5, 6), floats(0.5, 0.5), "last level"),
+    "the root in a later level": (ints(-1), ints(5), floats(0.5), "last level"),
+    "a leaf for a parent": (ints(2), ints(5), floats(0.5), "last level"),
+    "a negative token": (ints(0), ints(-1), floats(0.5), "at least 0"),
+    "siblings alike": (ints(0, 0, 0), ints(5, 6, 5), floats(0.5, 0.5, 0.1), "different tokens"),
+    "a probability of two": (ints(0), ints(5), floats(2), "between 0 and 1"),
+    "a negative probability": (ints(0), ints(5), floats(-0.5), "between 0 and 1"),
+    "no number": (ints(0, 1), ints(5, 5), floats(0.5, np.nan), "between 0 and 1"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_broken_level_is_refused_and_changes_nothing(name):
+    parents, tokens, probabilities, message = REFUSED[name]
+    graph = dag.empty_graph(np.array([9]), 2, 20)
+    add(graph, [-1, -1, -1], [1, 2, 3], [0.5, 0.3, 0.2], leaf=[False, False, True])
+    with pytest.raises(ValueError, match=message):
+        dag.add_level(graph, parents, tokens, probabilities, np.zeros(len(parents), bool))
+    assert graph.size == 3
+    assert add(graph, [0, 1], [5, 5], [0.5, 0.5]).tolist() == [3, 4]
+
+
+def test_a_parent_of_an_earlier_level_is_refused():
+    graph, _ = small_graph()
+    add(graph, [0], [5], [0.5])
+    with pytest.raises(ValueError, match="last level"):
+        add(graph, [1], [5], [0.5])
+
+
+def test_a_graph_of_negative_size_is_refused():
+    for tau, room in ((-1, 4), (2, -1)):
+        with pytest.raises(ValueError, match="at least 0"):
+            dag.empty_graph(np.array([9]), tau, room)
+
+
+# --- pruning
+
+
+def test_pruning_by_hand():
+    probabilities = floats(0.7, 0.2, 0.1, 0.3, 0.25, 0.19).reshape(2, 3)
+    assert dag.improbable(probabilities, 0.2).tolist() == [[False, False, True], [False, False, True]]
+    assert dag.outshone(probabilities, 0.3).tolist() == [[False, True, True], [False, False, False]]
+    assert dag.leaves(probabilities).tolist() == [[False, True, True], [False, False, True]]
+
+
+def test_what_is_not_a_number_is_not_expanded():
+    assert dag.leaves(floats(np.nan, np.nan).reshape(1, 2), 0.0, 0.0).all()
+    assert dag.leaves(np.empty((2, 0), np.float32)).shape == (2, 0)
+
+
+# --- unmerging
+
+
+@SEEDS
+def test_an_unmerged_tree_holds_exactly_the_best_paths(seed):
+    graph, _ = toy_graph(seed, levels=5, most_open=3)
+    size, borrowed = graph.size, 0
+    arrays = [array[:size] for array in (graph.tokens, graph.parents, graph.probability, graph.lenders)]
+    for limit in (0, 1, 12, 400):
+        for max_depth in (0, 1, 3, 7):
+            found = unmerge.unmerge(graph, limit, max_depth)
+            assert_is_draft(found, limit, max_depth)
+            expected = naive.unroll(*arrays, -1, limit, max_depth)
+            assert paths_of(found) == expected
+            borrowed += int(found.merged.sum())
+    assert borrowed or not (graph.lenders >= 0).any()
+
+
+@SEEDS
+def test_what_is_not_merged_has_the_path_of_its_origin(seed):
+    """So keys and values that were computed for the origin are right for it, and for the others they need not be."""
+    graph, _ = toy_graph(seed, tau=1 + seed % 2)
+    found = unmerge.unmerge(graph, 200, 12)
+    other_paths = 0
+    for node, origin in enumerate(found.origin.tolist()):
+        path = found.tokens[tree.path_to(found.parents, node)].tolist()
+        own = graph.tokens[tree.path_to(graph.parents, origin)].tolist()
+        assert path[-1] == own[-1]
+        if found.merged[node]:
+            other_paths += path != own
+        else:
+            assert path == own
+            assert found.score[node] == graph.score[origin]
+    assert other_paths == found.merged.sum()
+
+
+def test_an_unmerged_tree_can_be_deeper_than_the_graph():
+    graph, _ = small_graph(tau=1)
+    add(graph, [0, 1], [5, 1], [0.9, 0.8])
+    found = unmerge.unmerge(graph, 100, 100)
+    assert tree.depths(graph.parents[: graph.size]).max() == 2
+    assert tree.depths(found.parents).max() == 3
+
+
+def test_paths_of_probability_zero_are_left_out():
+    graph = dag.empty_graph(np.array([9]), 2, 4)
+    add(graph, [-1, -1], [1, 2], [1.0, 0.0])
+    assert unmerge.unmerge(graph, 10, 10).tokens.tolist() == [1]
+
+
+def test_of_equal_paths_as_many_are_kept_as_there_is_room_for():
+    graph = dag.empty_graph(np.array([9]), 2, 9)
+    first = add(graph, [-1] * 3, [1, 2, 3], [0.25] * 3)
+    add(graph, first, [1, 1, 1], [1.0] * 3)
+    for limit in range(8):
+        found = unmerge.unmerge(graph, limit, 5)
+        assert_is_draft(found, limit, 5)
+        assert len(found.tokens) == min(limit, 6)
+
+
+# --- grafting
+
+
+@st.composite
+def drafts(draw, most=14):
+    """(tokens, parents, score) of a tree whose siblings differ, over few tokens, so that grams re-occur."""
+    vocabulary = draw(st.integers(2, 4))
+    tokens, parents, taken = [], [], set()
+    for _ in range(draw(st.integers(0, most))):
+        edge = (draw(st.integers(-1, len(tokens) - 1)), draw(st.integers(0, vocabulary - 1)))
+        if edge not in taken:
+            taken.add(edge)
+            parents.append(edge[0])
+            tokens.append(edge[1])
+    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
+    score = rng.uniform(0.05, 0.6, len(tokens)).astype(np.float32)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            score[node] *= score[parent]
+    context = np.array(draw(st.lists(st.integers(0, vocabulary - 1), max_size=5)), np.int64)
+    return np.array(tokens, np.int32), np.array(parents, np.int32), score, context
+
+
+@given(drafts(), st.integers(1, 4))
+@settings(deadline=None, derandomize=True, max_examples=150)
+def test_loans_equal_their_twin_and_make_no_cycle(draft, tau):
+    tokens, parents, _, context = draft
+    loans = graft.lenders(grams.index_grams(tokens, parents, context, tau))
+    assert loans.dtype == np.int32
+    assert loans.tolist() == naive.lenders(tokens, parents, context, tau)
+    edges = naive.edges_of(parents, loans[1:])
+    assert not has_cycle(len(tokens), edges)
+
+
+@given(drafts(most=9), st.integers(1, 3), st.integers(0, 30), st.integers(0, 6))
+@settings(deadline=None, derandomize=True, max_examples=100)
+def test_a_grafted_tree_holds_exactly_the_best_paths(draft, tau, limit, max_depth):
+    tokens, parents, score, context = draft
+    found = graft.graft(tokens, parents, score, context, tau, limit, max_depth)
+    assert_is_draft(found, limit, max_depth)
+    before = np.array([score[parent] if parent >= 0 else 1 for parent in parents], np.float32)
+    loans = naive.lenders(tokens, parents, context, tau)
+    assert paths_of(found) == naive.unroll(tokens, parents, score / before, loans[1:], loans[0], limit, max_depth)
+
+
+def test_a_leaf_gets_what_follows_the_same_tokens_elsewhere():
+    #  root -> 1 -> 2 -> 3, root -> 5 -> 1 -> 2, and 2 behind 1 is followed by 3 both times
+    tokens, parents = ints(1, 2, 3, 5, 1, 2), ints(-1, 0, 1, -1, 3, 4)
+    score = floats(0.5, 0.4, 0.2, 0.4, 0.3, 0.3)
+    found = paths_of(graft.graft(tokens, parents, score, np.array([9, 9]), 2, 20, 9))
+    assert found.keys() - {(5, 1, 2, 3)} == {(1,), (1, 2), (1, 2, 3), (5,), (5, 1), (5, 1, 2)}
+    grafted, origin, merged = found[5, 1, 2, 3]
+    assert (origin, merged) == (2, True)
+    assert grafted == pytest.approx(0.3 * 0.2 / 0.4)
+    assert not any(merged for path, (_, _, merged) in found.items() if path != (5, 1, 2, 3))
+
+
+def test_the_root_borrows_too():
+    tokens, parents, score = ints(1, 9, 4), ints(-1, 0, 1), floats(0.5, 0.4, 0.2)
+    found = paths_of(graft.graft(tokens, parents, score, np.array([1, 9]), 2, 20, 9))
+    assert found[(4,)] == (pytest.approx(0.5), 2, True)
+
+
+def test_borrowed_children_share_what_a_nodes_own_leave_over():
+    #  root -> 1 -> (2, 3), root -> 5 -> 1 -> 2, tau 1: the second 1 may get 3, but its own 2 has nine tenths
+    tokens, parents = ints(1, 2, 3, 5, 1, 2), ints(-1, 0, 0, -1, 3, 4)
+    score = floats(0.5, 0.25, 0.25, 0.4, 0.4, 0.36)
+    found = paths_of(graft.graft(tokens, parents, score, np.array([9]), 1, 20, 9))
+    assert found[5, 1, 3][0] == pytest.approx(0.4 * 0.1, abs=1e-6)
+    assert found[5, 1, 2][0] == pytest.approx(0.36)
+
+
+def test_a_tree_in_which_nothing_occurs_twice_stays_as_it_is():
+    rng = np.random.default_rng(5)
+    parents = np.array([rng.integers(-1, node) for node in range(30)], np.int32)
+    tokens, score = rng.permutation(100)[:30].astype(np.int32), np.ones(30, np.float32)
+    for node in range(30):
+        score[node] = rng.uniform(0.3, 0.9) * (score[parents[node]] if parents[node] >= 0 else 1)
+    found = graft.graft(tokens, parents, score, np.array([7, 100]), 2, 12, 50)
+    kept = tree.top_nodes(parents, score, 12, 50)
+    assert sorted(found.origin.tolist()) == kept.tolist()
+    assert not found.merged.any()
+    np.testing.assert_allclose(np.sort(found.score), np.sort(score[kept]), rtol=1e-5)
+
+
+def test_scores_that_rise_or_vanish_are_taken_as_probabilities():
+    found = graft.graft(ints(1, 2, 3), ints(-1, 0, -1), floats(0.3, 0.9, 0), np.array([9]), 2, 9, 9)
+    assert paths_of(found) == {(1,): (np.float32(0.3), 0, False), (1, 2): (np.float32(0.3), 1, False)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": ints(1, 1)}, "siblings"),
+        ({"parents": ints(-1)}, "one parent a token"),
+        ({"tau": 0}, "tau must"),
+        ({"score": np.ones(2)}, "score must"),
+        ({"score": floats(1)}, "score must"),
+        ({"score": floats(1, np.nan)}, "score must"),
+        ({"score": floats(1, -1)}, "score must"),
+    ],
+)
+def test_what_cannot_be_grafted_is_refused(change, message):
+    whole = {"tokens": ints(1, 2), "parents": ints(-1, -1), "score": floats(0.5, 0.5), "tau": 2}
+    graft.graft(**whole, context=np.array([9]), limit=4, max_depth=4)
+    with pytest.raises(ValueError, match=message):
+        graft.graft(**{**whole, **change}, context=np.array([9]), limit=4, max_depth=4)
+
+
+# --- grams and reach
+
+
+@SEEDS
+def test_first_occurrences_equal_their_twin(seed):
+    rng = np.random.default_rng(seed)
+    for tau in (1, 2, 3, 5):
+        vocabulary, nodes = int(rng.integers(2, 6)), 40
+        parents = np.array([rng.integers(-1, node) for node in range(nodes)], np.int32)
+        tokens = rng.integers(0, vocabulary, nodes).astype(np.int32)
+        context = rng.integers(0, vocabulary, rng.integers(0, 7))
+        index, twin = grams.index_grams(tokens, parents, context, tau), []
+        for node in rng.permutation(nodes)[:25].tolist():
+            grams.remember(index, node)
+            naive.remember(twin, node)
+        places = [(int(rng.integers(-2, nodes)), int(rng.integers(vocabulary))) for _ in range(60)]
+        said = [grams.first_occurrence(index, *place) for place in places]
+        assert said == [naive.first_occurrence(twin, tokens, parents, context, tau, *place) for place in places]
+        assert tau > 2 or max(said) >= 0
+
+
+def test_later_occurrences_follow_in_the_order_of_remembering():
+    index = grams.index_grams(ints(4, 4, 5, 4), ints(-1, 0, 1, 2), np.array([4]), 1)
+    for node in (3, 0, 2, 1):
+        grams.remember(index, node)
+    first = grams.first_occurrence(index, -1, 4)
+    second = index.later[first]
+    assert (first, second, index.later[second], index.later[1]) == (3, 0, 1, -1)
+
+
+def test_large_token_ids_overflow_nowhere():
+    large = np.int32(2**31 - 1)
+    index = grams.index_grams(np.full(3, large), ints(-1, 0, 1), np.full(4, large, np.int64), 4)
+    grams.remember(index, 0)
+    assert grams.first_occurrence(index, 1, large) == 0
+
+
+@SEEDS
+def test_reach_equals_its_twin(seed):
+    rng = np.random.default_rng(seed)
+    nodes = 150
+    above, twin = reach.no_reach(nodes), naive.no_reach(nodes)
+    for _ in range(200):
+        node, source = int(rng.integers(nodes)), int(rng.integers(-1, nodes))
+        for act in (lambda module, bits, at=node: module.reach_itself(bits, at),
+                    lambda module, bits, at=node, by=source: module.inherit(bits, at, by)):  # fmt: skip
+            act(reach, above)
+            act(naive, twin)
+    said = [[reach.reaches(above, source, node) for source in range(nodes)] for node in range(nodes)]
+    assert said == [[naive.reaches(twin, source, node) for source in range(nodes)] for node in range(nodes)]
+    assert 0 < sum(map(sum, said)) < nodes**2

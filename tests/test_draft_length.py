@@ -1,0 +1,572 @@
+"""Rules that stop drafting between levels: what they decide, what they learn, and that the text stays the same."""
+
+import functools
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from foredraft.contracts import EMPTY_DRAFT, Budget, CostCurve, Draft, DraftContext, Verdict
+from foredraft.control import (
+    CONTROLS,
+    MOST_NODES,
+    BetaOptions,
+    BetaRule,
+    ConfidenceOptions,
+    ConfidenceRule,
+    CostAwareOptions,
+    CostAwareRule,
+    FixedControl,
+    MeasuredControl,
+    StoppingControl,
+    choose_control,
+)
+from foredraft.control.stopping import level_chances
+from foredraft.engine.single import decode, prefill
+from foredraft.engine.state import SequenceState
+from foredraft.errors import UsageError
+from foredraft.graph.tree import chain_parents, depths
+from foredraft.sampling import SamplingOptions
+from foredraft.speculation import parse_speculation
+from foredraft.testing import (
+    VOCABULARY,
+    AdversaryDrafter,
+    OracleDrafter,
+    RandomTreeDrafter,
+    StepwiseDrafter,
+    ToyTarget,
+    check_drafter,
+    checks,
+)
+
+
+def tree(parents, score=None):
+    score = None if score is None else np.array(score, np.float32)
+    return Draft(np.arange(len(parents), dtype=np.int32), np.array(parents, np.int32), score)
+
+
+def chain(length, rate=None):
+    return tree(chain_parents(length), None if rate is None else rate ** np.arange(1, length + 1))
+
+
+def verdict(draft, path=(), ended=False):
+    """The verdict that accepted `path`, and emitted a token of the target's own unless the text ended in the draft."""
+    return Verdict(tuple(range(len(path) + (not ended))), tuple(path), draft, 0)
+
+
+class ScriptedRule:
+    """Goes on for the first `levels` levels, and notes what it is asked and told."""
+
+    def __init__(self, levels, begins=True):
+        self.levels = levels
+        self.starts = begins
+        self.asked = []
+        self.outcomes = []
+
+    def begins(self, levels):
+        return self.starts
+
+    def more(self, level, chance):
+        self.asked.append((level, chance))
+        return level < self.levels
+
+    def observe(self, outcome):
+        self.outcomes.append(outcome)
+
+
+# --- who is asked, and when
+
+
+def deepest(draft):
+    return int(depths(draft.parents).max()) if len(draft) else 0
+
+
+@pytest.mark.parametrize("levels", range(1, 7))
+def test_a_whole_draft_is_cut_behind_the_level_where_the_rule_stops(levels):
+    rule = ScriptedRule(levels)
+    control = StoppingControl(rule, 20)
+    offered = tree([-1, -1, 0, 0, 1, 2, 5, 6], [0.9, 0.5, 0.8, 0.1, 0.4, 0.6, 0.3, 0.2])
+    kept = control.trim(offered, control.budget(9))
+    kept.check()
+    np.testing.assert_array_equal(kept.tokens, np.flatnonzero(depths(offered.parents) <= levels))
+    scores = [pytest.approx(each) for each in (0.9, 0.8, 0.6, 0.3)]  # of the last level nothing depends
+    assert rule.asked == list(enumerate(scores, 1))[: min(levels, 4)]
+
+
+def test_a_drafter_that_drafts_step_by_step_is_asked_once_a_level_and_obeys():
+    text = list(range(10, 30))
+    for levels in (1, 2, 5, 99):
+        rule = ScriptedRule(levels)
+        control = StoppingControl(rule, 8)
+        drafting = StepwiseDrafter(lambda ids: text, chance=0.5).open(DraftContext(VOCABULARY))
+        budget = control.budget(6)
+        draft = drafting.propose(checks.SequenceView(np.array([1]), 1), budget)
+        assert len(draft) == min(levels, 6)
+        kept = control.trim(draft, budget)
+        assert kept is draft
+        assert rule.asked == [(level, 0.5**level) for level in range(1, len(draft) + 1)]
+        control.observe(verdict(kept, path=(0,)), 1.0, 0.5, 0.25)
+        outcome = rule.outcomes[-1]
+        assert (outcome.nodes, outcome.levels, outcome.accepted, outcome.asked) == (
+            len(draft),
+            len(draft),
+            1,
+            len(draft),
+        )
+        assert outcome.chances == tuple(0.5**level for level in range(1, len(draft) + 1))
+        assert (outcome.forward_seconds, outcome.other_seconds, outcome.draft_seconds) == (1.0, 0.5, 0.25)
+
+
+def test_levels_that_the_drafter_did_not_ask_about_are_asked_about_afterwards():
+    rule = ScriptedRule(4)
+    control = StoppingControl(rule, 8)
+    budget = control.budget(8)
+    assert budget.more(0.9)
+    assert budget.more(None)
+    assert len(control.trim(chain(7, 0.5), budget)) == 4
+    assert rule.asked == [(1, 0.9), (2, None), (3, 0.125), (4, 0.0625)]
+
+
+def test_a_refusal_holds_for_the_step_and_for_a_drafter_that_does_not_listen():
+    rule = ScriptedRule(2)
+    control = StoppingControl(rule, 8)
+    budget = control.budget(8)
+    assert [budget.more(1.0) for _ in range(5)] == [True, False, False, False, False]
+    assert len(rule.asked) == 2
+    assert len(control.trim(chain(7), budget)) == 2
+    assert control.budget(8).more(1.0), "the next step begins anew"
+
+
+def test_a_rule_that_does_not_begin_gets_no_draft():
+    control = StoppingControl(ScriptedRule(3, begins=False), 8)
+    budget = control.budget(5)
+    assert (budget.nodes, budget.depth, budget.more) == (0, 5, None)
+    assert control.trim(EMPTY_DRAFT, budget) is EMPTY_DRAFT
+
+
+def test_estimates_that_are_no_numbers_are_refused_and_rounding_is_not():
+    rule = ScriptedRule(9)
+    budget = StoppingControl(rule, 8).budget(8)
+    assert budget.more(1.0000001)
+    assert budget.more(np.float32(-1e-9))
+    assert rule.asked == [(1, 1.0), (2, 0.0)]
+    with pytest.raises(ValueError, match="estimate is nan; it must be a number from 0 to 1, or None"):
+        budget.more(math.nan)
+
+
+def test_a_levels_chance_is_its_best_score_between_0_and_1():
+    assert level_chances(tree([-1, -1, 0, 1], [0.25, 0.5, 0.125, 0.0625])) == [0.5, 0.125]
+    assert level_chances(tree([-1, 0], [7.0, -1.0])) == [1.0, 0.0]
+    assert level_chances(chain(3)) == [None] * 3
+    assert level_chances(EMPTY_DRAFT) == []
+
+
+CURVE = CostCurve((1, 2, 16, 64), (1.0, 1.05, 1.4, 4.0))
+
+
+def made(name, nodes=8, seed=3, curve=CURVE, **options):
+    return choose_control(nodes, name, options).make(lambda: curve, seed)
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize("nodes", [0, 1, 2, 7])
+@pytest.mark.parametrize("depth", [-1, 0, 1, 3, 30])
+def test_every_control_keeps_to_the_cap_and_the_depth(name, nodes, depth):
+    control = made(name, nodes)
+    for step in range(12):
+        budget = control.budget(depth)
+        assert budget.nodes <= (nodes if depth > 0 else 0)
+        assert budget.depth == max(depth, 0)
+        draft = control.trim(chain(20, 0.99) if step % 2 else tree([-1] * 20, [0.9] * 20), budget)
+        assert len(draft) <= budget.nodes
+        assert deepest(draft) <= depth or not len(draft)
+        control.observe(verdict(draft, range(deepest(draft) // 2)), 1.0, 0.0)
+
+
+# --- Beta-TS
+
+
+def test_the_posterior_counts_accepted_tokens_and_the_first_rejection():
+    rule = BetaRule(BetaOptions(alpha0=2.5, beta0=0.5), seed=0)
+    control = StoppingControl(rule, 20)
+    forked = tree([-1, -1, 0, 2])  # 0 - 2 - 3, and 1 alone
+    script = [  # verdict, accepted, rejected
+        (verdict(chain(5), path=()), 0, 1),
+        (verdict(chain(5), path=(0, 1)), 2, 1),
+        (verdict(chain(5), path=range(5)), 5, 0),  # all accepted: nothing was rejected
+        (verdict(chain(1), path=(0,)), 1, 0),
+        (verdict(chain(5), path=(0, 1, 2), ended=True), 3, 0),  # the end was accepted: nothing behind it was tried
+        (verdict(EMPTY_DRAFT), 0, 0),  # a plain step
+        (verdict(forked), 0, 1),  # of two siblings none: one failure, not two
+        (verdict(forked, path=(1,)), 1, 0),  # nothing was drafted behind it
+        (verdict(forked, path=(0,)), 1, 1),
+    ]
+    alpha, beta = 2.5, 0.5
+    for said, accepted, rejected in script:
+        control.budget(9)
+        control.observe(said, 1.0, 0.0)
+        alpha, beta = alpha + accepted, beta + rejected
+        assert (rule.alpha, rule.beta) == (alpha, beta)
+    assert (alpha, beta) == (15.5, 4.5)
+
+
+def test_the_posterior_finds_the_acceptance_rate_however_many_are_drafted():
+    """The paper's own counts, taken at their word, turn alpha negative at these rates."""
+    for rate, drafted in ((0.2, 4), (0.5, 3), (0.9, 8)):
+        rule = BetaRule(BetaOptions(), seed=0)
+        control = StoppingControl(rule, 20)
+        rng = np.random.default_rng(5)
+        for _ in range(2000):
+            right = min(int(rng.geometric(1 - rate)) - 1, drafted)
+            control.observe(verdict(chain(drafted), path=range(right)), 1.0, 0.0)
+        assert rule.alpha / (rule.alpha + rule.beta) == pytest.approx(rate, abs=0.02)
+
+
+def lengths(rule, steps=200, longest=30):
+    control = StoppingControl(rule, longest)
+    return [len(control.trim(chain(longest), control.budget(longest))) for _ in range(steps)]
+
+
+def test_the_number_of_levels_is_geometric_with_the_posteriors_mean():
+    found = np.array(lengths(BetaRule(BetaOptions(alpha0=3.0, beta0=1.0), seed=2), steps=4000, longest=60))
+    assert found.min() == 1
+    assert found.mean() == pytest.approx(1 / (1 - 0.75), rel=0.05)
+    assert (found > 1).mean() == pytest.approx(0.75, abs=0.03)
+    assert (found > 2).mean() == pytest.approx(0.75**2, abs=0.03)
+
+
+def test_the_same_seed_draws_the_same_lengths_and_another_seed_others():
+    for seed in (0, 7, 2**64 - 1):
+        assert lengths(BetaRule(BetaOptions(), seed)) == lengths(BetaRule(BetaOptions(), seed))
+    assert lengths(BetaRule(BetaOptions(), 1)) != lengths(BetaRule(BetaOptions(), 2))
+
+
+def test_a_drafter_that_asks_gets_the_lengths_of_one_that_does_not():
+    whole = StoppingControl(BetaRule(BetaOptions(2.0, 1.0), 4), 30)
+    asking = StoppingControl(BetaRule(BetaOptions(2.0, 1.0), 4), 30)
+    for _ in range(100):
+        budget = asking.budget(30)
+        levels = next(level for level in itertools.count(1) if level == 30 or not budget.more(None))
+        assert len(asking.trim(chain(levels), budget)) == levels
+        assert len(whole.trim(chain(30), whole.budget(30))) == levels
+
+
+@pytest.mark.parametrize("cap", [1, 2, 5])
+def test_no_draft_is_longer_than_the_cap(cap):
+    found = lengths(BetaRule(BetaOptions(alpha0=50.0, beta0=0.001, cap=cap), seed=0))
+    assert max(found) == min(found) == cap
+
+
+# --- confidence
+
+
+def test_confidence_stops_behind_the_first_level_below_the_threshold():
+    for threshold, kept in ((0.0, 9), (0.1, 4), (0.125, 3 + 1), (0.2, 3), (0.5, 2), (0.6, 1), (1.0, 1)):
+        control = StoppingControl(ConfidenceRule(ConfidenceOptions(threshold)), 20)
+        assert len(control.trim(chain(9, 0.5), control.budget(20))) == kept
+    control = StoppingControl(ConfidenceRule(ConfidenceOptions(1.0)), 20)
+    assert len(control.trim(chain(9), control.budget(20))) == 9, "a drafter without estimates is not stopped"
+
+
+# --- the cost-aware rule
+
+
+def cost_control(curve, most_nodes=16, **options):
+    rule = CostAwareRule(curve, CostAwareOptions(**options), most_nodes)
+    return rule, StoppingControl(rule, most_nodes)
+
+
+def wanted(control, longest=16, rate=None):
+    budget = control.budget(longest)
+    return len(control.trim(chain(longest, rate), budget)) if budget.nodes else 0
+
+
+def best_length(curve, rates, level_seconds=0.0, beside=0.0):
+    """The number of levels with the most expected tokens per second, the slow and obvious way."""
+    table = curve.table(len(rates) + 1)
+    speeds = []
+    for levels in range(len(rates) + 1):
+        tokens = 1 + sum(math.prod(rates[:depth]) for depth in range(1, levels + 1))
+        speeds.append(tokens / (table[levels + 1] + beside + level_seconds * levels))
+    return max(range(len(speeds)), key=speeds.__getitem__)
+
+
+def test_without_estimates_the_rule_stops_at_the_length_with_the_most_tokens_per_second():
+    rng = np.random.default_rng(0)
+    seen = set()
+    for _ in range(150):
+        steps = rng.exponential(rng.choice([0.02, 0.1, 0.4]), 16) * (rng.random(16) < 0.5)  # flat, then a jump
+        curve = CostCurve(tuple(range(1, 18)), tuple(1 + np.concatenate([[0], np.cumsum(steps)])))
+        rule, control = cost_control(curve)
+        rule._tried = rng.integers(0, 40, 16).astype(float)
+        rule._accepted = np.floor(rule._tried * rng.random(16))
+        rule._level, rule._beside = float(rng.choice([0.0, 0.05, 0.3])), float(rng.choice([0.0, 0.2]))
+        expected = best_length(curve, rule.acceptance().tolist(), rule._level, rule._beside)
+        assert wanted(control) == expected
+        seen.add(expected)
+    assert {0, 1, 2} < seen
+    assert max(seen) > 8
+
+
+FLAT = CostCurve((1, 64), (1.0, 1.0))
+STEEP = CostCurve((1, 2, 64), (1.0, 2.0, 64.0))
+MILD = CostCurve((1, 2, 64), (1.0, 1.1, 7.3))
+
+
+def test_more_is_drafted_where_passes_are_cheaper_and_less_where_drafting_is_dearer():
+    assert wanted(cost_control(FLAT)[1]) == 16
+    assert 1 < wanted(cost_control(MILD)[1]) < 16
+    assert wanted(cost_control(STEEP)[1]) == 0
+    found = []
+    for draft_seconds in (0.0, 0.05, 0.2, 1.0):
+        _, control = cost_control(FLAT)
+        for _ in range(100):
+            budget = control.budget(16)
+            levels = 0
+            while budget.nodes and levels < 16 and (levels == 0 or budget.more(None)):
+                levels += 1
+            draft = control.trim(chain(levels), budget) if levels else EMPTY_DRAFT
+            right = range((7 * levels) // 10)
+            control.observe(verdict(draft, right), 1.0, draft_seconds * levels, draft_seconds * levels)
+        found.append(levels)
+    assert found[0] == 16
+    assert sorted(set(found), reverse=True) == found, "strictly fewer as drafting grows dearer"
+
+
+def test_what_a_whole_draft_has_cost_does_not_shorten_it():
+    """Its seconds are spent whether or not its levels are verified."""
+    _, control = cost_control(FLAT)
+    for _ in range(50):
+        draft = control.trim(chain(16), control.budget(16))
+        control.observe(verdict(draft, range(8)), 1.0, 0.5, 0.5)
+    assert len(draft) == 16
+
+
+def learned(accepted, steps=60, curve=MILD, **options):
+    rule, control = cost_control(curve, **options)
+    for step in range(steps):
+        budget = control.budget(16)
+        draft = control.trim(chain(16), budget) if budget.nodes else EMPTY_DRAFT
+        control.observe(verdict(draft, range(min(accepted(step), len(draft)))), curve.table(17)[len(draft) + 1], 0.0)
+    return rule, control
+
+
+def test_acceptance_is_learned_by_depth():
+    rule, control = learned(lambda step: 3, curve=FLAT)
+    rates = rule.acceptance()
+    assert (rates[:3] > 0.9).all()
+    assert rates[3] < 0.15
+    _, control = learned(lambda step: 3)
+    assert wanted(control) == 3
+    assert wanted(learned(lambda step: 16)[1]) == 16
+    assert wanted(learned(lambda step: step % 2)[1]) in (1, 2)
+    assert wanted(learned(lambda step: 0, curve=STEEP)[1]) == 0
+
+
+def test_acceptance_is_counted_exactly():
+    rule, control = cost_control(FLAT, most_nodes=4, prior_rate=0.5, prior_tokens=2.0)
+    np.testing.assert_array_equal(rule.acceptance(), [0.5] * 4)
+    control.budget(4)
+    control.observe(verdict(chain(3), path=(0,)), 1.0, 0.0)  # one accepted, the second rejected, the third not tried
+    overall = (1 + 1) / (2 + 2)
+    np.testing.assert_allclose(rule.acceptance(), [(1 + 2 * overall) / 3, 2 * overall / 3, overall, overall])
+    control.observe(verdict(chain(3), path=(0, 1), ended=True), 1.0, 0.0)  # nothing is known of the third
+    np.testing.assert_array_equal(rule._tried, [2, 2, 0, 0])
+    np.testing.assert_array_equal(rule._accepted, [2, 1, 0, 0])
+    control.observe(verdict(chain(4), path=range(4)), 1.0, 0.0)
+    np.testing.assert_array_equal(rule._tried, [3, 3, 1, 1])
+    np.testing.assert_array_equal(rule._accepted, [3, 2, 1, 1])
+
+
+def test_a_confident_draft_is_longer_than_a_doubtful_one():
+    _, control = cost_control(MILD)
+    for step in range(200):
+        sure = step % 2 == 0  # estimates tell drafts apart that depths do not
+        budget = control.budget(16)
+        draft = control.trim(chain(16, 0.98 if sure else 0.3), budget) if budget.nodes else EMPTY_DRAFT
+        right = len(draft) if sure else 0
+        control.observe(verdict(draft, range(right)), MILD.table(17)[len(draft) + 1], 0.0)
+    assert wanted(control, rate=0.98) > 4
+    assert wanted(control, rate=0.3) <= 1
+
+
+def test_estimates_are_corrected_by_what_became_of_them():
+    """A drafter that is always sure and mostly wrong is not believed for long."""
+    _, control = cost_control(MILD)
+    before = wanted(control, rate=0.99)
+    rng = np.random.default_rng(3)
+    for _ in range(100):
+        budget = control.budget(16)
+        draft = control.trim(chain(16, 0.99), budget) if budget.nodes else EMPTY_DRAFT
+        control.observe(verdict(draft, range(min(int(rng.random() < 0.3), len(draft)))), 1.0, 0.0)
+    assert wanted(control, rate=0.99) <= 1 < before
+
+
+def test_where_drafting_does_not_pay_it_is_tried_again_seldom_and_comes_back():
+    _, control = cost_control(MILD)
+    sizes = []
+    for step in range(1200):
+        budget = control.budget(16)
+        draft = control.trim(chain(16), budget) if budget.nodes else EMPTY_DRAFT
+        right = 0 if step < 300 else len(draft)
+        control.observe(verdict(draft, range(right)), MILD.table(17)[len(draft) + 1], 0.0)
+        sizes.append(len(draft))
+    tried = np.flatnonzero(sizes[100:300])
+    assert 5 <= len(tried) <= 12, "it is tried, and seldom"
+    assert max(np.diff(tried)) == 32
+    assert max(sizes[100:300]) <= 3, "with short drafts"
+    assert np.mean(np.array(sizes[-50:]) > 0) == 1.0
+
+
+@pytest.mark.parametrize("jump", [0.0, -5.0, math.inf, -math.inf, math.nan, 3600.0])
+def test_a_clock_that_jumps_changes_no_length_for_long(jump):
+    found = []
+    for disturbed in (False, True):
+        _, control = cost_control(MILD)
+        for step in range(300):
+            budget = control.budget(16)
+            draft = control.trim(chain(16), budget) if budget.nodes else EMPTY_DRAFT
+            seconds = [MILD.table(17)[len(draft) + 1], 0.02, 0.01]
+            if disturbed and step in (20, 40, 41):
+                seconds = [jump] * 3
+            with np.errstate(all="raise"):
+                control.observe(verdict(draft, range(min(3, len(draft)))), *seconds)
+        found.append(wanted(control))
+    assert found == [3, 3]
+
+
+# --- the text
+
+
+@functools.cache
+def what_follows(last):
+    return ToyTarget().greedy(np.array(last, np.int64), 8)
+
+
+def continuation_of(ids):
+    return what_follows(tuple(ids[-3:].tolist()))  # the toy target looks back no further
+
+
+DRAFTERS = {
+    "oracle": lambda: OracleDrafter(continuation_of),
+    "oracle with siblings": lambda: OracleDrafter(continuation_of, distractors=1),
+    "adversary": lambda: AdversaryDrafter(continuation_of),
+    "random": lambda: RandomTreeDrafter(3),
+    "stepwise": lambda: StepwiseDrafter(continuation_of, right=3),
+}
+PROMPT = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5], np.int64)
+
+
+def written(drafter, control, sampling, tokens=24):
+    target = ToyTarget()
+    seq = SequenceState(PROMPT, target.new_cache(), sampling, max_new_tokens=tokens)
+    prefill(seq, target)
+    records = list(decode(seq, drafter, control, target, DraftContext(VOCABULARY, seed=5)))
+    return seq.emitted.tolist(), [record.drafted for record in records]
+
+
+SAMPLING = {"greedy": SamplingOptions(), "sampled": SamplingOptions(True, temperature=0.8, seed=11)}
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_the_text_is_that_of_plain_decoding_under_every_control(drafter, sampling):
+    plain, _ = written(DRAFTERS["oracle"](), FixedControl(0), SAMPLING[sampling])
+    drafted = {}
+    for name in CONTROLS:
+        text, sizes = written(DRAFTERS[drafter](), made(name), SAMPLING[sampling])
+        assert text == plain, name
+        drafted[name] = sum(sizes)
+    assert min(drafted.values()) > 0, "every control drafted something"
+
+
+def test_the_same_seed_gives_the_same_steps_and_another_seed_others():
+    runs = [written(DRAFTERS["stepwise"](), made("beta_ts", seed=seed), SAMPLING["greedy"])[1] for seed in (1, 1, 2, 3)]
+    assert runs[0] == runs[1]
+    assert len({tuple(run) for run in runs}) > 1
+
+
+def test_the_stepwise_drafter_keeps_the_laws():
+    check_drafter(DRAFTERS["stepwise"])
+
+
+def test_the_checker_catches_drafters_that_do_not_obey():
+    class Deaf(StepwiseDrafter):
+        def _chain(self, view, budget):
+            budget.more(0.5)
+            return super()._chain(view, Budget(budget.nodes, budget.depth))
+
+    class Nagging(StepwiseDrafter):
+        def _chain(self, view, budget):
+            return super()._chain(
+                view, Budget(budget.nodes, budget.depth, lambda chance: budget.more(chance) or budget.more(chance))
+            )
+
+    class Boastful(StepwiseDrafter):
+        def _chain(self, view, budget):
+            return super()._chain(view, Budget(budget.nodes, budget.depth, lambda chance: budget.more(2.0)))
+
+    for kind, says in ((Deaf, "obeys"), (Nagging, "asked 2 times"), (Boastful, "estimates are 0 to 1")):
+        with pytest.raises(AssertionError, match=says):
+            checks.a_drafter_that_asks_obeys(lambda kind=kind: kind(continuation_of))
+
+
+# --- what is asked for
+
+
+def test_a_control_is_chosen_by_name_or_by_the_number_of_tokens():
+    assert choose_control().name == "measured"
+    assert choose_control(5).name == "fixed"
+    assert choose_control(5, "measured").name == "measured"
+    assert choose_control().most_nodes == MOST_NODES
+    assert choose_control(5, "beta_ts").most_nodes == 5
+    assert isinstance(made("measured", None), MeasuredControl)
+    assert made("measured", 5).budget(99).nodes == 5
+    assert made("beta_ts", None).budget(99).nodes == MOST_NODES
+    options = {"control": "beta_ts", "control_options": {"cap": 4}, "num_speculative_tokens": 6, "table": "none"}
+    asked = parse_speculation("adaptix", options)
+    assert asked.options == {"table": "none"}
+    choice = choose_control(**asked.amount)
+    assert (choice.name, choice.options, choice.nodes) == ("beta_ts", BetaOptions(cap=4), 6)
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_the_cost_of_passes_is_asked_for_only_where_it_is_needed(name):
+    def unmeasured():
+        raise RuntimeError("measured")
+
+    choice = choose_control(6, name)
+    if choice.needs_cost:
+        with pytest.raises(RuntimeError, match="measured"):
+            choice.make(unmeasured, 0)
+    else:
+        assert choice.make(unmeasured, 0).budget(9).nodes == 6
+    nothing = choose_control(0, name)
+    assert not nothing.needs_cost
+    assert nothing.make(unmeasured, 0).budget(9).nodes == 0
+
+
+REFUSALS = [
+    ("beta_tss", {}, "no control 'beta_tss'. Did you mean 'beta_ts'\\? Controls are: measured, fixed,"),
+    (3, {}, "no control 3. Controls are"),
+    ("fixed", {}, "'fixed' needs a number of nodes; give num_speculative_tokens"),
+    (None, {"cap": 3}, "Control 'measured' has no option 'cap'"),
+    ("beta_ts", ["cap"], "control_options is \\['cap'\\]; give a mapping"),
+    ("beta_ts", {"alpha": 1}, "Control 'beta_ts' has no option 'alpha'. Did you mean 'alpha0'"),
+    ("beta_ts", {"alpha0": 0}, "alpha0 is 0.0; it must be above 0"),
+    ("beta_ts", {"beta0": math.inf}, "beta0 is inf; it must be above 0 and at most 1000000"),
+    ("beta_ts", {"cap": 0}, "cap is 0; it must be at least 1, or None"),
+    ("beta_ts", {"cap": 2.5}, "cap of control 'beta_ts' is 2.5; it must be a whole number"),
+    ("confidence", {"threshold": 1.5}, "threshold is 1.5; it must be 0 to 1"),
+    ("cost_aware", {"prior_rate": 1}, "prior_rate is 1.0; it must be above 0 and below 1"),
+    ("cost_aware", {"prior_tokens": 0}, "prior_tokens is 0.0; it must be above 0"),
+]
+
+
+@pytest.mark.parametrize(("control", "options", "says"), REFUSALS)
+def test_what_a_control_cannot_honour_is_refused(control, options, says):
+    with pytest.raises(UsageError, match=says):
+        parse_speculation("none", {"control": control, "control_options": options})
+    with pytest.raises(UsageError, match="num_speculative_tokens is -1"):
+        choose_control(-1, control)

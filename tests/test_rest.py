@@ -1,0 +1,616 @@
+"""REST as a drafter: retrieved from a store, from the text itself and from what is shared, whatever the store holds."""
+
+import math
+
+import numpy as np
+import pytest
+
+import naive
+from foredraft.contracts import Budget, Draft, DraftContext, SequenceView, Verdict
+from foredraft.drafters import Resources, make_drafter, rest
+from foredraft.drafters.rest import RestDrafter, RestOptions
+from foredraft.errors import StoreError, UsageError
+from foredraft.graph.tree import depths, is_tree
+from foredraft.index.datastore import Datastore, check_datastore, open_datastore, segment_path
+from foredraft.index.datastore_writer import DatastoreWriter
+from foredraft.index.storage import check_store
+from foredraft.index.suffix_array import SuffixArrays
+from foredraft.testing import CHECKS, ToyTarget, check_drafter
+from foredraft.testing import VOCABULARY as TOY
+from test_datastore import built
+from test_retrieval import paths_of
+from test_suffix_array import random_documents, text_of
+
+pytestmark = pytest.mark.kernels
+
+VOCABULARY = 300
+SEGMENTS = [random_documents(seed, VOCABULARY, 30, 30) for seed in (21, 22, 23)]
+EVERYTHING = {"samples": 1 << 16, "doubt": 0.0}
+PAPER = {"weighting": "longest", "learn": "off", **EVERYTHING}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return built(tmp_path_factory.mktemp("stores") / "rest", *SEGMENTS)
+
+
+def drafter(folder=None, vocabulary=VOCABULARY, **options):
+    store = "none" if folder is None else str(folder)
+    return make_drafter("rest", {"store": store, **options}, Resources(vocabulary))
+
+
+def opened(made, seed=0, vocabulary=VOCABULARY):
+    return made.open(DraftContext(vocabulary, seed))
+
+
+def view(ids):
+    ids = np.array(ids, np.int64)
+    ids.flags.writeable = False
+    return SequenceView(ids, len(ids))
+
+
+def propose(drafting, ids, nodes=8, depth=8, vocabulary=VOCABULARY):
+    draft = drafting.propose(view(ids), Budget(nodes, depth))
+    draft.check()
+    assert is_tree(draft.tokens, draft.parents, vocabulary)
+    assert len(draft) <= nodes
+    assert len(draft) == 0 or depths(draft.parents).max() <= depth
+    return draft
+
+
+def scored(draft):
+    """{path: score} of a draft."""
+    return {path: float(draft.score[node]) for path, node in paths_of(draft.tokens, draft.parents).items()}
+
+
+def contexts(seed, count, longest=12):
+    """Contexts that end in something from the corpus, at times with a token in between that occurs nowhere."""
+    rng = np.random.default_rng(seed)
+    documents = [ids for documents in SEGMENTS for ids in documents]
+    for _ in range(count):
+        first, second = (documents[int(rng.integers(len(documents)))] for _ in range(2))
+        ids = first[: int(rng.integers(0, len(first) + 1))] + second[: int(rng.integers(1, len(second) + 1))]
+        yield [*ids[:-2], 299 - int(rng.integers(3)), *ids[-2:]] if rng.random() < 0.2 else ids[-longest - 8 :]
+
+
+def by_the_paper(ids, longest, shortest, depth):
+    """{prefix: score} of all rows behind the longest context that occurs anywhere in the segments."""
+    for length in range(min(longest, len(ids)), shortest - 1, -1):
+        rows = [row for each in SEGMENTS for row in naive.followers(each, ids[-length:], depth, VOCABULARY)]
+        if rows:
+            return naive.prefix_scores(rows, [1 / len(rows)] * len(rows), 0.0)
+    return {}
+
+
+def assert_best(draft, expected, nodes):
+    found = scored(draft)
+    assert len(found) == min(nodes, len(expected))
+    assert found == pytest.approx({path: expected[path] for path in found}, rel=1e-4)
+    assert sorted(found.values()) == pytest.approx(sorted(expected.values())[-len(found) :] if found else [], rel=1e-4)
+
+
+# --- the paper's rule
+
+
+@pytest.mark.parametrize(("longest", "shortest", "depth", "nodes"), [(16, 2, 10, 64), (4, 1, 3, 5), (1, 1, 2, 9)])
+def test_the_papers_rule_takes_what_follows_the_longest_context_that_occurs(store, longest, shortest, depth, nodes):
+    made = drafter(store, **PAPER, longest=longest, shortest=shortest, continuation=depth)
+    drafted = 0
+    for ids in contexts(longest, 60):
+        draft = propose(opened(made), ids, nodes, 64)
+        assert_best(draft, by_the_paper(ids, longest, shortest, depth), nodes)
+        drafted += len(draft) > 2
+    assert drafted > 20
+
+
+def test_a_sequence_read_step_by_step_is_drafted_for_as_one_read_at_once(store):
+    made = drafter(store, **PAPER, longest=5)
+    rng = np.random.default_rng(4)
+    ids = [token for context in contexts(9, 12) for token in context]
+    drafting, end, drafted = opened(made), 1, 0
+    while end <= len(ids):
+        draft, fresh = propose(drafting, ids[:end]), opened(made)
+        assert scored(draft) == scored(propose(fresh, ids[:end]))
+        sizes, others = (each._ranges[:, :, 1] - each._ranges[:, :, 0] for each in (drafting, fresh))
+        assert sizes.tolist() == others.tolist()
+        assert (drafting._ranges[sizes > 0] == fresh._ranges[sizes > 0]).all()
+        drafted += len(draft) > 0
+        end += int(rng.integers(1, 9))
+    assert drafted > 10
+
+
+def test_steps_without_a_budget_are_read_all_the_same(store):
+    drafting = opened(drafter(store, **PAPER))
+    ids = SEGMENTS[0][0][:4]
+    assert len(propose(drafting, ids[:1], nodes=0)) == len(propose(drafting, ids[:3], depth=0)) == 0
+    assert scored(propose(drafting, ids)) == scored(propose(opened(drafter(store, **PAPER)), ids)) != {}
+
+
+def test_contexts_shorter_than_the_shortest_are_not_looked_up(store):
+    made = drafter(store, **PAPER, shortest=3)
+    ids = SEGMENTS[0][0][:3]
+    assert len(propose(opened(made), ids[:1])) == len(propose(opened(made), ids[:2])) == 0
+    assert len(propose(opened(made), ids)) > 0
+
+
+def test_merged_segments_are_drafted_from_as_separate_ones_and_as_one(store, tmp_path):
+    whole = built(tmp_path / "whole", [ids for documents in SEGMENTS for ids in documents])
+    merged = built(tmp_path / "merged", *SEGMENTS)
+    with DatastoreWriter(merged) as writer:
+        writer.merge(1 << 20)
+        writer.commit()
+    for options in (PAPER, {"samples": 50}):
+        separate, one, other = (drafter(folder, **options) for folder in (store, whole, merged))
+        for ids in contexts(13, 25):
+            drafts = [scored(propose(opened(made), ids, 10_000)) for made in (one, other)]
+            assert drafts[0] == drafts[1]
+            if options is PAPER:
+                assert drafts[0] == pytest.approx(scored(propose(opened(separate), ids, 10_000)), rel=1e-4)
+
+
+def test_fewer_samples_give_fewer_rows_spread_over_all(tmp_path):
+    """Half of 200 occurrences go on with 5 and half with 6; a sample of the first ones would not know 6."""
+    folder = built(tmp_path / "s", [[1, 2, 5, n] for n in range(100)], [[1, 2, 6, n] for n in range(100)])
+    made = drafter(folder, weighting="longest", learn="off", samples=20, doubt=0.0)
+    found = scored(propose(opened(made), [1, 2], 100, 2))
+    assert (found[5,], found[6,]) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert len(found) == 2 + 20
+    assert max(path[1] for path in found if path[0] == 6 and len(path) == 2) > 80
+
+
+# --- backoff
+
+
+def test_backoff_asks_shorter_contexts_too_and_trusts_longer_ones_more(tmp_path):
+    documents = [[1, 2, 3, 4], *([[9, 3, 5]] * 3)]
+    folder = built(tmp_path / "s", documents)
+    longest = scored(propose(opened(drafter(folder, weighting="longest", learn="off")), [1, 2, 3], depth=1))
+    assert longest == {(4,): 1.0}
+    backoff = scored(propose(opened(drafter(folder, learn="off")), [1, 2, 3], depth=1))
+    assert backoff.keys() == {(4,), (5,)}
+    assert backoff[4,] > backoff[5,] > 0
+    assert sum(backoff.values()) <= 1
+
+
+def test_trust_goes_to_the_length_that_foresees(tmp_path):
+    """Behind 1 2 3 the store says 4 every time, but the target writes 5, as the store says of 3 alone."""
+    folder = built(tmp_path / "s", [[1, 2, 3, 4], *([[9, 3, 5]] * 3)])
+    drafting = opened(drafter(folder, learn="off"))
+    shares, ids = [], []
+    for _ in range(60):
+        ids += [1, 2, 3]
+        found = scored(propose(drafting, ids, depth=1))
+        assert sum(found.values()) <= 1 + 1e-6
+        levels, _ = drafting._asked
+        assert levels.length.tolist() == [3, 1]
+        shares.append(levels.share.tolist())
+        drafting.observe(verdict(5))
+    assert (np.diff(shares, axis=0)[:, 0] < 0).all()
+    assert (np.diff(shares, axis=0)[:, 1] > 0).all()
+    assert found[5,] > 2 * found[4,]
+    fresh = opened(drafting._drafter)
+    propose(fresh, [1, 2, 3])
+    assert fresh._asked[0].share.tolist() == shares[0], "another sequence begins with the prior"
+
+
+def verdict(token):
+    return Verdict((token,), (), Draft(np.empty(0, np.int32), np.empty(0, np.int32)), 0)
+
+
+def test_every_weighting_observes_before_and_after_proposing(store):
+    for options in ({}, {"weighting": "longest"}, {"weighting": "published"}):
+        drafting = opened(drafter(store, **options))
+        drafting.observe(verdict(1))
+        propose(drafting, SEGMENTS[0][0])
+        drafting.observe(verdict(1))
+        drafting.observe(verdict(1))
+        before = drafting._trust.hits.sum()
+        propose(drafting, SEGMENTS[0][0], nodes=0)
+        drafting.observe(verdict(1))
+        assert drafting._trust.hits.sum() == before, "nothing was asked, so nothing is learned"
+
+
+# --- the sequence itself
+
+
+@pytest.mark.parametrize("weighting", ["longest", "backoff"])
+def test_without_a_store_what_the_text_itself_said_is_drafted(weighting):
+    ids = [1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 1, 2]
+    draft = propose(opened(drafter(weighting=weighting, **EVERYTHING)), ids, nodes=99, depth=3)
+    paths = set(paths_of(draft.tokens, draft.parents))
+    assert paths == {(3,), (3, 4), (3, 4, 5), (3, 6), (3, 6, 7)}
+    assert len(propose(opened(drafter(weighting=weighting, learn="off")), ids)) == 0
+    for nothing in ([1], [1, 2], [1, 2, 3]):
+        assert len(propose(opened(drafter(weighting=weighting)), nothing)) == 0
+
+
+def test_the_text_itself_is_asked_as_if_it_were_in_the_store(store):
+    """By the paper's rule, occurrences count alike wherever they are; the text itself is matched from two tokens on."""
+    made = drafter(store, **PAPER | {"learn": "request"}, longest=6, shortest=2, continuation=4)
+    drafted = 0
+    for context in contexts(31, 40):
+        ids = context + context[-5:]
+        followers = {}
+        for length in range(6, 1, -1):
+            rows = [row for each in SEGMENTS for row in naive.followers(each, ids[-length:], 4, VOCABULARY)]
+            places = [place for place, matched in naive.occurrences(ids, ids[-16:], 6, 999) if matched >= length]
+            rows += [tuple(ids[place : place + 4]) for place in places]
+            if rows:
+                followers = naive.prefix_scores(rows, [1 / len(rows)] * len(rows), 0.0)
+                break
+        draft = propose(opened(made), ids, 12)
+        assert_best(draft, followers, 12)
+        drafted += len(draft) > 0
+    assert drafted > 20
+
+
+def test_a_prompt_longer_than_everything_that_is_kept_is_read():
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 40, 5000).tolist()
+    drafting = opened(drafter(longest=4))
+    for end in (1, 2, 1023, 1024, 1025, 4999, 5000):
+        propose(drafting, ids[:end])
+    at_once = opened(drafter(longest=4))
+    assert scored(propose(at_once, ids)) == scored(propose(drafting, ids)) != {}
+
+
+# --- what is shared
+
+
+def test_what_one_request_said_does_not_surface_in_another():
+    made = drafter(learn="request")
+    one, other = opened(made), opened(made)
+    for end in range(2, 9):
+        propose(one, [1, 2, 3, 4, 1, 2, 3, 4][:end])
+        propose(other, [5, 6, 1, 2, 5, 6, 1, 2][:end])
+    assert propose(one, [1, 2, 3, 4, 1, 2, 3, 4, 1, 2], 2).tokens.tolist() == [3, 4]
+    assert propose(other, [5, 6, 1, 2, 5, 6, 1, 2, 5, 6], 3).tokens.tolist() == [1, 2, 5]
+    assert 3 not in propose(other, [5, 6, 1, 2, 5, 6, 1, 2, 5, 6, 7, 1, 2], 99).tokens
+    one.close()
+    other.close()
+    assert len(propose(opened(made), [1, 2])) == 0
+
+
+def test_what_is_shared_surfaces_after_the_sequence_is_closed():
+    made = drafter(learn="shared")
+    one, other = opened(made), opened(made)
+    propose(one, [1, 2, 3, 4])
+    assert len(propose(other, [7, 1, 2])) == 0
+    one.close()
+    one.close()
+    assert propose(other, [7, 1, 2, 1, 2]).tokens.tolist()[0] in (1, 3)
+    assert propose(opened(made), [1, 2]).tokens.tolist() == [3, 4]
+    other.close()
+    assert int(made.shared.length[0]) == 4 + 1 + 5 + 1, "closing twice shares once"
+    assert len(propose(opened(made), [4, 7])) == 0, "no continuation crosses from one sequence to the next"
+    assert len(propose(opened(drafter(learn="shared")), [1, 2])) == 0, "nor from one drafter to another"
+
+
+def test_the_older_half_is_forgotten_when_too_much_is_shared(monkeypatch):
+    monkeypatch.setattr(rest, "MOST_SHARED", 40)
+    made = drafter(learn="shared")
+    for number in range(12):
+        drafting = opened(made)
+        propose(drafting, [10 * number + digit for digit in range(6)])
+        drafting.close()
+        assert int(made.shared.length[0]) <= 40
+        assert propose(opened(made), [10 * number, 10 * number + 1], 2).tokens[0] == 10 * number + 2
+    assert len(propose(opened(made), [0, 1])) == 0
+    kept = [number for number in range(12) if len(propose(opened(made), [10 * number + 3, 10 * number + 4]))]
+    assert kept == list(range(kept[0], 12)), "the newest are kept"
+    assert 3 <= len(kept) < 7
+
+
+def test_a_sequence_at_work_finds_what_others_share_meanwhile():
+    """The text that is shared is replaced by a larger one several times."""
+    made, top = drafter(vocabulary=100_000, learn="shared"), 100_000
+    at_work, ids = opened(made, vocabulary=top), [0, 0]
+    rooms = set()
+    for number in range(1, 200):
+        said = list(range(11 * number, 11 * number + 11))
+        other = opened(made, vocabulary=top)
+        propose(other, said, vocabulary=top)
+        other.close()
+        ids += said[:2]
+        assert propose(at_work, ids, 3, vocabulary=top).tokens.tolist() == said[2:5]
+        rooms.add(len(made.shared.symbols))
+    assert len(rooms) > 1
+
+
+# --- what is shared and saved
+
+
+def said(made, ids):
+    drafting = opened(made)
+    propose(drafting, ids)
+    drafting.close()
+
+
+def test_what_is_shared_survives_in_a_store(tmp_path):
+    options = {"learn": "shared", "memory": str(tmp_path / "memory")}
+    made = drafter(**options)
+    made.save()
+    assert not (tmp_path / "memory").exists(), "there was nothing to save"
+    said(made, [1, 2, 3, 4])
+    said(made, [7, 8])
+    made.save()
+    assert int(made.shared.length[0]) == 0
+    again = drafter(**options)
+    for each in (made, again):
+        assert propose(opened(each), [1, 2]).tokens.tolist() == [3, 4]
+        assert propose(opened(each), [3, 4]).tokens.tolist() == []
+        assert propose(opened(each), [7]).tokens.tolist() == [8]
+    said(again, [1, 2, 5])
+    again.save()
+    assert [entry.documents for entry in open_datastore(tmp_path / "memory").manifest.segments] == [2, 1]
+    for each in (made, again):
+        found = scored(propose(opened(each), [1, 2], 99, 1))
+        assert found.keys() == {(3,), (5,)}, "new segments are taken up by drafters that have the memory open"
+    assert list(check_datastore(tmp_path / "memory", full=True))
+
+
+def test_what_is_shared_is_saved_beside_the_store_that_is_searched(store, tmp_path):
+    ids = SEGMENTS[0][0][:2]
+    made = drafter(store, learn="shared", memory=str(tmp_path / "memory"))
+    before = scored(propose(opened(made), ids, 99))
+    said(made, [*ids, 298, 297])
+    made.save()
+    made.save(str(tmp_path / "elsewhere"))
+    assert not (tmp_path / "elsewhere").exists(), "it is saved already"
+    found = scored(propose(opened(made), ids, 999))
+    assert (298,) in found
+    assert {path for path in before if len(path) == 1} <= set(found)
+    assert len(open_datastore(store).segments) == len(SEGMENTS), "the store that was given is only read"
+
+
+def test_saved_tokens_that_a_smaller_memory_cannot_hold_end_a_document(tmp_path):
+    memory = built(tmp_path / "memory", [[5, 6]], vocabulary=10, tokenizer_hash="")
+    made = drafter(learn="shared", memory=str(memory))
+    said(made, [1, 2, 10, 3, 4, 250, 5])
+    made.save()
+    text = open_datastore(memory).segments[1].symbols
+    assert text.tolist() == [1, 2, 10, 3, 4, 10, 5, 10]
+    assert len(list(check_datastore(memory, full=True))) == 2
+
+
+def test_a_memory_that_is_being_written_to_or_of_another_tokenizer_is_refused_and_nothing_is_lost(tmp_path):
+    memory = tmp_path / "memory"
+    options = {"store": "none", "learn": "shared", "memory": str(memory)}
+    made = make_drafter("rest", options, Resources(VOCABULARY, "a"))
+    said(made, [1, 2, 3])
+    built(memory, [[4, 5]], tokenizer_hash="b")
+    with pytest.raises(StoreError, match="another tokenizer"):
+        made.save()
+    with pytest.raises(StoreError, match="another tokenizer"):
+        make_drafter("rest", options, Resources(VOCABULARY, "a"))
+    built(memory, [[4, 5]], tokenizer_hash="a", overwrite=True)
+    with DatastoreWriter(memory), pytest.raises(StoreError, match="being written by another process"):
+        made.save()
+    assert propose(opened(made), [1, 2]).tokens.tolist() == [3]
+    made.save()
+    assert len(open_datastore(memory).segments) == 2
+
+
+def test_only_what_is_shared_can_be_saved(tmp_path):
+    with pytest.raises(UsageError, match='give learn="shared", and a path or memory=PATH'):
+        drafter().save(str(tmp_path / "memory"))
+    with pytest.raises(UsageError, match='give learn="shared", and a path or memory=PATH'):
+        drafter(learn="shared").save()
+
+
+# --- the store changes
+
+
+def test_new_segments_are_taken_up_by_the_next_sequence_while_one_at_work_goes_on(tmp_path):
+    folder = built(tmp_path / "s", [[1, 2, 3]])
+    made = drafter(folder, learn="off")
+    at_work = opened(made)
+    assert propose(at_work, [1]).tokens.tolist() == [2, 3]
+    with DatastoreWriter(folder) as writer:
+        writer.add([text_of([[7, 8, 9]], VOCABULARY)])
+        writer.merge(1 << 20)
+        writer.commit()
+    assert propose(at_work, [1, 2]).tokens.tolist() == [3]
+    assert len(propose(at_work, [1, 2, 7])) == 0
+    assert propose(opened(made), [7]).tokens.tolist() == [8, 9]
+    assert propose(opened(made), [1]).tokens.tolist() == [2, 3]
+    with DatastoreWriter(folder) as writer:
+        writer.remove(writer.manifest.segments[0].name)
+        writer.commit()
+    assert len(propose(opened(made), [7])) == 0
+    assert propose(at_work, [1, 2, 7, 1]).tokens.tolist() == [2, 3]
+
+
+def test_a_store_that_is_another_tokenizers_by_now_is_refused_by_the_next_sequence(tmp_path):
+    folder = built(tmp_path / "s", [[1, 2, 3]])
+    made = drafter(folder)
+    at_work = opened(made)
+    built(folder, [[4, 5]], tokenizer_hash="other", overwrite=True)
+    with pytest.raises(StoreError, match="another tokenizer"):
+        opened(made)
+    assert propose(at_work, [1]).tokens.tolist() == [2, 3]
+
+
+# --- the released code's rule
+
+
+def test_the_released_codes_rule_is_that_of_the_twin_wherever_chance_has_no_part(tmp_path):
+    rng = np.random.default_rng(3)
+    shares = np.array([0.55, 0.25, 0.12, 0.05, 0.03])
+    documents = [rng.choice(5, 30, p=shares).tolist() for _ in range(150)]
+    made = drafter(built(tmp_path / "s", documents), weighting="published", continuation=3, longest=3)
+    compared = 0
+    for length in (1, 2, 3) * 12:
+        ids = rng.choice(5, length, p=shares).tolist()
+        for nodes in (4, 9, 20):
+            rows = naive.followers(documents, ids, 3, VOCABULARY)[:5000]
+            expected = naive.published_paths(rows, nodes)
+            if expected is not None:
+                draft = propose(opened(made), ids, nodes)
+                assert set(paths_of(draft.tokens, draft.parents)) == expected
+                compared += 1
+    assert compared > 15
+
+
+def test_the_released_codes_rule_counts_the_first_occurrences_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(rest, "MOST_OCCURRENCES", 10)
+    folder = built(tmp_path / "s", [[1, 2, n] for n in range(10)], [[1, 3, 3]] * 30)
+    draft = propose(opened(drafter(folder, weighting="published")), [1], 1)
+    assert scored(draft) == {(2,): 1.0}
+
+
+def test_the_released_codes_rule_asks_the_store_alone(store):
+    made = drafter(store, weighting="published")
+    assert len(propose(opened(made), [298, 297, 298, 297, 298])) == 0
+    assert len(propose(opened(drafter(weighting="published")), [1, 2, 1, 2])) == 0
+    ids = SEGMENTS[0][0]
+    drafts = [scored(propose(opened(made, seed), ids[:1], 8)) for seed in (1, 1, 2, 3, 4, 5)]
+    assert drafts[0] == drafts[1], "equals are chosen by the seed"
+
+
+def test_the_released_codes_rule_keeps_to_the_budget_where_one_token_is_repeated(tmp_path):
+    """Ten tokens deep and all alike: every prefix has one distinct token, and equals are chosen in any order."""
+    folder = built(tmp_path / "s", [[1] * 30])
+    made = drafter(folder, weighting="published")
+    for seed in range(10):
+        propose(opened(made, seed), [1, 1], 3, 10)
+
+
+# --- damage
+
+
+def damaged(text, rng):
+    """A segment with one fault: a flipped bit, or an entry that may say anything."""
+    arrays = {name: array.copy() for name, array in text._asdict().items()}
+    array = arrays[("symbols", "suffixes", "first")[int(rng.integers(3))]]
+    for _ in range(int(rng.integers(1, 12))):
+        at = int(rng.integers(len(array))) if len(array) != VOCABULARY + 1 else int(rng.integers(12))
+        bits = np.iinfo(array.dtype)
+        if rng.random() < 0.5:
+            array.view(f"u{array.itemsize}")[at] ^= array.dtype.type(1).view(f"u{array.itemsize}") << int(
+                rng.integers(bits.bits)
+            )
+        else:
+            array[at] = rng.integers(bits.min, bits.max, dtype=array.dtype)
+    return SuffixArrays(**arrays)
+
+
+def test_damaged_segments_neither_crash_nor_give_what_is_no_draft(store):
+    sound = open_datastore(store)
+    rng = np.random.default_rng(0)
+    asked = list(contexts(41, 40))
+    variants = [RestOptions(weighting=weighting) for weighting in ("backoff", "longest", "published")]
+    drafted = 0
+    for number in range(240):
+        segments = tuple(damaged(text, rng) for text in sound.segments)
+        made = RestDrafter(variants[number % 3], Datastore(sound.folder, sound.manifest, segments, sound.version))
+        drafting = opened(made)
+        for ids in (asked[number % 40], asked[number % 40] + asked[(number + 7) % 40]):
+            drafted += len(propose(drafting, ids, 20)) > 0
+            drafting.observe(verdict(ids[0]))
+    assert drafted > 200
+
+
+def test_a_bit_that_flips_in_a_file_is_not_noticed_and_harms_nothing(tmp_path):
+    folder = built(tmp_path / "s", [[1, 2, 3, 1, 2, 4], [1, 2]], vocabulary=5)
+    path = segment_path(folder, open_datastore(folder).manifest.segments[0].name)
+    entries = check_store(path).entries
+    data, rng = bytearray(path.read_bytes()), np.random.default_rng(0)
+    for entry in entries:
+        for at in range(entry.offset, entry.end):
+            data[at] ^= 1 << (bit := int(rng.integers(8)))
+            path.write_bytes(data)
+            drafting = opened(drafter(folder, 5), vocabulary=5)
+            for ids in ([1], [1, 2], [1, 2, 3], [1, 2, 3, 4, 1, 2]):
+                propose(drafting, ids, vocabulary=5)
+            data[at] ^= 1 << bit
+
+
+# --- options and resources
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"weighting": "best"}, "weighting is 'best'; choose one of longest, backoff, published."),
+        ({"learn": "all"}, "learn is 'all'; choose one of request, shared, off, None."),
+        ({"longest": 0}, "longest is 0; it must be 1 to 64."),
+        ({"longest": 65}, "longest is 65; it must be 1 to 64."),
+        ({"continuation": 0}, "continuation is 0; it must be 1 to 64."),
+        ({"continuation": 65}, "continuation is 65; it must be 1 to 64."),
+        ({"samples": 0}, "samples is 0; it must be 1 to 65536."),
+        ({"samples": 65_537}, "samples is 65537; it must be 1 to 65536."),
+        ({"shortest": 0}, "shortest is 0; it must be 1 to longest, which is 16."),
+        ({"shortest": 5, "longest": 4}, "shortest is 5; it must be 1 to longest, which is 4."),
+        ({"doubt": -0.5}, "doubt is -0.5; it must be a number from 0 on."),
+        ({"doubt": math.inf}, "doubt is inf; it must be a number from 0 on."),
+        ({"doubt": math.nan}, "doubt of method 'rest' is nan; it must be a number that float64 can hold."),
+        (
+            {"weighting": "published", "learn": "request"},
+            "weighting='published' searches the datastore only; leave learn out, or give learn='off'.",
+        ),
+        ({"memory": "m"}, 'memory keeps what sequences share; give learn="shared" with it.'),
+        ({"memory": "m", "learn": "request"}, 'memory keeps what sequences share; give learn="shared" with it.'),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, sentence):
+    with pytest.raises(UsageError) as refusal:
+        drafter(**options)
+    assert str(refusal.value) == sentence
+
+
+@pytest.mark.parametrize(("given", "meant"), [("weighing", "weighting"), ("sample", "samples"), ("stor", "store")])
+def test_an_unknown_option_is_refused_with_a_hint(given, meant):
+    with pytest.raises(UsageError, match=f"Did you mean '{meant}'"):
+        drafter(**{given: 1})
+
+
+def test_what_learns_by_default():
+    assert RestOptions().learns
+    assert RestOptions(learn="shared").learns
+    assert not RestOptions(learn="off").learns
+    assert not RestOptions(weighting="published").learns
+    assert not RestOptions(weighting="published", learn="off").learns
+
+
+def test_the_default_store_is_the_resources_own(store):
+    ids = SEGMENTS[0][0][:3]
+    resources = Resources(VOCABULARY, "words", default_store=lambda: store)
+    made = make_drafter("rest", {"learn": "off"}, resources)
+    assert scored(propose(opened(made), ids)) == scored(propose(opened(drafter(store, learn="off")), ids)) != {}
+    for nothing in (
+        make_drafter("rest", {"learn": "off"}, Resources(VOCABULARY)),
+        make_drafter("rest", {"learn": "off", "store": "none"}, resources),
+    ):
+        assert len(propose(opened(nothing), ids)) == 0
+
+
+def test_stores_that_do_not_fit_the_model_are_refused(store, tmp_path):
+    with pytest.raises(StoreError, match="built with another tokenizer than the model's"):
+        make_drafter("rest", {"store": str(store)}, Resources(VOCABULARY, "other"))
+    with pytest.raises(StoreError, match="vocabulary of 300 and the model scores 299 ids"):
+        drafter(store, VOCABULARY - 1)
+    with pytest.raises(StoreError, match="is not a datastore"):
+        drafter(tmp_path)
+
+
+# --- the laws, with a store
+
+
+@pytest.fixture(scope="module")
+def toy_store(tmp_path_factory):
+    """Texts of the toy target, so that drafts are accepted."""
+    target, rng = ToyTarget(), np.random.default_rng(0)
+    starts = [rng.integers(0, TOY, 2) for _ in range(12)] + [np.array([1, 5]), np.array([4, 1, 5])]
+    texts = [[*start.tolist(), *target.greedy(start, 40)] for start in starts]
+    return built(tmp_path_factory.mktemp("stores") / "toy", texts[:7], texts[7:], vocabulary=TOY)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("weighting", ["backoff", "longest", "published"])
+def test_the_law_holds_with_a_store(toy_store, weighting, check):
+    check(lambda: drafter(toy_store, TOY, weighting=weighting))
+
+
+def test_the_laws_hold_with_a_store_for_a_drafter_that_shares(toy_store):
+    check_drafter(lambda: drafter(toy_store, TOY, learn="shared"), shared=True)
