@@ -17,6 +17,7 @@ from foredraft.corpus.build import build_trigram_table
 from foredraft.corpus.documents import text_documents
 from foredraft.corpus.fingerprint import tokenizer_hash
 from foredraft.index.trigram import open_table
+from foredraft.testing import OracleDrafter
 
 TEXT = [
     "the quick brown fox jumps over the lazy dog and the lazy dog sleeps",
@@ -287,11 +288,48 @@ def test_a_model_that_is_no_name_and_no_pair_is_refused(model):
         ("none", {"num_speculative_tokens": -1}, "num_speculative_tokens is -1"),
         ("none", {"num_speculative_tokens": 2.5}, "num_speculative_tokens is 2.5"),
         ("none", {"control": "beta-ts"}, "no control 'beta-ts'. Did you mean 'beta_ts'"),
+        ("none", {"verification": "rejecton"}, "verification is 'rejecton'; .*Did you mean 'rejection'"),
+        ("none", {"verification": True}, "verification is True; it must be one of matched, rejection"),
+        ("none", {"verification": ["matched"]}, "verification is \\['matched'\\]"),
     ],
 )
 def test_a_method_or_configuration_that_means_nothing_is_refused(pair, method, config, says):
     with pytest.raises(UsageError, match=says):
         foredraft.load(pair, method=method, speculative_config=config)
+
+
+@pytest.mark.parametrize("verification", ["matched", "rejection"])
+def test_drafters_are_told_how_tokens_are_chosen_and_verified(pair, verification):
+    contexts = []
+
+    class Listens(OracleDrafter):
+        def open(self, context):
+            contexts.append(context)
+            return super().open(context)
+
+    generator = foredraft.load(pair, method="none", speculative_config={"verification": verification})
+    assert generator.verification == verification
+    generator.attach("prompt_lookup", Listens(lambda ids: ()), nodes=3, verification=verification)
+    generator.generate("to be", max_new_tokens=2, temperature=0.7, top_k=9, repetition_penalty=1.1, seed=4)
+    generator.generate("to be", max_new_tokens=2)
+    told = {name: contexts[0].settings[name] for name in ("do_sample", "temperature", "top_k", "top_p", "min_p")}
+    assert told == {"do_sample": True, "temperature": 0.7, "top_k": 9, "top_p": 1.0, "min_p": 0.0}
+    assert contexts[0].settings["repetition_penalty"] == 1.1
+    assert contexts[1].settings["do_sample"] is False
+    assert {context.settings["verification"] for context in contexts} == {verification}
+
+
+def test_under_rejection_a_seed_gives_one_text_and_greedy_text_is_plain(pair, plain):
+    config = {"verification": "rejection", "num_speculative_tokens": 5}
+    generator = foredraft.load(pair, method="prompt_lookup", speculative_config=config)
+    given = {"max_new_tokens": 30, "eos_token_id": []}
+    texts = [generator.generate("to be", temperature=0.9, seed=3, **given).token_ids for _ in range(2)]
+    assert texts[0] == texts[1] != plain.generate("to be", temperature=0.9, seed=3, **given).token_ids
+    assert generator.generate("to be", **given).token_ids == plain.generate("to be", **given).token_ids
+    generator.use("prompt_lookup", nodes=5)
+    assert generator.verification == "matched"
+    with pytest.raises(UsageError, match="Did you mean 'rejection'"):
+        generator.use("prompt_lookup", verification="rejektion")
 
 
 def test_use_changes_the_method_and_refuses_unknown_ones(pair):

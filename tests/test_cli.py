@@ -261,6 +261,22 @@ def test_compare_as_json_with_sampling(run):
     assert set(found["statistics"]) == {"adaptix", "none"}
 
 
+def test_compare_does_not_call_texts_that_were_sampled_under_rejection_different(run):
+    given = ("generate", PROMPT, *QUICK, "--compare", "--verification", "rejection")
+    sampled = run(*given, "--temperature", "1.5", "--seed", "5")
+    assert sampled.status == 0
+    assert "identical: not compared (sampled under rejection, both texts have the same law" in sampled.out
+    found = json.loads(run(*given, "--temperature", "1.5", "--seed", "5", "--json").out)
+    assert found["identical"] is found["first_difference"] is found["top_2_gap"] is None
+    assert "identical: yes" in run(*given).out
+
+
+def test_a_verification_that_means_nothing_is_refused(run):
+    refused(run("generate", "a", "--verification", "rejecton"), 2, "Did you mean 'rejection'")
+    twice = ("--verification", "rejection", "--speculative-config", '{"verification": "matched"}')
+    refused(run("generate", "a", *twice), 2, "--verification is rejection and --speculative-config says matched")
+
+
 @pytest.mark.parametrize(
     ("dtype", "status", "words"), [("float32", 1, "report"), ("bfloat16", 0, "near-ties may flip")]
 )

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import foredraft
-from foredraft.contracts import Budget, DraftContext, SequenceView
+from foredraft.contracts import Budget, Draft, DraftContext, Needs, SequenceView
 from foredraft.drafters import Resources, make_drafter
+from foredraft.drafters.grafting import GraftingDrafter
 from foredraft.errors import ForedraftWarning, NumericsError, UsageError
-from foredraft.graph.tree import depths
+from foredraft.graph.tree import depths, path_to
 from foredraft.model.candidates import Imitation, candidates
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.target import TorchTarget
@@ -190,3 +191,88 @@ def test_a_draft_model_larger_than_the_target_is_warned_of():
 def test_what_is_no_model_is_refused():
     with pytest.raises(UsageError, match="a name, a folder, or a pair"):
         pair_draft_model(3, generator().target, load_tokenizer("demo"))
+
+
+REJECTION = {"verification": "rejection", "do_sample": True, "temperature": 0.7, "top_p": 0.9}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("nodes", [1, 3, 7, 16])
+def test_under_rejection_nodes_are_drawn_and_travel_with_what_they_were_drawn_from(method, nodes):
+    ids = ids_of(PROMPT)
+    options = {"least_probability": 0.0} | ({} if method == "draft_model" else {"least_share": 0.0})
+    found = drafting(method, options, **REJECTION).propose(SequenceView(ids, len(ids)), Budget(nodes, 4))
+    found.check()
+    assert found.q is not None
+    assert found.q.shape == (len(found), 8192)
+    assert len(found) <= nodes
+    assert (found.q > 0).sum(axis=1).max() < 8192  # top_p holds for the draft model too
+
+
+def test_how_many_nodes_are_drawn_does_not_depend_on_which():
+    """A group of siblings is kept whole or not at all, so no budget can choose between them."""
+    ids = ids_of(PROMPT)
+    options = {"least_probability": 0.0, "least_share": 0.0}
+    for nodes in (4, 6, 9):
+        found = drafting("draft_tree", options, **REJECTION).propose(SequenceView(ids, len(ids)), Budget(nodes, 3))
+        children = np.bincount(found.parents + 1)
+        assert set(children[children > 0].tolist()) == {4}
+
+
+def test_draws_follow_the_draft_models_law():
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
+    counts = np.zeros(4)
+    for position in range(4000):
+        imitation = Imitation(SamplingOptions(do_sample=True, seed=1), draws=True)
+        counts[candidates(logits, 1, imitation, np.array([position])).tokens[0, 0]] += 1
+    expected = 4000 * np.array([0.5, 0.3, 0.15, 0.05])
+    assert ((counts - expected) ** 2 / expected).sum() < 16.3  # chi-square, 3 degrees of freedom, p = 0.001
+
+
+def test_greedy_under_rejection_is_plain_decoding():
+    generator().use("draft_tree", {}, nodes=8, verification="rejection")
+    assert generator().generate(PROMPT, max_new_tokens=32).token_ids == plain("greedy")[:32]
+
+
+def test_a_sampled_text_under_rejection_comes_again_with_its_seed():
+    generator().use("draft_model", {}, nodes=6, verification="rejection")
+    texts = {
+        generator().generate(PROMPT, max_new_tokens=32, do_sample=True, temperature=0.7, seed=seed).token_ids
+        for seed in (1, 1, 2)
+    }
+    assert len(texts) == 2
+
+
+class Phrase:
+    """Drafts `1 2 3` and, beside it, `4 1 2`, which does not know how it goes on."""
+
+    name, needs, source_names = "phrase", Needs(), ("phrase",)
+
+    def open(self, context):
+        return self
+
+    def propose(self, view, budget):
+        tokens, parents = np.array([1, 2, 3, 4, 1, 2], np.int32), np.array([-1, 0, 1, -1, 3, 4], np.int32)
+        return Draft(tokens, parents, np.array([0.5, 0.4, 0.3, 0.4, 0.3, 0.2], np.float32))
+
+    def observe(self, verdict):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_a_phrase_that_occurs_twice_in_a_draft_goes_on_twice_once_it_is_grafted_upon():
+    drafting = GraftingDrafter(Phrase()).open(DraftContext(10))
+    found = drafting.propose(SequenceView(np.array([7, 8], np.int64), 2), Budget(16, 8))
+    found.check()
+    paths = [[int(found.tokens[node]) for node in path_to(found.parents, end)] for end in range(len(found))]
+    assert [4, 1, 2, 3] in paths
+    assert np.isclose(found.score[paths.index([4, 1, 2, 3])], 0.2 * 0.3 / 0.4)
+
+
+def test_any_method_takes_graph_and_the_text_is_the_same():
+    generator().use("rest", {"store": "none", "graph": True}, nodes=8)
+    assert generator().generate(PROMPT, max_new_tokens=32).token_ids == plain("greedy")[:32]
+    with pytest.raises(UsageError, match="graph is 'yes'; it must be true or false"):
+        make_drafter("none", {"graph": "yes"}, Resources(10))

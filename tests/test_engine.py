@@ -79,7 +79,7 @@ class Chosen:
         self._end_after = end_after
         self.rows = []
 
-    def chooser(self, scores, at):
+    def chooser(self, scores, at, draft):
         def choose(row, path):
             self.rows.append((row, tuple(path)))
             return self._tokens[len(path)]

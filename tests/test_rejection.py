@@ -15,16 +15,27 @@ from scipy import stats
 
 import foredraft.engine.state as state_module
 from foredraft import rejection
+from foredraft.bench.prove import prove
+from foredraft.bench.runner import parse_method
 from foredraft.contracts import Budget, CostCurve, Draft, DraftContext, Scores, SequenceView
-from foredraft.control import FixedControl, MeasuredControl, cut
+from foredraft.control import ConfidenceOptions, ConfidenceRule, FixedControl, MeasuredControl, StoppingControl, cut
 from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
 from foredraft.engine.step import check_draft
+from foredraft.errors import UsageError
 from foredraft.graph.tree import chain_parents, path_to
 from foredraft.rejection import SeededChance, as_drawn, choose_token, draw_siblings, one_hot, residual
 from foredraft.sampling import Sampler, SamplingOptions, distribution, filter_row, gumbel_noise, penalize, philox
-from foredraft.testing import VOCABULARY, OracleDrafter, RandomTreeDrafter, ToyTarget
-from foredraft.testing.drawing import DrawingDrafter, logits_of
+from foredraft.testing import (
+    VOCABULARY,
+    DrawingDrafter,
+    OracleDrafter,
+    RandomTreeDrafter,
+    ToyTarget,
+    check_drafter,
+    checks,
+    logits_of,
+)
 from foredraft.verify import verify
 
 PROMPT = np.array([1, 0], np.int64)
@@ -178,7 +189,9 @@ def distance(world, drafts, length=3):
     law = {}
     for draft, drawn in drafts:
         scores = world.scores(draft)
-        for tokens, decided in outcomes(lambda chance, draft=draft, scores=scores: world.emitted(draft, scores, chance)):
+        for tokens, decided in outcomes(
+            lambda chance, draft=draft, scores=scores: world.emitted(draft, scores, chance)
+        ):
             law[tokens] = law.get(tokens, 0.0) + drawn * decided
     assert sum(law.values()) == pytest.approx(1, abs=1e-12)
     actual, expected = world.going_on(law, length), world.going_on({(): 1.0}, length)
@@ -213,7 +226,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "widths", "name"), CASES, ids=lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    ("vocabulary", "widths", "name"),
+    CASES,
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else str(value),
 )
 def test_chains_and_trees_keep_the_targets_law_exactly(vocabulary, widths, name):
     world = World(vocabulary, SETTINGS[name])
@@ -427,6 +442,14 @@ def dropped_after_drawing(world):
         yield draft.take(np.arange(unlikely[0] if len(unlikely) else len(draft), dtype=np.int32)), probability
 
 
+def copies_cut_by_their_original(world):
+    """A merged graph is cut by what its levels promise, and with them tokens that stand again below."""
+    for draft, probability in merged(world, deeper=True):
+        scored = with_score(draft)
+        second = [node for node in range(len(draft)) if len(path_to(draft.parents, node)) == 2]
+        yield (draft if scored.score[second].max() > 0.2 else cut(draft, Budget(9, 2))), probability
+
+
 def sorted_by_probability(world):
     """Siblings are drawn in one order and tried in another."""
     for draft, probability in drawn_tree(world, (3,)):
@@ -457,6 +480,7 @@ PLANTS = {
     ),
     "a cut by score": ("plain", cut_by_score, None, None),
     "a node dropped after it was drawn": ("plain", dropped_after_drawing, None, None),
+    "a copy cut by its original's score": ("plain", copies_cut_by_their_original, None, None),
     "siblings tried in another order": ("plain", sorted_by_probability, None, None),
 }  # fmt: skip
 
@@ -480,6 +504,15 @@ def test_a_drawn_draft_is_cut_in_order_whatever_its_scores(control):
         assert kept.tokens.tolist() == draft.tokens[:2].tolist()
         np.testing.assert_array_equal(kept.q, draft.q[:2])
         trimmed.append((kept, probability))
+    assert distance(world, trimmed) < EXACT
+
+
+@pytest.mark.parametrize("threshold", [0.05, 0.2, 0.5])
+def test_a_rule_is_not_told_the_scores_of_drawn_tokens(threshold):
+    world, trimmed = World(3, SETTINGS["plain"]), []
+    for draft, probability in merged(world, deeper=True):
+        control = StoppingControl(ConfidenceRule(ConfidenceOptions(threshold)), 20)
+        trimmed.append((control.trim(with_score(draft), control.budget(9)), probability))
     assert distance(world, trimmed) < EXACT
 
 
@@ -552,7 +585,7 @@ def test_a_token_that_the_target_does_not_allow_is_never_emitted():
 def test_a_node_that_its_q_cannot_have_given_is_named(draft, says):
     with pytest.raises(ValueError, match=says):
         choose([0.0, 0.0, 1.0], draft)
-    with pytest.raises(ValueError, match="node|Node"):
+    with pytest.raises(ValueError, match=r"[Nn]ode"):
         draft.check()
 
 
@@ -750,8 +783,52 @@ def test_the_verifier_asks_for_each_position_once():
         asked.append(position)
         return types.SimpleNamespace(accept=lambda probability: True, draw=lambda law: 0)
 
-    seq = SequenceState(
-        PROMPT, None, sampled(), max_new_tokens=99, verification="rejection", chance=chance
-    )
+    seq = SequenceState(PROMPT, None, sampled(), max_new_tokens=99, verification="rejection", chance=chance)
     assert verify(draft, world.scores(draft), seq, len(PROMPT) - 1).path == (0, 1, 2)
     assert asked == [2, 3, 4, 5]
+
+
+def test_texts_sampled_under_rejection_are_not_proved_token_for_token():
+    generator = types.SimpleNamespace(target=types.SimpleNamespace(vocabulary=9))
+    method = parse_method('prompt_lookup:{"verification": "rejection"}')
+    assert (method.verification, method.options) == ("rejection", {})
+    with pytest.raises(UsageError, match="keeps the law of the text and not its tokens"):
+        prove(generator, [method], [], {"temperature": 0.5})
+
+
+# --- the conformance suite
+
+
+@pytest.mark.parametrize("name", ["draws well", "draws badly"])
+def test_the_shipped_drawing_drafter_keeps_the_laws(name):
+    check_drafter(DRAFTERS[name])
+
+
+class Mistaken(DrawingDrafter):
+    """Changes its drafts after drawing them."""
+
+    def __init__(self, mistake):
+        super().__init__(logits_of(ToyTarget(seed=8)), (1, 1, 1))
+        self._mistake = mistake
+
+    def _tree(self, ids, budget, options, chance):
+        draft = super()._tree(ids, budget, options, chance)
+        return self._mistake(draft) if len(draft) else draft
+
+
+def flattened(draft):
+    """Gives q as it were of a higher temperature."""
+    rows = np.sqrt(draft.q)
+    return dataclasses.replace(draft, q=rows / rows.sum(axis=1, keepdims=True))
+
+
+def keeps_the_probable(draft):
+    own = draft.q[np.arange(len(draft)), draft.tokens]
+    unlikely = np.flatnonzero(own < 0.2)
+    return draft.take(np.arange(unlikely[0] if len(unlikely) else len(draft), dtype=np.int32))
+
+
+@pytest.mark.parametrize("mistake", [flattened, keeps_the_probable])
+def test_the_conformance_suite_finds_a_drafter_whose_q_is_not_what_it_drew_from(mistake):
+    with pytest.raises(AssertionError, match="Drawn text keeps the target's law"):
+        checks.drawn_text_keeps_the_targets_law(lambda: Mistaken(mistake))

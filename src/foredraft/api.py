@@ -16,7 +16,7 @@ from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, Token
 from foredraft.control import FixedControl, choose_control
 from foredraft.corpus.fingerprint import tokenizer_hash, vocabulary_size
 from foredraft.demo import EMBEDDED, EMBEDDED_DRAFT
-from foredraft.drafters import Resources, drafter_class, make_drafter
+from foredraft.drafters import Resources, make_drafter, parse_options
 from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.state import SequenceState
 from foredraft.errors import UsageError
@@ -25,7 +25,6 @@ from foredraft.model.cost import measured_cost
 from foredraft.model.loading import load_config, load_model, load_tokenizer
 from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
-from foredraft.options import options_from
 from foredraft.pairing import pair_draft_model
 from foredraft.request import GenerationOptions, checked_ids, checked_text, conversation, templated
 from foredraft.speculation import checked_verification, parse_speculation
@@ -69,7 +68,7 @@ def load(
     """
     asked = parse_speculation(method, {} if speculative_config is None else speculative_config)
     # refused now, not after the weights
-    options_from(drafter_class(asked.method).Options, asked.options, f"Method {asked.method!r}")
+    parse_options(asked.method, asked.options)
     if isinstance(model, str | Path):
         name = str(model)
         inspect(load_config(name))  # refused now, not after the weights
@@ -173,6 +172,8 @@ class Generator:
         verification: Verification = "matched",
     ) -> None:
         """Draft with a drafter that exists already, under the name `method`: one built elsewhere, or used before."""
+        if nodes is None and control is None:
+            control = getattr(drafter, "default_control", None)
         self._amount = choose_control(nodes, control, control_options)
         self.method, self.drafter = method, drafter
         self.verification = checked_verification(verification)

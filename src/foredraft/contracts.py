@@ -32,7 +32,7 @@ class Draft:
         parents: int32[N], `parents[i] < i`, -1 for a child of the root. Siblings carry different tokens.
         score: float32[N] or None: the drafter's estimate that the node's whole path is accepted. Budgets cut by it.
         q: float32[N, V] or None: the distribution each node was drawn from; None when the drafter chose the nodes.
-            Only rejection verification reads it. Its promise: node i was drawn from `q[i] / q[i].sum()` in float64, which
+            Only rejection verification reads it. Its promise: node i was drawn from `q[i] / q[i].sum()` in float64; it
             is processed (temperature, filters) and gives 0 to the tokens of its earlier siblings, as siblings are drawn
             without replacement; they are numbered as they were drawn. Whether a node is drawn, and whether it is kept,
             may depend on nodes drawn before it, never on its own token or on later ones. A draw may stand under several

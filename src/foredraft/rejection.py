@@ -128,7 +128,7 @@ def residual(p: Probabilities, q: Probabilities) -> Probabilities:
 def as_drawn(row: FloatArray) -> Probabilities:
     """Return the probabilities, float64[V] with sum 1, that a row of `Draft.q`, float32[V], stands for."""
     exact = row.astype(np.float64)
-    return exact / exact.sum()
+    return exact / float(exact.sum())
 
 
 def one_hot(token: int, vocabulary: int) -> Probabilities:
@@ -173,13 +173,13 @@ def _checked(draft: Draft, node: int, earlier: Sequence[int]) -> Probabilities:
     row, token = draft.q[node], int(draft.tokens[node])
     if not row[token] > 0:  # NaN included
         raise ValueError(
-            f"Node {node} of the draft is token {token}, to which its q gives {row[token]:g}; q must be the distribution "
-            "that the node was drawn from."
+            f"Node {node} of the draft is token {token}, to which its q gives {row[token]:g}; q must be the "
+            "distribution that the node was drawn from."
         )
     for other in draft.tokens[list(earlier)].tolist():
         if row[other] != 0:
             raise ValueError(
-                f"The q of node {node} gives {row[other]:g} to token {other}, which an earlier sibling has; siblings are "
-                "drawn without replacement, so set it to 0 and divide by the rest."
+                f"The q of node {node} gives {row[other]:g} to token {other}, which an earlier sibling has; siblings "
+                "are drawn without replacement, so set it to 0 and divide by the rest."
             )
     return as_drawn(row)

@@ -15,6 +15,7 @@ from foredraft.api import Generator
 from foredraft.bench.runner import Method
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import TokenIds
+from foredraft.errors import UsageError
 from foredraft.graph.layout import lay_out_text
 from foredraft.request import GenerationOptions
 from foredraft.sampling import filter_row, gumbel_noise, penalize
@@ -91,7 +92,16 @@ def prove(
         settings: generation arguments without `seed`.
         seed: of the first prompt.
         done: called after each text.
+
+    Raises:
+        UsageError: a method that samples under rejection, whose text differs by design.
     """
+    samples = GenerationOptions.parse(settings).sampling(generator.target.vocabulary).do_sample
+    if samples and (apart := [method.label for method in methods if method.verification == "rejection"]):
+        raise UsageError(
+            f"{apart[0]} samples under rejection, which keeps the law of the text and not its tokens; compare it "
+            "without sampling (--temperature 0)."
+        )
     arguments = [{**settings, "seed": seed + prompt.number} for prompt in prompts]
     plain = []
     generator.use("none")

@@ -8,7 +8,7 @@ import json
 import secrets
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -38,6 +38,7 @@ class _Pair:
         difference: the first token that differs, counted from 1, or 0.
         gap: between the two best scores there.
         dtype: of the model.
+        same_text: whether both must write the same; sampled rejection keeps the law of the text, not its tokens.
     """
 
     drafted: "Generation"
@@ -47,6 +48,7 @@ class _Pair:
     difference: int
     gap: float
     dtype: str
+    same_text: bool = True
 
 
 def compare_with_plain(generator: "Generator", job: "Job", prompt: "Prompt") -> bool:
@@ -64,6 +66,8 @@ def compare_with_plain(generator: "Generator", job: "Job", prompt: "Prompt") -> 
     options = {**job.options, "seed": job.options.get("seed", secrets.randbits(32))}
     ink = Ink(job.color and not job.as_json, generator.drafter.source_names)
     pair = _run(generator, prompt, options, None if job.as_json else ink)
+    if generator.verification == "rejection" and job.samples(generator):
+        pair = replace(pair, same_text=False, difference=0)
     if job.as_json:
         typer.echo(json.dumps(_as_json(pair, generator.method, options if job.samples(generator) else {})))
     else:
@@ -146,6 +150,8 @@ def _gap(
 
 
 def _verdict(pair: _Pair) -> str:
+    if not pair.same_text:
+        return "not compared (sampled under rejection, both texts have the same law, not the same tokens)"
     if not pair.difference:
         return "yes"
     if pair.dtype in _EXACT:
@@ -183,7 +189,7 @@ def _as_json(pair: _Pair, method: str, options: Mapping[str, Any]) -> dict[str, 
         "statistics": {method: pair.drafted.statistics.as_dict(), "none": pair.plain.statistics.as_dict()},
         "speed_up": pair.speed_up,
         "repeated_8_grams": pair.repeated,
-        "identical": pair.difference == 0,
+        "identical": pair.difference == 0 if pair.same_text else None,
         "first_difference": pair.difference or None,
         "top_2_gap": pair.gap if pair.difference else None,
     }

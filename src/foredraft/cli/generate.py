@@ -43,8 +43,14 @@ def generate(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, auto (spread); else the first GPU or the CPU")] = None,
     method: Annotated[str | None, typer.Option(help="How to draft; see foredraft methods")] = None,
     speculative_config: Annotated[str | None, typer.Option(help="The method's options, as a JSON object")] = None,
+    draft_model: Annotated[
+        str | None, typer.Option(help="The model that drafts, for methods that use one: demo-draft, a hub id, a folder")
+    ] = None,
     num_speculative_tokens: Annotated[
         int | None, typer.Option(help="Draft this many a step; else as many as the measured cost repays")
+    ] = None,
+    verification: Annotated[
+        str | None, typer.Option(help="matched (plain decoding's text, the default) or rejection (its law)")
     ] = None,
     max_new_tokens: Annotated[int | None, _flag("max_new_tokens")] = None,
     do_sample: Annotated[
@@ -80,22 +86,12 @@ def generate(
         "eos_token_id": eos_token_id, "seed": seed,
     }  # fmt: skip
     job = Job(
-        model, dtype, device, method, _config(speculative_config, num_speculative_tokens),
+        model, dtype, device, method,
+        _config(speculative_config, num_speculative_tokens, draft_model, verification),
         {name: value for name, value in options.items() if value not in (None, [])},
         system, color=wants_color(color), raw=raw, as_json=as_json,
     )  # fmt: skip
-    generator = job.load()
-    if chat:
-        from foredraft.cli.chat import converse
-
-        converse(generator, job, text)
-    elif compare:
-        from foredraft.cli.compare import compare_with_plain
-
-        if not compare_with_plain(generator, job, job.worded(generator, text or "")):
-            raise typer.Exit(1)
-    else:
-        _write(generator, job, job.worded(generator, text or ""))
+    _carry_out(job, text, chat=chat, compare=compare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +185,21 @@ def summary(generation: "Generation", *, seed: bool, interrupted: bool = False) 
     return "; ".join([*parts, f"seed {generation.seed}"] if seed else parts)
 
 
+def _carry_out(job: Job, text: str | None, *, chat: bool, compare: bool) -> None:
+    generator = job.load()
+    if chat:
+        from foredraft.cli.chat import converse
+
+        converse(generator, job, text)
+    elif compare:
+        from foredraft.cli.compare import compare_with_plain
+
+        if not compare_with_plain(generator, job, job.worded(generator, text or "")):
+            raise typer.Exit(1)
+    else:
+        _write(generator, job, job.worded(generator, text or ""))
+
+
 def _write(generator: "Generator", job: Job, prompt: "Prompt") -> None:
     stream = generator.stream(prompt, **job.options)
     ink = Ink(job.color, generator.drafter.source_names)
@@ -277,8 +288,8 @@ def _refuse_contradictions(
             raise UsageError(f"{one} and {other} exclude each other; leave one of them out.")
 
 
-def _config(text: str | None, nodes: int | None) -> dict[str, Any]:
-    """Return the speculative options of the two flags that hold them."""
+def _config(text: str | None, nodes: int | None, draft_model: str | None, verification: str | None) -> dict[str, Any]:
+    """Return the speculative options of the flags that hold them."""
     try:
         config = json.loads(text) if text is not None else {}
     except ValueError as error:
@@ -287,9 +298,11 @@ def _config(text: str | None, nodes: int | None) -> dict[str, Any]:
         ) from error
     if not isinstance(config, dict):
         raise UsageError(f'--speculative-config is {text}; give a JSON object such as {{"table": "none"}}.')
-    named = config.get("num_speculative_tokens", nodes)
-    if nodes is not None and named != nodes:
-        raise UsageError(
-            f"--num-speculative-tokens is {nodes} and --speculative-config says {named}; give one of them."
-        )
-    return config if nodes is None else {**config, "num_speculative_tokens": nodes}
+    for flag, name, value in (
+        ("--num-speculative-tokens", "num_speculative_tokens", nodes),
+        ("--draft-model", "model", draft_model),
+        ("--verification", "verification", verification),
+    ):
+        if value is not None and config.setdefault(name, value) != value:
+            raise UsageError(f"{flag} is {value} and --speculative-config says {config[name]}; give one of them.")
+    return config

@@ -24,6 +24,7 @@ _FADE = 0.8  # what is left of the evidence against drafting after a rest
 _REFERENCE_EVERY, _FIRST_REFERENCE = 64, 4  # drafted steps between plain ones taken for reference, and before the first
 _MOST_WORTHLESS = 8  # drafts in a row without a node worth verifying, before drafting rests
 _SHORTEST_REST, _LONGEST_REST = 8, 128  # plain steps before drafting is tried again
+_MOST_BESIDE = 16  # plain passes that the rest of a step may take before it is put down to something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class MeasuredControl:
 
     def _observe_time(self, drafted: int, emitted: int, forward_seconds: float, other_seconds: float) -> None:
         # a pass that stalled, or a step that compiled something, says little about the next
-        other_seconds = min(other_seconds, self._cost[1])
+        other_seconds = min(other_seconds, _MOST_BESIDE * self._cost[1])
         if drafted:
             expected = self._cost[min(drafted + 1, len(self._cost) - 1)]
             forward_seconds = min(forward_seconds, 4 * self._pace * expected)

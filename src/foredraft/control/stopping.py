@@ -92,6 +92,10 @@ class StoppingControl:
         """Cut a draft to the budget, and to the levels that the rule wants of it."""
         draft = cut(draft, budget)
         chances = level_chances(draft)
+        if draft.q is not None:
+            # a merged graph may hold a token of this level again below, and a drawn token must not decide whether it
+            # is kept: the rule is asked, and told nothing
+            chances = [None] * len(chances)
         while not self._stopped and len(self._chances) + 1 < len(chances):
             self._answer(chances[len(self._chances)])
         return cut(draft, Budget(budget.nodes, len(self._chances))) if self._stopped else draft

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from foredraft.contracts import Drafter, Target
 from foredraft.errors import UsageError
-from foredraft.options import nearest, options_from
+from foredraft.options import nearest, options_from, shown
 
 ENTRY_POINT_GROUP = "foredraft.drafters"
 
@@ -85,14 +85,31 @@ def drafter_class(method: str) -> DrafterClass:
         raise UsageError(f"The registered method {method!r} cannot be imported: {error}.") from error
 
 
+def parse_options(method: str, options: Mapping[str, Any]) -> tuple[Any, bool]:
+    """Return the method's options, and whether its drafts are to be grafted upon: `graph`, which every method takes.
+
+    Raises:
+        UsageError: an unknown method or option, or a value that cannot be honoured.
+    """
+    own = dict(options)
+    grafted = own.pop("graph", False)
+    if not isinstance(grafted, bool):
+        raise UsageError(f"graph is {shown(grafted)}; it must be true or false.")
+    return options_from(drafter_class(method).Options, own, f"Method {method!r}"), grafted
+
+
 def make_drafter(method: str, options: Mapping[str, Any], resources: Resources) -> Drafter:
     """Build the drafter of `method` from loose options.
 
     Raises:
         UsageError: an unknown method or option, or a value that cannot be honoured.
     """
-    chosen = drafter_class(method)
-    return chosen.create(options_from(chosen.Options, options, f"Method {method!r}"), resources)
+    own, grafted = parse_options(method, options)
+    drafter = drafter_class(method).create(own, resources)
+    if not grafted:
+        return drafter
+    module = importlib.import_module("foredraft.drafters.grafting")  # compiles what few ask for
+    return module.GraftingDrafter(drafter)  # type: ignore[no-any-return]  # the module is ours
 
 
 def _registered() -> dict[str, EntryPoint]:

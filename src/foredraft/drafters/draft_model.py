@@ -111,6 +111,10 @@ class GraphOptions:
         return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels, self.tau)
 
 
+_CONTROL = "cost_aware"
+"""What says how much to draft by default: each level costs a pass of the draft model, so when to stop matters most."""
+
+
 def _check(levels: int, least_probability: float, least_share: float = 0.0, out_degree: int = 1) -> None:
     for name, number, most in (("levels", levels, 64), ("out_degree", out_degree, 32)):
         if not 1 <= number <= most:
@@ -140,6 +144,7 @@ class DraftModelDrafter:
     Options = ChainOptions
     needs = Needs()
     source_names = ("draft_model",)
+    default_control = _CONTROL
 
     def __init__(self, options: ChainOptions, model: Any) -> None:
         self._options, self._model = options, model
@@ -166,6 +171,7 @@ class DraftTreeDrafter:
     Options = TreeOptions
     needs = Needs()
     source_names = ("draft_tree",)
+    default_control = _CONTROL
 
     def __init__(self, options: TreeOptions, model: Any) -> None:
         self._options, self._model = options, model
@@ -192,6 +198,7 @@ class DraftGraphDrafter:
     Options = GraphOptions
     needs = Needs()
     source_names = ("draft_graph", "draft_graph, merged")
+    default_control = _CONTROL
 
     def __init__(self, options: GraphOptions, model: Any) -> None:
         self._options, self._model = options, model

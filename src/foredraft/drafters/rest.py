@@ -54,7 +54,7 @@ class RestOptions:
             which knows nothing else, and "request" otherwise.
         memory: folder of a datastore that is searched too, and to which `save()` adds what was shared; made if need be.
         longest: the longest context that is looked up, in tokens.
-        shortest: the shortest.
+        shortest: the shortest; the text itself is searched for contexts of two tokens or more.
         continuation: tokens taken of what follows an occurrence; the depth of a draft.
         samples: occurrences that are looked at in a step, about; spread evenly over all of a context's occurrences.
         doubt: occurrences that are imagined to go on in some other way, at every drafted token but the first.
@@ -177,12 +177,12 @@ class RestDrafter:
                 path, tokenizer_hash=self._tokenizer_hash, vocabulary=self._vocabulary, create=new
             ) as writer:
                 separator = writer.manifest.vocabulary
-                writer.add(
-                    [np.where((text == END) | (text >= separator), separator, text).astype(symbol_dtype(separator))]
-                )
-                writer.commit()
+                symbols = np.where((text == END) | (text >= separator), separator, text).astype(symbol_dtype(separator))
+                if not writer.holds([symbols]):  # the same requests may have been answered before
+                    writer.add([symbols])
+                    writer.commit()
             self.shared = empty_text()
-            if new and path == self.options.memory:
+            if new and self.options.memory is not None and Path(path) == Path(self.options.memory):
                 self._stores = (*self._stores, open_datastore(path))
 
 

@@ -235,12 +235,13 @@ def _lender(grams: Grams, above: Bits, parent: int, token: int) -> int:
 @njit(cache=True)
 def _merge_level(graph: DraftGraph, order: npt.NDArray[np.int64], leaf: BoolArray, most_open: int) -> IntArray:
     """Decide on the nodes behind the last level, in `order`, and make them the last level; return the open ones."""
+    grams, above, is_open = graph.grams, graph.above, graph.open
     before, start = int(graph.counts[1]), int(graph.counts[0])
     end, opened = start + len(order), 0
     for i in order:
         node = start + i
         parent = int(graph.parents[node])
-        lender = _lender(graph.grams, graph.above, parent, int(graph.tokens[node])) if graph.tau > 0 else NO_LENDER
+        lender = _lender(grams, above, parent, int(graph.tokens[node])) if graph.tau > 0 else NO_LENDER
         graph.lenders[node] = lender
         if lender >= start:
             continue  # it has no children yet, so what the edge adds to its row can wait until the level is complete
@@ -248,21 +249,21 @@ def _merge_level(graph: DraftGraph, order: npt.NDArray[np.int64], leaf: BoolArra
             # What reaches the parent now also reaches the lender and all that the lender reaches. Of these, only rows
             # of the last level will be asked for, or be handed down.
             for other in range(before, start):
-                if graph.open[other] and reaches(graph.above, lender, other):
-                    inherit(graph.above, other, parent)
+                if reaches(above, lender, other):
+                    inherit(above, other, parent)
         elif not leaf[i] and opened < most_open:
-            graph.open[node] = True
+            is_open[node] = True
             opened += 1
             if graph.tau > 0:
-                remember(graph.grams, node)
+                remember(grams, node)
     found, count = np.empty(opened, np.int32), 0
     for node in range(start, end):
-        if graph.open[node]:
-            reach_itself(graph.above, node)
-            inherit(graph.above, node, int(graph.parents[node]))
+        if is_open[node]:
+            reach_itself(above, node)
+            inherit(above, node, int(graph.parents[node]))
             found[count] = node - start
             count += 1
         elif graph.lenders[node] >= start:
-            inherit(graph.above, int(graph.lenders[node]), int(graph.parents[node]))
+            inherit(above, int(graph.lenders[node]), int(graph.parents[node]))
     graph.counts[0], graph.counts[1] = end, start
     return found

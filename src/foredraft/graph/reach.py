@@ -26,7 +26,8 @@ def reaches(above: Bits, source: int, node: int) -> bool:
 def inherit(above: Bits, node: int, source: int) -> None:
     """Let everything that reaches `source`, and so `source` itself, reach `node`; -1, the root, adds nothing."""
     if source >= 0:
-        above[node] |= above[source]
+        for word in range(above.shape[1]):  # quicker than views of the rows
+            above[node, word] |= above[source, word]
 
 
 @njit(cache=True)

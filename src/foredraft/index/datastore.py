@@ -256,7 +256,7 @@ def check_datastore(folder: str | os.PathLike[str], *, full: bool = False, seed:
         text = _segment_arrays(check_store(path, SEGMENT_KIND), manifest, entry)
         if path.stat().st_size != entry.bytes:
             raise _damaged(folder, f"its segment {entry.name} has not the size that {MANIFEST} says")
-        if _digest([text.symbols]) != entry.name:
+        if segment_name([text.symbols]) != entry.name:
             raise _damaged(folder, f"the text of its segment {entry.name} is another")
         if text.symbols[-1] != manifest.vocabulary or not first_matches(text):
             raise _damaged(folder, f"the text of its segment {entry.name} and its first tokens do not match")
@@ -273,7 +273,8 @@ def check_datastore(folder: str | os.PathLike[str], *, full: bool = False, seed:
 # --- writing segments
 
 
-def _digest(texts: Sequence[Symbols]) -> str:
+def segment_name(texts: Sequence[Symbols]) -> str:
+    """Return the name of a segment made of `texts`: the first 16 hex digits of the SHA-256 of their bytes."""
     digest = hashlib.sha256()
     for text in texts:
         for start in range(0, len(text), _CHUNK):
@@ -315,7 +316,7 @@ def write_segment(
     documents = int(sortable.counts[-1])
     if documents == length:
         raise UsageError("The inputs hold no text, so there is nothing to store. Give files with text in them.")
-    name = _digest(texts)
+    name = segment_name(texts)
     suffixes, first = sorted_suffixes(sortable)
     del sortable
     tell("sorting", length, length)

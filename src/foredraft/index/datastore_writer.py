@@ -25,6 +25,7 @@ from foredraft.index.datastore import (
     open_datastore,
     open_segment,
     read_manifest,
+    segment_name,
     segment_path,
     write_segment,
 )
@@ -147,6 +148,11 @@ class DatastoreWriter:
             vocabulary=manifest.vocabulary,
             progress=progress,
         )
+
+    def holds(self, texts: Sequence[Symbols]) -> bool:
+        """Return whether a segment of the store was made of these very texts."""
+        name = segment_name(texts)
+        return any(entry.name == name for entry in self._manifest.segments)
 
     def adopt(self, entry: SegmentEntry) -> SegmentEntry:
         """Count in a segment whose file has been written to the folder.

@@ -120,7 +120,8 @@ def grow(
     Raises:
         NumericsError: scores from which no token can be chosen.
     """
-    graph = empty_graph(ids[-max(rules.tau, 1) :], rules.tau, (most_rows + 1) * rules.out_degree)
+    k = min(rules.out_degree, budget.nodes)  # drawn siblings are kept together, so that many have to fit
+    graph = empty_graph(ids[-max(rules.tau, 1) :], rules.tau, (most_rows + 1) * k)
     grown = Grown(graph, np.full(len(graph.tokens), -1, np.int32), [], 1, budget.depth)
     frontier = np.full(1, -1, np.int32)
     logits = rollout.start(ids)
@@ -128,7 +129,7 @@ def grow(
     depth = min(budget.depth, rules.most_levels)
     for level in range(depth):
         positions = np.full(len(frontier), len(ids) + level, np.int64)
-        found = candidates(logits, rules.out_degree, imitation, positions)
+        found = candidates(logits, k, imitation, positions)
         start, most_open = graph.size, most_rows - used if level + 1 < depth else 0
         opened = _add(grown, frontier, found, rules, most_open)
         best = float(graph.score[start : graph.size].max(initial=0.0))

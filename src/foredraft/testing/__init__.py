@@ -5,6 +5,7 @@ not know any particular drafter, text, or a model with weights.
 """
 
 from foredraft.testing.checks import CHECKS, MakeDrafter, check_drafter, sequences_do_not_influence_each_other
+from foredraft.testing.drawing import DrawingDrafter, LogitsOf, logits_of
 from foredraft.testing.scripted import (
     AdversaryDrafter,
     Continuation,
@@ -20,6 +21,8 @@ __all__ = [
     "AdversaryDrafter",
     "CHECKS",
     "Continuation",
+    "DrawingDrafter",
+    "LogitsOf",
     "MakeDrafter",
     "OracleDrafter",
     "RandomTreeDrafter",
@@ -30,5 +33,6 @@ __all__ = [
     "VOCABULARY",
     "check_drafter",
     "continuation_in",
+    "logits_of",
     "sequences_do_not_influence_each_other",
 ]

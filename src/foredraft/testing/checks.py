@@ -4,6 +4,7 @@
 the engine; does not know any particular drafter, text, or a model with weights.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
@@ -19,6 +20,7 @@ from foredraft.contracts import (
     SequenceView,
     TokenIds,
     Verdict,
+    Verification,
 )
 from foredraft.control import FixedControl
 from foredraft.engine.single import decode, prefill
@@ -26,6 +28,7 @@ from foredraft.engine.state import SequenceState
 from foredraft.engine.step import check_draft
 from foredraft.graph.tree import depths
 from foredraft.sampling import SamplingOptions
+from foredraft.testing.law import departure_from_law
 from foredraft.testing.scripted import OracleDrafter
 from foredraft.testing.toy import VOCABULARY, ToyTarget
 
@@ -96,7 +99,8 @@ def a_drafter_that_asks_obeys(make: MakeDrafter) -> None:
         if not asked:
             continue
         deepest = int(depths(draft.parents).max()) if len(draft) else 0
-        right = len(asked) <= allowed + 1 and deepest <= min(len(asked), allowed) + 1
+        refused = len(asked) > allowed  # a drafter that was not may know further levels without asking: a graph's loans
+        right = not refused or (len(asked) == allowed + 1 and deepest <= len(asked))
         _require(
             right,
             f"A drafter that asks obeys; with {allowed} more levels allowed, this one asked {len(asked)} "
@@ -154,11 +158,11 @@ def a_sequence_of_one_token_is_drafted_for(make: MakeDrafter) -> None:
 
 
 def greedy_text_equals_plain_decoding(make: MakeDrafter) -> None:
-    """Without sampling, the text is the target's own most probable continuation."""
-    _require(
-        _text(make(), _PROMPT, SamplingOptions()) == ToyTarget().greedy(_PROMPT, _NEW_TOKENS),
-        "Greedy text equals plain decoding; it differs.",
-    )
+    """Without sampling, the text is the target's own most probable continuation, however drafts are verified."""
+    verifications: tuple[Verification, ...] = ("matched", "rejection")
+    for verification in verifications:
+        same = _text(make(), _PROMPT, SamplingOptions(), verification) == ToyTarget().greedy(_PROMPT, _NEW_TOKENS)
+        _require(same, f"Greedy text equals plain decoding; with verification {verification!r} it differs.")
 
 
 def sampled_text_equals_plain_decoding(make: MakeDrafter) -> None:
@@ -167,6 +171,12 @@ def sampled_text_equals_plain_decoding(make: MakeDrafter) -> None:
         plain = _text(OracleDrafter(lambda _ids: ()), _PROMPT, options)  # knows nothing, drafts nothing
         same = _text(make(), _PROMPT, options) == plain
         _require(same, f"Sampled text equals plain decoding; with {options} it differs.")
+
+
+def drawn_text_keeps_the_targets_law(make: MakeDrafter) -> None:
+    """A drafter that gives q under rejection verification has drawn from it."""
+    departure = departure_from_law(make(), _PROMPT)
+    _require(departure < 1, f"Drawn text keeps the target's law; chi-square is {departure:.1f} times what it may be.")
 
 
 def close_can_be_called_twice(make: MakeDrafter) -> None:
@@ -194,6 +204,7 @@ CHECKS: list[Callable[[MakeDrafter], None]] = [
     a_sequence_of_one_token_is_drafted_for,
     greedy_text_equals_plain_decoding,
     sampled_text_equals_plain_decoding,
+    drawn_text_keeps_the_targets_law,
     close_can_be_called_twice,
 ]
 """Every law, as a function of `make` that raises AssertionError where it does not hold."""
@@ -256,17 +267,22 @@ def _shown(proposals: Iterable[_Proposal]) -> list[tuple[list[int], list[int], l
     return [(ids.tolist(), draft.tokens.tolist(), draft.parents.tolist()) for ids, _, draft in proposals]
 
 
-def _text(drafter: Drafter, prompt: TokenIds, options: SamplingOptions) -> list[int]:
+def _text(
+    drafter: Drafter, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched"
+) -> list[int]:
     """Return what is written behind `prompt` with `drafter`."""
     target = ToyTarget()
-    seq = _sequence(target, prompt, options)
-    for _ in decode(seq, drafter, FixedControl(12), target, _context()):
+    seq = _sequence(target, prompt, options, verification)
+    settings = {**dataclasses.asdict(options), "verification": verification}
+    for _ in decode(seq, drafter, FixedControl(12), target, dataclasses.replace(_context(), settings=settings)):
         pass
     return [int(token) for token in seq.emitted]
 
 
-def _sequence(target: ToyTarget, prompt: TokenIds, options: SamplingOptions) -> SequenceState:
-    seq = SequenceState(prompt, target.new_cache(), options, max_new_tokens=_NEW_TOKENS)
+def _sequence(
+    target: ToyTarget, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched"
+) -> SequenceState:
+    seq = SequenceState(prompt, target.new_cache(), options, max_new_tokens=_NEW_TOKENS, verification=verification)
     prefill(seq, target)
     return seq
 

@@ -24,7 +24,12 @@ LogitsOf = Callable[[TokenIds], FloatArray]
 
 def logits_of(target: ToyTarget) -> LogitsOf:
     """Return the scores of a toy target: as a draft model, one with another seed than the target's."""
-    return lambda ids: target.forward(lay_out_text(ids, 0), target.new_cache()).logits[-1].numpy()
+
+    def logits(ids: TokenIds) -> FloatArray:
+        row: FloatArray = target.forward(lay_out_text(ids[-3:], 0), target.new_cache()).logits[-1].numpy()
+        return row  # the toy looks back no further
+
+    return logits
 
 
 class DrawingDrafter:
