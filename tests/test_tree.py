@@ -22,11 +22,12 @@ def random_parents(rng, nodes):
 
 def random_draft(rng, nodes):
     """A draft with every optional array, whose siblings differ because all tokens do."""
+    tokens = rng.permutation(1000)[:nodes].astype(np.int32)
     return Draft(
-        rng.permutation(1000)[:nodes].astype(np.int32),
+        tokens,
         random_parents(rng, nodes),
         rng.random(nodes).astype(np.float32),
-        rng.random((nodes, 5)).astype(np.float32),
+        np.eye(1000, dtype=np.float32)[tokens],
         rng.integers(0, 3, nodes).astype(np.uint8),
     )
 

@@ -222,8 +222,9 @@ class RolloutDrafting:
 
     def __init__(self, model: Any, rules: GrowthRules, context: DraftContext) -> None:
         self._model = model
-        self._rules = rules
         self._imitation = Imitation.of(context.settings, context.seed, context.vocabulary)
+        # a draw that is used again deeper in the tree would be kept or not for what it is: the law would not hold
+        self._rules = dataclasses.replace(rules, tau=0) if self._imitation.draws else rules
         self._most_rows = max(context.max_nodes, 1)
         self._rollout = Rollout(model, self._most_rows)
         self._grown: Grown | None = None
@@ -237,6 +238,7 @@ class RolloutDrafting:
         if budget.nodes <= 0 or depth <= 0 or unknown:
             return EMPTY_DRAFT
         budget = dataclasses.replace(budget, depth=depth)
+        self._imitation = dataclasses.replace(self._imitation, draft=self._imitation.draft + 1)
         rows = min(self._most_rows, budget.nodes)
         self._grown = grow(self._rollout, view.ids, self._rules, budget, self._imitation, rows)
         return self._grown.draft(budget.nodes)

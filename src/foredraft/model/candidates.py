@@ -19,6 +19,7 @@ from foredraft.rejection import VERIFIER_STREAM, SeededChance, draw_siblings
 from foredraft.sampling import SamplingOptions, filter_row, gumbel_noise, top_probabilities
 
 _FIRST_STREAM = VERIFIER_STREAM + 1
+_MOST_ROWS, _STREAMS = 1 << 11, 1 << 31
 _LOOKED_AT = 32
 """Tokens of a row that noise may bring to the top; less probable ones seldom are."""
 
@@ -30,11 +31,13 @@ class Imitation:
     Attributes:
         sampling: the options in force.
         draws: whether nodes are drawn, for rejection verification, rather than chosen.
+        draft: the number of the draft: each draws afresh.
         vocabulary: the ids that the target scores; None for all of the draft model's.
     """
 
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     draws: bool = False
+    draft: int = 0
     vocabulary: int | None = None
 
     @classmethod
@@ -42,7 +45,8 @@ class Imitation:
         """Return what `DraftContext.settings` ask for."""
         names = ("do_sample", "temperature", "top_k", "top_p", "min_p")
         sampling = SamplingOptions(seed=seed, **{name: settings[name] for name in names if name in settings})
-        return cls(sampling, sampling.do_sample and settings.get("verification") == "rejection", vocabulary)
+        draws = sampling.do_sample and settings.get("verification") == "rejection"
+        return cls(sampling, draws, vocabulary=vocabulary)
 
 
 class Candidates(NamedTuple):
@@ -95,7 +99,7 @@ def candidates(logits: torch.Tensor, k: int, imitation: Imitation, positions: np
 
 
 def _drawn(logits: torch.Tensor, k: int, imitation: Imitation, positions: npt.NDArray[np.int64]) -> Candidates:
-    options = imitation.sampling
+    options, stream = imitation.sampling, _FIRST_STREAM + imitation.draft * _MOST_ROWS % _STREAMS
     rows = logits.float().cpu().numpy()
     found = Candidates(
         np.full((len(rows), k), -1, np.int32), np.zeros((len(rows), k), np.float32),
@@ -107,7 +111,7 @@ def _drawn(logits: torch.Tensor, k: int, imitation: Imitation, positions: npt.ND
         if not len(weights):
             raise NumericsError(_UNUSABLE)
         q = weights.astype(np.float64) / weights.sum(dtype=np.float64)
-        tokens, laws = draw_siblings(q, k, SeededChance(options.seed, position, _FIRST_STREAM + row))
+        tokens, laws = draw_siblings(q, k, SeededChance(options.seed, position, stream + row))
         found.tokens[row, : len(tokens)] = tokens
         found.probabilities[row, : len(tokens)] = q[tokens]
         found.q[row, : len(tokens)] = laws

@@ -6,13 +6,12 @@ graph is cut to its budget afterwards.
 """
 
 import dataclasses
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 
 from foredraft.contracts import Budget, Draft, TokenIds
-from foredraft.graph.dag import NO_LENDER, DraftGraph, add_level, empty_graph, leaves
+from foredraft.graph.dag import DraftGraph, add_level, empty_graph, leaves
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.graph.unmerge import unmerge
 from foredraft.model.candidates import Candidates, Imitation, candidates
@@ -72,41 +71,19 @@ class Grown:
     def draft(self, limit: int) -> Draft:
         """Return the graph as a tree of at most `limit` nodes; those of source 1 were reached through a loan.
 
-        Chosen nodes are cut by the probability of their paths. Drawn ones are taken level by level, siblings together:
-        which of them are kept must not depend on what they are.
+        Chosen nodes are cut by the probability of their paths. Drawn ones are cut in order: which of them are kept must
+        not depend on what they are. They are drawn without loans, as a copy deeper in the tree would.
         """
         if self.q:
-            return self._in_order(limit)
+            graph, kept = self.graph, min(self.graph.size, limit)
+            return Draft(
+                graph.tokens[:kept].copy(),
+                graph.parents[:kept].copy(),
+                graph.score[:kept].copy(),
+                np.array(self.q[:kept], np.float32),
+            )
         tree = unmerge(self.graph, limit, self.depth)
         return Draft(tree.tokens, tree.parents, tree.score, source=tree.merged.astype(np.uint8))
-
-    def _in_order(self, limit: int) -> Draft:
-        graph = self.graph
-        children: dict[int, list[int]] = {}
-        for node, parent in enumerate(graph.parents[: graph.size].tolist()):
-            children.setdefault(parent, []).append(node)
-        nodes: list[int] = []
-        parents: list[int] = []
-        merged: list[bool] = []
-        waiting = deque([(-1, -1, 0, False)])
-        while waiting:
-            node, place, level, through_loan = waiting.popleft()
-            lender = NO_LENDER if node < 0 else int(graph.lenders[node])
-            following = children.get(node if lender == NO_LENDER else lender, [])
-            if level == self.depth or len(nodes) + len(following) > limit:
-                continue
-            for child in following:
-                loan = through_loan or lender != NO_LENDER
-                waiting.append((child, len(nodes), level + 1, loan))
-                nodes.append(child)
-                parents.append(place)
-                merged.append(loan)
-        score = np.ones(len(nodes), np.float32)
-        for i, (node, place) in enumerate(zip(nodes, parents, strict=True)):
-            score[i] = graph.probability[node] * (1 if place < 0 else score[place])
-        q = np.array([self.q[node] for node in nodes], np.float32)
-        tokens = graph.tokens[nodes] if nodes else np.empty(0, np.int32)
-        return Draft(tokens, np.array(parents, np.int32), score, q if nodes else None, np.array(merged, np.uint8))
 
 
 def grow(
@@ -120,7 +97,7 @@ def grow(
     Raises:
         NumericsError: scores from which no token can be chosen.
     """
-    k = min(rules.out_degree, budget.nodes)  # drawn siblings are kept together, so that many have to fit
+    k = min(rules.out_degree, budget.nodes)
     graph = empty_graph(ids[-max(rules.tau, 1) :], rules.tau, (most_rows + 1) * k)
     grown = Grown(graph, np.full(len(graph.tokens), -1, np.int32), [], 1, budget.depth)
     frontier = np.full(1, -1, np.int32)
