@@ -1,0 +1,144 @@
+"""`foredraft index` from end to end: what each verb does to a store, and what it says."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foredraft.cli import main
+from foredraft.index.datastore import open_datastore
+
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+DEMO = ["--model", "demo"]
+STORIES = [f"Once upon a time, story {number} began by the sea and ended there." for number in range(40)]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "stories.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in STORIES))
+    return path
+
+
+@pytest.fixture
+def store(tmp_path, corpus):
+    folder = tmp_path / "my.store"
+    assert main(["index", "build", str(corpus), "--out", str(folder), *DEMO]) == 0
+    return folder
+
+
+def described(capsys, store):
+    capsys.readouterr()
+    assert main(["index", "info", str(store), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.suffix != ".lock"}
+
+
+def test_a_store_is_built_described_and_checked(store, capsys):
+    fields = described(capsys, store)
+    assert fields["segments"][0]["documents"] == len(STORIES)
+    assert fields["tokens"] == open_datastore(store).manifest.tokens > 10 * len(STORIES)
+    assert fields["leftovers"] == []
+    assert not store.with_name("my.store.shards").exists()
+    for full in ([], ["--full"]):
+        assert main(["index", "check", str(store), *full]) == 0
+    assert "is sound: 1 segments" in capsys.readouterr().out
+
+
+def test_text_is_added_merged_and_removed(store, tmp_path, capsys):
+    more = tmp_path / "answers.txt"
+    more.write_text("What the assistant said yesterday.")
+    assert main(["index", "add", str(store), str(more), *DEMO]) == 0
+    first, second = described(capsys, store)["segments"]
+    assert second["documents"] == 1
+    assert main(["index", "merge", str(store)]) == 0
+    merged = described(capsys, store)["segments"]
+    assert [entry["documents"] for entry in merged] == [len(STORIES) + 1]
+    assert {path.name for path in store.glob("*.segment")} == {merged[0]["name"] + ".segment"}
+    assert first["name"] not in merged[0]["name"]
+    assert main(["index", "remove", str(store), merged[0]["name"]]) == 0
+    assert described(capsys, store)["segments"] == []
+    assert main(["index", "remove", str(store), "0123456789abcdef"]) == 2
+    assert "has no segment '0123456789abcdef'" in capsys.readouterr().err
+
+
+def test_small_segments_bound_the_memory_and_hold_the_same_text(store, corpus, tmp_path, capsys):
+    small = tmp_path / "small.store"
+    assert main(["index", "build", str(corpus), "--out", str(small), "--segment-tokens", "100", *DEMO]) == 0
+    whole, parts = described(capsys, store), described(capsys, small)
+    assert len(parts["segments"]) > 5
+    assert parts["tokens"] == whole["tokens"]
+    assert all(entry["tokens"] + entry["documents"] <= 100 for entry in parts["segments"])
+    assert main(["index", "merge", str(small)]) == 0
+    assert described(capsys, small)["segments"] == whole["segments"]
+
+
+def test_a_store_that_exists_is_not_touched_unless_asked(store, corpus, capsys):
+    before = contents(store)
+    assert main(["index", "build", str(corpus), "--out", str(store), *DEMO]) == 1
+    assert "exists already" in capsys.readouterr().err
+    assert contents(store) == before
+    assert main(["index", "build", str(corpus), "--out", str(store), "--overwrite", *DEMO]) == 0
+    assert contents(store) == before
+
+
+def test_what_was_left_out_is_counted_and_strict_stops_there(tmp_path, capsys):
+    broken = tmp_path / "broken.jsonl"
+    broken.write_bytes(b'{"text": "fine"}\nnot json\n{"text": ""}\n{"other": 1}\n{"text": "bytes \xff"}\n')
+    out = tmp_path / "a.store"
+    assert main(["index", "build", str(broken), "--out", str(out), *DEMO]) == 0
+    said = capsys.readouterr().out
+    assert "2 documents" in said
+    assert "1 broken lines, 1 unusable rows, 1 empty documents" in said
+    strict = tmp_path / "b.store"
+    assert main(["index", "build", str(broken), "--out", str(strict), "--strict", *DEMO]) == 2
+    assert "line 2 is not JSON" in capsys.readouterr().err
+    assert main(["index", "info", str(strict)]) == 1
+    assert "is not a datastore" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "   \n"])
+def test_an_empty_corpus_makes_no_store(text, tmp_path, capsys):
+    (tmp_path / "empty.txt").write_text(text)
+    assert main(["index", "build", str(tmp_path / "empty.txt"), "--out", str(tmp_path / "a.store"), *DEMO]) == 2
+    assert "hold no text" in capsys.readouterr().err
+    assert not (tmp_path / "a.store" / "datastore.json").exists()
+
+
+def test_held_out_documents_are_left_out(corpus, tmp_path, capsys):
+    out = tmp_path / "part.store"
+    assert main(["index", "build", str(corpus), "--out", str(out), "--hold-out", "0.5", *DEMO]) == 0
+    held_out = int(capsys.readouterr().out.split("Held out: ")[1].split()[0])
+    assert 5 < held_out < 35
+    assert described(capsys, out)["segments"][0]["documents"] == len(STORIES) - held_out
+
+
+def test_another_tokenizers_text_is_not_added(store, corpus, tmp_path, capsys):
+    tokenizer = json.loads((SOURCE / "foredraft/demo/target/tokenizer.json").read_text())
+    a, b = list(tokenizer["model"]["vocab"])[300:302]
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary[a], vocabulary[b] = vocabulary[b], vocabulary[a]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    before = contents(store)
+    assert main(["index", "add", str(store), str(corpus), "--tokenizer", str(tmp_path / "tokenizer.json")]) == 1
+    assert "another tokenizer" in capsys.readouterr().err
+    assert contents(store) == before
+
+
+def test_a_cluster_makes_the_same_store(corpus, tmp_path):
+    """A process of its own, as Ray is loud and leaves things behind where it was imported."""
+    environment = os.environ | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(SOURCE)}
+    here, there = tmp_path / "here.store", tmp_path / "there.store"
+    for out, flags in ((here, []), (there, ["--ray"])):
+        options = ["--out", str(out), "--segment-tokens", "200", *DEMO, *flags]
+        command = [sys.executable, "-m", "foredraft", "index", "build", str(corpus), *options]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        assert ran.returncode == 0, ran.stderr
+    assert contents(here) == contents(there)
+    assert len(contents(here)) > 3
