@@ -39,6 +39,7 @@ RUNS = [
     (name, setting) for name in ("oracle", "adversary", "random", "prompt_lookup", "adaptix") for setting in SETTINGS
 ]
 RUNS += [("rest", "T=0.7 top_p=0.9")]  # one setting is enough: a drafter does not see how tokens are chosen
+RUNS += [("draft_model", "greedy"), ("draft_graph", "T=1")]  # the family drafts for itself
 
 _USUAL = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -123,7 +124,7 @@ def plain(family, length, setting):
     return text
 
 
-def drafter_of(name, prompt, text):
+def drafter_of(family, name, prompt, text):
     known = continuation_in(np.concatenate([prompt, np.array(text, np.int64)]))
     if name == "oracle":
         return OracleDrafter(known, distractors=1, vocabulary=VOCABULARY)
@@ -131,7 +132,9 @@ def drafter_of(name, prompt, text):
         return AdversaryDrafter(known, vocabulary=VOCABULARY)
     if name == "random":
         return RandomTreeDrafter(5, vocabulary=VOCABULARY)
-    return make_drafter(name, {"table": "none"} if name == "adaptix" else {}, Resources(VOCABULARY))
+    resources = Resources(VOCABULARY, draft_model=lambda _: target_of(family), default_draft="itself")
+    options = {"least_probability": 0.0} if name.startswith("draft_") else {}
+    return make_drafter(name, {"table": "none"} if name == "adaptix" else options, resources)
 
 
 def random_tree(rng, nodes):
@@ -232,9 +235,9 @@ def test_drafted_text_equals_plain_text(family, name, setting):
     length = SHORT if name in ("oracle", "prompt_lookup") else LONG
     text = plain(family, length, setting)
     prompt = prompt_of(length)
-    drafted, records = written(target_of(family), prompt, SETTINGS[setting], drafter_of(name, prompt, text))
+    drafted, records = written(target_of(family), prompt, SETTINGS[setting], drafter_of(family, name, prompt, text))
     assert drafted == text
-    if name == "oracle":
+    if name in ("oracle", "draft_model"):  # both know how the text goes on
         assert len(records) <= NEW_TOKENS // 5
     if name == "adversary":
         assert len(records) == NEW_TOKENS
