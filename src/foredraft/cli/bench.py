@@ -92,6 +92,60 @@ def _show(summaries: "list[Summary]") -> None:
 
 
 @app.command()
+def profile(
+    data: Annotated[Path, typer.Option(help="Folder of the tasks' files")],
+    model: ModelOption = "demo",
+    task: Annotated[list[str] | None, typer.Option(help="Repeatable")] = None,
+    method: MethodOption = None,
+    prompts: Annotated[int, typer.Option(help="Prompts a task")] = 10,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens a text")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Where a temperature is given")] = 1.0,
+    dtype: DtypeOption = "auto",
+    seed: Annotated[int, typer.Option(help="Of sampling")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Where a method's tokens and time go: acceptance by depth, loans of draft graphs, and the parts of a step."""
+    from foredraft.api import load
+    from foredraft.bench.profile import DEPTHS, profile_methods
+    from foredraft.bench.runner import parse_method
+    from foredraft.bench.tasks import load_task
+
+    methods = [parse_method(text) for text in (method or ["draft_model", "draft_tree", "draft_graph"])]
+    chosen = [
+        prompt for name in (task or ["humaneval", "gsm8k", "mt_bench"]) for prompt in load_task(name, data, prompts)
+    ]
+    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens}
+    if temperature:
+        settings |= {"temperature": temperature, "top_p": top_p}
+    with working("measuring") as tell:
+        generator = load(model, method="none", dtype=dtype, progress=tell)
+        count = 0
+
+        def done() -> None:
+            nonlocal count
+            count += 1
+            tell(count / len(chosen), "measuring")
+
+        found = profile_methods(generator, methods, chosen, settings, seed=seed, done=done)
+    if as_json:
+        print(json.dumps([each.as_dict() for each in found], indent=1))  # the command's output
+        return
+    table = Table(
+        "method", "tokens / step", "nodes / step", "accepted / drafted", "through loans",
+        f"reached depth 1 to {DEPTHS}", "ms / token: draft + forward + other", "speed-up",
+    )  # fmt: skip
+    for each in found:
+        table.add_row(
+            each.method, f"{each.tokens_per_target_step:.2f}", f"{each.drafted / max(each.steps, 1):.1f}",
+            f"{each.accepted / max(each.drafted, 1):.2f}", str(each.merged),
+            " ".join(f"{share:.2f}" for share in each.reached),
+            f"{each.draft_ms:.2f} + {each.forward_ms:.2f} + {each.other_ms:.2f}", f"{each.speed_up:.2f}",
+        )  # fmt: skip
+    Console().print(table)
+
+
+@app.command()
 def micro(
     model: ModelOption = "demo",
     method: MethodOption = None,

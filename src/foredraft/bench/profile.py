@@ -1,0 +1,117 @@
+"""Where a method's tokens and time go: acceptance by depth, tokens that came through a loan, and the parts of a step.
+
+The figures of GSD's tables 1 and 3 (Gong et al. 2024). Knows the generator's surface and step records.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from foredraft.api import Generator
+from foredraft.bench.runner import BASE, Method
+from foredraft.bench.tasks import TaskPrompt
+from foredraft.contracts import StepRecord
+
+DEPTHS = 8
+_BESIDE = ("layout", "verify", "commit", "observe")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A method over all prompts.
+
+    Attributes:
+        method: the label.
+        tokens: emitted.
+        steps: target forwards after prefill.
+        drafted: nodes verified.
+        accepted: of them, emitted.
+        merged: of the accepted, those that came through a loan of a draft graph.
+        reached: of all steps, the share that emitted at least 1, 2, ... drafted tokens.
+        draft_ms: milliseconds of drafting an emitted token.
+        forward_ms: likewise, of the target's passes.
+        other_ms: likewise, of all else.
+        speed_up: plain decoding's decode time a token, on the same prompts in the same run, over this method's.
+    """
+
+    method: str
+    tokens: int
+    steps: int
+    drafted: int
+    accepted: int
+    merged: int
+    reached: tuple[float, ...]
+    draft_ms: float
+    forward_ms: float
+    other_ms: float
+    speed_up: float
+
+    @property
+    def tokens_per_target_step(self) -> float:
+        """Emitted tokens / steps."""
+        return self.tokens / max(self.steps, 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return every figure by name."""
+        return asdict(self) | {"tokens_per_target_step": self.tokens_per_target_step}
+
+
+def profile_methods(
+    generator: Generator,
+    methods: Sequence[Method],
+    prompts: Sequence[TaskPrompt],
+    settings: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    done: Callable[[], None] = lambda: None,
+) -> list[Profile]:
+    """Run plain decoding and every method on every prompt, one prompt after the other, and add up the steps.
+
+    Args:
+        generator: loaded; its method is changed as the run goes.
+        methods: without plain decoding, which is always run.
+        prompts: what to write about; the first is written once more before, to warm up.
+        settings: generation arguments, the same for all.
+        seed: of the sampling.
+        done: called after each prompt.
+    """
+    everyone = [Method(BASE, BASE), *methods]
+    drafters = {}
+    for method in everyone:
+        generator.use(method.name, method.options, **method.amount, verification=method.verification)
+        drafters[method.label] = generator.drafter
+        generator.generate(prompts[0].prompt, **{**settings, "max_new_tokens": 16, "seed": seed})
+    records: dict[str, list[StepRecord]] = {method.label: [] for method in everyone}
+    for prompt in prompts:
+        for method in everyone:
+            generator.attach(method.name, drafters[method.label], **method.amount, verification=method.verification)
+            records[method.label] += generator.generate(prompt.prompt, **settings, seed=seed + prompt.number).steps
+        done()
+    plain = sum(_milliseconds(records[BASE]))
+    return [_profile(label, steps, plain) for label, steps in records.items()]
+
+
+def _milliseconds(steps: Sequence[StepRecord]) -> tuple[float, float, float]:
+    """Return the milliseconds of drafting, forwards and all else of an emitted token."""
+    tokens = max(sum(len(step.emitted) for step in steps), 1)
+    draft, forward = (sum(step.nanoseconds[part] for step in steps) for part in ("draft", "forward"))
+    other = sum(step.nanoseconds[part] for step in steps for part in _BESIDE)
+    return draft / tokens / 1e6, forward / tokens / 1e6, other / tokens / 1e6
+
+
+def _profile(label: str, steps: Sequence[StepRecord], plain: float) -> Profile:
+    accepted = [step.accepted for step in steps]
+    draft, forward, other = _milliseconds(steps)
+    return Profile(
+        method=label,
+        tokens=sum(len(step.emitted) for step in steps),
+        steps=len(steps),
+        drafted=sum(step.drafted for step in steps),
+        accepted=sum(accepted),
+        merged=sum(source is not None and source.endswith(", merged") for step in steps for source in step.sources),
+        reached=tuple(sum(count >= depth for count in accepted) / max(len(steps), 1) for depth in range(1, DEPTHS + 1)),
+        draft_ms=draft,
+        forward_ms=forward,
+        other_ms=other,
+        speed_up=plain / max(draft + forward + other, 1e-9),
+    )
