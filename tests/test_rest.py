@@ -9,9 +9,9 @@ import naive
 from foredraft.contracts import Budget, Draft, DraftContext, SequenceView, Verdict
 from foredraft.drafters import Resources, make_drafter, rest
 from foredraft.drafters.rest import RestDrafter, RestOptions
-from foredraft.errors import StoreError, UsageError
+from foredraft.errors import ForedraftWarning, StoreError, UsageError
 from foredraft.graph.tree import depths, is_tree
-from foredraft.index.datastore import Datastore, check_datastore, open_datastore, segment_path
+from foredraft.index.datastore import MANIFEST, Datastore, check_datastore, open_datastore, segment_path
 from foredraft.index.datastore_writer import DatastoreWriter
 from foredraft.index.storage import check_store
 from foredraft.index.suffix_array import SuffixArrays
@@ -421,14 +421,15 @@ def test_new_segments_are_taken_up_by_the_next_sequence_while_one_at_work_goes_o
     assert propose(at_work, [1, 2, 7, 1]).tokens.tolist() == [2, 3]
 
 
-def test_a_store_that_is_another_tokenizers_by_now_is_refused_by_the_next_sequence(tmp_path):
+def test_a_store_that_is_another_tokenizers_by_now_is_not_taken_up(tmp_path):
     folder = built(tmp_path / "s", [[1, 2, 3]])
     made = drafter(folder)
     at_work = opened(made)
     built(folder, [[4, 5]], tokenizer_hash="other", overwrite=True)
-    with pytest.raises(StoreError, match="another tokenizer"):
-        opened(made)
-    assert propose(at_work, [1]).tokens.tolist() == [2, 3]
+    with pytest.warns(ForedraftWarning, match="another tokenizer.* the store as it was"):
+        later = opened(made)
+    for drafting in (at_work, later):
+        assert propose(drafting, [1]).tokens.tolist() == [2, 3]
 
 
 # --- the released code's rule
@@ -614,3 +615,13 @@ def test_the_law_holds_with_a_store(toy_store, weighting, check):
 
 def test_the_laws_hold_with_a_store_for_a_drafter_that_shares(toy_store):
     check_drafter(lambda: drafter(toy_store, TOY, learn="shared"), shared=True)
+
+
+def test_a_store_that_goes_away_serves_on_as_it_was(tmp_path):
+    folder = built(tmp_path / "rest", *SEGMENTS)
+    made = drafter(folder)
+    before = propose(opened(made), SEGMENTS[0][0][:3])
+    (folder / MANIFEST).unlink()
+    with pytest.warns(ForedraftWarning, match="drafts come from the store as it was"):
+        drafting = opened(made)
+    assert scored(propose(drafting, SEGMENTS[0][0][:3])) == scored(before)

@@ -5,6 +5,7 @@ rule; "backoff", which asks shorter contexts too, is this project's. Knows ids a
 """
 
 import threading
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds, Verdict
 from foredraft.drafters import Resources
-from foredraft.errors import UsageError
+from foredraft.errors import ForedraftWarning, StoreError, UsageError
 from foredraft.index.backoff import learn_trust, prior_trust, weigh
 from foredraft.index.datastore import MANIFEST, Datastore, manifest_version, open_datastore
 from foredraft.index.datastore_writer import DatastoreWriter
@@ -91,7 +92,6 @@ class RestOptions:
             raise UsageError(f"doubt is {self.doubt}; it must be a number from 0 on.")
         if self.weighting == "published" and self.learn not in ("off", None):
             raise UsageError("weighting='published' searches the datastore only; leave learn out, or give learn='off'.")
-
         if self.memory is not None and self.learn != "shared":
             raise UsageError('memory keeps what sequences share; give learn="shared" with it.')
 
@@ -187,10 +187,14 @@ class RestDrafter:
 
 
 def _current(store: Datastore) -> Datastore:
-    """Return the store as it is by now."""
+    """Return the store as it is by now; as it was, with a warning, where it cannot be opened any more."""
     if manifest_version(store.folder) == store.version:
         return store
-    return open_datastore(store.folder, store.manifest.tokenizer_hash, store.manifest.vocabulary)
+    try:
+        return open_datastore(store.folder, store.manifest.tokenizer_hash, store.manifest.vocabulary)
+    except StoreError as error:  # what is mapped still serves, and no text should end for it
+        warnings.warn(f"{error} Until then, drafts come from the store as it was.", ForedraftWarning, stacklevel=2)
+        return store
 
 
 def _newer_half(text: RecentText) -> RecentText:
