@@ -77,7 +77,7 @@ def stored_row(row, keep):
     """A row of counts as a table stores it: [(token, probability as uint16)], and the row's total."""
     total = sum(row.values())
     best = sorted(row.items(), key=lambda item: (-item[1], item[0]))[:keep]
-    return [(token, max(1, round(count / total * 65535))) for token, count in best], total
+    return [(token, max(1, round(count * 65535 / total))) for token, count in best], total
 
 
 # --- index/learned, successors, best_first, mcts

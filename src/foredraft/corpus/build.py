@@ -254,7 +254,7 @@ def _keep_most_frequent(
 
 def _probabilities(counts: I64, totals: I64) -> npt.NDArray[np.uint16]:
     """Return `counts / totals` as the table stores it."""
-    return np.maximum(np.rint(counts * (FULL_PROBABILITY / totals)), 1).astype(np.uint16)
+    return np.maximum(np.rint(counts * FULL_PROBABILITY / totals), 1).astype(np.uint16)  # halves stay exact
 
 
 class _TableWriter:
