@@ -34,7 +34,7 @@ StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first 
 RayOption = Annotated[bool, typer.Option("--ray", help="Work on a Ray cluster, started on this machine")]
 AddressOption = Annotated[str | None, typer.Option(help="Work on the Ray cluster at this address")]
 
-SEGMENT_TOKENS = 96 << 20  # as corpus.segments has it, which help should not import
+SEGMENT_TOKENS = 64 << 20  # as corpus.segments has it, which help should not import
 
 
 @app.command()

@@ -16,8 +16,8 @@ from foredraft.index.datastore import Progress, SegmentEntry, write_segment
 from foredraft.index.storage import open_store
 from foredraft.index.suffix_array import Symbols
 
-SEGMENT_TOKENS = 96 << 20
-"""Sorting takes 12 bytes of memory a token (18 for vocabularies beyond 65,535), so this is 1.2 GB."""
+SEGMENT_TOKENS = 64 << 20
+"""Sorting takes 12 bytes of memory a token (18 for vocabularies beyond 65,535), so this is 0.8 GB."""
 _STEP = 1 << 20
 
 
