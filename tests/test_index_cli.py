@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.cli import main
+from foredraft.cli import index, main
+from foredraft.corpus import segments
 from foredraft.index.datastore import open_datastore
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
@@ -142,3 +143,7 @@ def test_a_cluster_makes_the_same_store(corpus, tmp_path):
         assert ran.returncode == 0, ran.stderr
     assert contents(here) == contents(there)
     assert len(contents(here)) > 3
+
+
+def test_the_help_says_the_librarys_own_size_of_segments():
+    assert index.SEGMENT_TOKENS == segments.SEGMENT_TOKENS

@@ -46,12 +46,9 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
 def _check_vocabularies(ours: Any, theirs: Any, name: str) -> None:
     """Refuse a tokenizer that has another token under an id of the target's; ids that only one has do no harm."""
     tokens = {number: token for token, number in ours.get_vocab().items()}
-    other = [
-        (number, tokens[number], token)
-        for token, number in theirs.get_vocab().items()
-        if tokens.get(number, token) != token
-    ]
-    if other or not tokens.keys() & set(theirs.get_vocab().values()):
+    vocabulary = theirs.get_vocab()
+    other = [(n, tokens[n], token) for token, n in vocabulary.items() if tokens.get(n, token) != token]
+    if other or not tokens.keys() & set(vocabulary.values()):
         examples = "; ".join(f"id {n} is {a!r} and {b!r}" for n, a, b in sorted(other)[:_SHOWN])
         raise UsageError(
             f"The draft model {name} has another tokenizer than the target ({len(other)} ids differ: {examples}). Give "

@@ -10,7 +10,7 @@ import numpy as np
 
 from foredraft.api import Generator
 from foredraft.bench.replay import replay
-from foredraft.bench.runner import Method
+from foredraft.bench.runner import Method, use
 from foredraft.contracts import TokenIds
 
 PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")
@@ -35,7 +35,7 @@ class StepCost:
 
 def step_cost(generator: Generator, method: Method, prompt: str, tokens: int = 128, repeats: int = 3) -> StepCost:
     """Time the parts of a method's steps, over `repeats` texts after one that warms up."""
-    generator.use(method.name, method.options, **method.amount, verification=method.verification)
+    use(generator, method)
     rows: list[list[int]] = []
     for repeat in range(repeats + 1):
         result = generator.generate(prompt, max_new_tokens=tokens, eos_token_id=[], temperature=0.7, seed=repeat)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from foredraft.api import Generator
-from foredraft.bench.runner import BASE, Method
+from foredraft.bench.runner import BASE, Method, prepared
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import StepRecord
 
@@ -76,16 +76,13 @@ def profile_methods(
         done: called after each prompt.
     """
     everyone = [Method(BASE, BASE), *methods]
-    drafters = {}
-    for method in everyone:
-        generator.use(method.name, method.options, **method.amount, verification=method.verification)
-        drafters[method.label] = generator.drafter
-        generator.generate(prompts[0].prompt, **{**settings, "max_new_tokens": 16, "seed": seed})
-    records: dict[str, list[StepRecord]] = {method.label: [] for method in everyone}
+    ready = {method.label: prepared(generator, method) for method in everyone}
+    for write in ready.values():
+        write(prompts[0].prompt, {**settings, "max_new_tokens": 16, "seed": seed})
+    records: dict[str, list[StepRecord]] = {label: [] for label in ready}
     for prompt in prompts:
-        for method in everyone:
-            generator.attach(method.name, drafters[method.label], **method.amount, verification=method.verification)
-            records[method.label] += generator.generate(prompt.prompt, **settings, seed=seed + prompt.number).steps
+        for label, write in ready.items():
+            records[label] += write(prompt.prompt, {**settings, "seed": seed + prompt.number}).steps
         done()
     plain = sum(_milliseconds(records[BASE]))
     return [_profile(label, steps, plain) for label, steps in records.items()]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from foredraft.api import Generator
-from foredraft.bench.runner import Method
+from foredraft.bench.runner import Method, use
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError
@@ -110,7 +110,7 @@ def prove(
         done()
     proofs = []
     for method in methods:
-        generator.use(method.name, method.options, **method.amount, verification=method.verification)
+        use(generator, method)
         differences = []
         for prompt, given, expected in zip(prompts, arguments, plain, strict=True):
             actual = generator.generate(prompt.prompt, **given).token_ids

@@ -18,6 +18,7 @@ from foredraft.bench.metrics import LOOP_SHARE, Ratio, repeated_share, speed_up
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import Verification
 from foredraft.errors import UsageError
+from foredraft.generation import Generation
 from foredraft.speculation import take_amount, take_verification
 
 BASE = "none"
@@ -143,6 +144,23 @@ def run_paired(
     return cells
 
 
+def use(generator: Generator, method: Method) -> None:
+    """Make the generator draft by `method`."""
+    generator.use(method.name, method.options, **method.amount, verification=method.verification)
+
+
+def prepared(generator: Generator, method: Method) -> Callable[[Any, Mapping[str, Any]], Generation]:
+    """Build the method's drafter now; return what writes with it, whatever the generator was used for in between."""
+    use(generator, method)
+    drafter = generator.drafter
+
+    def write(prompt: Any, arguments: Mapping[str, Any]) -> Generation:
+        generator.attach(method.name, drafter, **method.amount, verification=method.verification)
+        return generator.generate(prompt, **arguments)
+
+    return write
+
+
 @dataclass(frozen=True, slots=True)
 class _Output:
     ids: tuple[int, ...]
@@ -156,13 +174,11 @@ class _Output:
 def _prepared(generator: Generator, method: Method) -> Callable[[Any, Mapping[str, Any]], _Output]:
     if method.name == PEER:
         return lambda prompt, arguments: _run_peer(generator, prompt, arguments)
-    generator.use(method.name, method.options, **method.amount, verification=method.verification)
-    drafter = generator.drafter
+    write = prepared(generator, method)
 
     def run(prompt: Any, arguments: Mapping[str, Any]) -> _Output:
-        generator.attach(method.name, drafter, **method.amount, verification=method.verification)
         start = perf_counter()
-        result = generator.generate(prompt, **arguments)
+        result = write(prompt, arguments)
         total = perf_counter() - start
         counts = result.statistics
         return _Output(result.token_ids, counts.steps, counts.drafted, counts.accepted, counts.decode_seconds, total)

@@ -37,6 +37,9 @@ _TASKS: Mapping[str, tuple[str, str, bool]] = {  # file, field, whether it is a 
 }
 
 
+DEFAULT_TASKS = ("humaneval", "gsm8k", "mt_bench")
+
+
 def task_names() -> list[str]:
     """Return the known tasks."""
     return list(_TASKS)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foredraft.atomic_file import write_file
-from foredraft.cli.screen import working
+from foredraft.cli.screen import counting, working
 
 if TYPE_CHECKING:
     from foredraft.bench.runner import Summary
@@ -43,23 +43,16 @@ def run(
     """Speed-up over plain decoding, paired in one process; `--method transformers` adds its own generate."""
     from foredraft.api import load
     from foredraft.bench.runner import parse_method, run_paired, summarize_cells
-    from foredraft.bench.tasks import load_task
+    from foredraft.bench.tasks import DEFAULT_TASKS, load_task
 
-    tasks = task or ["humaneval", "gsm8k", "mt_bench"]
     methods = [parse_method(text) for text in (method or ["prompt_lookup", "adaptix", "transformers"])]
-    chosen = [prompt for name in tasks for prompt in load_task(name, data, prompts)]
+    chosen = [prompt for name in task or DEFAULT_TASKS for prompt in load_task(name, data, prompts)]
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens}
     if temperature:
         settings["temperature"] = temperature
     with working("measuring") as tell:
         generator = load(model, method="none", dtype=dtype, progress=tell)
-        count = 0
-
-        def done() -> None:
-            nonlocal count
-            count += 1
-            tell(count / len(chosen), "measuring")
-
+        done = counting(tell, len(chosen), "measuring")
         cells = run_paired(generator, methods, chosen, settings, seed=seed, done=done)
     if out is not None:
         write_file(out, (json.dumps([asdict(cell) for cell in cells], indent=0) + "\n").encode())
@@ -109,24 +102,16 @@ def profile(
     from foredraft.api import load
     from foredraft.bench.profile import DEPTHS, profile_methods
     from foredraft.bench.runner import parse_method
-    from foredraft.bench.tasks import load_task
+    from foredraft.bench.tasks import DEFAULT_TASKS, load_task
 
     methods = [parse_method(text) for text in (method or ["draft_model", "draft_tree", "draft_graph"])]
-    chosen = [
-        prompt for name in (task or ["humaneval", "gsm8k", "mt_bench"]) for prompt in load_task(name, data, prompts)
-    ]
+    chosen = [prompt for name in task or DEFAULT_TASKS for prompt in load_task(name, data, prompts)]
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens}
     if temperature:
         settings |= {"temperature": temperature, "top_p": top_p}
     with working("measuring") as tell:
         generator = load(model, method="none", dtype=dtype, progress=tell)
-        count = 0
-
-        def done() -> None:
-            nonlocal count
-            count += 1
-            tell(count / len(chosen), "measuring")
-
+        done = counting(tell, len(chosen), "measuring")
         found = profile_methods(generator, methods, chosen, settings, seed=seed, done=done)
     if as_json:
         print(json.dumps([each.as_dict() for each in found], indent=1))  # the command's output

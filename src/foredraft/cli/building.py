@@ -3,7 +3,7 @@
 Knows terminals, and the folder of token shards beside an output. Does not know what is built from them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +18,7 @@ from foredraft.errors import UsageError
 
 if TYPE_CHECKING:  # reading is imported when a verb runs, so that help stays quick
     from foredraft.corpus.documents import ReadReport
+    from foredraft.corpus.shards import ShardProgress
 
 
 class Tell(Protocol):
@@ -41,6 +42,11 @@ def progress_bars() -> Iterator[Tell]:
             bar.update(task.id, completed=done, rate=rate)
 
         yield tell
+
+
+def tokenizing(tell: Tell, phase: str) -> "Callable[[ShardProgress], None]":
+    """Return a function that shows, as `phase`, how far making token shards is."""
+    return lambda state: tell(phase, state.done, state.total, state.tokens, "tokens")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foredraft.cli.building import Tell, print_skipped, progress_bars, resumable_shards
+from foredraft.cli.building import Tell, print_skipped, progress_bars, resumable_shards, tokenizing
 from foredraft.cli.words import words_of
 from foredraft.errors import UsageError
 
@@ -162,7 +162,7 @@ def _add_inputs(
     from foredraft.corpus.shards import add_reports
 
     with progress_bars() as tell, resumable_shards(writer.folder) as folder:
-        finished = list(_finished_shards(shards, words, folder, options, cluster, _tokenizing(tell)))
+        finished = list(_finished_shards(shards, words, folder, options, cluster, tokenizing(tell, "tokenising")))
         total = add_reports(shard.report for shard in finished)
         if not total.tokens:
             raise UsageError("The inputs hold no text, so there is nothing to store. Give files with text in them.")
@@ -215,10 +215,6 @@ def _built_segments(
 def _cluster(ray: bool, address: str | None) -> str | None:
     """Return the cluster to work on: an address, "" to start one here, None for none."""
     return address or ("" if ray else None)
-
-
-def _tokenizing(tell: Tell) -> "Callable[[ShardProgress], None]":
-    return lambda state: tell("tokenising", state.done, state.total, state.tokens, "tokens")
 
 
 def _sorting(tell: Tell) -> "Progress":

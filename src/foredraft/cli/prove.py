@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from foredraft.cli.screen import say, working
+from foredraft.cli.screen import counting, say, working
 
 
 def prove(
@@ -32,9 +32,9 @@ def prove(
     from foredraft.api import load
     from foredraft.bench.prove import prove as compare
     from foredraft.bench.runner import parse_method
-    from foredraft.bench.tasks import load_task
+    from foredraft.bench.tasks import DEFAULT_TASKS, load_task
 
-    tasks = task or ["humaneval", "gsm8k", "mt_bench"]
+    tasks = task or DEFAULT_TASKS
     methods = [parse_method(text) for text in (method or ["prompt_lookup", "adaptix"])]
     share = [prompts // len(tasks) + (i < prompts % len(tasks)) for i in range(len(tasks))]
     chosen = [prompt for name, count in zip(tasks, share, strict=True) for prompt in load_task(name, data, count)]
@@ -45,13 +45,7 @@ def prove(
     rows = []
     with working("comparing") as tell:
         generator = load(model, method="none", dtype=dtype, progress=tell)
-        count = 0
-
-        def done() -> None:
-            nonlocal count
-            count += 1
-            tell(count / total, "comparing")
-
+        done = counting(tell, total, "comparing")
         for name, arguments in settings:
             given = {**arguments, "max_new_tokens": max_new_tokens}
             rows += [(name, proof) for proof in compare(generator, methods, chosen, given, seed=seed, done=done)]

@@ -54,6 +54,18 @@ def working(subject: str) -> Iterator[Callable[[float, str], None]]:
         yield tell
 
 
+def counting(tell: Callable[[float, str], None], total: int, subject: str) -> Callable[[], None]:
+    """Return a function to call after each of `total` pieces of work, which tells `tell` the share done."""
+    count = 0
+
+    def done() -> None:
+        nonlocal count
+        count += 1
+        tell(count / total, subject)
+
+    return done
+
+
 class Ink:
     """Writes pieces of text to standard output as they come, drafted ones in their drafter's colour.
 

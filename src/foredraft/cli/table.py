@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foredraft.cli.building import Tell, print_skipped, progress_bars, resumable_shards
+from foredraft.cli.building import Tell, print_skipped, progress_bars, resumable_shards, tokenizing
 from foredraft.cli.words import words_of
 
 if TYPE_CHECKING:  # reading, counting and tokenising are imported when a verb runs, so that help stays quick
     from foredraft.corpus.build import BuildProgress, BuildReport
-    from foredraft.corpus.shards import ShardProgress, ShardReport
+    from foredraft.corpus.shards import ShardReport
 
 app = typer.Typer(no_args_is_help=True, help="Build, describe and check tri-gram tables.")
 
@@ -44,7 +44,7 @@ def build(
 
         def finished() -> Iterator[Path]:
             for shard in tokenize_shards(
-                shards, words, folder, options=ShardOptions(strict=strict), progress=_tokenizing(tell)
+                shards, words, folder, options=ShardOptions(strict=strict), progress=tokenizing(tell, "reading")
             ):
                 reports.append(shard.report)
                 yield shard.path
@@ -90,10 +90,6 @@ def check(file: Annotated[Path, typer.Argument(help="The table")]) -> None:
 
 
 # --- progress and report
-
-
-def _tokenizing(tell: Tell) -> "Callable[[ShardProgress], None]":
-    return lambda state: tell("reading", state.done, state.total, state.tokens, "tokens")
 
 
 def _merging(tell: Tell) -> "Callable[[BuildProgress], None]":

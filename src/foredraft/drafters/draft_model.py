@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Target, Verdict
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.model.candidates import Imitation
@@ -111,10 +111,6 @@ class GraphOptions:
         return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels, self.tau)
 
 
-_CONTROL = "cost_aware"
-"""What says how much to draft by default: each level costs a pass of the draft model, so when to stop matters most."""
-
-
 def _check(levels: int, least_probability: float, least_share: float = 0.0, out_degree: int = 1) -> None:
     for name, number, most in (("levels", levels, 64), ("out_degree", out_degree, 32)):
         if not 1 <= number <= most:
@@ -124,97 +120,79 @@ def _check(levels: int, least_probability: float, least_share: float = 0.0, out_
             raise UsageError(f"{name} is {share}; it must be 0 to 1.")
 
 
-def _model_of(method: str, model: Any, resources: Resources) -> Target:
-    """Return the draft model that the options name.
+def load_drafter(
+    method: str, options: ChainOptions | TreeOptions | GraphOptions, resources: Resources, *sources: str
+) -> "RolloutDrafter":
+    """Load the draft model that the options name; `sources` are those behind the method's own name.
 
     Raises:
         UsageError: none is named and none comes with the target, or it does not fit the target.
     """
-    wanted = model if model is not None else resources.default_draft
+    wanted = options.model if options.model is not None else resources.default_draft
     if wanted is None or resources.draft_model is None:
         raise UsageError(f"Method {method!r} needs a draft model; name one: model=NAME, or --draft-model NAME.")
-    return resources.draft_model(wanted)
+    return RolloutDrafter((method, *sources), options.rules(), resources.draft_model(wanted))
 
 
 class DraftModelDrafter:
-    """A draft model that drafts chains."""
+    """The door to a draft model that drafts chains."""
 
     name: ClassVar[str] = "draft_model"
     summary: ClassVar[str] = "Chains from a smaller model (SSD)."
     Options = ChainOptions
-    needs = Needs()
-    source_names = ("draft_model",)
-    default_control = _CONTROL
-
-    def __init__(self, options: ChainOptions, model: Any) -> None:
-        self._options, self._model = options, model
 
     @classmethod
-    def create(cls, options: ChainOptions, resources: Resources) -> "DraftModelDrafter":
-        """Load the draft model.
-
-        Raises:
-            UsageError: there is none, or it does not fit the target.
-        """
-        return cls(options, _model_of(cls.name, options.model, resources))
-
-    def open(self, context: DraftContext) -> "RolloutDrafting":
-        """Begin drafting for one sequence."""
-        return RolloutDrafting(self._model, self._options.rules(), context)
+    def create(cls, options: ChainOptions, resources: Resources) -> "RolloutDrafter":
+        """Load the draft model; raises what `load_drafter` does."""
+        return load_drafter(cls.name, options, resources)
 
 
 class DraftTreeDrafter:
-    """A draft model that drafts trees."""
+    """The door to a draft model that drafts trees."""
 
     name: ClassVar[str] = "draft_tree"
     summary: ClassVar[str] = "Pruned trees from a smaller model (TSD)."
     Options = TreeOptions
-    needs = Needs()
-    source_names = ("draft_tree",)
-    default_control = _CONTROL
-
-    def __init__(self, options: TreeOptions, model: Any) -> None:
-        self._options, self._model = options, model
 
     @classmethod
-    def create(cls, options: TreeOptions, resources: Resources) -> "DraftTreeDrafter":
-        """Load the draft model.
-
-        Raises:
-            UsageError: there is none, or it does not fit the target.
-        """
-        return cls(options, _model_of(cls.name, options.model, resources))
-
-    def open(self, context: DraftContext) -> "RolloutDrafting":
-        """Begin drafting for one sequence."""
-        return RolloutDrafting(self._model, self._options.rules(), context)
+    def create(cls, options: TreeOptions, resources: Resources) -> "RolloutDrafter":
+        """Load the draft model; raises what `load_drafter` does."""
+        return load_drafter(cls.name, options, resources)
 
 
 class DraftGraphDrafter:
-    """A draft model that drafts graphs."""
+    """The door to a draft model that drafts graphs."""
 
     name: ClassVar[str] = "draft_graph"
     summary: ClassVar[str] = "Trees from a smaller model that drafts what re-occurs in them once (GSD)."
     Options = GraphOptions
-    needs = Needs()
-    source_names = ("draft_graph", "draft_graph, merged")
-    default_control = _CONTROL
-
-    def __init__(self, options: GraphOptions, model: Any) -> None:
-        self._options, self._model = options, model
 
     @classmethod
-    def create(cls, options: GraphOptions, resources: Resources) -> "DraftGraphDrafter":
-        """Load the draft model.
+    def create(cls, options: GraphOptions, resources: Resources) -> "RolloutDrafter":
+        """Load the draft model; raises what `load_drafter` does."""
+        return load_drafter(cls.name, options, resources, "draft_graph, merged")
 
-        Raises:
-            UsageError: there is none, or it does not fit the target.
-        """
-        return cls(options, _model_of(cls.name, options.model, resources))
+
+class RolloutDrafter:
+    """A draft model and the shape that it drafts.
+
+    Args:
+        sources: names for `Draft.source`, the method's own first.
+        rules: what limits the shape.
+        model: the draft model.
+    """
+
+    needs = Needs()
+    default_control = "cost_aware"  # each level costs a pass of the draft model, so when to stop matters most
+
+    def __init__(self, sources: tuple[str, ...], rules: GrowthRules, model: Any) -> None:
+        self.name = sources[0]
+        self.source_names = sources
+        self._rules, self._model = rules, model
 
     def open(self, context: DraftContext) -> "RolloutDrafting":
         """Begin drafting for one sequence."""
-        return RolloutDrafting(self._model, self._options.rules(), context)
+        return RolloutDrafting(self._model, self._rules, context)
 
 
 class RolloutDrafting:

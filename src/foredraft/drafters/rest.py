@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds, Verdict
 from foredraft.drafters import Resources
@@ -258,8 +259,7 @@ class RestDrafting:
     def _retrieved(self, depth: int) -> tuple[Levels, Rows]:
         """Return what follows the last tokens wherever they occur, `depth` tokens of it."""
         options = self._options
-        counts = np.zeros((3, options.longest + 1), np.int64)
-        counts[STORE] = (self._ranges[:, :, 1] - self._ranges[:, :, 0]).sum(axis=0)
+        counts = self._stored_counts()
         context, found = self._ids[-options.longest :], []
         for source, text in self._texts():
             places, lengths = occurrences(text, context, options.longest, options.samples)
@@ -273,6 +273,12 @@ class RestDrafting:
         for source, text, places, lengths in found:
             gather_from_text(text, source, places, lengths, levels, rows)
         return levels, rows
+
+    def _stored_counts(self) -> npt.NDArray[np.int64]:
+        """Return how often each length of context occurs in the datastore, as `levels_of` takes it."""
+        counts = np.zeros((3, self._options.longest + 1), np.int64)
+        counts[STORE] = (self._ranges[:, :, 1] - self._ranges[:, :, 0]).sum(axis=0)
+        return counts
 
     def _stored(self, levels: Levels, depth: int) -> Rows:
         """Return rows for the levels, those of the datastore filled in."""
@@ -290,9 +296,7 @@ class RestDrafting:
         return own if self._options.learn != "shared" else [*own, (SHARED, self._drafter.shared)]
 
     def _published(self, depth: int, nodes: int) -> Draft:
-        counts = np.zeros((3, self._options.longest + 1), np.int64)
-        counts[STORE] = (self._ranges[:, :, 1] - self._ranges[:, :, 0]).sum(axis=0)
-        levels = levels_of(counts, self._options.shortest, True)
+        levels = levels_of(self._stored_counts(), self._options.shortest, True)
         levels.occurrences[:] = np.minimum(levels.occurrences, MOST_OCCURRENCES)
         allot(levels, MOST_OCCURRENCES)  # as many rows as occurrences: the first ones in order
         tokens = self._stored(levels, depth).tokens

@@ -59,18 +59,3 @@ def lay_out(root: int, tokens: IntArray, parents: IntArray, at: int) -> Layout:
 def lay_out_text(token_ids: npt.NDArray[np.int64], at: int) -> Layout:
     """Lay a stretch of known text out as a chain, for prefill: int64[R] ids starting at absolute position `at`."""
     return Layout(token_ids, np.arange(at, at + len(token_ids), dtype=np.int64), None, at)
-
-
-def lay_out_level(
-    tokens: IntArray, ancestors: BoolArray, positions: npt.NDArray[np.int64], held: npt.NDArray[np.int64], at: int
-) -> Layout:
-    """Lay out one level of a tree that grows level by level, behind the rows held of its earlier levels.
-
-    Args:
-        tokens: int32[R], the level's tokens.
-        ancestors: bool[R, H + R], which rows each may attend to, itself included.
-        positions: int64[R], absolute.
-        held: int64[H], the positions of the earlier levels' rows.
-        at: how many tokens are committed.
-    """
-    return Layout(tokens.astype(np.int64), positions, ancestors, at, held)

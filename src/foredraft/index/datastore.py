@@ -208,10 +208,14 @@ def open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry) -> Suffi
     Raises:
         StoreError: missing, or not what the manifest says.
     """
+    return _segment_arrays(open_store(_present(folder, entry), SEGMENT_KIND, check=False), manifest, entry)
+
+
+def _present(folder: Path, entry: SegmentEntry) -> Path:
     path = segment_path(folder, entry.name)
     if not path.exists():
         raise _damaged(folder, f"its segment {entry.name} is missing")
-    return _segment_arrays(open_store(path, SEGMENT_KIND, check=False), manifest, entry)
+    return path
 
 
 def _segment_arrays(store: Store, manifest: Manifest, entry: SegmentEntry) -> SuffixArrays:
@@ -250,9 +254,7 @@ def check_datastore(folder: str | os.PathLike[str], *, full: bool = False, seed:
     folder = Path(folder)
     manifest = read_manifest(folder)
     for entry in manifest.segments:
-        path = segment_path(folder, entry.name)
-        if not path.exists():
-            raise _damaged(folder, f"its segment {entry.name} is missing")
+        path = _present(folder, entry)
         text = _segment_arrays(check_store(path, SEGMENT_KIND), manifest, entry)
         if path.stat().st_size != entry.bytes:
             raise _damaged(folder, f"its segment {entry.name} has not the size that {MANIFEST} says")
@@ -277,8 +279,8 @@ def segment_name(texts: Sequence[Symbols]) -> str:
     """Return the name of a segment made of `texts`: the first 16 hex digits of the SHA-256 of their bytes."""
     digest = hashlib.sha256()
     for text in texts:
-        for start in range(0, len(text), _CHUNK):
-            digest.update(np.ascontiguousarray(text[start : start + _CHUNK]).data)
+        for piece in _pieces(text):
+            digest.update(np.ascontiguousarray(piece).data)
     return digest.hexdigest()[:16]
 
 
@@ -325,20 +327,19 @@ def write_segment(
     with StoreWriter(
         path, SEGMENT_KIND, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, overwrite=True, exclusive=False
     ) as writer:
-        done = 0
-        for name_, array in (("symbols", texts), ("suffixes", [suffixes]), ("first", [first])):
-            for piece in _pieces(array):
-                writer.append(name_, piece.astype(dtype, copy=False) if name_ == "suffixes" else piece)
-                if name_ == "suffixes":
-                    done += len(piece)
-                    tell("writing", done, len(suffixes))
+        for text in texts:
+            for piece in _pieces(text):
+                writer.append("symbols", piece)
+        for piece in _pieces(suffixes):
+            writer.append("suffixes", piece.astype(dtype, copy=False))
+            tell("writing", writer.length("suffixes"), len(suffixes))
+        writer.append("first", first)
     return SegmentEntry(name, length - documents, documents, path.stat().st_size)
 
 
-def _pieces(arrays: Sequence[AnyArray]) -> Iterator[AnyArray]:
-    for array in arrays:
-        for start in range(0, len(array), _CHUNK):
-            yield array[start : start + _CHUNK]
+def _pieces(array: AnyArray) -> Iterator[AnyArray]:
+    for start in range(0, len(array), _CHUNK):
+        yield array[start : start + _CHUNK]
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:

@@ -45,14 +45,12 @@ class Grown:
         graph: its nodes.
         rows: int32[N], the rollout's row of each node; -1 for one that was not put through the model.
         q: float32[V] for each node, the distribution that it was drawn from; empty where nodes were chosen.
-        levels: forward passes of the draft model, the root's included.
         depth: how deep a draft of it may be: what loans add to the levels is not wanted where `budget.more` ended them.
     """
 
     graph: DraftGraph
     rows: IntArray
     q: list[FloatArray]
-    levels: int
     depth: int
 
     def rows_along(self, tokens: tuple[int, ...]) -> list[int]:
@@ -99,10 +97,10 @@ def grow(
     """
     k = min(rules.out_degree, budget.nodes)
     graph = empty_graph(ids[-max(rules.tau, 1) :], rules.tau, (most_rows + 1) * k)
-    grown = Grown(graph, np.full(len(graph.tokens), -1, np.int32), [], 1, budget.depth)
+    grown = Grown(graph, np.full(len(graph.tokens), -1, np.int32), [], budget.depth)
     frontier = np.full(1, -1, np.int32)
     logits = rollout.start(ids)
-    used, levels = 0, 1
+    used = 0
     depth = min(budget.depth, rules.most_levels)
     for level in range(depth):
         positions = np.full(len(frontier), len(ids) + level, np.int64)
@@ -112,14 +110,14 @@ def grow(
         best = float(graph.score[start : graph.size].max(initial=0.0))
         goes_on = budget.more is None or budget.more(best)
         if not goes_on:
-            return dataclasses.replace(grown, levels=levels, depth=level + 1)
+            return dataclasses.replace(grown, depth=level + 1)
         if not len(opened):
             break
         above = graph.parents[opened]
         logits = rollout.expand(graph.tokens[opened], np.where(above < 0, -1, grown.rows[above]).astype(np.int32))
         grown.rows[opened] = used + np.arange(len(opened))
-        used, levels, frontier = used + len(opened), levels + 1, opened
-    return dataclasses.replace(grown, levels=levels)
+        used, frontier = used + len(opened), opened
+    return grown
 
 
 def _add(grown: Grown, frontier: IntArray, found: Candidates, rules: GrowthRules, most_open: int) -> IntArray:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from foredraft.contracts import TokenIds
-from foredraft.graph.layout import lay_out_level, lay_out_text
+from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import BoolArray, IntArray
 from foredraft.model.target import TorchTarget
 
@@ -31,8 +31,6 @@ class Rollout:
         self._model = model
         self._most_rows = most_rows
         self._cache = model.new_cache()
-        self._at = 0
-        self._tokens: list[int] = []
         self._parents: list[int] = []
         self._positions = np.empty(most_rows, np.int64)
         self._sees: BoolArray = np.zeros((most_rows, most_rows), np.bool_)
@@ -53,15 +51,13 @@ class Rollout:
             float[1, V], the model's scores after the last of `ids`, the root.
         """
         self._end_tree()
-        known = min(self._cache.length, len(ids) - 1)  # the root's scores are wanted, so it is not left out
-        if known < self._cache.length:
+        if self._cache.length >= len(ids):  # the root's scores are wanted, so it must not lie there yet
             raise ValueError(f"The cache holds {self._cache.length} tokens, and the sequence has {len(ids)}.")
-        new = ids[known:].copy()  # torch takes no read-only arrays
+        new = ids[self._cache.length :].copy()  # torch takes no read-only arrays
         self._model.prefill(new[:-1], self._cache)
         self._cache.reserve(self._most_rows + 1)
         scores = self._model.forward(lay_out_text(new[-1:], self._cache.length), self._cache)
         self._cache.commit([0])
-        self._at = len(ids)
         return scores.logits
 
     @torch.inference_mode()
@@ -78,7 +74,7 @@ class Rollout:
         Raises:
             ValueError: more rows than there is room for.
         """
-        held, rows = len(self._tokens), len(tokens)
+        held, rows, at = len(self._parents), len(tokens), self._cache.length
         if held + rows > self._most_rows:
             raise ValueError(f"A tree of {held + rows} rows does not fit into {self._most_rows}.")
         for i, parent in enumerate(parents.tolist()):
@@ -86,14 +82,12 @@ class Rollout:
             if parent >= 0:
                 self._sees[row, :held] = self._sees[parent, :held]
             self._sees[row, row] = True
-            self._positions[row] = self._at if parent < 0 else self._positions[parent] + 1
+            self._positions[row] = at if parent < 0 else self._positions[parent] + 1
         ancestors = self._sees[held : held + rows, : held + rows]
-        layout = lay_out_level(
-            tokens, ancestors, self._positions[held : held + rows], self._positions[:held], self._cache.length
-        )
+        positions = self._positions[held : held + rows]
+        layout = Layout(tokens.astype(np.int64), positions, ancestors, at, self._positions[:held])
         scores = self._model.forward(layout, self._cache)
         self._cache.hold()
-        self._tokens += tokens.tolist()
         self._parents += parents.tolist()
         return scores.logits
 
@@ -112,10 +106,10 @@ class Rollout:
         self._forget()
 
     def _end_tree(self) -> None:
-        if self._tokens:
+        if self._parents:
             self._cache.commit([])
         self._forget()
 
     def _forget(self) -> None:
-        self._sees[: len(self._tokens)] = False
-        self._tokens, self._parents = [], []
+        self._sees[: len(self._parents)] = False
+        self._parents = []
