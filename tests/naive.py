@@ -806,8 +806,9 @@ def weight_of(rows, weights):
 # --- index/blend
 
 
-def trusted_rows(hits, passes, rows):
-    at = min(rows.bit_length() - 1, len(hits) - 1)
+def trust_in_rows(hits, passes, rows, foreseen=False):
+    """The last place is for rows that a draft model foresaw."""
+    at = len(hits) - 1 if foreseen else min(rows.bit_length() - 1, len(hits) - 2)
     return hits[at] / (hits[at] + passes[at])
 
 

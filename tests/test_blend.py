@@ -8,9 +8,18 @@ from hypothesis import strategies as st
 import naive
 from foredraft.graph.bar import FLOOR, above_bar, bar_height, new_bar, raise_bar
 from foredraft.graph.tree import depths, is_tree
-from foredraft.index.blend import COUNTS, Counts, blend, foreseen, learn_inner, prior_inner_trust, trusted_rows
+from foredraft.index.blend import (
+    COUNTS,
+    Counts,
+    blend,
+    foreseen,
+    learn_inner,
+    prior_inner_trust,
+    trust_in_rows,
+    with_foresight,
+)
 from foredraft.index.prefixes import group_of, group_rows, room_for_groups, split_rows, weight_of
-from foredraft.index.retrieval import OWN, STORE, Levels
+from foredraft.index.retrieval import FORESEEN, OWN, STORE, Levels
 from test_retrieval import as_rows
 from test_search import BLENDED, VOCABULARY, assert_same_paths, knowledge, paths
 
@@ -46,7 +55,7 @@ def blended(rows, weights, known, a, b, nodes, depth=6, vocabulary=VOCABULARY, i
 
 def trusted(inner=None):
     inner = prior_inner_trust(20.0) if inner is None else inner
-    return lambda rows: naive.trusted_rows(inner.hits, inner.passes, rows)
+    return lambda rows: naive.trust_in_rows(inner.hits, inner.passes, rows)
 
 
 def slow(known):
@@ -185,7 +194,8 @@ def test_foreseen_is_what_counts_say():
 
 def test_trust_in_rows_rises_with_their_number():
     inner = prior_inner_trust(20.0)
-    shares = [trusted_rows(inner, rows) for rows in (1, 2, 4, 8, 64, 300)]
+    levels, members = levels_of_rows(400), np.arange(400, dtype=np.int32)
+    shares = [trust_in_rows(inner, levels, members, 0, rows) for rows in (1, 2, 4, 8, 64, 300)]
     assert shares == sorted(shares)
     assert 0 < shares[0] < shares[-1] < 1
     assert shares == pytest.approx([trusted(inner)(rows) for rows in (1, 2, 4, 8, 64, 300)])
@@ -202,11 +212,49 @@ def test_what_foresaw_a_token_is_credited_as_by_the_twin():
         expected = naive.learn_inner(rows, weights, trusted(inner), slow(known), 1, 2, drafted, written[:REACH])
         hits, passes = inner.hits.copy(), inner.passes.copy()
         made_rows = as_rows(rows, weights, REACH)
-        learn_inner(inner, made, made_rows, counts_of(known), 2, np.array(written, np.int64))
+        levels = levels_of_rows(len(rows))
+        learn_inner(inner, made, made_rows, levels, counts_of(known), 2, np.array(written, np.int64))
         for number, part in expected:
-            hits[min(number.bit_length() - 1, len(hits) - 1)] += part
-            passes[min(number.bit_length() - 1, len(hits) - 1)] += 1 - part
+            hits[min(number.bit_length() - 1, len(hits) - 2)] += part
+            passes[min(number.bit_length() - 1, len(hits) - 2)] += 1 - part
         assert inner.hits == pytest.approx(hits, rel=1e-4)
         assert inner.passes == pytest.approx(passes, rel=1e-4)
         learned += len(expected)
     assert learned > 5
+
+
+# --- what a draft model foresees
+
+
+def test_foresight_stands_before_what_occurred_with_its_share():
+    known = knowledge(0, static=False, learns=False)
+    rows = as_rows([(1, 2), (3,)], [0.4, 0.2], REACH)
+    paths_foreseen = as_rows([(5, 6), (5,), (1, 7)], [0.5, 0.2, 0.3], REACH)
+    levels, both = with_foresight(levels_of_rows(2), rows, paths_foreseen.tokens, paths_foreseen.weights, 0.6)
+    assert levels.source.tolist() == [FORESEEN, OWN, STORE]
+    assert levels.start.tolist() == [0, 3, 4, 5]
+    assert both.weights.sum() == pytest.approx(0.6 + 0.4 * 0.6)
+    inner = prior_inner_trust(20.0)
+    made = blend(both, levels, inner, counts_of(known), 0, 0, 20, 6, VOCABULARY)
+    found = paths(made.tokens, made.parents, made.score)
+    assert found[5,] == pytest.approx(0.6 * 0.7)
+    assert found[1,] == pytest.approx(0.6 * 0.3 + 0.4 * 0.4)
+    assert found[3,] == pytest.approx(0.4 * 0.2)
+    trust = naive.trust_in_rows(inner.hits, inner.passes, 2, foreseen=True)
+    assert found[5, 6] == pytest.approx(found[5,] * trust * 0.5 / 0.7), "where the model ends a path, counts go on"
+    source = dict(zip(found, made.source.tolist(), strict=True))
+    assert (source[5,], source[1, 7], source[1, 2], source[3,]) == (FORESEEN, FORESEEN, OWN, STORE)
+
+
+def test_foresight_that_proves_right_is_trusted_more():
+    known = knowledge(0, static=False, learns=False)
+    nothing = as_rows([], [], REACH)
+    foresight = as_rows([(5, 6, 7)], [1.0], REACH)
+    levels, rows = with_foresight(levels_of_rows(0), nothing, foresight.tokens, foresight.weights, 0.9)
+    inner = prior_inner_trust(20.0)
+    made = blend(rows, levels, inner, counts_of(known), 0, 0, 20, 6, VOCABULARY)
+    before = inner.hits.copy()
+    learn_inner(inner, made, rows, levels, counts_of(known), 0, np.array([5, 6, 7, 1]))
+    gained = inner.hits - before
+    assert gained[-1] > 1.9
+    assert gained[:-1].sum() == 0

@@ -44,6 +44,7 @@ AUTO = [
     {"store": "none", "table": "none", "learn": "shared", "feedback_weight": 0.0},
     {"store": "none", "table": "none", "learn": "off"},
     {"store": "none", "table": "none", "longest": 3, "shortest": 3, "continuation": 2, "samples": 3},
+    {"store": "none", "table": "none", "model": "tiny", "levels": 3},
 ]
 """Without a store and a table; tests/test_mixture.py has the laws with them."""
 VARIANTS = {

@@ -1,19 +1,22 @@
 """`auto` as a drafter: it finds what each source alone would find, learns whom to trust, shares, saves and forgets."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from foredraft.contracts import Draft, Verdict
-from foredraft.drafters import Resources, make_drafter
+from foredraft.drafters import Resources, make_drafter, mixture
 from foredraft.drafters.mixture import MixtureDrafter, MixtureOptions
 from foredraft.errors import StoreError, UsageError
 from foredraft.index.blend import COUNTS
 from foredraft.index.datastore import check_datastore, open_datastore
 from foredraft.index.library import Library
-from foredraft.index.retrieval import OWN, SHARED, STORE
+from foredraft.index.retrieval import FORESEEN, OWN, SHARED, STORE
 from foredraft.index.trigram import TrigramTable
 from foredraft.testing import CHECKS, check_drafter
 from foredraft.testing import VOCABULARY as TOY
+from test_conformance import tiny_draft_model
 from test_datastore import built
 from test_rest import opened, propose, scored
 from test_search import static_table
@@ -73,8 +76,8 @@ def test_each_source_is_found_and_named(store, tmp_path):
     draft = propose(counted, [1, 2])
     assert (best(draft), draft.source[0]) == (3, COUNTS)
     names = MixtureDrafter.source_names
-    assert [names[source] for source in (STORE, OWN, SHARED, COUNTS)] == [
-        "auto, datastore", "auto, own text", "auto, shared text", "auto, counts"
+    assert [names[source] for source in (STORE, OWN, SHARED, FORESEEN, COUNTS)] == [
+        "auto, datastore", "auto, own text", "auto, shared text", "auto, draft model", "auto, counts"
     ]  # fmt: skip
 
 
@@ -194,6 +197,31 @@ def test_only_what_is_shared_can_be_saved(tmp_path):
         drafter().save(str(tmp_path / "memory"))
     with pytest.raises(UsageError, match='give learn="shared", and a path or memory=PATH'):
         drafter(learn="shared").save()
+
+
+def test_a_draft_models_foresight_is_blended_in_and_followed(monkeypatch):
+    """The model is asked at every step here; what it foresees is what it would write, and its cache keeps up."""
+    monkeypatch.setattr(mixture, "Trial", lambda: SimpleNamespace(begins=lambda: True, ends=lambda tokens: None))
+    model = tiny_draft_model()
+    chosen = {"store": "none", "table": "none", "model": "tiny", "learn": "off"}
+    made = make_drafter("auto", chosen, Resources(TOY, draft_model=lambda _: model))
+    alone = make_drafter(
+        "draft_tree", {"levels": 4, "out_degree": 3}, Resources(TOY, draft_model=lambda _: model, default_draft="tiny")
+    )
+    drafting, other, ids = opened(made, vocabulary=TOY), opened(alone, vocabulary=TOY), [1, 2, 3]
+    for _ in range(6):
+        draft, expected = propose(drafting, ids, 16, vocabulary=TOY), propose(other, ids, 16, vocabulary=TOY)
+        assert set(draft.source.tolist()) == {FORESEEN}
+        assert scored(draft).keys() >= {path for path, score in scored(expected).items() if score > 0.05}
+        written = (*max(scored(expected), key=len), 5)
+        for each in (drafting, other):
+            each.observe(verdict(*written))
+        ids += written
+
+
+def test_a_draft_model_needs_a_target():
+    with pytest.raises(UsageError, match="There is no target here"):
+        drafter(model="demo-draft")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Listens to a drafter at work; changes neither drafts nor text. Does not know how
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -101,8 +102,11 @@ class Account:
     def as_dict(self) -> dict[str, Any]:
         """Return the figures by name, None for what there was none of, without the steps."""
         figures = {name: value for name, value in asdict(self).items() if name != "generation"}
+        figures["reliability"] = [asdict(each) for each in self.reliability if each.nodes]
         figures["statistics"] = self.generation.statistics.as_dict()
-        return {name: None if value != value else value for name, value in figures.items()}  # noqa: PLR0124  # NaN
+        return {
+            name: None if isinstance(value, float) and math.isnan(value) else value for name, value in figures.items()
+        }
 
 
 class ListeningDrafter:
@@ -153,7 +157,7 @@ def account_for(generator: Generator, prompt: Prompt, options: Mapping[str, Any]
     """
     drafter = generator.drafter
     listening = ListeningDrafter(drafter)
-    generator.drafter = listening
+    generator.drafter = listening  # type: ignore[assignment]  # its name is that of the drafter inside
     try:
         generation = generator.generate(prompt, **options)
     finally:

@@ -4,6 +4,7 @@ Parses and prints; the account is `foredraft.bench.account`.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,5 +99,5 @@ def _print(account: "Account") -> None:
         ("ms beside a pass with a draft", float("nan"), account.beside_milliseconds),
     )
     for name, *figures in rows:
-        table.add_row(name, *("-" if figure != figure else f"{figure:.2f}" for figure in figures))  # noqa: PLR0124  # NaN
+        table.add_row(name, *("-" if math.isnan(figure) else f"{figure:.2f}" for figure in figures))
     console.print(table)

@@ -13,8 +13,8 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs,
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.model.candidates import Imitation
-from foredraft.model.growth import Grown, GrowthRules, grow
-from foredraft.model.rollout import Rollout
+from foredraft.model.foresight import Foresight
+from foredraft.model.growth import GrowthRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,34 +199,20 @@ class RolloutDrafting:
     """One sequence's drafting by a draft model, whose cache follows the sequence."""
 
     def __init__(self, model: Any, rules: GrowthRules, context: DraftContext) -> None:
-        self._model = model
-        self._imitation = Imitation.of(context.settings, context.seed, context.vocabulary)
+        imitation = Imitation.of(context.settings, context.seed, context.vocabulary)
         # a draw that is used again deeper in the tree would be kept or not for what it is: the law would not hold
-        self._rules = dataclasses.replace(rules, tau=0) if self._imitation.draws else rules
-        self._most_rows = max(context.max_nodes, 1)
-        self._rollout = Rollout(model, self._most_rows)
-        self._grown: Grown | None = None
+        rules = dataclasses.replace(rules, tau=0) if imitation.draws else rules
+        self._foresight = Foresight(model, rules, imitation, context.max_nodes)
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Grow a graph behind the sequence, and return its most probable paths as a tree."""
-        self._grown = None
-        window = self._model.window
-        depth = budget.depth if window is None else min(budget.depth, window - len(view.ids))
-        unknown = view.ids[self._rollout.committed :].max(initial=0) >= self._model.vocabulary
-        if budget.nodes <= 0 or depth <= 0 or unknown:
-            return EMPTY_DRAFT
-        budget = dataclasses.replace(budget, depth=depth)
-        self._imitation = dataclasses.replace(self._imitation, draft=self._imitation.draft + 1)
-        rows = min(self._most_rows, budget.nodes)
-        self._grown = grow(self._rollout, view.ids, self._rules, budget, self._imitation, rows)
-        return self._grown.draft(budget.nodes)
+        grown = self._foresight.grow(view.ids, budget)
+        return EMPTY_DRAFT if grown is None else grown.draft(budget.nodes)
 
     def observe(self, verdict: Verdict) -> None:
         """Keep what the draft model has computed of the accepted path."""
-        if self._grown is not None:
-            self._rollout.keep(self._grown.rows_along(verdict.tokens[:-1]))
-        self._grown = None
+        self._foresight.keep(verdict.tokens[:-1])
 
     def close(self) -> None:
         """Give the cache's memory back."""
-        self._rollout = Rollout(self._model, 1)
+        self._foresight.close()

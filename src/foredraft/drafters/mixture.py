@@ -2,22 +2,25 @@
 
 Long matches in the text and the datastore (as in REST) and low-order counts that learn as the text grows (as in
 Adaptix) are blended at every node, each kind trusted as far as it has proved right in this sequence. Knows ids and
-arrays; no text, no model.
+arrays, and a draft model where one is named; no text, no target.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds, Verdict
+from foredraft.control.trial import Trial
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.backoff import learn_trust, prior_trust, weigh
-from foredraft.index.blend import Blended, Counts, blend, foreseen, learn_inner, prior_inner_trust
+from foredraft.index.backoff import UNFORESEEN, learn_trust, prior_trust, weigh
+from foredraft.index.blend import Blended, Counts, blend, foreseen, learn_inner, prior_inner_trust, with_foresight
 from foredraft.index.datastore import MANIFEST
 from foredraft.index.learned import NO_TOKEN, empty_learned, learn_distributions, read_text, row_contexts, with_room
 from foredraft.index.library import Library
@@ -26,6 +29,9 @@ from foredraft.index.retrieval import OWN, SHARED, STORE, Levels, Rows
 from foredraft.index.successors import BLENDED
 from foredraft.index.suffix_array import SuffixArrays
 from foredraft.index.trigram import TrigramTable, empty_table, open_table
+from foredraft.model.candidates import Imitation
+from foredraft.model.foresight import Foresight, paths_of
+from foredraft.model.growth import GrowthRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,9 @@ class MixtureOptions:
             said; "off" from neither. None means "shared" where a memory is named, and "request" otherwise.
         memory: folder of a datastore that is searched too, and to which `save()` adds what was shared; made if need be.
         memory_tokens: size of the memory, beyond which its oldest part is forgotten; a token takes 6 bytes or 8.
+        model: a draft model whose foresight is blended in while it is worth its time, as `draft_model` takes it; None
+            for none.
+        levels: tokens deep that it is asked at a step, a pass each.
         longest: the longest context that is looked up, in tokens.
         shortest: the shortest; what is shorter is left to the counts of pairs and single tokens.
         continuation: tokens taken of what follows an occurrence.
@@ -54,6 +63,8 @@ class MixtureOptions:
     learn: Literal["request", "shared", "off"] | None = None
     memory: str | None = None
     memory_tokens: int = 1 << 24
+    model: Any = None
+    levels: int = 4
     longest: int = 16
     shortest: int = 2
     continuation: int = 10
@@ -71,7 +82,9 @@ class MixtureOptions:
         """
         if self.learn not in ("request", "shared", "off", None):
             raise UsageError(f"learn is {self.learn!r}; choose one of request, shared, off.")
-        for name, most in (("longest", 64), ("continuation", 64), ("samples", 1 << 16), ("depth", 64)):
+        for name, most in (
+            ("longest", 64), ("continuation", 64), ("samples", 1 << 16), ("depth", 64), ("levels", 64)
+        ):  # fmt: skip
             if not 1 <= getattr(self, name) <= most:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 to {most}.")
         if self.memory_tokens < 1:
@@ -106,12 +119,13 @@ class MixtureDrafter:
         "Everything cheap in one draft: the text itself, a datastore, tri-grams, the target's words."
     )
     Options = MixtureOptions
-    source_names = ("auto, datastore", "auto, own text", "auto, shared text", "auto, counts")
+    source_names = ("auto, datastore", "auto, own text", "auto, shared text", "auto, draft model", "auto, counts")
 
-    def __init__(self, options: MixtureOptions, table: TrigramTable, library: Library) -> None:
+    def __init__(self, options: MixtureOptions, table: TrigramTable, library: Library, model: Any = None) -> None:
         self.options = options
         self.table = table
         self.library = library
+        self.model = model
         self.needs = Needs(top_k=options.feedback_top_k if options.feeds_back else 0)
         self.trust = prior_trust(options.longest, _STRENGTH, _PRIOR)
         self.inner = prior_inner_trust(_STRENGTH)
@@ -137,11 +151,16 @@ class MixtureDrafter:
             opened = empty_table(resources.vocabulary)
         else:
             opened = open_table(table, resources.tokenizer_hash or None, resources.vocabulary)
-        return cls(options, opened, library)
+        model = None
+        if options.model is not None:
+            if resources.draft_model is None:
+                raise UsageError("There is no target here that a draft model could be loaded for; leave model out.")
+            model = resources.draft_model(options.model)
+        return cls(options, opened, library, model)
 
     def open(self, context: DraftContext) -> "MixtureDrafting":
         """Begin drafting for one sequence, with what the stores hold by now."""
-        return MixtureDrafting(self, self.library.segments(), context.vocabulary)
+        return MixtureDrafting(self, self.library.segments(), context)
 
     def save(self, path: str | None = None) -> None:
         """Move what was shared into a datastore: `path`, or the `memory` of the options; made if it does not exist.
@@ -158,18 +177,29 @@ class MixtureDrafter:
         self.library.save(path, adopt=adopt, most_tokens=self.options.memory_tokens)
 
 
+class _Asked(NamedTuple):
+    """What a draft was made of: what occurred, the same with a draft model's foresight if any, and the draft."""
+
+    levels: Levels
+    rows: Rows
+    all_levels: Levels
+    all_rows: Rows
+    made: Blended
+
+
 class MixtureDrafting:
     """One sequence's drafting: where its last tokens occur, what it has taught, and what has proved right in it."""
 
-    def __init__(self, drafter: MixtureDrafter, segments: Sequence[SuffixArrays], vocabulary: int) -> None:
+    def __init__(self, drafter: MixtureDrafter, segments: Sequence[SuffixArrays], context: DraftContext) -> None:
         self._drafter = drafter
         self._options = options = drafter.options
-        self._vocabulary = vocabulary
+        self._vocabulary = context.vocabulary
+        self._model = None if drafter.model is None else _DraftModel(drafter.model, options.levels, context)
         self._lookup = Lookup(segments, options.longest, own=options.learn != "off")
         self._trust = type(drafter.trust)(*(each.copy() for each in drafter.trust))
         self._inner = type(drafter.inner)(*(each.copy() for each in drafter.inner))
         self._learned = empty_learned()
-        self._asked: tuple[Levels, Rows, Blended] | None = None
+        self._asked: _Asked | None = None
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Look up the last tokens, and return the most probable continuations as a tree."""
@@ -185,17 +215,25 @@ class MixtureDrafting:
         levels = self._lookup.levels(shared, options.samples, options.shortest)
         weigh(levels, self._trust)
         rows = self._lookup.rows(levels, options.samples, min(options.continuation, depth))
-        made = blend(rows, levels, self._inner, self._counts(), *self._last(), budget.nodes, depth, self._vocabulary)
-        self._asked = (levels, rows, made)
+        all_levels, all_rows = levels, rows
+        if self._model is not None:
+            all_levels, all_rows = self._model.foresee(ids, budget, levels, rows)
+        made = blend(
+            all_rows, all_levels, self._inner, self._counts(), *self._last(), budget.nodes, depth, self._vocabulary
+        )
+        self._asked = _Asked(levels, rows, all_levels, all_rows, made)
         return Draft(made.tokens, made.parents, made.score, source=made.source)
 
     def observe(self, verdict: Verdict) -> None:
         """Credit what foresaw the written tokens, then learn the target's own distributions, if asked for."""
         if self._asked is not None:
-            levels, rows, made = self._asked
-            counts, (before, root), tokens = self._counts(), self._last(), np.array(verdict.tokens, np.int64)
-            learn_trust(self._trust, levels, rows, verdict.tokens[0], foreseen(counts, before, root, verdict.tokens[0]))
-            learn_inner(self._inner, made, rows, counts, root, tokens)
+            asked, counts, (before, root) = self._asked, self._counts(), self._last()
+            first, tokens = verdict.tokens[0], np.array(verdict.tokens, np.int64)
+            otherwise = foreseen(counts, before, root, first)
+            learn_trust(self._trust, asked.levels, asked.rows, first, otherwise)
+            learn_inner(self._inner, asked.made, asked.all_rows, asked.all_levels, counts, root, tokens)
+            if self._model is not None:
+                self._model.learn(asked.rows, verdict.tokens, otherwise)
         self._asked = None
         if self._options.feeds_back and verdict.top_tokens is not None and verdict.top_probabilities is not None:
             self._learn_distributions(verdict, verdict.top_tokens, verdict.top_probabilities)
@@ -207,6 +245,8 @@ class MixtureDrafting:
         self._lookup = Lookup((), self._options.longest, own=False)
         self._learned = empty_learned(2)
         self._asked = None
+        if self._model is not None:
+            self._model.close()
 
     def _counts(self) -> Counts:
         return Counts(self._drafter.table.arrays, self._learned, _BEHIND_ROWS)
@@ -228,10 +268,48 @@ class MixtureDrafting:
         )
 
 
+class _DraftModel:
+    """A draft model behind one sequence: asked while that is worth its time, and trusted as far as it proves right."""
+
+    def __init__(self, model: Any, levels: int, context: DraftContext) -> None:
+        imitation = dataclasses.replace(Imitation.of(context.settings, context.seed, context.vocabulary), draws=False)
+        rules = GrowthRules(out_degree=3, most_levels=levels)
+        self._foresight = Foresight(model, rules, imitation, context.max_nodes)
+        self._trial = Trial()
+        self._hits, self._passes = _STRENGTH * _FORESIGHT, _STRENGTH * (1 - _FORESIGHT)
+        self._foreseen: tuple[IntArray, npt.NDArray[np.float64]] | None = None
+
+    def foresee(self, ids: TokenIds, budget: Budget, levels: Levels, rows: Rows) -> tuple[Levels, Rows]:
+        """Return levels and rows with the model's before them, where it is asked."""
+        self._foreseen = None
+        grown = self._foresight.grow(ids, budget) if self._trial.begins() else None
+        if grown is None:
+            return levels, rows
+        self._foreseen = paths_of(grown, rows.tokens.shape[1])
+        return with_foresight(levels, rows, *self._foreseen, self._hits / (self._hits + self._passes))
+
+    def learn(self, rows: Rows, tokens: tuple[int, ...], otherwise: float) -> None:
+        """Credit the model, or all else, with the first of the written tokens; `otherwise` is what counts gave it."""
+        if self._foreseen is not None:
+            paths, mass = self._foreseen
+            own = mass[paths[:, 0] == tokens[0]].sum()
+            others = rows.weights[rows.tokens[:, 0] == tokens[0]].sum() + (1 - rows.weights.sum()) * otherwise
+            part = self._hits * own / (self._hits * own + self._passes * max(others, UNFORESEEN))
+            self._hits, self._passes = self._hits + part, self._passes + 1 - part
+        self._foresight.keep(tokens[:-1])
+        self._trial.ends(len(tokens))
+
+    def close(self) -> None:
+        """Give the cache's memory back."""
+        self._foresight.close()
+
+
 _STRENGTH = 20.0
 """Observations that the prior trust counts for."""
 _PRIOR = {STORE: (-2.1, -0.13, 0.37, -0.08), OWN: (-0.33, 0.37, 0.72, 0.46), SHARED: (-2.1, -0.13, 0.37, -0.08)}
 """Log-odds of trust as in `foredraft.index.backoff.PRIOR`, where counts stand behind the rows. Fitted on every other
 recorded answer; see docs/log.md."""
+_FORESIGHT = 0.7
+"""How far a draft model is trusted at first."""
 _BEHIND_ROWS = BLENDED._replace(table_pair=30.0)
 """What rows leave over, the table has often seen too, so it counts for less than alone."""

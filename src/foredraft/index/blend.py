@@ -18,15 +18,16 @@ from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.index.backoff import UNFORESEEN
 from foredraft.index.learned import LearnedArrays
 from foredraft.index.prefixes import Groups, group_of, group_rows, room_for_groups, split_rows, weight_of
-from foredraft.index.retrieval import Levels, Rows
+from foredraft.index.retrieval import FORESEEN, Levels, Rows
 from foredraft.index.successors import MOST_SUCCESSORS, Trust, successors
 from foredraft.index.trigram import TableArrays
 
 F64 = npt.NDArray[np.float64]
 
-COUNTS = 3
+COUNTS = 4
 """The source of nodes that low-order counts foresaw; the others are those of index/retrieval.py."""
 _BINS = 9
+_FORESEEN_BIN = _BINS
 
 
 class Counts(NamedTuple):
@@ -38,7 +39,9 @@ class Counts(NamedTuple):
 
 
 class InnerTrust(NamedTuple):
-    """How far rows are trusted behind a drafted token, float64[9] each: by the logarithm of their number to base 2.
+    """How far rows are trusted behind a drafted token, float64[10] each.
+
+    By the logarithm of their number to base 2, and in the last place where a draft model's are among them.
 
     Attributes:
         hits: how often they explained the next token (in parts).
@@ -56,7 +59,7 @@ class Blended(NamedTuple):
         tokens: int32[N].
         parents: int32[N].
         score: float32[N], the estimate that the path down to the node is accepted.
-        source: uint8[N], what gave most of the node's probability: STORE, OWN, SHARED or COUNTS.
+        source: uint8[N], what gave most of the node's probability: STORE, OWN, SHARED, FORESEEN or COUNTS.
         low: int32[N], the rows that begin with the path are `members[low:high]`.
         high: int32[N].
         members: int32[R].
@@ -73,25 +76,64 @@ class Blended(NamedTuple):
 
 def prior_inner_trust(strength: float) -> InnerTrust:
     """Return the trust to begin with, worth `strength` observations."""
-    constant, doubling = _PRIOR
-    trusted = 1 / (1 + np.exp(-(constant + doubling * (np.arange(_BINS) + 0.3))))
+    constant, doubling, foreseen_rows = _PRIOR
+    log_odds = np.append(constant + doubling * (np.arange(_BINS) + 0.3), foreseen_rows)
+    trusted = 1 / (1 + np.exp(-log_odds))
     return InnerTrust(strength * trusted, strength * (1 - trusted))
 
 
-_PRIOR = (-2.6, 0.6)
-"""Log-odds of trust: constant, and per doubling of the rows. Fitted on every other recorded answer; see docs/log.md."""
+_PRIOR = (-2.6, 0.6, 1.5)
+"""Log-odds of trust: constant, per doubling of the rows (fitted on every other recorded answer; see docs/log.md), and
+where a draft model's are among them."""
 
 
 @njit(cache=True)
-def _bin(rows: int) -> int:
-    return min(int(np.log2(rows)), _BINS - 1)
+def _level_of(levels: Levels, row: int) -> int:
+    return int(np.searchsorted(levels.start, row, side="right")) - 1
 
 
 @njit(cache=True)
-def trusted_rows(inner: InnerTrust, rows: int) -> float:
-    """Return how far `rows` rows, at least 1, are trusted behind a drafted token."""
-    at = _bin(rows)
+def _bin(levels: Levels, members: IntArray, low: int, high: int) -> int:
+    """Return the place in `InnerTrust` of the rows `members[low:high]`, at least one."""
+    first = members[low]
+    for i in range(low + 1, high):
+        first = min(first, members[i])  # the most trusted source comes first
+    if levels.source[_level_of(levels, first)] == FORESEEN:
+        return _FORESEEN_BIN
+    return min(int(np.log2(high - low)), _BINS - 1)
+
+
+@njit(cache=True)
+def trust_in_rows(inner: InnerTrust, levels: Levels, members: IntArray, low: int, high: int) -> float:
+    """Return how far the rows `members[low:high]`, at least one, are trusted behind a drafted token."""
+    at = _bin(levels, members, low, high)
     return float(inner.hits[at] / (inner.hits[at] + inner.passes[at]))
+
+
+def with_foresight(levels: Levels, rows: Rows, paths: IntArray, mass: F64, share: float) -> tuple[Levels, Rows]:
+    """Return levels and rows with a draft model's before them.
+
+    Args:
+        levels: of what occurred.
+        rows: likewise.
+        paths: int32[N, D], see `foredraft.model.foresight.paths_of`; D as in `rows`.
+        mass: float64[N], the probability of each.
+        share: the part of the weight that they get; the others keep the rest.
+    """
+    count = len(mass)
+    first = Levels(
+        np.array([FORESEEN]), np.zeros(1, np.int64), np.array([max(count, 1)]), np.zeros(1, np.int64), np.array([share])
+    )
+    return (
+        Levels(
+            np.append(first.source, levels.source),
+            np.append(first.length, levels.length),
+            np.append(first.occurrences, levels.occurrences),
+            np.append(first.start, levels.start + count),
+            np.append(first.share, levels.share * (1 - share)),
+        ),
+        Rows(np.concatenate([paths, rows.tokens]), np.concatenate([share * mass, (1 - share) * rows.weights])),
+    )
 
 
 @njit(cache=True)
@@ -203,7 +245,7 @@ def blend(
             last = b if node < 0 else tokens[node]
             taken = 0.0
             if node >= 0 and high > low:
-                taken = trusted_rows(inner, high - low)
+                taken = trust_in_rows(inner, levels, members, low, high)
             least = 0.25 * bar_height(bar) / float(score)
             made = _continue(
                 rows, members, low, high, node_level, taken, counts, before, last, least, groups, s
@@ -250,13 +292,13 @@ def _split(
         first, rows = (groups.first[group], groups.rows[group]) if groups.rows[group] else (0, 0)
         s.low[c], s.high[c] = first, first + rows
         if s.source[c] != COUNTS:
-            s.source[c] = levels.source[np.searchsorted(levels.start, members[first], side="right") - 1]
+            s.source[c] = levels.source[_level_of(levels, members[first])]
         c -= 1
 
 
 @njit(cache=True)
 def learn_inner(
-    inner: InnerTrust, made: Blended, rows: Rows, counts: Counts, b: int, tokens: npt.NDArray[np.int64]
+    inner: InnerTrust, made: Blended, rows: Rows, levels: Levels, counts: Counts, b: int, tokens: npt.NDArray[np.int64]
 ) -> None:
     """Credit rows, or the counts behind them, with what followed each drafted token that was accepted.
 
@@ -264,6 +306,7 @@ def learn_inner(
         inner: changed in place.
         made: the draft.
         rows: that it was made of.
+        levels: likewise.
         counts: likewise.
         b: the root.
         tokens: int64[k], what was written behind the root.
@@ -284,9 +327,10 @@ def learn_inner(
             row = made.members[i]
             right += rows.weights[row] if rows.tokens[row, k + 1] == tokens[k + 1] else 0.0
         right /= weight_of(rows, made.members, low, high)
-        share = trusted_rows(inner, high - low)
+        share = trust_in_rows(inner, levels, made.members, low, high)
         part = share * right
         part /= part + (1.0 - share) * foreseen(counts, before, tokens[k], tokens[k + 1])
-        inner.hits[_bin(high - low)] += part
-        inner.passes[_bin(high - low)] += 1.0 - part
+        at = _bin(levels, made.members, low, high)
+        inner.hits[at] += part
+        inner.passes[at] += 1.0 - part
         before = tokens[k]

@@ -19,8 +19,9 @@ from foredraft.index.suffix_array import SuffixArrays
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 
-STORE, OWN, SHARED = 0, 1, 2
-"""Where a level's occurrences lie: in the datastore, in the sequence itself, in what other sequences have shared."""
+STORE, OWN, SHARED, FORESEEN = 0, 1, 2, 3
+"""Where a level's rows come from: occurrences in the datastore, in the sequence itself, in what other sequences have
+shared; or what a draft model foresees, which occurs nowhere."""
 _NOTHING = -1
 
 

@@ -1,0 +1,90 @@
+"""What a draft model foresees behind one sequence: a graph grown at each step, in a cache that follows the sequence.
+
+Knows a rollout and the rules of growth. Does not know the target, nor what is made of the graph.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from foredraft.contracts import Budget, TokenIds
+from foredraft.graph.tree import IntArray, depths
+from foredraft.model.candidates import Imitation
+from foredraft.model.growth import Grown, GrowthRules, grow
+from foredraft.model.rollout import Rollout
+from foredraft.model.target import TorchTarget
+
+
+class Foresight:
+    """One sequence's graphs.
+
+    Args:
+        model: the draft model.
+        rules: what limits a graph.
+        imitation: how the target will choose.
+        most_rows: rows put through the model at a step, at most.
+    """
+
+    def __init__(self, model: TorchTarget, rules: GrowthRules, imitation: Imitation, most_rows: int) -> None:
+        self._model = model
+        self._rules = rules
+        self._imitation = imitation
+        self._most_rows = max(most_rows, 1)
+        self._rollout = Rollout(model, self._most_rows)
+        self._grown: Grown | None = None
+
+    def grow(self, ids: TokenIds, budget: Budget) -> Grown | None:
+        """Grow a graph behind `ids`, int64[n]; None where the model cannot: beyond its window, or ids it does not have.
+
+        Raises:
+            NumericsError: scores from which no token can be chosen.
+        """
+        self._grown = None
+        window = self._model.window
+        depth = budget.depth if window is None else min(budget.depth, window - len(ids))
+        unknown = ids[self._rollout.committed :].max(initial=0) >= self._model.vocabulary
+        if budget.nodes <= 0 or depth <= 0 or unknown:
+            return None
+        budget = dataclasses.replace(budget, depth=depth)
+        self._imitation = dataclasses.replace(self._imitation, draft=self._imitation.draft + 1)
+        rows = min(self._most_rows, budget.nodes)
+        self._grown = grow(self._rollout, ids, self._rules, budget, self._imitation, rows)
+        return self._grown
+
+    def keep(self, tokens: Sequence[int]) -> None:
+        """Keep what was computed of the path of `tokens`, the accepted ones, behind the last graph's root."""
+        if self._grown is not None:
+            self._rollout.keep(self._grown.rows_along(tuple(tokens)))
+        self._grown = None
+
+    def close(self) -> None:
+        """Give the cache's memory back."""
+        self._rollout = Rollout(self._model, 1)
+        self._grown = None
+
+
+def paths_of(grown: Grown, depth: int) -> tuple[IntArray, npt.NDArray[np.float64]]:
+    """Return a graph's tree as rows, loans left aside.
+
+    Args:
+        grown: the graph.
+        depth: tokens of a row.
+
+    Returns:
+        int32[N, depth], the path down to each node, -1 behind its end or cut at `depth`, and float64[N], the
+        probability that the text goes down to the node and then on in a way that the graph does not hold.
+    """
+    graph, size = grown.graph, grown.graph.size
+    tokens, parents, score = graph.tokens[:size], graph.parents[:size], graph.score[:size].astype(np.float64)
+    level = depths(parents)
+    rows, mass = np.full((size, depth), -1, np.int32), score.copy()
+    for node in range(size):
+        parent = parents[node]
+        if parent >= 0:
+            rows[node] = rows[parent]
+            mass[parent] -= score[node]
+        if level[node] <= depth:
+            rows[node, level[node] - 1] = tokens[node]
+    return rows, np.maximum(mass, 0.0)
