@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from foredraft.api import Generator
+from foredraft.bench.method import Method, use
 from foredraft.bench.replay import replay
-from foredraft.bench.runner import Method, use
 from foredraft.contracts import TokenIds
 
 PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")

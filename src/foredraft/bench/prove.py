@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from foredraft.api import Generator
-from foredraft.bench.runner import Method, use
+from foredraft.bench.method import Method, use
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError

@@ -30,8 +30,8 @@ def prove(
 ) -> None:
     """Compare methods with plain decoding token for token; exit status 1 if anything but a near-tie differs."""
     from foredraft.api import load
+    from foredraft.bench.method import parse_method
     from foredraft.bench.prove import prove as compare
-    from foredraft.bench.runner import parse_method
     from foredraft.bench.tasks import DEFAULT_TASKS, load_task
 
     tasks = task or DEFAULT_TASKS

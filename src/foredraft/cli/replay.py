@@ -29,7 +29,7 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
     """Tokens per target step that drafters would have reached on recorded texts; feedback needs a model and is off."""
-    from foredraft.bench.runner import parse_method
+    from foredraft.bench.method import parse_method
     from foredraft.errors import UsageError
 
     methods = method or _DEFAULT_METHODS
@@ -61,9 +61,9 @@ def replay(
 
 def _run(job: tuple[str, str, int, str | None, str, str, int]) -> dict[str, Any]:
     """Replay one setting; also in a process of its own."""
+    from foredraft.bench.method import parse_method
     from foredraft.bench.replay import encode_records, read_records
     from foredraft.bench.replay import replay as run_replay
-    from foredraft.bench.runner import parse_method
     from foredraft.corpus.fingerprint import tokenizer_hash, vocabulary_size
     from foredraft.drafters import Resources, make_drafter
     from foredraft.errors import UsageError
