@@ -119,8 +119,8 @@ def _noise(overall: Sequence[Summary]) -> list[str]:
     if not noisy:
         return []
     sentence = (
-        f"In {noisy} of {texts} pairs the steps of plain decoding took too unlike times: the machine was doing "
-        "something else as well. Do not trust small differences."
+        f"In {noisy} of {texts} pairs passes took times too unlike each other: the machine was doing something else "
+        "as well. Do not trust small differences."
     )
     return [sentence]
 

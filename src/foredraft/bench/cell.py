@@ -23,6 +23,8 @@ FORMAT = "foredraft bench cell"
 VERSION = 1
 NOISY = 0.25
 """Plain decoding does the same work at every step; where its steps' times spread more than this, the cell is marked."""
+UNEVEN = 1.5
+"""A forward of n rows takes a known time; where one text of a pair had it this much slower than the other, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Writing:
         total_seconds: by the clock around the whole call.
         parts: seconds of draft, forward, verify, commit, other; empty for the peer.
         step_spread: interquartile range of the forwards' times over their median.
+        slowness: median of the forwards' times over what a pass of as many rows was measured to cost; 0 if not known.
     """
 
     token_ids: tuple[int, ...]
@@ -54,6 +57,7 @@ class Writing:
     total_seconds: float
     parts: Mapping[str, float]
     step_spread: float
+    slowness: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -109,6 +113,7 @@ class Cell:
         counts: what became of the drafts; None for the peer and for a failure.
         example: every step, in the first prompt of each task.
         learned_texts: how many texts a warm drafter had read before.
+        attempts: how often the prompt was written until its pairs were not noisy; the last one counts.
         failure: what it raised, as a sentence; empty where it did not.
     """
 
@@ -121,6 +126,7 @@ class Cell:
     counts: DraftCounts | None = None
     example: tuple[Guesses, ...] = ()
     learned_texts: int = 0
+    attempts: int = 1
     failure: str = ""
 
     @property
@@ -139,8 +145,12 @@ class Cell:
 
     @property
     def noisy(self) -> bool:
-        """Whether plain decoding's own steps took too unlike times for the pair to be believed by itself."""
-        return self.base is not None and self.base.step_spread > NOISY
+        """Whether the machine did something else meanwhile, so that the pair cannot be believed by itself."""
+        if self.whole is None:
+            return False
+        base, own = self.whole
+        uneven = base.slowness > 0 and own.slowness > 0 and not 1 / UNEVEN < own.slowness / base.slowness < UNEVEN
+        return base.step_spread > NOISY or uneven
 
     def as_json(self) -> bytes:
         """Return the file's bytes: a line of JSON with its format, its version and a hash of its content."""

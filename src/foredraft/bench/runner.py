@@ -8,7 +8,7 @@ methods run in follows from the seed and the prompt alone, so a run that was kil
 import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -23,6 +23,8 @@ from foredraft.bench.writer import Earlier, Write, Written, make_ready
 from foredraft.contracts import TokenIds
 from foredraft.errors import StoreError, UsageError
 
+_ATTEMPTS = 3
+"""A prompt whose pairs are noisy is written again, all its methods together, this often in all at most."""
 _WARM_TEXTS = 32
 """A warm drafter has read at most this many of the task's earlier texts."""
 
@@ -202,7 +204,7 @@ class _Run:
             if missing:
                 arguments = {**settings, "seed": settings["seed"] + prompt.number}
                 said = self._said(prompt, answers)
-                cells |= self._pair(prompt, turn, said, arguments, settings, missing, task)
+                cells |= self._believable(prompt, turn, said, arguments, settings, missing, task)
             kept = [cell for cell in cells.values() if cell is not None]
             self._account.cells += kept
             done()
@@ -214,20 +216,31 @@ class _Run:
             task.texts = [*task.texts, text][-_WARM_TEXTS:]
             answers = (*answers, self._generator.tokenizer.decode(base.token_ids, skip_special_tokens=True))
 
+    def _believable(self, *what: Any) -> dict[str, Cell | None]:
+        """Write a turn; where the machine was disturbed, all of it again; keep the last cells."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            cells = {label: replace(cell, attempts=attempt) for label, cell in self._pair(*what).items()}
+            if not any(cell.noisy for cell in cells.values()):
+                break
+        if self._folder is not None:
+            for cell in cells.values():
+                self._folder.write(cell)
+        return dict(cells)
+
     def _pair(
         self, prompt: TaskPrompt, turn: int, said: Any, arguments: Mapping[str, Any], settings: Mapping[str, Any],
         methods: Sequence[Method], task: _Task,
-    ) -> dict[str, Cell | None]:  # fmt: skip
-        """Write one turn plainly and with every method, in an order of the prompt's own; keep the cells."""
+    ) -> dict[str, Cell]:  # fmt: skip
+        """Write one turn plainly and with every method, in an order of the prompt's own."""
         order: list[Method | None] = [None, *methods]
-        # an order of runs, not a secret
-        random.Random(f"{settings['seed']}/{prompt.task}/{prompt.number}/{turn}").shuffle(order)  # noqa: S311
+        seed = f"{settings['seed']}/{prompt.task}/{prompt.number}/{turn}"
+        random.Random(seed).shuffle(order)  # noqa: S311  # an order of runs, not a secret
         written: dict[str | None, Written | str] = {}
         for method in order:
             label = BASE if method is None else method.label
             written[None if method is None else label] = self._attempt(self._ready[label], said, arguments, task.texts)
         base = written.pop(None)
-        cells: dict[str, Cell | None] = {}
+        cells = {}
         for method in methods:
             own = written[method.label]
             failed = [each for each in (base, own) if isinstance(each, str)]
@@ -244,8 +257,6 @@ class _Run:
                 learned_texts=len(task.texts) if method.memory == "warm" else 0,
                 failure=failed[0] if failed else "",
             )
-            if self._folder is not None:
-                self._folder.write(cell)
             cells[method.label] = cell
         return cells
 

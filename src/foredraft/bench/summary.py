@@ -32,7 +32,7 @@ class Summary:
         method: the label.
         texts: pairs that were written.
         failed: cells whose method raised.
-        noisy: pairs in which plain decoding's own step times spread too widely.
+        noisy: pairs whose times cannot be believed by themselves, see `Cell.noisy`.
         identical: texts that are plain decoding's.
         statistics: the counts added up, and their rates: the micro average.
         tokens_per_target_step_macro: mean over texts.
@@ -193,8 +193,8 @@ def _by_depth(group: Sequence[Cell]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     deepest = max((len(each.drafted_by_depth) for each in counts), default=0)
     drafted, accepted = np.zeros(deepest, np.int64), np.zeros(deepest, np.int64)
     for each in counts:
-        drafted[: len(each.drafted_by_depth)] += each.drafted_by_depth
-        accepted[: len(each.accepted_by_depth)] += each.accepted_by_depth
+        drafted[: len(each.drafted_by_depth)] += np.array(each.drafted_by_depth, np.int64)
+        accepted[: len(each.accepted_by_depth)] += np.array(each.accepted_by_depth, np.int64)
     return tuple(drafted.tolist()), tuple(accepted.tolist())
 
 

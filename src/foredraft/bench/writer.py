@@ -17,7 +17,7 @@ from foredraft.bench.method import BASE, PEER, Method, use
 from foredraft.bench.peer import prepared_peer
 from foredraft.bench.recording import DraftCounts, Guesses, RecordedDrafter
 from foredraft.bench.replay import replay_steps
-from foredraft.contracts import Drafter, StepRecord, TokenIds
+from foredraft.contracts import CostCurve, Drafter, StepRecord, TokenIds
 from foredraft.errors import ForedraftWarning
 from foredraft.generation import Generation
 
@@ -75,7 +75,7 @@ def make_ready(generator: Generator, method: Method) -> Write:
             start = perf_counter()
             result = generator.generate(prompt, **arguments)
             seconds = perf_counter() - start
-        writing = _writing(result, seconds)
+        writing = _writing(result, seconds, generator.cost)
         if recorded is None:
             return Written(writing, None, tuple)
         return Written(writing, recorded.counts(), lambda: recorded.guesses(generator.tokenizer))
@@ -90,7 +90,7 @@ def _teach(drafter: Drafter, texts: Earlier, vocabulary: int) -> None:
             pass
 
 
-def _writing(result: Generation, seconds: float) -> Writing:
+def _writing(result: Generation, seconds: float, cost: CostCurve) -> Writing:
     counts = result.statistics
     return Writing(
         token_ids=result.token_ids,
@@ -104,6 +104,7 @@ def _writing(result: Generation, seconds: float) -> Writing:
         total_seconds=seconds,
         parts=time_split(result.steps),
         step_spread=_spread(result.steps),
+        slowness=_slowness(result.steps, cost),
     )
 
 
@@ -123,3 +124,11 @@ def _spread(steps: Sequence[StepRecord]) -> float:
         return 0.0
     low, middle, high = np.quantile(times, [0.25, 0.5, 0.75])
     return float((high - low) / middle)
+
+
+def _slowness(steps: Sequence[StepRecord], cost: CostCurve) -> float:
+    """Return the median of the forwards' times over those of the cost curve at their rows; 0 for fewer than four."""
+    if len(steps) < 4:
+        return 0.0
+    expected = cost.table(1 + max(step.drafted for step in steps))
+    return float(np.median([step.nanoseconds["forward"] / 1e9 / expected[1 + step.drafted] for step in steps]))

@@ -17,6 +17,9 @@ from foredraft.cli.screen import counting, say, working
 
 DEFAULT_METHODS = ("prompt_lookup", "adaptix", "rest", "transformers")
 
+_ANY_VOCABULARY = 2
+"""For checking arguments that no vocabulary makes right or wrong."""
+
 app = typer.Typer(no_args_is_help=True, help="Measure speed-ups and the parts of a step.")
 
 MethodOption = Annotated[list[str] | None, typer.Option(help='NAME or NAME:{"option": value}; repeatable')]
@@ -101,7 +104,7 @@ def _setting(temperature: float, top_p: float, max_new_tokens: int, seed: int) -
         setting["temperature"] = temperature
         if top_p != 1:
             setting["top_p"] = top_p
-    GenerationOptions.parse(setting)
+    GenerationOptions.parse(setting).sampling(_ANY_VOCABULARY)
     return setting
 
 
@@ -177,29 +180,36 @@ def micro(
     """What verification, drafting, and the rest of a step cost on this machine."""
     from foredraft.api import load
     from foredraft.bench.method import Method, parse_method
-    from foredraft.bench.micro import PARTS, draft_cost, step_cost
+    from foredraft.bench.micro import PARTS, VERIFIED_ROWS, draft_cost, prefill_rate, step_cost
     from foredraft.bench.replay import encode_records, read_records
+    from foredraft.model.cost import measure_cost
 
     budgets = nodes or [16, 64]
     chosen = [parse_method(text) for text in (method or ["prompt_lookup", "adaptix"])]
     with working("measuring") as tell:
         generator = load(model, method="none", dtype=dtype, progress=tell)
-        curve = generator.cost
+        curve = measure_cost(generator.target, VERIFIED_ROWS)
+        prefilled, rate = prefill_rate(generator.target)
         variants = [replace(each, nodes=count) for each in chosen for count in budgets]
         steps = [step_cost(generator, each, _PROMPT) for each in [Method("none", "none"), *variants]]
         texts = encode_records(read_records(records)[:40], generator.tokenizer) if records else []
         drafts = [draft_cost(generator, each, texts, each.nodes or 0) for each in variants] if texts else []
     if as_json:
         parts = [{**asdict(step), "parts": dict(zip(PARTS, step.parts, strict=True))} for step in steps]
-        print(
-            json.dumps({"verification": asdict(curve), "steps": parts, "drafts": [asdict(d) for d in drafts]})
-        )  # the command's output
+        figures = {
+            "verification": asdict(curve),
+            "prefill": {"tokens": prefilled, "tokens_a_second": rate},
+            "steps": parts,
+            "drafts": [asdict(draft) for draft in drafts],
+        }
+        print(json.dumps(figures))  # the command's output
         return
     console = Console()
     verification = Table("rows", "ms", "x one row", title="verification")
     for rows, seconds in zip(curve.rows, curve.seconds, strict=True):
         verification.add_row(str(rows), f"{1e3 * seconds:.2f}", f"{seconds / curve.seconds[0]:.2f}")
     console.print(verification)
+    console.print(f"prefill: {rate:.0f} tokens a second, {prefilled} at a time", highlight=False)
     table = Table("method", "nodes", *PARTS, "beside forward", title="a step, median microseconds")
     for step in steps:
         table.add_row(

@@ -41,7 +41,7 @@ def show_summaries(summaries: "list[Summary]", account: "Account") -> None:
     console.print(
         "speed-up: of the sums over all texts; without loops: texts whose plain output "
         "repeats at most a fifth of its 8-grams (their number); ms / token is decode time, and for "
-        "transformers all of it; noisy: pairs in which plain decoding's own steps took too unlike times",
+        "transformers all of it; noisy: pairs whose passes took too unlike times, in each of three attempts",
         highlight=False,
     )
     measured = len(account.cells) - account.found
