@@ -387,6 +387,7 @@ def test_the_command_measures_keeps_and_reports(tmp_path, capsys):
     command = ["bench", "run", *options, "--method", "prompt_lookup", "--out", str(out)]
     assert main([*command, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
+    assert row["speed_up"]["high"] is row["speed_up_macro"]["high"] is None
     assert (row["task"], row["texts"], row["identical"], row["statistics"]["emitted"]) == ("embedded/chat", 1, 1, 8)
     assert main(command) == 0
     assert "0 cells measured, 1 found" in capsys.readouterr().out

@@ -222,15 +222,16 @@ def markdown(summaries: Sequence[Summary], environment: Mapping[str, Mapping[str
     lines = []
     for name in names:
         mine = [summary for summary in summaries if summary.settings == name]
-        tasks = list(dict.fromkeys(each.task for each in mine))
+        tasks = sorted({each.task for each in mine}, key=lambda task: task != ALL)
         lines += [f"{environment['model']['name']}, {environment['model']['dtype']}: {_heading(name)}.", ""]
-        lines += [f"| method | tokens a step | {' | '.join(tasks)} |", f"|{'---|' * (len(tasks) + 2)}"]
+        heads = ["method", "tokens a step", f"{tasks[0]}, without loops", *tasks]
+        lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
         for method in dict.fromkeys(each.method for each in mine):
             found = {each.task: each for each in mine if each.method == method}
             whole = found.get(ALL) or next(iter(found.values()))
             cells = [_ratio(found[task].speed_up) if task in found else "-" for task in tasks]
             rate = f"{whole.statistics.tokens_per_target_step:.2f}"
-            lines.append(f"| `{method}` | {rate} | {' | '.join(cells)} |")
+            lines.append(f"| `{method}` | {rate} | {_ratio(whole.speed_up_without_loops)} | {' | '.join(cells)} |")
         lines += ["", *(f"{sentence}" for sentence in advise(mine, environment)), ""]
     return "\n".join(lines)
 

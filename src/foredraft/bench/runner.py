@@ -55,7 +55,7 @@ class Account:
         found: how many were there already.
         replaced: sentences on cells that were damaged, failed or of another prompt, and were measured again.
         seconds: of the measuring loop by the clock, warm-up apart.
-        writing_seconds: of them, spent in writing texts; the rest is the harness.
+        writing_seconds: of them, spent in writing texts; the rest is the harness, a warm drafter's reading included.
         texts: by setting, pairs of prompt ids and plain decoding's ids, int64[n] each.
     """
 
@@ -262,14 +262,13 @@ class _Run:
 
     def _attempt(self, write: Write, said: Any, arguments: Mapping[str, Any], texts: Earlier) -> Written | str:
         """Write a text; return what it raised, as a sentence, where it did."""
-        start = perf_counter()
         try:
-            return write(said, arguments, texts)
+            written = write(said, arguments, texts)
         except Exception as error:  # noqa: BLE001  # whatever it is, the other cells go on
             reason = next(iter(str(error).strip().splitlines()), "")
             return f"{type(error).__name__}: {reason}"
-        finally:
-            self._account.writing_seconds += perf_counter() - start
+        self._account.writing_seconds += written.writing.total_seconds
+        return written
 
     def _said(self, prompt: TaskPrompt, answers: tuple[str, ...]) -> Any:
         """Return what the model is given; a model without a chat template gets the plain texts, one after the other."""

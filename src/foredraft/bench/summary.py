@@ -3,6 +3,7 @@
 Knows cells and the definitions of the figures. Every figure is worked out from the cells anew, none is stored.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -83,13 +84,16 @@ class Summary:
         return self.statistics.drafted / max(self.statistics.steps, 1)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures by name, for JSON."""
-        return {
+        """Return the figures by name, for JSON; None where there is nothing to tell, as JSON has no other numbers."""
+        figures = {
             **asdict(self),
             "statistics": self.statistics.as_dict(),
             "wasted": self.wasted,
             "nodes_per_step": self.nodes_per_step,
         }
+        ratios = ("speed_up", "speed_up_macro", "speed_up_without_loops")
+        figures |= {name: {key: _finite(value) for key, value in figures[name].items()} for name in ratios}
+        return {name: _finite(value) if isinstance(value, float) else value for name, value in figures.items()}
 
 
 def summarize_cells(cells: Iterable[Cell]) -> list[Summary]:
@@ -206,6 +210,10 @@ def _by_source(group: Sequence[Cell]) -> tuple[dict[str, int], dict[str, int]]:
             drafted.update(cell.counts.drafted_by_source)
             accepted.update(cell.counts.accepted_by_source)
     return dict(drafted), dict(accepted)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _mean(values: Sequence[float]) -> float:
