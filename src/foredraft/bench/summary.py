@@ -14,7 +14,7 @@ import numpy as np
 from foredraft.bench.cell import Cell, Writing
 from foredraft.bench.environment import differences
 from foredraft.bench.metrics import LOOP_SHARE, NO_RATIO, Ratio, mean_speed_up, speed_up
-from foredraft.engine.statistics import Statistics
+from foredraft.engine.statistics import Statistics, add_up
 from foredraft.errors import UsageError
 
 ALL = "all"
@@ -146,7 +146,7 @@ def _summary(task: str, group: Sequence[Cell]) -> Summary:
         failed=sum(bool(cell.failure) for cell in group),
         noisy=sum(cell.noisy for cell in group),
         identical=sum(base.token_ids == writing.token_ids for base, writing in pairs),
-        statistics=_added(own),
+        statistics=add_up([_counted(each) for each in own]),
         tokens_per_target_step_macro=_mean([writing.tokens / max(writing.steps, 1) for writing in own]),
         speed_up=_micro(pairs, whole_time),
         speed_up_macro=_macro(pairs, whole_time),
@@ -163,16 +163,11 @@ def _summary(task: str, group: Sequence[Cell]) -> Summary:
     )
 
 
-def _added(own: Sequence[Writing]) -> Statistics:
+def _counted(each: Writing) -> Statistics:
     return Statistics(
-        emitted=sum(each.tokens for each in own),
-        steps=sum(each.steps for each in own),
-        drafting_steps=sum(each.drafting_steps for each in own),
-        drafted=sum(each.drafted for each in own),
-        accepted=sum(each.accepted for each in own),
-        prefill_seconds=sum(each.prefill_seconds for each in own),
-        decode_seconds=sum(each.decode_seconds for each in own),
-    )
+        each.tokens, each.steps, each.drafting_steps, each.drafted, each.accepted, each.prefill_seconds,
+        each.decode_seconds,
+    )  # fmt: skip
 
 
 def _seconds(writing: Writing, whole_time: bool) -> float:
