@@ -120,6 +120,17 @@ def learn_distributions(memory, contexts, tokens, probabilities, weight, keep):
             learn(memory, a, b, token, weight * share, keep if j == 0 else 1.0, float("inf"))
 
 
+def row_contexts(tokens, parents, rows, before, root):
+    """The last two tokens behind each row, along its path from the root."""
+    found = []
+    for row in rows:
+        path, node = [], row - 1
+        while node != -1:
+            path, node = [tokens[node], *path], parents[node]
+        found.append([before, root, *path][-2:])
+    return found
+
+
 def learned_memory(arrays):
     """A compiled table's content as a dictionary."""
     memory = {}
@@ -730,3 +741,129 @@ def lenders(tokens, parents, context, tau):
         else:
             loans[node] = may_lend[0] if may_lend else -1
     return [root[0] if root else -1, *loans]
+
+
+# --- graph/bar: a bar is the number N and every score that was counted
+
+
+def new_bar(most):
+    return most, []
+
+
+def lowest_bin(bar):
+    most, scores = bar
+    ranked = sorted(map(score_bin, scores), reverse=True)
+    return ranked[most - 1] if len(ranked) >= most else score_bin(FLOOR)
+
+
+def above_bar(bar, score):
+    return score >= FLOOR and score_bin(score) >= lowest_bin(bar)
+
+
+def raise_bar(bar, score):
+    bar[1].append(score)
+
+
+def bar_height(bar):
+    return max(FLOOR, bin_start(lowest_bin(bar)))
+
+
+# --- index/prefixes: groups are the tokens in order of appearance
+
+
+def room_for_groups(rows, more):
+    return []
+
+
+def group_of(tokens, token):
+    if token not in tokens:
+        tokens.append(token)
+    return tokens.index(token)
+
+
+def group_rows(rows, weights, level):
+    """{token: (rows, weight)} of the rows that go on, in order of appearance."""
+    found = {}
+    for row, weight in zip(rows, weights, strict=True):
+        if level < len(row):
+            count, total = found.get(row[level], (0, 0.0))
+            found[row[level]] = count + 1, total + weight
+    return found
+
+
+def split_rows(rows, level):
+    """The rows' numbers: those of each group together, then those that have ended."""
+    order = [row[level] for row in rows if level < len(row)]
+    numbers = [n for n, row in enumerate(rows) if level < len(row)]
+    ended = [n for n, row in enumerate(rows) if level >= len(row)]
+    return [*sorted(numbers, key=lambda n: order.index(rows[n][level])), *ended]
+
+
+def weight_of(rows, weights):
+    return sum(weights[: len(rows)])
+
+
+# --- index/blend
+
+
+def trusted_rows(hits, passes, rows):
+    at = min(rows.bit_length() - 1, len(hits) - 1)
+    return hits[at] / (hits[at] + passes[at])
+
+
+def foreseen(table, memory, trust, a, b, token):
+    return max(dict(successors(table, memory, trust, a, b, 1e-4)).get(token, 0.0), 1e-4)
+
+
+def blended_shares(rows, weights, path, trusted, known, a, b, least):
+    """({token: probability}, {token: what rows gave of it}) behind a path; `known` is (table, memory, trust)."""
+    mine = [(row, weight) for row, weight in zip(rows, weights, strict=True) if row[: len(path)] == path]
+    scale = 1.0 if not path or not mine else trusted(len(mine)) / sum(weight for _, weight in mine)
+    own = {}
+    for row, weight in mine:
+        if len(row) > len(path):
+            own[row[len(path)]] = own.get(row[len(path)], 0.0) + scale * weight
+    shares, left = dict(own), max(1 - sum(own.values()), 0.0)
+    before, last = (a, b, *path)[-2:]
+    if left >= least:
+        for token, share in successors(*known[:2], known[2], before, last, least / left):
+            shares[token] = shares.get(token, 0.0) + left * min(float(share), 1.0)
+    return shares, own
+
+
+def blend(rows, weights, trusted, known, a, b, nodes, depth, vocabulary):
+    """{path: (score, whether rows gave most of the last token's probability)}, as `best_first` goes about it."""
+    candidates, taken = {}, {}
+    path, score = (), np.float32(1.0)
+    while len(taken) < nodes:
+        bar = (nodes, [each for each, _ in candidates.values()])
+        if len(path) < depth and above_bar(bar, score):
+            least = 0.25 * bar_height(bar) / float(score)
+            shares, own = blended_shares(rows, weights, path, trusted, known, a, b, least)
+            for token, share in shares.items():
+                reaches = score * np.float32(min(share, 1.0))
+                if 0 <= token < vocabulary and reaches >= FLOOR:
+                    candidates[(*path, token)] = reaches, 2 * own.get(token, 0.0) > share
+        free = [candidate for candidate in candidates if candidate not in taken]
+        if not free:
+            break
+        path = max(free, key=lambda each: candidates[each][0])
+        taken[path] = candidates[path]
+        score = candidates[path][0]
+    return taken
+
+
+def learn_inner(rows, weights, trusted, known, a, b, drafted, written):
+    """[(rows, their part in the next token)] for each drafted token that was written, while rows go along."""
+    found = []
+    for k in range(1, len(written)):
+        path = written[:k]
+        mine = [(row, weight) for row, weight in zip(rows, weights, strict=True) if row[:k] == path]
+        if path not in drafted or not mine:
+            break
+        right = sum(weight for row, weight in mine if row[k : k + 1] == (written[k],)) / sum(w for _, w in mine)
+        part = trusted(len(mine)) * right
+        before, last = (a, b, *path)[-2:]
+        part /= part + (1 - trusted(len(mine))) * foreseen(*known, before, last, written[k])
+        found.append((len(mine), part))
+    return found

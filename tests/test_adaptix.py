@@ -15,6 +15,7 @@ from foredraft.corpus.fingerprint import tokenizer_hash
 from foredraft.drafters import Resources, adaptix, make_drafter
 from foredraft.errors import StoreError, UsageError
 from foredraft.graph.tree import depths, is_tree
+from foredraft.index import learned
 from foredraft.index.learned import check_learned, empty_learned, with_room
 from test_trigram_table import VOCABULARY, word_tokenizer, words
 
@@ -89,9 +90,9 @@ def test_a_step_without_a_budget_still_learns():
 
 def test_a_prompt_longer_than_the_table_is_learned_in_stretches(monkeypatch):
     """Compiled code would search a full table for ever."""
-    monkeypatch.setattr(adaptix, "with_room", partial(with_room, most_slots=64))
+    monkeypatch.setattr(learned, "with_room", partial(with_room, most_slots=64))
     monkeypatch.setattr(adaptix, "empty_learned", partial(empty_learned, 8))
-    monkeypatch.setattr(adaptix, "_STRETCH", 8)
+    monkeypatch.setattr(learned, "_STRETCH", 8)
     ids = np.random.default_rng(0).integers(0, VOCABULARY, 300)
     drafting = opened(drafter())
     propose(drafting, ids)
@@ -102,7 +103,7 @@ def test_a_prompt_longer_than_the_table_is_learned_in_stretches(monkeypatch):
 
 
 def test_the_stretch_always_fits():
-    assert 2 * adaptix._STRETCH <= adaptix.MOST_SLOTS // 2
+    assert 2 * learned._STRETCH <= learned.MOST_SLOTS // 2
 
 
 def test_two_sequences_do_not_influence_each_other():

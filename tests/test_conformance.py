@@ -39,11 +39,19 @@ REST = [
     {"store": "none", "weighting": "published"},
 ]
 """Without a store; tests/test_rest.py has the laws with one."""
+AUTO = [
+    {"store": "none", "table": "none"},
+    {"store": "none", "table": "none", "learn": "shared", "feedback_weight": 0.0},
+    {"store": "none", "table": "none", "learn": "off"},
+    {"store": "none", "table": "none", "longest": 3, "shortest": 3, "continuation": 2, "samples": 3},
+]
+"""Without a store and a table; tests/test_mixture.py has the laws with them."""
 VARIANTS = {
     "none": [{}],
     "prompt_lookup": [{}, {"prompt_lookup_min": 2, "prompt_lookup_max": 4}, {"prompt_lookup_num_tokens": 1}],
     "adaptix": ADAPTIX,
     "rest": REST,
+    "auto": AUTO,
     "draft_model": [{}, {"least_probability": 0.0, "levels": 3}],
     "draft_tree": [{"least_probability": 0.0, "least_share": 0.0}],
     "draft_graph": [{"least_probability": 0.0, "least_share": 0.0, "tau": 1}, {"least_probability": 0.0}],

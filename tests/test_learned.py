@@ -14,6 +14,7 @@ from foredraft.index.learned import (
     learn_distributions,
     learn_text,
     learned_row,
+    row_contexts,
     with_room,
 )
 from foredraft.index.learned_file import KIND, load_learned, save_learned
@@ -270,3 +271,11 @@ def test_contexts_spread_over_the_table():
     keys = [((a + 1) << 32) | b for a in range(-1, 40) for b in range(40)]
     slots = [learned._slot(np.full(4096, -1, np.int64), key) for key in keys]
     assert len(set(slots)) > 0.7 * len(slots)  # drawn at random, 82% would be distinct
+
+
+def test_contexts_of_rows_are_the_last_two_tokens_of_their_paths():
+    tokens, parents = np.array([7, 8, 9, 4], np.int32), np.array([-1, 0, -1, 1], np.int32)
+    rows = np.arange(5, dtype=np.int32)
+    found = row_contexts(tokens, parents, rows, 5, 6)
+    assert found.tolist() == [[5, 6], [6, 7], [7, 8], [6, 9], [8, 4]]
+    assert found.tolist() == naive.row_contexts(tokens, parents, rows, 5, 6)

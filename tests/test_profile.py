@@ -42,3 +42,23 @@ def test_a_profile_counts_what_was_emitted_and_where_it_came_from(prompts, capsy
     assert 0 <= drafted["merged"] <= drafted["accepted"]
     assert lookup["merged"] == 0
     assert drafted["drafted"] <= 16 * drafted["steps"]
+
+
+def test_loans_are_counted_by_shape_and_compared_with_the_truth(prompts, capsys):
+    options = ["--data", str(prompts), "--task", "gsm8k", "--prompts", "2", "--max-new-tokens", "64", "--json"]
+    assert main(["bench", "loans", *options, "--dtype", "float32"]) == 0
+    chain, tree, *graphs = json.loads(capsys.readouterr().out)
+    assert [each["shape"] for each in (chain, tree, *graphs)] == [
+        "chain", "tree", *(f"graph, tau {tau}" for tau in (1, 2, 3, 4))
+    ]  # fmt: skip
+    assert chain["nodes"] == pytest.approx(chain["depth"]), "a chain has a node a level"
+    assert chain["recomputed"] == tree["recomputed"] == 0
+    for each in (tree, *graphs):
+        assert each["drafts"] == chain["drafts"]
+        assert each["nodes"] <= tree["nodes"]
+        assert each["passes"] <= each["nodes"] + 1
+        assert each["divergence"] >= 0
+        assert 0 <= each["agreement"] <= 1
+    for wider, narrower in zip(graphs[1:], graphs, strict=False):
+        assert narrower["nodes"] <= wider["nodes"], "the shorter the phrase, the more is merged"
+    assert graphs[0]["recomputed"] > 0

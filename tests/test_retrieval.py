@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 import naive
 from foredraft.graph.heap import pop, sift_up
 from foredraft.graph.tree import depths, is_tree
-from foredraft.index.backoff import COUNT_BINS, learn_trust, prior_trust, weigh
+from foredraft.index.backoff import COUNT_BINS, UNFORESEEN, learn_trust, prior_trust, weigh
+from foredraft.index.prefixes import best_nodes
 from foredraft.index.published import published_tree
 from foredraft.index.recent_text import END
 from foredraft.index.retrieval import (
@@ -18,7 +19,6 @@ from foredraft.index.retrieval import (
     Levels,
     Rows,
     allot,
-    best_nodes,
     count_lengths,
     gather_from_store,
     gather_from_text,
@@ -328,7 +328,7 @@ def test_trust_moves_toward_the_level_that_foresees(right):
     for _ in range(60):
         weigh(asked, trust)
         history.append(asked.share.copy())
-        learn_trust(trust, asked, as_rows([(7,), (8,)], asked.share, 1), (7, 8)[right])
+        learn_trust(trust, asked, as_rows([(7,), (8,)], asked.share, 1), (7, 8)[right], UNFORESEEN)
     shares = np.array(history)[:, right]
     assert (np.diff(shares) > 0).all()
     assert shares[-1] > 0.75
@@ -351,7 +351,7 @@ def test_each_level_is_credited_with_its_part_in_what_was_foreseen(foreseen, emp
     trust, prior = prior_trust(8, 20.0), prior_trust(8, 20.0)
     weigh(asked, trust)
     rows = [(7,) if n < some else (8,) for size, some in zip(sizes, right, strict=True) for n in range(size)]
-    learn_trust(trust, asked, as_rows(rows, [1.0] * len(rows), 1), 7)
+    learn_trust(trust, asked, as_rows(rows, [1.0] * len(rows), 1), 7, UNFORESEEN)
     parts = [some / max(size, 1) for size, some in zip(sizes, right, strict=True)]
     hits, passes = naive.learn_trust(asked.share.tolist(), parts)
     for m in range(len(sizes)):
@@ -365,7 +365,7 @@ def test_a_token_that_no_level_foresees_lowers_the_trust_of_all():
     asked.start[:] = [0, 1, 3]
     weigh(asked, trust)
     before = [trusted(trust, STORE, 4, 3), trusted(trust, OWN, 2, 9)]
-    learn_trust(trust, asked, as_rows([(7,), (8,), ()], [0.1] * 3, 1), 9)
+    learn_trust(trust, asked, as_rows([(7,), (8,), ()], [0.1] * 3, 1), 9, UNFORESEEN)
     assert trusted(trust, STORE, 4, 3) < before[0]
     assert trusted(trust, OWN, 2, 9) < before[1]
 
@@ -375,7 +375,7 @@ def test_a_longer_level_is_not_blamed_by_a_shorter_one_and_a_shorter_one_not_by_
     trust, asked = prior_trust(4, 20.0), levels((STORE, 4, 1), (STORE, 2, 1))
     asked.start[:] = [0, 1, 2]
     weigh(asked, trust)
-    learn_trust(trust, asked, as_rows([(7,), (8,)], asked.share, 1), 7)
+    learn_trust(trust, asked, as_rows([(7,), (8,)], asked.share, 1), 7, UNFORESEEN)
     prior = prior_trust(4, 20.0)
     assert trust.hits[STORE, 4, 0] == pytest.approx(prior.hits[STORE, 4, 0] + 1, abs=0.01)
     assert trust.passes[STORE, 2, 0] == pytest.approx(prior.passes[STORE, 2, 0], abs=0.01)

@@ -51,7 +51,7 @@ def load(
 
     Args:
         model: "demo" (embedded), a hub id, a folder, or a pair (transformers model, tokenizer).
-        method: one of `foredraft methods`; "adaptix" if neither this nor the config says.
+        method: one of `foredraft methods`; "auto" if neither this nor the config says.
         speculative_config: vLLM's keys `method`, `num_speculative_tokens`, and the method's own options.
             `num_speculative_tokens` fixes the number of drafted nodes a step; without it, the number follows the
             cost of verification measured on this machine. `control` and `control_options` choose another way to say

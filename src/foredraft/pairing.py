@@ -7,10 +7,12 @@ import warnings
 from typing import Any
 
 from foredraft.errors import ForedraftWarning, UsageError
+from foredraft.model.cost import measure_cost
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.target import TorchTarget
 
 _SHOWN = 3
+_MEASURED_SECONDS = 0.2
 
 
 def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTarget:
@@ -59,9 +61,16 @@ def _check_vocabularies(ours: Any, theirs: Any, name: str) -> None:
 def _warn_of_size(draft: TorchTarget, target: TorchTarget) -> None:
     sizes = [sum(parameter.numel() for parameter in each.model.parameters()) for each in (draft, target)]
     if sizes[0] >= sizes[1]:
+        ratio = _pass_seconds(draft) / _pass_seconds(target)
         warnings.warn(
             f"The draft model has {sizes[0] / 1e6:,.0f} million parameters and the target {sizes[1] / 1e6:,.0f} "
-            "million: drafting will cost more than it saves. Swap them, or draft with a smaller model.",
+            f"million; a pass of it takes {ratio:.2g} times as long as the target's, so drafting will cost more than "
+            "it saves. Swap them, or draft with a smaller model.",
             ForedraftWarning,
             stacklevel=2,
         )
+
+
+def _pass_seconds(model: TorchTarget) -> float:
+    """Return what a pass of one row takes."""
+    return measure_cost(model, rows=(1,), seconds=_MEASURED_SECONDS).seconds[0]

@@ -12,7 +12,7 @@ from foredraft.control import choose_control
 from foredraft.errors import UsageError
 from foredraft.options import nearest, shown, whole_number
 
-DEFAULT_METHOD = "adaptix"
+DEFAULT_METHOD = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,43 @@ def profile(
 
 
 @app.command()
+def loans(
+    data: Annotated[Path, typer.Option(help="Folder of the tasks' files")],
+    model: ModelOption = "demo",
+    draft_model: Annotated[str, typer.Option(help="Embedded model, hub id or folder")] = "demo-draft",
+    task: Annotated[list[str] | None, typer.Option(help="Repeatable")] = None,
+    prompts: Annotated[int, typer.Option(help="Prompts a task")] = 10,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens a text")] = 128,
+    dtype: DtypeOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """What draft graphs save, and how far what they borrow is from the truth: drafted tokens, KL divergence by tau."""
+    from foredraft.api import load
+    from foredraft.bench.loans import measure_loans
+    from foredraft.bench.tasks import DEFAULT_TASKS, load_task
+
+    chosen = [prompt for name in task or DEFAULT_TASKS for prompt in load_task(name, data, prompts)]
+    with working("measuring") as tell:
+        generator = load(model, method="none", dtype=dtype, progress=tell)
+        done = counting(tell, len(chosen), "measuring")
+        found = measure_loans(generator, draft_model, chosen, tokens=max_new_tokens, done=done)
+    if as_json:
+        print(json.dumps([each.as_dict() for each in found], indent=1))  # the command's output
+        return
+    table = Table(
+        "shape", "drafted tokens", "draft rows", "levels", "unpruned tree", "redundant", "compared", "KL, nats",
+        "same best",
+    )  # fmt: skip
+    for each in found:
+        compared = (f"{each.divergence:.3f}", f"{each.agreement:.2f}") if each.recomputed else ("-", "-")
+        table.add_row(
+            each.shape, f"{each.nodes:.1f}", f"{each.passes:.1f}", f"{each.depth:.1f}", f"{each.unpruned:.3g}",
+            f"{each.redundant:.2f}", str(each.recomputed), *compared,
+        )  # fmt: skip
+    Console().print(table)
+
+
+@app.command()
 def micro(
     model: ModelOption = "demo",
     method: MethodOption = None,

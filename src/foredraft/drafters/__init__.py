@@ -22,6 +22,7 @@ _OWN: Mapping[str, str] = {
     "prompt_lookup": "foredraft.drafters.prompt_lookup:PromptLookupDrafter",
     "adaptix": "foredraft.drafters.adaptix:AdaptixDrafter",
     "rest": "foredraft.drafters.rest:RestDrafter",
+    "auto": "foredraft.drafters.mixture:MixtureDrafter",
     "draft_model": "foredraft.drafters.draft_model:DraftModelDrafter",
     "draft_tree": "foredraft.drafters.draft_model:DraftTreeDrafter",
     "draft_graph": "foredraft.drafters.draft_model:DraftGraphDrafter",

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-from numba import njit
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
-from foredraft.graph.tree import IntArray, top_nodes
+from foredraft.graph.tree import top_nodes
 from foredraft.index.best_first import best_first
 from foredraft.index.learned import (
     MOST_SLOTS,
@@ -24,17 +23,15 @@ from foredraft.index.learned import (
     empty_learned,
     learn,
     learn_distributions,
-    learn_text,
+    read_text,
+    row_contexts,
     with_room,
 )
 from foredraft.index.learned_file import load_learned, save_learned
 from foredraft.index.mcts import SearchSettings, mcts
-from foredraft.index.successors import Trust
+from foredraft.index.successors import BLENDED
 from foredraft.index.trigram import TrigramTable, empty_table, open_table
 
-NO_CAP = float("inf")
-_STRETCH = MOST_SLOTS // 8
-"""A long prompt is learned in stretches of this many tokens, each of which the table has room for."""
 _SEEDS = 1 << 62
 """Kernels take signed integers; seeds may be larger."""
 
@@ -185,8 +182,7 @@ class AdaptixDrafting:
         self._read = 0
         self._ids: np.ndarray | None = None
         paper = drafter.options.learn == "paper"
-        self._trust = Trust(TRUST.learned_pair, TRUST.table_pair, TRUST.learned_single, TRUST.table_single,
-                            int(paper), float(drafter.options.max_probability))  # fmt: skip
+        self._trust = BLENDED._replace(paper=int(paper), cap=float(drafter.options.max_probability))
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Learn what is new in `view`, then search."""
@@ -244,10 +240,7 @@ class AdaptixDrafting:
             for i in range(2, len(recent)):
                 learn(arrays, recent[i - 2], recent[i - 1], recent[i], options.increment, 1.0, options.max_probability)
         elif options.learn == "tokens":
-            for start in range(self._read, len(ids), _STRETCH):
-                stop = min(start + _STRETCH, len(ids))
-                arrays = self._room(2 * (stop - start))
-                learn_text(arrays, ids[:stop], start, 1.0, options.keep, NO_CAP)
+            self._keep(read_text(self._learned(), ids, self._read, options.keep))
         self._read = len(ids)
 
     def _learned(self) -> LearnedArrays:
@@ -255,26 +248,11 @@ class AdaptixDrafting:
 
     def _room(self, contexts: int) -> LearnedArrays:
         arrays = with_room(self._learned(), contexts)
+        self._keep(arrays)
+        return arrays
+
+    def _keep(self, arrays: LearnedArrays) -> None:
         if self._options.share:
             self._drafter.shared = arrays
         else:
             self._own = arrays
-        return arrays
-
-
-TRUST = Trust(learned_pair=2.0, table_pair=10.0, learned_single=1.0, table_single=5.0, paper=0, cap=0.0)
-"""Chosen by replay on recorded answers; see docs/log.md."""
-
-
-@njit(cache=True)
-def row_contexts(tokens: IntArray, parents: IntArray, rows: IntArray, before: int, root: int) -> IntArray:
-    """Return the last two tokens of each of `rows` along its own path, int32[S, 2]; `before` stands before the root."""
-    contexts = np.empty((len(rows), 2), np.int32)
-    for i in range(len(rows)):
-        node = rows[i] - 1
-        contexts[i, 1] = root if node < 0 else tokens[node]
-        if node < 0:
-            contexts[i, 0] = before
-        else:
-            contexts[i, 0] = root if parents[node] < 0 else tokens[parents[node]]
-    return contexts

@@ -5,6 +5,7 @@ takes that part of the weight that the longer ones left, as in the escape probab
 1984), and the trust of each kind of level is a ratio of two counters. Knows levels and rows; not where they come from.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +18,8 @@ F64 = npt.NDArray[np.float64]
 
 COUNT_BINS = 12
 """Occurrences are told apart by their logarithm to base 2, up to 2,048 and more."""
-_UNFORESEEN = 1e-4
-"""What a token that no level foresees is taken to have had as probability."""
+UNFORESEEN = 1e-4
+"""What a token that nothing foresees is taken to have had as probability."""
 
 
 class Trust(NamedTuple):
@@ -33,18 +34,18 @@ class Trust(NamedTuple):
     passes: F64
 
 
-def prior_trust(longest: int, strength: float) -> Trust:
-    """Return the trust to begin with, worth `strength` observations."""
+PRIOR = {STORE: (-2.4, 0.48, 0.09, 1.12), OWN: (-0.77, 0.42, 0.22, 0.0), SHARED: (-2.4, 0.48, 0.09, 1.12)}
+"""Log-odds of trust: constant, per doubling of the length, per doubling of the count, up to two tokens. Fitted on every
+fourth of the recorded answers; see docs/log.md."""
+
+
+def prior_trust(longest: int, strength: float, prior: Mapping[int, tuple[float, ...]] = PRIOR) -> Trust:
+    """Return the trust to begin with, worth `strength` observations; `prior` is in the form of `PRIOR`."""
     lengths = np.arange(longest + 1)[None, :, None]
-    constant, doubling, count, short = np.array([_PRIOR[source] for source in (STORE, OWN, SHARED)]).T[:, :, None, None]
+    constant, doubling, count, short = np.array([prior[source] for source in (STORE, OWN, SHARED)]).T[:, :, None, None]
     log_odds = constant + doubling * np.log2(np.maximum(lengths, 1)) + count * np.arange(COUNT_BINS)
     trusted = 1 / (1 + np.exp(-log_odds - short * (lengths <= 2)))
     return Trust(strength * trusted, strength * (1 - trusted))
-
-
-_PRIOR = {STORE: (-2.4, 0.48, 0.09, 1.12), OWN: (-0.77, 0.42, 0.22, 0.0), SHARED: (-2.4, 0.48, 0.09, 1.12)}
-"""Log-odds of trust: constant, per doubling of the length, per doubling of the count, up to two tokens. Fitted on every
-fourth of the recorded answers; see docs/log.md."""
 
 
 @njit(cache=True)
@@ -64,10 +65,11 @@ def weigh(levels: Levels, trust: Trust) -> None:
 
 
 @njit(cache=True)
-def learn_trust(trust: Trust, levels: Levels, rows: Rows, token: int) -> None:
+def learn_trust(trust: Trust, levels: Levels, rows: Rows, token: int, otherwise: float) -> None:
     """Credit the levels with the token that was written, each with its part in having foreseen it.
 
-    One step of expectation maximisation for the mixture of the levels' distributions.
+    One step of expectation maximisation for the mixture of the levels' distributions, and of what comes behind them,
+    which gave the token the probability `otherwise`, above 0.
     """
     count = len(levels.share)
     part = np.empty(count + 1, np.float64)
@@ -79,7 +81,7 @@ def learn_trust(trust: Trust, levels: Levels, rows: Rows, token: int) -> None:
             same += rows.tokens[row, 0] == token
         part[m] = levels.share[m] * same / max(high - low, 1)
         rest -= levels.share[m]
-    part[count] = max(rest, 1e-9) * _UNFORESEEN
+    part[count] = max(rest, 1e-9) * otherwise
     total = part.sum()
     behind = part[count] / total
     for m in range(count - 1, -1, -1):

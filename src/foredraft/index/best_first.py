@@ -6,28 +6,12 @@ Knows the successor function. Does not know where the budget comes from.
 import numpy as np
 from numba import njit
 
+from foredraft.graph.bar import above_bar, bar_height, new_bar, raise_bar
 from foredraft.graph.heap import pop, sift_up
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.index.learned import LearnedArrays
 from foredraft.index.successors import MOST_SUCCESSORS, Trust, successors
 from foredraft.index.trigram import TableArrays
-
-_FLOOR = 1e-4
-"""Paths less probable than this are not worth a place in the heap."""
-_LOWEST_BIN = int(np.float32(_FLOOR).view(np.int32) >> 20)
-_BINS = int(np.float32(1.0).view(np.int32) >> 20) - _LOWEST_BIN + 1
-
-
-@njit(cache=True)
-def _bin(score: np.float32) -> int:
-    """Return the logarithmic bin of a score in (0, 1]: its exponent and three bits of its mantissa."""
-    return int(np.float32(score).view(np.int32) >> 20) - _LOWEST_BIN
-
-
-@njit(cache=True)
-def _bin_start(number: int) -> float:
-    """Return the least score of a bin."""
-    return float(np.int32((number + _LOWEST_BIN) << 20).view(np.float32))
 
 
 @njit(cache=True)
@@ -39,7 +23,7 @@ def best_first(
     A path's score is the product of its successors' scores, each taken as at most 1, so a child never outranks its
     parent and the result is prefix-closed. Tokens at or beyond `vocabulary` are left out. Once `nodes` better
     candidates are known, a candidate is dropped at sight, and a node whose children must all be dropped is not
-    expanded; `bins` counts the candidates by score, and those in bin `low` or below are known to be too many.
+    expanded.
 
     Contributions of a source below a quarter of that bar are left out of a candidate's score (see `successors`). So
     where several sources are blended, a score can fall short of the exact one by at most three quarters of the bar at
@@ -50,23 +34,22 @@ def best_first(
     heap = np.empty(room, np.int32)
     candidate_score = np.empty(room, np.float32)
     size, made = 0, 0
-    bins = np.zeros(_BINS, np.int32)
-    low, above = -1, 0
+    bar = new_bar(nodes)
     tokens, parents, level = np.empty(nodes, np.int32), np.empty(nodes, np.int32), np.empty(nodes, np.int32)
     scores = np.empty(nodes, np.float32)
     found_tokens = np.empty(MOST_SUCCESSORS, np.int32)
     found_scores = np.empty(MOST_SUCCESSORS, np.float32)
     count, node, node_score, node_level = 0, -1, np.float32(1.0), 0
     while count < nodes:
-        if node_level < depth and _bin(node_score) > low:
+        if node_level < depth and above_bar(bar, node_score):
             before = a if node < 0 else (b if parents[node] < 0 else tokens[parents[node]])
             last = b if node < 0 else tokens[node]
-            least = 0.25 * max(_FLOOR, _bin_start(low + 1)) / float(node_score)
+            least = 0.25 * bar_height(bar) / float(node_score)
             found = successors(table, learned, trust, before, last, least, found_tokens, found_scores)
             for i in range(found):
                 score = node_score * min(found_scores[i], np.float32(1.0))
-                if not score >= _FLOOR or not 0 <= found_tokens[i] < vocabulary or _bin(score) <= low:
-                    continue  # the first comparison also fails for NaN
+                if not above_bar(bar, score) or not 0 <= found_tokens[i] < vocabulary:
+                    continue
                 candidate_token[made] = found_tokens[i]
                 candidate_parent[made] = node
                 candidate_score[made] = score
@@ -74,11 +57,7 @@ def best_first(
                 made += 1
                 size += 1
                 sift_up(heap, size, candidate_score)
-                bins[_bin(score)] += 1
-                above += 1
-                while above - bins[low + 1] >= nodes:
-                    low += 1
-                    above -= bins[low]
+                raise_bar(bar, score)
         if size == 0:
             break
         best = pop(heap, size, candidate_score)

@@ -17,6 +17,8 @@ FIRST_SLOTS = 1 << 12
 MOST_SLOTS = 1 << 17
 """The table stops growing here (about 13 MB) and forgets the contexts that it met longest ago."""
 
+_STRETCH = MOST_SLOTS // 8
+"""A long text is learned in stretches of this many tokens, each of which the table has room for."""
 _EMPTY = -1
 NO_TOKEN = -1
 """The first token of a context that consists of the second alone."""
@@ -180,6 +182,29 @@ def with_room(arrays: LearnedArrays, contexts: int, most_slots: int = MOST_SLOTS
     larger = empty_learned(slots)
     _rehashed(arrays, larger, oldest)
     return larger
+
+
+def read_text(arrays: LearnedArrays, ids: I64, start: int, keep: float) -> LearnedArrays:
+    """Learn every token of `ids`, int64[n], from index `start` on, with weight 1; return the arrays, or larger ones."""
+    for begin in range(start, len(ids), _STRETCH):
+        end = min(begin + _STRETCH, len(ids))
+        arrays = with_room(arrays, 2 * (end - begin))
+        learn_text(arrays, ids[:end], begin, 1.0, keep, np.inf)
+    return arrays
+
+
+@njit(cache=True)
+def row_contexts(tokens: IntArray, parents: IntArray, rows: IntArray, before: int, root: int) -> IntArray:
+    """Return the last two tokens of each of `rows` along its own path, int32[S, 2]; `before` stands before the root."""
+    contexts = np.empty((len(rows), 2), np.int32)
+    for i in range(len(rows)):
+        node = rows[i] - 1
+        contexts[i, 1] = root if node < 0 else tokens[node]
+        if node < 0:
+            contexts[i, 0] = before
+        else:
+            contexts[i, 0] = root if parents[node] < 0 else tokens[parents[node]]
+    return contexts
 
 
 def check_learned(arrays: LearnedArrays) -> None:

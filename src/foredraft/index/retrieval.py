@@ -1,9 +1,9 @@
-"""Retrieval: from where a context occurs to the tree of what most probably follows it.
+"""Retrieval: from where a context occurs to what followed it there.
 
 He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024), section 3. What follows the occurrences of the
-context's last tokens is collected as rows of tokens, each with a weight, and the tree keeps the most probable prefixes.
-Several lengths of context are several levels: each has a share of the weight. Knows arrays; not whose text they are,
-and not how levels come to be trusted (index/backoff.py).
+context's last tokens is collected as rows of tokens, each with a weight. Several lengths of context are several levels:
+each has a share of the weight. Knows arrays; not whose text they are, how levels come to be trusted (index/backoff.py),
+nor the tree that is made of the rows (index/prefixes.py).
 """
 
 from typing import NamedTuple
@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from foredraft.graph.heap import pop, sift_up
-from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.graph.tree import IntArray
 from foredraft.index.recent_text import RecentText
 from foredraft.index.suffix_array import SuffixArrays
 
@@ -172,134 +171,3 @@ def count_lengths(lengths: IntArray, counts: I64) -> None:
         counts[length] += 1
     for length in range(len(counts) - 2, -1, -1):
         counts[length] += counts[length + 1]
-
-
-class _Candidates(NamedTuple):
-    """Prefixes that may become nodes: the rows of candidate c are `members[low[c]:high[c]]`."""
-
-    token: IntArray
-    parent: IntArray
-    level: IntArray
-    low: IntArray
-    high: IntArray
-    score: FloatArray
-
-
-class _Scratch(NamedTuple):
-    """Working memory of `_expand`: a hash table from token to group, and the groups' sums and members."""
-
-    slot_token: IntArray
-    slot_group: IntArray
-    group_slot: IntArray
-    group_size: IntArray
-    group_weight: F64
-    row_group: IntArray
-    reordered: IntArray
-
-
-@njit(cache=True)
-def _expand(
-    rows: Rows, members: IntArray, low: int, high: int, node: int, level: int, scale: float, made: int,
-    candidates: _Candidates, scratch: _Scratch,
-) -> int:  # fmt: skip
-    """Make a candidate of each token that follows at `level` in the rows `members[low:high]`; return how many exist.
-
-    A candidate scores `scale` times its weight. The rows are reordered so that each candidate's lie together.
-    """
-    mask = len(scratch.slot_token) - 1
-    groups = 0
-    for i in range(low, high):
-        token = rows.tokens[members[i], level]
-        scratch.row_group[i] = -1
-        if token < 0:
-            continue
-        slot = (np.int64(token) * 40503) & mask
-        while scratch.slot_token[slot] >= 0 and scratch.slot_token[slot] != token:
-            slot = (slot + 1) & mask
-        if scratch.slot_token[slot] < 0:
-            scratch.slot_token[slot], scratch.slot_group[slot] = token, groups
-            scratch.group_slot[groups], scratch.group_size[groups], scratch.group_weight[groups] = slot, 0, 0.0
-            groups += 1
-        group = scratch.slot_group[slot]
-        scratch.row_group[i] = group
-        scratch.group_size[group] += 1
-        scratch.group_weight[group] += rows.weights[members[i]]
-    at = low
-    for group in range(groups):
-        slot = scratch.group_slot[group]
-        c = made + group
-        candidates.token[c], candidates.parent[c], candidates.level[c] = scratch.slot_token[slot], node, level + 1
-        candidates.low[c], candidates.high[c] = at, at
-        candidates.score[c] = min(scale * scratch.group_weight[group], 1.0)
-        at += scratch.group_size[group]
-        scratch.slot_token[slot] = -1
-    for i in range(low, high):
-        group = scratch.row_group[i]
-        if group >= 0:
-            scratch.reordered[candidates.high[made + group]] = members[i]
-            candidates.high[made + group] += 1
-    members[low:at] = scratch.reordered[low:at]
-    return made + groups
-
-
-@njit(cache=True)
-def _weight(rows: Rows, members: IntArray, low: int, high: int) -> float:
-    total = 0.0
-    for i in range(low, high):
-        total += rows.weights[members[i]]
-    return total
-
-
-@njit(cache=True)
-def best_nodes(rows: Rows, limit: int, doubt: float) -> tuple[IntArray, IntArray, FloatArray]:
-    """Return the `limit` prefixes of the rows that are most probable, as a tree.
-
-    A first token's score is the weight of the rows that begin with it. Behind that, a prefix passes its score on to its
-    continuations by their part of its weight, times n / (n + doubt) where n rows have it: what was seen once is likely
-    to go on otherwise. So no score exceeds that of the prefix extended, and the result is exactly the prefix-closed top
-    `limit`; with `doubt` 0, scores are shares of the weight.
-
-    Args:
-        rows: what followed.
-        limit: nodes at most.
-        doubt: rows that are imagined to go on in some other way, at every prefix.
-
-    Returns:
-        tokens int32[N], parents int32[N], and scores float32[N], at most 1.
-    """
-    count, depth = rows.tokens.shape
-    room = count * depth + 1
-    c = _Candidates(
-        np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.int32),
-        np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.float32),
-    )  # fmt: skip
-    slots = 16
-    while slots < 2 * count:
-        slots *= 2
-    scratch = _Scratch(
-        np.full(slots, -1, np.int32), np.empty(slots, np.int32), np.empty(count, np.int32), np.empty(count, np.int32),
-        np.empty(count, np.float64), np.empty(count, np.int32), np.empty(count, np.int32),
-    )  # fmt: skip
-    members, heap = np.arange(count).astype(np.int32), np.empty(room, np.int32)
-    tokens, parents, scores = np.empty(limit, np.int32), np.empty(limit, np.int32), np.empty(limit, np.float32)
-    made = _expand(rows, members, 0, count, -1, 0, 1.0, 0, c, scratch) if count else 0
-    size, node = 0, 0
-    for candidate in range(made):
-        heap[size] = candidate
-        size += 1
-        sift_up(heap, size, c.score)
-    while node < limit and size:
-        best = pop(heap, size, c.score)
-        size -= 1
-        tokens[node], parents[node], scores[node] = c.token[best], c.parent[best], c.score[best]
-        if c.level[best] < depth:
-            before = made
-            low, high = c.low[best], c.high[best]
-            scale = c.score[best] / _weight(rows, members, low, high) * (high - low) / (high - low + doubt)
-            made = _expand(rows, members, low, high, node, c.level[best], scale, made, c, scratch)
-            for candidate in range(before, made):
-                heap[size] = candidate
-                size += 1
-                sift_up(heap, size, c.score)
-        node += 1
-    return tokens[:node].copy(), parents[:node].copy(), scores[:node].copy()

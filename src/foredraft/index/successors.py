@@ -40,6 +40,10 @@ class Trust(NamedTuple):
     cap: float
 
 
+BLENDED = Trust(learned_pair=2.0, table_pair=10.0, learned_single=1.0, table_single=5.0, paper=0, cap=0.0)
+"""Chosen by replay on recorded answers; see docs/log.md."""
+
+
 @njit(cache=True)
 def _add(tokens: IntArray, scores: FloatArray, count: int, token: int, score: float) -> int:
     for i in range(count):

@@ -1,0 +1,158 @@
+"""What draft graphs save and what they risk: nodes drafted, and how far a borrowed distribution is from the true one.
+
+The figures of GSD's table 1, drafted tokens, and table 5, KL divergence (Gong et al. 2024). The text that the target
+wrote is drafted again from each of its positions, in every shape. Knows a draft model; not the verification.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from foredraft.api import Generator
+from foredraft.bench.tasks import TaskPrompt
+from foredraft.contracts import Budget, TokenIds
+from foredraft.graph.tree import depths
+from foredraft.model.candidates import Imitation
+from foredraft.model.growth import Grown, GrowthRules, grow
+from foredraft.model.rollout import Rollout
+from foredraft.model.target import TorchTarget
+from foredraft.pairing import pair_draft_model
+
+TAUS = (1, 2, 3, 4)
+_MOST_LOANS = 32
+"""Loans of a draft that are recomputed at most; drafts with more are rare, and their first ones are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loans:
+    """One shape over all drafts.
+
+    Attributes:
+        shape: "chain", "tree", or "graph, tau 2".
+        drafts: how many.
+        nodes: drafted tokens, a draft; what was borrowed is not drafted.
+        passes: rows that the draft model computed, a draft, the root's included.
+        depth: levels, a draft.
+        unpruned: nodes of the tree of as many levels without pruning and merging, a draft.
+        redundant: share of the drafted tokens that borrow.
+        recomputed: distributions compared.
+        divergence: mean KL divergence, in nats, of the distribution after the lender from the borrower's own.
+        agreement: share of borrowers whose own most probable next token is the lender's.
+    """
+
+    shape: str
+    drafts: int
+    nodes: float
+    passes: float
+    depth: float
+    unpruned: float
+    redundant: float
+    recomputed: int
+    divergence: float
+    agreement: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return every figure by name."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class _Sums:
+    drafts: int = 0
+    nodes: int = 0
+    passes: int = 0
+    depth: int = 0
+    unpruned: int = 0
+    redundant: int = 0
+    recomputed: int = 0
+    divergence: float = 0.0
+    agreement: int = 0
+
+
+def measure_loans(
+    generator: Generator,
+    draft_model: Any,
+    prompts: Sequence[TaskPrompt],
+    *,
+    tokens: int,
+    every: int = 4,
+    rules: GrowthRules | None = None,
+    done: Callable[[], None] = lambda: None,
+) -> list[Loans]:
+    """Draft again and again along what the target writes, greedily, for each prompt.
+
+    Args:
+        generator: loaded, decoding plainly.
+        draft_model: as `draft_graph` takes it.
+        prompts: what to write about.
+        tokens: how long each text is.
+        every: draft from each of so many positions.
+        rules: what limits trees and graphs; None for the paper's. The chain has their levels and probability.
+        done: called after each prompt.
+    """
+    rules = rules or GrowthRules()
+    model = pair_draft_model(draft_model, generator.target, generator.tokenizer)
+    shapes = {"chain": GrowthRules(1, rules.least_probability, 0.0, rules.most_levels), "tree": rules}
+    shapes |= {
+        f"graph, tau {tau}": GrowthRules(
+            rules.out_degree, rules.least_probability, rules.least_share, rules.most_levels, tau
+        )
+        for tau in TAUS
+    }
+    sums = {shape: _Sums() for shape in shapes}
+    for prompt in prompts:
+        text = generator.generate(prompt.prompt, max_new_tokens=tokens)
+        ids = np.concatenate([generator.encode(prompt.prompt), np.array(text.token_ids, np.int64)])
+        ends = range(len(ids) - len(text.token_ids), len(ids), every)
+        for shape, shape_rules in shapes.items():
+            _draft_along(model, ids, ends, shape_rules, rules.out_degree, sums[shape])
+        done()
+    return [_loans(shape, found) for shape, found in sums.items()]
+
+
+@torch.inference_mode()
+def _draft_along(
+    model: TorchTarget, ids: TokenIds, ends: Sequence[int], rules: GrowthRules, out_degree: int, sums: _Sums
+) -> None:
+    most_rows = 4 * _MOST_LOANS + 256
+    rollout = Rollout(model, most_rows)
+    for end in ends:
+        rollout = rollout if rollout.committed < end else Rollout(model, most_rows)
+        budget = Budget(nodes=most_rows, depth=rules.most_levels)
+        grown = grow(rollout, ids[:end], rules, budget, Imitation(vocabulary=model.vocabulary), 256)
+        graph, size = grown.graph, grown.graph.size
+        levels = int(depths(graph.parents[:size]).max(initial=0))
+        sums.drafts += 1
+        sums.nodes += size
+        sums.passes += 1 + int((grown.rows[:size] >= 0).sum())
+        sums.depth += levels
+        sums.unpruned += sum(out_degree**level for level in range(1, levels + 1))
+        sums.redundant += int((graph.lenders[:size] >= 0).sum())
+        _compare(rollout, grown, sums)
+
+
+def _compare(rollout: Rollout, grown: Grown, sums: _Sums) -> None:
+    """Compute what follows borrowers behind their own prefix, and what follows their lenders."""
+    graph, size = grown.graph, grown.graph.size
+    lenders = graph.lenders[:size]
+    borrowers = [node for node in np.flatnonzero(lenders >= 0) if grown.rows[lenders[node]] >= 0][:_MOST_LOANS]
+    if not borrowers:
+        return
+    nodes = np.array([*borrowers, *lenders[borrowers]], np.int32)
+    above = graph.parents[nodes]
+    rows = np.where(above < 0, -1, grown.rows[above]).astype(np.int32)
+    own, lent = rollout.expand(graph.tokens[nodes], rows).float().log_softmax(-1).chunk(2)
+    sums.recomputed += len(borrowers)
+    sums.divergence += float((own.exp() * (own - lent)).sum())
+    sums.agreement += int((own.argmax(-1) == lent.argmax(-1)).sum())
+
+
+def _loans(shape: str, sums: _Sums) -> Loans:
+    drafts, compared = max(sums.drafts, 1), max(sums.recomputed, 1)
+    return Loans(
+        shape, sums.drafts, sums.nodes / drafts, sums.passes / drafts, sums.depth / drafts, sums.unpruned / drafts,
+        sums.redundant / max(sums.nodes, 1), sums.recomputed, sums.divergence / compared, sums.agreement / compared,
+    )  # fmt: skip

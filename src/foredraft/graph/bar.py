@@ -1,0 +1,61 @@
+"""A bar that rises: which scores are still among the best N, counted in bins instead of sorted.
+
+Knows scores from 0 to 1; not what they stand for.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+FLOOR = 1e-4
+"""Scores below it never pass."""
+_LOWEST_BIN = int(np.float32(FLOOR).view(np.int32) >> 20)
+_BINS = int(np.float32(1.0).view(np.int32) >> 20) - _LOWEST_BIN + 1
+
+
+class Bar(NamedTuple):
+    """How many scores have passed, by bin: eighths of a power of two.
+
+    Attributes:
+        bins: int64[B], scores that passed.
+        state: int64[3]: N, the highest bin above which N scores are known already (-1 at first), and the scores above.
+    """
+
+    bins: npt.NDArray[np.int64]
+    state: npt.NDArray[np.int64]
+
+
+@njit(cache=True)
+def new_bar(most: int) -> Bar:
+    """Return a bar for the best `most` scores, none of which is known yet."""
+    return Bar(np.zeros(_BINS, np.int64), np.array([most, -1, 0]))
+
+
+@njit(cache=True)
+def _bin(score: np.float32) -> int:
+    """Return the logarithmic bin of a score in [FLOOR, 1]: its exponent and three bits of its mantissa."""
+    return int(np.float32(score).view(np.int32) >> 20) - _LOWEST_BIN
+
+
+@njit(cache=True)
+def above_bar(bar: Bar, score: float | np.float32) -> bool:
+    """Say whether N better scores may still be missing."""
+    return bool(score >= FLOOR) and bool(_bin(np.float32(score)) > bar.state[1])  # NaN is not
+
+
+@njit(cache=True)
+def raise_bar(bar: Bar, score: float | np.float32) -> None:
+    """Count a score that is above the bar; the bar rises to below the best N known."""
+    bar.bins[_bin(np.float32(score))] += 1
+    bar.state[2] += 1
+    while bar.state[2] - bar.bins[bar.state[1] + 1] >= bar.state[0]:
+        bar.state[1] += 1
+        bar.state[2] -= bar.bins[bar.state[1]]
+
+
+@njit(cache=True)
+def bar_height(bar: Bar) -> float:
+    """Return the least score that passes."""
+    return max(FLOOR, float(np.int32((bar.state[1] + 1 + _LOWEST_BIN) << 20).view(np.float32)))

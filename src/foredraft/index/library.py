@@ -1,0 +1,126 @@
+"""The texts that are searched: datastores that may grow meanwhile, and what sequences have shared.
+
+Knows stores and ids; not who searches them, nor for what.
+"""
+
+import threading
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from foredraft.contracts import TokenIds
+from foredraft.errors import ForedraftWarning, StoreError
+from foredraft.index.datastore import MANIFEST, Datastore, manifest_version, open_datastore
+from foredraft.index.datastore_writer import DatastoreWriter
+from foredraft.index.recent_text import END, RecentText, append, empty_text, with_room
+from foredraft.index.suffix_array import SuffixArrays, symbol_dtype
+
+MOST_SHARED = 1 << 22
+"""Tokens of other sequences that are kept; beyond, the older half is forgotten."""
+
+
+_MOST_SEGMENTS = 8
+"""A bounded store is kept in about as many segments, each of which is searched at every step."""
+
+
+class Library:
+    """Datastores and shared text; safe to use from several threads.
+
+    Attributes:
+        shared: what sequences have shared.
+        lock: held while any of it changes.
+
+    Args:
+        stores: opened.
+        vocabulary: number of ids of the model that the texts are searched for.
+        tokenizer_hash: of its tokenizer.
+    """
+
+    def __init__(self, stores: Iterable[Datastore] = (), *, vocabulary: int = 0, tokenizer_hash: str = "") -> None:
+        self._stores = tuple(stores)
+        self._vocabulary, self._tokenizer_hash = vocabulary, tokenizer_hash
+        self.shared = empty_text()
+        self.lock = threading.Lock()
+
+    def open(self, folder: str) -> None:
+        """Add the datastore in `folder` to those that are searched.
+
+        Raises:
+            StoreError: it is damaged or belongs to another tokenizer.
+        """
+        store = open_datastore(folder, self._tokenizer_hash or None, self._vocabulary)
+        self._stores = (*self._stores, store)
+
+    def segments(self) -> list[SuffixArrays]:
+        """Return what the stores hold by now."""
+        with self.lock:
+            self._stores = tuple(map(_current, self._stores))
+            return [text for store in self._stores for text in store.segments]
+
+    def share(self, ids: TokenIds) -> None:
+        """Let later sequences find `ids`, int64[n]."""
+        with self.lock:
+            if int(self.shared.length[0]) + len(ids) + 1 > MOST_SHARED:
+                self.shared = _newer_half(self.shared)
+            text = with_room(self.shared, len(ids) + 1)
+            append(text, np.append(ids, END))
+            self.shared = text
+
+    def save(self, folder: str, *, adopt: bool, most_tokens: int | None = None) -> None:
+        """Move what was shared into the datastore in `folder`, made if it does not exist.
+
+        Args:
+            folder: of the datastore.
+            adopt: search it from now on, if it is new.
+            most_tokens: beyond, the oldest segments are forgotten, and small ones are sorted together meanwhile; None
+                keeps everything as it is.
+
+        Raises:
+            StoreError: the store cannot be written, or belongs to another tokenizer.
+        """
+        with self.lock:
+            text = self.shared.symbols[: int(self.shared.length[0])]
+            if not len(text):
+                return
+            new = not (Path(folder) / MANIFEST).exists()
+            with DatastoreWriter(
+                folder, tokenizer_hash=self._tokenizer_hash, vocabulary=self._vocabulary, create=new
+            ) as writer:
+                separator = writer.manifest.vocabulary
+                symbols = np.where((text == END) | (text >= separator), separator, text).astype(symbol_dtype(separator))
+                if not writer.holds([symbols]):  # the same requests may have been answered before
+                    writer.add([symbols])
+                    if most_tokens is not None:
+                        _bound(writer, most_tokens)
+                    writer.commit()
+            self.shared = empty_text()
+            if new and adopt:
+                self._stores = (*self._stores, open_datastore(folder))
+
+
+def _bound(writer: DatastoreWriter, most_tokens: int) -> None:
+    """Forget the oldest segments beyond `most_tokens`, but never the newest, and merge the small ones that are left."""
+    while len(writer.manifest.segments) > 1 and sum(entry.tokens for entry in writer.manifest.segments) > most_tokens:
+        writer.remove(writer.manifest.segments[0].name)
+    writer.merge(most_tokens // _MOST_SEGMENTS)
+
+
+def _current(store: Datastore) -> Datastore:
+    """Return the store as it is by now; as it was, with a warning, where it cannot be opened any more."""
+    if manifest_version(store.folder) == store.version:
+        return store
+    try:
+        return open_datastore(store.folder, store.manifest.tokenizer_hash, store.manifest.vocabulary)
+    except StoreError as error:  # what is mapped still serves, and no text should end for it
+        warnings.warn(f"{error} Until then, drafts come from the store as it was.", ForedraftWarning, stacklevel=2)
+        return store
+
+
+def _newer_half(text: RecentText) -> RecentText:
+    length = int(text.length[0])
+    kept = text.symbols[length // 2 : length].astype(np.int64)
+    half = empty_text(2 * len(kept))
+    append(half, kept)
+    return half
