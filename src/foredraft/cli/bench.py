@@ -15,7 +15,7 @@ from rich.table import Table
 from foredraft.cli.bench_table import show_summaries
 from foredraft.cli.screen import counting, say, working
 
-DEFAULT_METHODS = ("prompt_lookup", "adaptix", "rest", "transformers")
+DEFAULT_METHODS = ("prompt_lookup", "adaptix", "rest", "auto", "transformers")
 
 _ANY_VOCABULARY = 2
 """For checking arguments that no vocabulary makes right or wrong."""
@@ -170,11 +170,11 @@ def profile(
 
 @app.command()
 def loans(
-    data: Annotated[Path, typer.Option(help="Folder of the tasks' files")],
+    data: DataOption = None,
     model: ModelOption = "demo",
     draft_model: Annotated[str, typer.Option(help="Embedded model, hub id or folder")] = "demo-draft",
-    task: Annotated[list[str] | None, typer.Option(help="Repeatable")] = None,
-    prompts: Annotated[int, typer.Option(help="Prompts a task")] = 10,
+    task: TaskOption = None,
+    prompts: Annotated[int, typer.Option(help="Prompts a task, or a category of a task")] = 10,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens a text")] = 128,
     dtype: DtypeOption = "auto",
     as_json: JsonOption = False,
@@ -182,9 +182,9 @@ def loans(
     """What draft graphs save, and how far what they borrow is from the truth: drafted tokens, KL divergence by tau."""
     from foredraft.api import load
     from foredraft.bench.loans import measure_loans
-    from foredraft.bench.tasks import DEFAULT_TASKS, load_task
+    from foredraft.bench.tasks import default_tasks, load_task
 
-    chosen = [prompt for name in task or DEFAULT_TASKS for prompt in load_task(name, data, prompts)]
+    chosen = [prompt for name in task or default_tasks(data) for prompt in load_task(name, data, prompts)]
     with working("measuring") as tell:
         generator = load(model, method="none", dtype=dtype, progress=tell)
         done = counting(tell, len(chosen), "measuring")
