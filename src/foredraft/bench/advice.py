@@ -74,6 +74,8 @@ def _exceptions(summaries: Sequence[Summary], best: Summary) -> list[str]:
         top = max(group, key=lambda each: each.speed_up.value)
         if usual is not None and top.speed_up.low > usual.speed_up.high:
             sentences.append(f"For {task}, {top.method} is faster: {top.speed_up} against {usual.speed_up}.")
+        elif usual is not None and usual.speed_up.high < 1:
+            sentences.append(f"For {task}, it is slower than plain decoding: {usual.speed_up}.")
         elif usual is not None and usual.speed_up.low <= 1:
             sentences.append(f"For {task}, its gain is not beyond doubt: {usual.speed_up}.")
     return sentences

@@ -118,11 +118,11 @@ def speed_ups(summaries: Sequence[Summary], methods: Sequence[str], name: str) -
         for method, offset in zip(drawn, offsets, strict=True):
             found = [(place + offset, rows[task, method]) for place, task in enumerate(tasks) if (task, method) in rows]
             values = np.array([ratio.value for _, ratio in found])
-            reach = [
+            lengths = [
                 values - [ratio.low for _, ratio in found],
                 np.array([ratio.high for _, ratio in found]) - values,
             ]
-            reach = np.where(np.isfinite(reach) & (np.array(reach) < values), np.clip(reach, 0, None), 0)
+            reach = np.where(np.isfinite(lengths) & (np.array(lengths) < values), np.clip(lengths, 0, None), 0)
             axes.errorbar(
                 values, [place for place, _ in found], xerr=reach, linestyle="none",
                 **_look(method, methods, theme), markersize=5, linewidth=1.6, label=short(method),
@@ -189,7 +189,7 @@ def acceptance_by_depth(summaries: Sequence[Summary], methods: Sequence[str], na
         axes.set_xticks(range(1, DEEPEST + 1))
         axes.grid()
         axes.set_xlabel("depth in the draft")
-        axes.set_ylabel("share of drafting steps accepted so far")
+        axes.set_ylabel("share of drafting steps")
         _legend(figure, axes, len(drawn))
 
     return picture(name, "Share of drafting steps accepted at least to each depth.", 3.8, draw)

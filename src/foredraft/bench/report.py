@@ -6,6 +6,7 @@ drawn in `figures`.
 
 import base64
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from foredraft.bench.verification import read_cost
 from foredraft.errors import StoreError, UsageError
 
 PAGE, TABLE, PICTURES = "report.html", "report.md", "pictures"
-_SHOWN_WASTE = 6
+_SHOWN_WASTE = 4
 """Thrown-away tokens of a step that an example shows; the others are counted."""
 
 Tell = Callable[[float, str], None]
@@ -105,7 +106,8 @@ def _pictures(
 
 def _heading(settings: str) -> str:
     sampled, limit, seed = settings.rsplit("-", 2)
-    words = "Greedy" if sampled == "greedy" else f"Sampled at {sampled}"
+    named = re.sub(r"(?<=[a-z])(?=[0-9])", " ", sampled).replace("-", ", ")
+    words = "Greedy" if sampled == "greedy" else f"Sampled at {named}"
     return f"{words}, up to {limit} tokens a text, {seed.replace('seed', 'seed ')}"
 
 
@@ -184,7 +186,7 @@ def _example(cell: Cell) -> dict[str, Any]:
                 color = colors.setdefault(source, len(colors) % 8)
                 pieces.append({"kind": "drafted", "text": text, "color": color})
         if step.wasted:
-            shown = " ".join(repr(text)[1:-1] for text in step.wasted[:_SHOWN_WASTE])
+            shown = " ".join(repr(text)[1:-1].strip() or "\N{OPEN BOX}" for text in step.wasted[:_SHOWN_WASTE])
             more = f" +{len(step.wasted) - _SHOWN_WASTE}" if len(step.wasted) > _SHOWN_WASTE else ""
             # after the drafted run and before the target's own token, which is what came instead
             own = [] if step.sources and step.sources[-1] is not None else [pieces.pop()]

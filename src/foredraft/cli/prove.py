@@ -47,7 +47,8 @@ def prove(
     settings: list[tuple[str, dict[str, Any]]] = [("greedy", {})]
     if temperature:
         settings.append((f"T={temperature:g}", {"temperature": temperature, "top_p": top_p}))
-    rows, rules = [], []
+    rows: list[tuple[str, Any]] = []
+    rules: list[tuple[str, Any]] = []
     with working("comparing") as tell:
         generator = load(model, method="none", dtype=dtype, progress=tell)
         done = counting(tell, len(settings) * (len(methods) + 1) * len(chosen), "comparing")
@@ -63,7 +64,7 @@ def prove(
     differing = [proof for _, proof in rows if (proof.differences if exact else not proof.holds)]
     broken = [proof for _, proof in rules if not proof.holds]
     if as_json:
-        tables = {"texts": rows, "rules": rules}
+        tables: dict[str, list[tuple[str, Any]]] = {"texts": rows, "rules": rules}
         shown = {key: [{"setting": name, **asdict(proof)} for name, proof in table] for key, table in tables.items()}
         print(json.dumps(shown, indent=1))  # the command's output
     else:
