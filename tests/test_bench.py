@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -248,6 +249,14 @@ def test_a_method_that_raises_on_one_prompt_fails_there_and_only_there(tmp_path,
     assert (again.found, again.failures) == (CELLS - 2, [])
 
 
+def test_noisy_pairs_are_written_again_and_marked_where_they_stay_so(generator, monkeypatch):
+    plan = dataclasses.replace(PLAN, prompts=PROMPTS[:1], settings=SETTINGS[:1])
+    monkeypatch.setattr("foredraft.bench.cell.NOISY", -1.0)
+    account = run_plan(generator, plan)
+    assert [(cell.attempts, cell.noisy) for cell in account.cells] == [(3, True)] * len(METHODS)
+    assert all(each.noisy == each.texts == 1 for each in summarize_cells(account.cells))
+
+
 @pytest.mark.parametrize(("part", "name"), [("machine", "processor"), ("versions", "torch"), ("model", "hash")])
 def test_unlike_environments_are_neither_added_to_nor_compared(copied, generator, part, name):
     path = next(CellFolder(copied).paths())
@@ -379,6 +388,11 @@ def test_a_report_without_matplotlib_says_what_to_install(finished, tmp_path, mo
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match=re.escape('pip install "foredraft[report]"')):
         write_report(finished, tmp_path)
+
+
+def test_a_report_that_cannot_be_written_says_so(finished):
+    with pytest.raises(UsageError, match="cannot be written to /dev/null/report"):
+        write_report(finished, Path("/dev/null/report"))
 
 
 def test_the_command_measures_keeps_and_reports(tmp_path, capsys):

@@ -19,7 +19,7 @@ from foredraft.bench.cell import Cell, CellFolder, Place, Writing, settings_name
 from foredraft.bench.environment import Environment, describe_environment, differences
 from foredraft.bench.method import BASE, Method, check_labels, cold_and_warm
 from foredraft.bench.tasks import TaskPrompt
-from foredraft.bench.writer import Earlier, Write, Written, make_ready
+from foredraft.bench.writer import Write, Written, make_ready
 from foredraft.contracts import TokenIds
 from foredraft.errors import StoreError, UsageError
 
@@ -107,6 +107,23 @@ class _Task:
 
     first: TaskPrompt
     texts: list[tuple[TokenIds, TokenIds]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What is written at one time: a question, plainly and with the methods whose cells are missing."""
+
+    prompt: TaskPrompt
+    number: int
+    said: Any
+    settings: Mapping[str, Any]
+    methods: Sequence[Method]
+    task: _Task
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Generation arguments, with a seed of the prompt's own."""
+        return {**self.settings, "seed": self.settings["seed"] + self.prompt.number}
 
 
 class _Run:
@@ -202,9 +219,7 @@ class _Run:
             cells = {label: found[place] for label, place in places.items()}
             missing = [method for method in self._methods if cells[method.label] is None]
             if missing:
-                arguments = {**settings, "seed": settings["seed"] + prompt.number}
-                said = self._said(prompt, answers)
-                cells |= self._believable(prompt, turn, said, arguments, settings, missing, task)
+                cells |= self._believable(_Turn(prompt, turn, self._said(prompt, answers), settings, missing, task))
             kept = [cell for cell in cells.values() if cell is not None]
             self._account.cells += kept
             done()
@@ -216,38 +231,36 @@ class _Run:
             task.texts = [*task.texts, text][-_WARM_TEXTS:]
             answers = (*answers, self._generator.tokenizer.decode(base.token_ids, skip_special_tokens=True))
 
-    def _believable(self, *what: Any) -> dict[str, Cell | None]:
+    def _believable(self, turn: _Turn) -> dict[str, Cell]:
         """Write a turn; where the machine was disturbed, all of it again; keep the last cells."""
         for attempt in range(1, _ATTEMPTS + 1):
-            cells = {label: replace(cell, attempts=attempt) for label, cell in self._pair(*what).items()}
+            cells = {label: replace(cell, attempts=attempt) for label, cell in self._pair(turn).items()}
             if not any(cell.noisy for cell in cells.values()):
                 break
         if self._folder is not None:
             for cell in cells.values():
                 self._folder.write(cell)
-        return dict(cells)
+        return cells
 
-    def _pair(
-        self, prompt: TaskPrompt, turn: int, said: Any, arguments: Mapping[str, Any], settings: Mapping[str, Any],
-        methods: Sequence[Method], task: _Task,
-    ) -> dict[str, Cell]:  # fmt: skip
-        """Write one turn plainly and with every method, in an order of the prompt's own."""
-        order: list[Method | None] = [None, *methods]
-        seed = f"{settings['seed']}/{prompt.task}/{prompt.number}/{turn}"
+    def _pair(self, turn: _Turn) -> dict[str, Cell]:
+        """Write a turn plainly and with every method that is missing, in an order of the turn's own."""
+        prompt, task = turn.prompt, turn.task
+        order: list[Method | None] = [None, *turn.methods]
+        seed = f"{turn.settings['seed']}/{prompt.task}/{prompt.number}/{turn.number}"
         random.Random(seed).shuffle(order)  # noqa: S311  # an order of runs, not a secret
         written: dict[str | None, Written | str] = {}
         for method in order:
             label = BASE if method is None else method.label
-            written[None if method is None else label] = self._attempt(self._ready[label], said, arguments, task.texts)
+            written[None if method is None else label] = self._attempt(label, turn)
         base = written.pop(None)
         cells = {}
-        for method in methods:
+        for method in turn.methods:
             own = written[method.label]
             failed = [each for each in (base, own) if isinstance(each, str)]
-            shown = isinstance(own, Written) and prompt is task.first and turn == 1
-            cell = Cell(
-                place=self._place(settings, prompt, method, turn),
-                settings=dict(arguments),
+            shown = prompt is task.first and turn.number == 1
+            cells[method.label] = Cell(
+                place=self._place(turn.settings, prompt, method, turn.number),
+                settings=turn.arguments,
                 prompt_hash=_hash(prompt),
                 environment=self._environment,
                 base=_writing(base),
@@ -257,13 +270,12 @@ class _Run:
                 learned_texts=len(task.texts) if method.memory == "warm" else 0,
                 failure=failed[0] if failed else "",
             )
-            cells[method.label] = cell
         return cells
 
-    def _attempt(self, write: Write, said: Any, arguments: Mapping[str, Any], texts: Earlier) -> Written | str:
+    def _attempt(self, label: str, turn: _Turn) -> Written | str:
         """Write a text; return what it raised, as a sentence, where it did."""
         try:
-            written = write(said, arguments, texts)
+            written = self._ready[label](turn.said, turn.arguments, turn.task.texts)
         except Exception as error:  # noqa: BLE001  # whatever it is, the other cells go on
             reason = next(iter(str(error).strip().splitlines()), "")
             return f"{type(error).__name__}: {reason}"
