@@ -23,6 +23,7 @@ TRACEBACK_VARIABLE = "FOREDRAFT_TRACEBACK"
 
 VERBS: Mapping[str, str] = {
     "generate": "foredraft.cli.generate:generate",
+    "explain": "foredraft.cli.explain:explain",
     "methods": "foredraft.cli.methods:methods",
     "info": "foredraft.cli.info:info",
     "table": "foredraft.cli.table:app",

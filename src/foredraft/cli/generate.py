@@ -49,6 +49,9 @@ def generate(
     num_speculative_tokens: Annotated[
         int | None, typer.Option(help="Draft this many a step; else as many as the measured cost repays")
     ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Folder that keeps what was said, for later drafts; off unless it is named")
+    ] = None,
     verification: Annotated[
         str | None, typer.Option(help="matched (plain decoding's text, the default) or rejection (its law)")
     ] = None,
@@ -78,7 +81,7 @@ def generate(
     ] = None,
 ) -> None:
     """Write the continuation of a prompt: the same text as plain decoding, in fewer forward passes."""
-    text = _prompt_text(prompt, file, chat=chat)
+    text = prompt_text(prompt, file, chat=chat)
     _refuse_contradictions(chat=chat, compare=compare, as_json=as_json, raw=raw, system=system, color=color)
     options = {
         "max_new_tokens": max_new_tokens, "do_sample": do_sample, "temperature": temperature, "top_k": top_k,
@@ -87,7 +90,7 @@ def generate(
     }  # fmt: skip
     job = Job(
         model, dtype, device, method,
-        _config(speculative_config, num_speculative_tokens, draft_model, verification),
+        speculative_options(speculative_config, num_speculative_tokens, draft_model, verification, memory),
         {name: value for name, value in options.items() if value not in (None, [])},
         system, color=wants_color(color), raw=raw, as_json=as_json,
     )  # fmt: skip
@@ -145,7 +148,7 @@ class Job:
             if generator.needs_cost:
                 tell(0.0, "measuring what verification costs on this machine (once)")
                 _ = generator.cost
-            shares = self.config.get("share") or self.config.get("learn") == "shared"
+            shares = self.config.get("share") or self.config.get("learn") == "shared" or self.config.get("memory")
             if not shares:  # what is shared must not learn from a made-up text
                 tell(0.0, "compiling (once)")
                 generator.generate(_WARM_UP, **{**self.options, "max_new_tokens": 2, "eos_token_id": ()})
@@ -246,8 +249,12 @@ def _as_json(generation: "Generation", *, seed: bool, interrupted: bool) -> dict
     }
 
 
-def _prompt_text(prompt: str | None, file: Path | None, *, chat: bool) -> str | None:
-    """Return the prompt from its one source; a conversation needs none."""
+def prompt_text(prompt: str | None, file: Path | None, *, chat: bool = False) -> str | None:
+    """Return the prompt from its one source; a conversation needs none.
+
+    Raises:
+        UsageError: none or two, a file that cannot be read, or what is not text.
+    """
     if prompt is not None and file is not None:
         raise UsageError("PROMPT and --file are both given; give one of them.")
     if chat and (file is not None or prompt == "-"):
@@ -288,8 +295,18 @@ def _refuse_contradictions(
             raise UsageError(f"{one} and {other} exclude each other; leave one of them out.")
 
 
-def _config(text: str | None, nodes: int | None, draft_model: str | None, verification: str | None) -> dict[str, Any]:
-    """Return the speculative options of the flags that hold them."""
+def speculative_options(
+    text: str | None,
+    nodes: int | None = None,
+    draft_model: str | None = None,
+    verification: str | None = None,
+    memory: str | None = None,
+) -> dict[str, Any]:
+    """Return the speculative options of the flags that hold them.
+
+    Raises:
+        UsageError: text that is no JSON object, or two values for one option.
+    """
     try:
         config = json.loads(text) if text is not None else {}
     except ValueError as error:
@@ -302,6 +319,7 @@ def _config(text: str | None, nodes: int | None, draft_model: str | None, verifi
         ("--num-speculative-tokens", "num_speculative_tokens", nodes),
         ("--draft-model", "model", draft_model),
         ("--verification", "verification", verification),
+        ("--memory", "memory", memory),
     ):
         if value is not None and config.setdefault(name, value) != value:
             raise UsageError(f"{flag} is {value} and --speculative-config says {config[name]}; give one of them.")

@@ -24,6 +24,7 @@ _FADE = 0.8  # what is left of the evidence against drafting after a rest
 _REFERENCE_EVERY, _FIRST_REFERENCE = 64, 4  # drafted steps between plain ones taken for reference, and before the first
 _MOST_WORTHLESS = 8  # drafts in a row without a node worth verifying, before drafting rests
 _SHORTEST_REST, _LONGEST_REST = 8, 128  # plain steps before drafting is tried again
+_FEWEST_ASKED = 16  # nodes asked for at least: fewer would hardly be drafted quicker
 _MOST_BESIDE = 16  # plain passes that the rest of a step may take before it is put down to something else
 
 
@@ -38,8 +39,9 @@ class MeasuredControl:
     The expected tokens of the best n nodes are 1 plus the sum of their chances, where a node's chance is the share of
     nodes with a like score that the target accepted so far; their time is the curve's, scaled by how fast passes have
     been running of late, plus what drafting costs beside the pass. A plain step now and then shows what plain steps
-    cost today. When drafted steps have been giving fewer tokens per second, or draft after draft is worth no node,
-    steps are plain, and drafting is tried again at growing intervals, so that trying costs little.
+    cost today. As drafting more takes longer, about twice as many nodes are asked for as were worth it of late, and
+    more again once all of them were. When drafted steps have been giving fewer tokens per second, or draft after draft
+    is worth no node, steps are plain, and drafting is tried again at growing intervals, so that trying costs little.
 
     Args:
         curve: the target's cost by rows.
@@ -51,6 +53,7 @@ class MeasuredControl:
         self._most_nodes = most_nodes
         self._seen = np.full(_SCORE_BINS, _PRIOR_NODES)
         self._accepted = _PRIOR_NODES * _PRIOR_CHANCES
+        self._worth = float(most_nodes)  # nodes worth verifying, smoothed
         self._pace = 1.0  # seconds of a drafted pass / those of the curve, smoothed
         self._plain_pace: float | None = None  # the same of plain passes, once there was one
         self._since_plain = _REFERENCE_EVERY - _FIRST_REFERENCE
@@ -64,7 +67,7 @@ class MeasuredControl:
         """Return the largest draft worth proposing; none while drafting rests."""
         if depth <= 0 or self._rest > 0 or self._since_plain >= _REFERENCE_EVERY:
             return Budget(0, max(depth, 0))
-        return Budget(self._most_nodes, depth)
+        return Budget(min(self._most_nodes, max(_FEWEST_ASKED, int(2 * self._worth))), depth)
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
         """Cut a draft to the number of nodes with the best expected tokens per second."""
@@ -78,6 +81,7 @@ class MeasuredControl:
         seconds = self._pace * self._cost[2 : len(chances) + 2] + self._beside_drafted
         rates = np.concatenate([[1.0 / self._plain_seconds()], tokens / seconds])
         best = int(np.argmax(rates))
+        self._worth = min(2.0 * best, self._most_nodes) if best >= budget.nodes else 0.9 * self._worth + 0.1 * best
         self._worthless = self._worthless + 1 if best == 0 else 0
         if self._worthless >= _MOST_WORTHLESS:
             self._give_up_for_now()

@@ -1,0 +1,191 @@
+"""The account of one text: which sources drafted, what came of it, and what was believed beforehand.
+
+Listens to a drafter at work; changes neither drafts nor text. Does not know how drafts are made.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from foredraft.api import Generator, Prompt
+from foredraft.bench.recording import RecordedDrafter
+from foredraft.contracts import CostCurve, Draft, StepRecord, Verdict
+from foredraft.generation import Generation
+from foredraft.graph.tree import depths
+
+BINS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Edges of the bins of estimated acceptance."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAccount:
+    """What one source drafted.
+
+    Attributes:
+        name: its name.
+        drafted: nodes that were verified.
+        accepted: of them, tokens of the text.
+    """
+
+    name: str
+    drafted: int
+    accepted: int
+
+    @property
+    def wasted(self) -> int:
+        """Nodes that were verified for nothing."""
+        return self.drafted - self.accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """Nodes of about the same estimate: a drafter is calibrated where `believed` is `happened`.
+
+    Attributes:
+        low: least estimate that the path down to a node is accepted.
+        high: the greatest.
+        nodes: how many were verified.
+        believed: their mean estimate; NaN without nodes.
+        happened: share that was accepted; NaN without nodes.
+    """
+
+    low: float
+    high: float
+    nodes: int
+    believed: float
+    happened: float
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One text's account.
+
+    Attributes:
+        generation: what was written.
+        sources: by source, in the drafter's order.
+        reliability: by bins of estimates; all empty for a drafter that gives none.
+        plain_steps: steps without a draft.
+        tokens_believed: of a step with a draft, by the drafter's own estimates; NaN where it gives none.
+        tokens_happened: of a step with a draft; NaN where there was none.
+        plain_milliseconds_believed: of a forward pass of one row, by the measured curve.
+        plain_milliseconds_happened: in this text's plain steps; NaN where there was none.
+        drafted_milliseconds_believed: of the passes with drafts, by the curve.
+        drafted_milliseconds_happened: in this text.
+        beside_milliseconds: of a step with a draft, everything but its forward pass.
+    """
+
+    generation: Generation
+    sources: tuple[SourceAccount, ...]
+    reliability: tuple[Reliability, ...]
+    plain_steps: int
+    tokens_believed: float
+    tokens_happened: float
+    plain_milliseconds_believed: float
+    plain_milliseconds_happened: float
+    drafted_milliseconds_believed: float
+    drafted_milliseconds_happened: float
+    beside_milliseconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures by name, None for what there was none of, without the steps."""
+        figures = {name: value for name, value in asdict(self).items() if name != "generation"}
+        figures["statistics"] = self.generation.statistics.as_dict()
+        return {name: None if value != value else value for name, value in figures.items()}  # noqa: PLR0124  # NaN
+
+
+def account_for(generator: Generator, prompt: Prompt, options: Mapping[str, Any]) -> Account:
+    """Write a text and account for it.
+
+    Args:
+        generator: ready.
+        prompt: as `Generator.generate` takes it.
+        options: generation arguments.
+
+    Raises:
+        UsageError: what cannot be honoured.
+    """
+    drafter = generator.drafter
+    listening = RecordedDrafter(drafter)
+    generator.drafter = listening
+    try:
+        generation = generator.generate(prompt, **options)
+    finally:
+        generator.drafter = drafter
+    return make_account(generation, listening.verdicts, tuple(listening.source_names), generator.cost)
+
+
+def make_account(
+    generation: Generation, verdicts: Sequence[Verdict], names: tuple[str, ...], curve: CostCurve
+) -> Account:
+    """Add up the verdicts of a text.
+
+    Args:
+        generation: the text.
+        verdicts: of every step, in order.
+        names: of the sources.
+        curve: what passes cost.
+    """
+    drafted = [verdict for verdict in verdicts if len(verdict.draft)]
+    scored = [verdict for verdict in drafted if verdict.draft.score is not None]
+    steps = [(step, step.drafted) for step in generation.steps]
+    with_draft = [step for step, nodes in steps if nodes]
+    plain = [step for step, nodes in steps if not nodes]
+    seconds = curve.table(max((nodes for _, nodes in steps), default=0) + 1)
+    return Account(
+        generation=generation,
+        sources=_sources(drafted, names),
+        reliability=_reliability(scored),
+        plain_steps=len(plain),
+        tokens_believed=_mean(_believed_tokens(verdict.draft) for verdict in scored),
+        tokens_happened=_mean(len(step.emitted) for step in with_draft),
+        plain_milliseconds_believed=1e3 * float(seconds[1]),
+        plain_milliseconds_happened=_mean(_forward_ms(step) for step in plain),
+        drafted_milliseconds_believed=_mean(1e3 * float(seconds[step.drafted + 1]) for step in with_draft),
+        drafted_milliseconds_happened=_mean(_forward_ms(step) for step in with_draft),
+        beside_milliseconds=_mean(sum(step.nanoseconds.values()) / 1e6 - _forward_ms(step) for step in with_draft),
+    )
+
+
+def _believed_tokens(draft: Draft) -> float:
+    """Return the expected tokens of a step: its own one, and at most as many drafted ones as the draft is deep."""
+    score = draft.score if draft.score is not None else np.empty(0, np.float32)
+    return 1.0 + min(float(score.sum()), float(depths(draft.parents).max(initial=0)))
+
+
+def _sources(verdicts: Iterable[Verdict], names: tuple[str, ...]) -> tuple[SourceAccount, ...]:
+    drafted, accepted = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
+    for verdict in verdicts:
+        source = verdict.draft.source
+        source = np.zeros(len(verdict.draft), np.uint8) if source is None else source
+        drafted += np.bincount(source, minlength=len(names))
+        accepted += np.bincount(source[list(verdict.path)], minlength=len(names))
+    rows = zip(names, drafted.tolist(), accepted.tolist(), strict=True)
+    return tuple(SourceAccount(*row) for row in rows)
+
+
+def _reliability(verdicts: Iterable[Verdict]) -> tuple[Reliability, ...]:
+    scores: list[float] = []
+    accepted: list[bool] = []
+    for verdict in verdicts:
+        assert verdict.draft.score is not None
+        scores += verdict.draft.score.tolist()
+        accepted += np.isin(np.arange(len(verdict.draft)), verdict.path).tolist()
+    bins = np.clip(np.searchsorted(BINS, scores, side="right") - 1, 0, len(BINS) - 2)
+    found = []
+    for number, (low, high) in enumerate(itertools.pairwise(BINS)):
+        inside = np.flatnonzero(bins == number)
+        believed, happened = _mean(scores[i] for i in inside), _mean(accepted[i] for i in inside)
+        found.append(Reliability(low, high, len(inside), believed, happened))
+    return tuple(found)
+
+
+def _forward_ms(step: StepRecord) -> float:
+    return step.nanoseconds["forward"] / 1e6
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return float(np.mean(found)) if found else float("nan")

@@ -1,0 +1,102 @@
+"""`foredraft explain`: write a text, and account for its drafts: who guessed what, what was wasted, what was believed.
+
+Parses and prints; the account is `foredraft.bench.account`.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from foredraft.cli.generate import Job, prompt_text, speculative_options
+from foredraft.cli.screen import Ink, wants_color, working
+
+if TYPE_CHECKING:
+    from foredraft.api import Generator
+    from foredraft.bench.account import Account
+
+
+def explain(
+    prompt: Annotated[str | None, typer.Argument(help="What to continue or answer; - reads standard input")] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the prompt from this file")] = None,
+    model: Annotated[str, typer.Option(help="demo (embedded), demo-draft, a hub id, or a folder")] = "demo",
+    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's")] = "auto",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, auto (spread); else the first GPU or the CPU")] = None,
+    method: Annotated[str | None, typer.Option(help="How to draft; see foredraft methods")] = None,
+    speculative_config: Annotated[str | None, typer.Option(help="The method's options, as a JSON object")] = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(help="Draft this many a step; else as many as the measured cost repays")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens at most")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the sampling")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object")] = False,
+    color: Annotated[
+        bool | None, typer.Option("--color/--no-color", help="Colour drafted tokens; else on a terminal only")
+    ] = None,
+) -> None:
+    """Write a text and say which sources drafted it, what each contributed, what was wasted, and what was believed."""
+    text = prompt_text(prompt, file) or ""
+    options = {"max_new_tokens": max_new_tokens, "seed": seed}
+    job = Job(
+        model, dtype, device, method, speculative_options(speculative_config, num_speculative_tokens),
+        {**options, "temperature": temperature} if temperature else options,
+        None, color=wants_color(color), raw=False, as_json=as_json,
+    )  # fmt: skip
+    generator = job.load()
+    with working("writing"):
+        from foredraft.bench.account import account_for
+
+        account = account_for(generator, job.worded(generator, text), job.options)
+    if as_json:
+        typer.echo(json.dumps({"text": account.generation.text, **account.as_dict()}))
+        return
+    _write(generator, account, job.color)
+    _print(account)
+
+
+def _write(generator: "Generator", account: "Account", color: bool) -> None:
+    """Write the text again, now that it is whole, each token in the colour of who guessed it."""
+    from foredraft.generation import Piece
+    from foredraft.text import TextStream
+
+    ink, stream = Ink(color, generator.drafter.source_names), TextStream(generator.tokenizer)
+    for step in account.generation.steps:
+        for token, source in zip(step.emitted, step.sources, strict=True):
+            ink.write(Piece(stream.push(token), token, source))
+    ink.write(Piece(stream.finish(), -1, None))
+    ink.finish()
+    ink.legend()
+
+
+def _print(account: "Account") -> None:
+    console, counts = Console(highlight=False), account.generation.statistics
+    console.print(
+        f"{counts.emitted} tokens in {counts.steps} steps, {account.plain_steps} of them without a draft: "
+        f"{counts.tokens_per_target_step:.2f} tokens a step, {1e3 * counts.decode_seconds_per_token:.2f} ms a token"
+    )
+    table = Table("source", "drafted", "accepted", "wasted", title="who drafted")
+    for source in account.sources:
+        table.add_row(source.name, str(source.drafted), str(source.accepted), str(source.wasted))
+    console.print(table)
+    if any(each.nodes for each in account.reliability):
+        table = Table("estimate", "nodes", "believed", "accepted", title="how far estimates were right")
+        for each in account.reliability:
+            if each.nodes:
+                table.add_row(
+                    f"{each.low:g} to {each.high:g}", str(each.nodes), f"{each.believed:.2f}", f"{each.happened:.2f}"
+                )
+        console.print(table)
+    table = Table("", "believed", "happened", title="what steps cost and gave")
+    rows = (
+        ("tokens of a step with a draft", account.tokens_believed, account.tokens_happened),
+        ("ms of a plain pass", account.plain_milliseconds_believed, account.plain_milliseconds_happened),
+        ("ms of a pass with a draft", account.drafted_milliseconds_believed, account.drafted_milliseconds_happened),
+        ("ms beside a pass with a draft", float("nan"), account.beside_milliseconds),
+    )
+    for name, *figures in rows:
+        table.add_row(name, *("-" if figure != figure else f"{figure:.2f}" for figure in figures))  # noqa: PLR0124  # NaN
+    console.print(table)
