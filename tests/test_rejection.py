@@ -15,9 +15,9 @@ from scipy import stats
 
 import foredraft.engine.state as state_module
 from foredraft import rejection
+from foredraft.bench.method import parse_method
 from foredraft.bench.prove import prove
-from foredraft.bench.runner import parse_method
-from foredraft.contracts import Budget, CostCurve, Draft, DraftContext, Scores, SequenceView
+from foredraft.contracts import Budget, CostCurve, Draft, DraftContext, Scores
 from foredraft.control import ConfidenceOptions, ConfidenceRule, FixedControl, MeasuredControl, StoppingControl, cut
 from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
@@ -25,7 +25,7 @@ from foredraft.engine.step import check_draft
 from foredraft.errors import UsageError
 from foredraft.graph.tree import chain_parents, path_to
 from foredraft.rejection import SeededChance, as_drawn, choose_token, draw_siblings, one_hot, residual
-from foredraft.sampling import Sampler, SamplingOptions, distribution, filter_row, gumbel_noise, penalize, philox
+from foredraft.sampling import Sampler, SamplingOptions, distribution, gumbel_noise, philox
 from foredraft.testing import (
     VOCABULARY,
     DrawingDrafter,
@@ -36,47 +36,12 @@ from foredraft.testing import (
     checks,
     logits_of,
 )
+from foredraft.testing.enumeration import PROMPT, Setting, TableTarget, World, distance, drawn_tree, outcomes
 from foredraft.verify import verify
 
-PROMPT = np.array([1, 0], np.int64)
 EXACT = 1e-9
 LEAST_P = 1e-4
 """Seeds are fixed, so a test either always passes or always fails; a sound one had a chance of 1e-4 to fail."""
-
-
-class Script:
-    """Chance that follows written choices, then takes the first option, noting the others and their probabilities."""
-
-    def __init__(self, choices):
-        self._choices = choices
-        self._asked = 0
-        self.probability = 1.0
-        self.others = []
-
-    def _choose(self, options):
-        options = [(value, probability) for value, probability in options if probability > 0]
-        if self._asked == len(self._choices):
-            self.others += [[*self._choices, index] for index in range(1, len(options))]
-            self._choices = [*self._choices, 0]
-        value, probability = options[self._choices[self._asked]]
-        self._asked += 1
-        self.probability *= probability
-        return value
-
-    def accept(self, probability):
-        return self._choose([(True, probability), (False, 1.0 - probability)])
-
-    def draw(self, distribution):
-        return self._choose(enumerate(distribution.tolist()))
-
-
-def outcomes(run):
-    """Yield what `run(chance)` returns for everything that chance can do, each with its probability."""
-    unexplored = [[]]
-    while unexplored:
-        script = Script(unexplored.pop())
-        yield run(script), script.probability
-        unexplored += script.others
 
 
 def test_the_enumeration_goes_through_every_outcome():
@@ -94,15 +59,6 @@ def favours_the_sum(ids, scores):
     return changed
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """How tokens are chosen, by target and draft model alike; the draft model does not know the processors."""
-
-    sampling: SamplingOptions
-    processors: tuple = ()
-    eos: tuple = ()
-
-
 def sampled(**options):
     return SamplingOptions(do_sample=True, **options)
 
@@ -117,104 +73,10 @@ SETTINGS = {
 }
 
 
-class World:
-    """A target and a draft model that are tables of random scores, on a few tokens."""
-
-    def __init__(self, vocabulary, setting):
-        self.vocabulary = vocabulary
-        self.setting = setting
-        self._rows = {}
-
-    def row(self, who, prefix):
-        key = (who, *prefix)
-        if key not in self._rows:
-            generator = np.random.default_rng([self.vocabulary, *key])
-            self._rows[key] = generator.normal(0, 1.2, self.vocabulary).astype(np.float32)
-        return self._rows[key]
-
-    def draft_logits(self, ids):
-        return self.row(2, ids.tolist())
-
-    def drafter(self, widths, chance=None):
-        return DrawingDrafter(self.draft_logits, widths, chance)
-
-    def conditional(self, text):
-        """What plain decoding draws behind the prompt and `text` from, without any of the code under test."""
-        sampling, prefix = self.setting.sampling, np.array([*PROMPT, *text], np.int64)
-        row = self.row(1, prefix.tolist()).copy()
-        if sampling.repetition_penalty != 1:
-            penalize(row, prefix, sampling.repetition_penalty)
-        for processor in self.setting.processors:
-            row = processor(torch.from_numpy(prefix)[None], torch.from_numpy(row)[None])[0].numpy()
-        if not sampling.do_sample:
-            return np.eye(self.vocabulary)[row.argmax()]
-        weights = filter_row(row, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        return weights.astype(np.float64) / weights.astype(np.float64).sum()
-
-    def going_on(self, law, length):
-        """The law of the first `length` tokens where plain decoding goes on behind each text of `law`."""
-        whole = {}
-        unfinished = list(law.items())
-        while unfinished:
-            text, probability = unfinished.pop()
-            if len(text) >= length or (text and text[-1] in self.setting.eos):
-                whole[text[:length]] = whole.get(text[:length], 0.0) + probability
-                continue
-            following = self.conditional(text)
-            unfinished += [((*text, token), probability * share) for token, share in enumerate(following) if share > 0]
-        return whole
-
-    def scores(self, draft):
-        paths = [draft.tokens[path_to(draft.parents, node)].tolist() for node in range(-1, len(draft))]
-        return Scores(torch.from_numpy(np.stack([self.row(1, [*PROMPT.tolist(), *path]) for path in paths])))
-
-    def emitted(self, draft, scores, chance):
-        """What one step emits, through the engine's own state and verifier."""
-        setting = self.setting
-        seq = SequenceState(
-            PROMPT, None, setting.sampling, max_new_tokens=99, processors=setting.processors, eos=setting.eos,
-            verification="rejection", chance=lambda position: chance,
-        )  # fmt: skip
-        return verify(draft, scores, seq, len(PROMPT) - 1).tokens
-
-
-def distance(world, drafts, length=3):
-    """How far the law of a step's text is from the target's, by the worst text.
-
-    Args:
-        world: target and draft model.
-        drafts: each draft that can be drawn, with its probability.
-        length: of the texts whose laws are compared.
-    """
-    law = {}
-    for draft, drawn in drafts:
-        scores = world.scores(draft)
-        for tokens, decided in outcomes(
-            lambda chance, draft=draft, scores=scores: world.emitted(draft, scores, chance)
-        ):
-            law[tokens] = law.get(tokens, 0.0) + drawn * decided
-    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
-    actual, expected = world.going_on(law, length), world.going_on({(): 1.0}, length)
-    assert not world.setting.sampling.do_sample or any(len(tokens) > 1 for tokens in law), "something must be accepted"
-    return max(abs(actual.get(text, 0.0) - expected.get(text, 0.0)) for text in actual.keys() | expected.keys())
-
-
 def draft_of(nodes):
     """Build a draft from (parent, token, row of q)."""
     parents, tokens, rows = zip(*nodes, strict=True)
     return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), q=np.stack(rows))
-
-
-def drawn_tree(world, widths):
-    context = DraftContext(world.vocabulary, settings=dataclasses.asdict(world.setting.sampling))
-
-    def draw(chance):
-        drafting = world.drafter(widths, lambda proposal: chance).open(context)
-        draft = drafting.propose(SequenceView(PROMPT, len(PROMPT)), Budget(99, 99))
-        draft.check()
-        return draft
-
-    return outcomes(draw)
 
 
 CASES = [
@@ -336,19 +198,6 @@ def test_whole_texts_keep_the_targets_law_exactly(nodes, widths, name):
         law[tokens] = law.get(tokens, 0.0) + probability
     expected = world.going_on({(): 1.0}, 3)
     assert max(abs(law.get(key, 0.0) - expected.get(key, 0.0)) for key in law.keys() | expected.keys()) < EXACT
-
-
-class TableTarget(ToyTarget):
-    """A toy target that knows the scores of a `World`; texts are short enough to be seen whole."""
-
-    _ORDER = 99
-
-    def __init__(self, world):
-        super().__init__(world.vocabulary)
-        self._world = world
-
-    def _row(self, last):
-        return self._world.row(1, last.tolist())
 
 
 # --- plants: mistakes that the enumeration must find

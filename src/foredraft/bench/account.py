@@ -12,17 +12,8 @@ from typing import Any
 import numpy as np
 
 from foredraft.api import Generator, Prompt
-from foredraft.contracts import (
-    Budget,
-    CostCurve,
-    Draft,
-    DraftContext,
-    Drafter,
-    Drafting,
-    SequenceView,
-    StepRecord,
-    Verdict,
-)
+from foredraft.bench.recording import RecordedDrafter
+from foredraft.contracts import CostCurve, Draft, StepRecord, Verdict
 from foredraft.generation import Generation
 from foredraft.graph.tree import depths
 
@@ -109,41 +100,6 @@ class Account:
         }
 
 
-class ListeningDrafter:
-    """A drafter that notes every verdict that the one inside is told."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
-        self.name = drafter.name
-        self.needs = drafter.needs
-        self.source_names = drafter.source_names
-        self.verdicts: list[Verdict] = []
-
-    def open(self, context: DraftContext) -> "ListeningDrafting":
-        """Begin drafting for one sequence."""
-        return ListeningDrafting(self._drafter.open(context), self.verdicts)
-
-
-class ListeningDrafting:
-    """One sequence's drafting, overheard."""
-
-    def __init__(self, drafting: Drafting, verdicts: list[Verdict]) -> None:
-        self._drafting, self._verdicts = drafting, verdicts
-
-    def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Return what the drafter proposes."""
-        return self._drafting.propose(view, budget)
-
-    def observe(self, verdict: Verdict) -> None:
-        """Note the verdict, and hand it on."""
-        self._verdicts.append(verdict)
-        self._drafting.observe(verdict)
-
-    def close(self) -> None:
-        """Close the drafter's drafting."""
-        self._drafting.close()
-
-
 def account_for(generator: Generator, prompt: Prompt, options: Mapping[str, Any]) -> Account:
     """Write a text and account for it.
 
@@ -156,8 +112,8 @@ def account_for(generator: Generator, prompt: Prompt, options: Mapping[str, Any]
         UsageError: what cannot be honoured.
     """
     drafter = generator.drafter
-    listening = ListeningDrafter(drafter)
-    generator.drafter = listening  # type: ignore[assignment]  # its name is that of the drafter inside
+    listening = RecordedDrafter(drafter)
+    generator.drafter = listening
     try:
         generation = generator.generate(prompt, **options)
     finally:

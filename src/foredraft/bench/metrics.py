@@ -3,7 +3,7 @@
 Knows arrays of counts and seconds; does not know who made them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,9 @@ import numpy.typing as npt
 
 LOOP_SHARE = 0.2
 """Outputs with a larger share of repeated 8-grams count as looping: loops flatter every n-gram drafter."""
+
+LEAST_PAIRS = 4
+"""Fewer pairs than this resample to next to nothing, and an interval from them would say more than is known."""
 
 FloatVector = npt.NDArray[np.float64]
 
@@ -27,8 +30,8 @@ class Ratio:
 
     Attributes:
         value: of all pairs.
-        low: 2.5% quantile over resampled pairs.
-        high: 97.5% quantile.
+        low: 2.5% quantile over resampled pairs; 0 where there are too few to resample.
+        high: 97.5% quantile; infinity where there are too few.
     """
 
     value: float
@@ -38,6 +41,10 @@ class Ratio:
     def __str__(self) -> str:
         """Return the value and the interval, as in `1.23 [1.20, 1.27]`."""
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+NO_RATIO = Ratio(float("nan"), float("nan"), float("nan"))
+"""What can be said of no pairs."""
 
 
 def speed_up(
@@ -58,13 +65,28 @@ def speed_up(
         resamples: bootstrap draws.
     """
     if not len(seconds):
-        return Ratio(float("nan"), float("nan"), float("nan"))
+        return NO_RATIO
 
     def ratio(pick: npt.NDArray[np.int64]) -> FloatVector:
         base = base_seconds[pick].sum(-1) / base_tokens[pick].sum(-1)
         own = seconds[pick].sum(-1) / tokens[pick].sum(-1)
         return np.asarray(base / own)
 
-    draws = np.random.default_rng(0).integers(0, len(seconds), (resamples, len(seconds)))
-    low, high = np.quantile(ratio(draws), [0.025, 0.975])
-    return Ratio(float(ratio(np.arange(len(seconds)))), float(low), float(high))
+    return _resampled(ratio, len(seconds), resamples)
+
+
+def mean_speed_up(ratios: FloatVector, *, resamples: int = 2000) -> Ratio:
+    """Return the geometric mean of the prompts' own speed-ups, float64[P]: each prompt counts the same."""
+    if not len(ratios):
+        return NO_RATIO
+    logs = np.log(ratios)
+    return _resampled(lambda pick: np.asarray(np.exp(logs[pick].mean(-1))), len(ratios), resamples)
+
+
+def _resampled(figure: Callable[[npt.NDArray[np.int64]], FloatVector], count: int, resamples: int) -> Ratio:
+    value = float(figure(np.arange(count)))
+    if count < LEAST_PAIRS:
+        return Ratio(value, 0.0, float("inf"))
+    draws = np.random.default_rng(0).integers(0, count, (resamples, count))
+    low, high = np.quantile(figure(draws), [0.025, 0.975])
+    return Ratio(value, float(low), float(high))

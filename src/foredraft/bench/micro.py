@@ -5,14 +5,20 @@ Knows the clock and the generator's surface.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
+import torch
 
 from foredraft.api import Generator
+from foredraft.bench.method import Method, use
 from foredraft.bench.replay import replay
-from foredraft.bench.runner import Method, use
 from foredraft.contracts import TokenIds
+from foredraft.model.cost import ROWS
+from foredraft.model.target import TorchTarget
 
+VERIFIED_ROWS = (*ROWS, 96, 128)
+_PREFILLED = 512
 PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")
 
 
@@ -49,6 +55,21 @@ def step_cost(generator: Generator, method: Method, prompt: str, tokens: int = 1
         tuple(np.median(times, axis=0).tolist()),
         float(np.median(times.sum(axis=1) - times[:, forward])),
     )
+
+
+def prefill_rate(target: TorchTarget, repeats: int = 5) -> tuple[int, float]:
+    """Return how many tokens were prefilled at a time, and the tokens a second of the quickest of `repeats`."""
+    count = min(_PREFILLED, (target.window or _PREFILLED + 1) - 1)
+    ids = np.arange(count, dtype=np.int64) % target.vocabulary
+    seconds = []
+    for _ in range(repeats):
+        cache = target.new_cache()
+        start = perf_counter()
+        target.prefill(ids, cache)
+        if target.device.type == "cuda":
+            torch.cuda.synchronize(target.device)
+        seconds.append(perf_counter() - start)
+    return count, count / min(seconds)
 
 
 @dataclass(frozen=True, slots=True)

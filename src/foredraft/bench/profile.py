@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from foredraft.api import Generator
-from foredraft.bench.runner import BASE, Method, prepared
+from foredraft.bench.method import BASE, Method, prepared
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import StepRecord
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from foredraft.api import Generator
-from foredraft.bench.runner import Method, use
+from foredraft.bench.method import PEER, Method, use
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError
@@ -74,6 +74,11 @@ class Proof:
         return all(difference.near_tie for difference in self.differences)
 
 
+def keeps_tokens(method: Method, settings: Mapping[str, Any], vocabulary: int) -> bool:
+    """Say whether a method promises the tokens of plain decoding: always, but for sampling under rejection."""
+    return method.verification == "matched" or not GenerationOptions.parse(settings).sampling(vocabulary).do_sample
+
+
 def prove(
     generator: Generator,
     methods: Sequence[Method],
@@ -94,14 +99,16 @@ def prove(
         done: called after each text.
 
     Raises:
-        UsageError: a method that samples under rejection, whose text differs by design.
+        UsageError: a method that samples under rejection, whose text differs by design, or the peer, which is not ours.
     """
-    samples = GenerationOptions.parse(settings).sampling(generator.target.vocabulary).do_sample
-    if samples and (apart := [method.label for method in methods if method.verification == "rejection"]):
-        raise UsageError(
-            f"{apart[0]} samples under rejection, which keeps the law of the text and not its tokens; compare it "
-            "without sampling (--temperature 0)."
-        )
+    for method in methods:
+        if method.name == PEER:
+            raise UsageError("transformers is not proved here; `foredraft bench run` compares its texts with ours.")
+        if not keeps_tokens(method, settings, generator.target.vocabulary):
+            raise UsageError(
+                f"{method.label} samples under rejection, which keeps the law of the text and not its tokens; compare "
+                "it without sampling (--temperature 0)."
+            )
     arguments = [{**settings, "seed": seed + prompt.number} for prompt in prompts]
     plain = []
     generator.use("none")

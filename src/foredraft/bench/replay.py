@@ -6,6 +6,7 @@ with are accepted. Knows drafters and ids; the only text it reads is a file of r
 
 import gzip
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,15 @@ def replay(drafter: Drafter, texts: Sequence[tuple[TokenIds, TokenIds]], nodes: 
     tokens = sum(len(output) for _, output in texts)
     macro = float(np.mean(ratios)) if ratios else 0.0
     return ReplayResult(len(texts), tokens, steps, drafted, accepted, macro, np.array(times, np.int64))
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process has in use now, mapped pages included; 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def replay_steps(

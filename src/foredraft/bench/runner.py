@@ -1,287 +1,298 @@
-"""Paired runs: every method on the same prompts in the same process, in random order, against plain decoding.
+"""Paired runs: every method on the same prompts in the same process, in random order, beside plain decoding.
 
-Knows the generator's surface and prompts. Does not know how methods work, and prints nothing.
+Knows prompts, methods and where cells go. Does not know how methods work, and prints nothing. Plain decoding is written
+anew for each prompt that has a cell to measure, so that a pair never spans two processes; whatever order a prompt's
+methods run in follows from the seed and the prompt alone, so a run that was killed and resumed is the same run.
 """
 
-import json
+import hashlib
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 
 from foredraft.api import Generator
-from foredraft.bench.metrics import LOOP_SHARE, Ratio, repeated_share, speed_up
+from foredraft.bench.cell import Cell, CellFolder, Place, Writing, settings_name
+from foredraft.bench.environment import Environment, describe_environment, differences
+from foredraft.bench.method import BASE, Method, check_labels, cold_and_warm
 from foredraft.bench.tasks import TaskPrompt
-from foredraft.contracts import Verification
-from foredraft.errors import UsageError
-from foredraft.generation import Generation
-from foredraft.speculation import take_amount, take_verification
+from foredraft.bench.writer import Write, Written, make_ready
+from foredraft.contracts import TokenIds
+from foredraft.errors import StoreError, UsageError
 
-BASE = "none"
-PEER = "transformers"
-"""The pseudo-method that runs transformers' own `generate`."""
+_ATTEMPTS = 3
+"""A prompt whose pairs are noisy is written again, all its methods together, this often in all at most."""
+_WARM_TEXTS = 32
+"""A warm drafter has read at most this many of the task's earlier texts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
-    """A method and its options, as a column of the comparison.
+class Plan:
+    """What to measure.
 
     Attributes:
-        label: what it is called in the report.
-        name: the method, or `transformers` for the peer.
-        options: the method's own.
-        nodes: drafted nodes a step, or their cap; None follows the measured cost, or what `control` does without.
-        control: the name of a control; None for the one that `nodes` implies.
-        control_options: the control's own.
-        verification: "matched" or "rejection"; under the latter sampled texts differ from plain decoding's.
+        model: as the user calls it.
+        methods: the columns; plain decoding is always run beside them, and is a column only if it is among them.
+        prompts: what to write about.
+        settings: generation arguments, one mapping for each setting, each with `max_new_tokens` and `seed`.
     """
 
-    label: str
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    nodes: int | None = None
-    control: str | None = None
-    control_options: Mapping[str, Any] | None = None
-    verification: Verification = "matched"
+    model: str
+    methods: Sequence[Method]
+    prompts: Sequence[TaskPrompt]
+    settings: Sequence[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class Account:
+    """What a run came to.
+
+    Attributes:
+        cells: all of the plan's, those found and those measured.
+        found: how many were there already.
+        replaced: sentences on cells that were damaged, failed or of another prompt, and were measured again.
+        seconds: of the measuring loop by the clock, warm-up apart.
+        writing_seconds: of them, spent in writing texts; the rest is the harness, a warm drafter's reading included.
+        texts: by setting, pairs of prompt ids and plain decoding's ids, int64[n] each.
+    """
+
+    cells: list[Cell] = field(default_factory=list)
+    found: int = 0
+    replaced: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    writing_seconds: float = 0.0
+    texts: dict[str, list[tuple[TokenIds, TokenIds]]] = field(default_factory=dict)
 
     @property
-    def amount(self) -> dict[str, Any]:
-        """How much to draft, as `Generator.use` and `attach` take it."""
-        return {"nodes": self.nodes, "control": self.control, "control_options": self.control_options}
+    def harness_share(self) -> float:
+        """The share of the loop's time that was not spent in writing texts."""
+        return 1 - self.writing_seconds / self.seconds if self.seconds else 0.0
+
+    @property
+    def failures(self) -> list[Cell]:
+        """The cells whose method raised."""
+        return [cell for cell in self.cells if cell.failure]
 
 
-def parse_method(text: str) -> Method:
-    """Read a method as the command line gives it: `NAME` or `NAME:{"option": value, ...}`.
-
-    `num_speculative_tokens`, `control` and `control_options` among the options say how much to draft, `verification`
-    how drafts are verified.
-
-    Raises:
-        UsageError: what follows the colon is not a JSON object, or an amount that cannot be honoured.
-    """
-    name, _, rest = text.partition(":")
-    if not rest:
-        return Method(name, name)
-    try:
-        options = json.loads(rest)
-    except ValueError as error:
-        raise UsageError(f"The options of {name!r} are not JSON ({error}): {rest}") from error
-    if not isinstance(options, dict):
-        raise UsageError(f'The options of {name!r} must be a JSON object such as {{"num_speculative_tokens": 16}}.')
-    amount, verification = take_amount(options), take_verification(options)
-    return Method(text, name, options, **amount, verification=verification)
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One method on one prompt.
-
-    Attributes:
-        task: the prompt's task.
-        number: the prompt's place in it.
-        method: the method's label.
-        tokens: emitted.
-        steps: target forwards after prefill; 0 for the peer, which does not say.
-        drafted: nodes verified.
-        accepted: drafted tokens emitted.
-        decode_seconds: after prefill; the peer's are all its seconds.
-        total_seconds: prefill included.
-        identical: whether the ids are those of plain decoding.
-        first_difference: place of the first id that differs; -1 where none does.
-        repeated: share of repeated 8-grams in the output.
-    """
-
-    task: str
-    number: int
-    method: str
-    tokens: int
-    steps: int
-    drafted: int
-    accepted: int
-    decode_seconds: float
-    total_seconds: float
-    identical: bool
-    first_difference: int
-    repeated: float
-
-
-def run_paired(
-    generator: Generator,
-    methods: Sequence[Method],
-    prompts: Sequence[TaskPrompt],
-    settings: Mapping[str, Any],
-    *,
-    seed: int = 0,
-    done: Callable[[], None] = lambda: None,
-) -> list[Cell]:
-    """Run every method, and plain decoding, on every prompt.
+def run_plan(
+    generator: Generator, plan: Plan, folder: CellFolder | None = None, done: Callable[[], None] = lambda: None
+) -> Account:
+    """Measure what of a plan is not measured yet.
 
     Args:
         generator: loaded; its method is changed as the run goes.
-        methods: without the base, which is always run.
-        prompts: what to write about.
-        settings: generation arguments, the same for all.
-        seed: of the order of methods and of sampling.
-        done: called after each prompt.
+        plan: what to measure.
+        folder: where cells are found and kept; None keeps none.
+        done: called after each turn of each prompt in each setting.
+
+    Raises:
+        UsageError: two columns of one name, an option that cannot be honoured, or a folder with cells of an unlike
+            environment.
+        StoreError: a cell that cannot be written.
     """
-    order = random.Random(seed)  # noqa: S311  # an order of runs, not a secret
-    everyone = [Method(BASE, BASE), *methods]
-    ready = {method.label: _prepared(generator, method) for method in everyone}
-    for method in everyone:  # warm-up, apart: compilation, first allocations, tables
-        ready[method.label](prompts[0].prompt, {**settings, "max_new_tokens": 8, "seed": seed})
-    cells: list[Cell] = []
-    for prompt in prompts:
-        order.shuffle(everyone)
-        arguments = {**settings, "seed": seed + prompt.number}
-        outputs = {method.label: ready[method.label](prompt.prompt, arguments) for method in everyone}
-        base_ids = outputs[BASE].ids
-        cells += [_cell(prompt, label, output, base_ids) for label, output in outputs.items()]
-        done()
-    return cells
+    return _Run(generator, plan, folder).go(done)
 
 
-def use(generator: Generator, method: Method) -> None:
-    """Make the generator draft by `method`."""
-    generator.use(method.name, method.options, **method.amount, verification=method.verification)
+def turns_of(plan: Plan) -> int:
+    """Return how often `run_plan` calls `done`."""
+    return len(plan.settings) * sum(len(prompt.turns) for prompt in plan.prompts)
 
 
-def prepared(generator: Generator, method: Method) -> Callable[[Any, Mapping[str, Any]], Generation]:
-    """Build the method's drafter now; return what writes with it, whatever the generator was used for in between."""
-    use(generator, method)
-    drafter = generator.drafter
+@dataclass(slots=True)
+class _Task:
+    """What is known of a task so far in one setting: its first prompt, and the texts that a warm drafter reads."""
 
-    def write(prompt: Any, arguments: Mapping[str, Any]) -> Generation:
-        generator.attach(method.name, drafter, **method.amount, verification=method.verification)
-        return generator.generate(prompt, **arguments)
-
-    return write
+    first: TaskPrompt
+    texts: list[tuple[TokenIds, TokenIds]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class _Output:
-    ids: tuple[int, ...]
-    steps: int
-    drafted: int
-    accepted: int
-    decode_seconds: float
-    total_seconds: float
+class _Turn:
+    """What is written at one time: a question, plainly and with the methods whose cells are missing."""
+
+    prompt: TaskPrompt
+    number: int
+    said: Any
+    settings: Mapping[str, Any]
+    methods: Sequence[Method]
+    task: _Task
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Generation arguments, with a seed of the prompt's own."""
+        return {**self.settings, "seed": self.settings["seed"] + self.prompt.number}
 
 
-def _prepared(generator: Generator, method: Method) -> Callable[[Any, Mapping[str, Any]], _Output]:
-    if method.name == PEER:
-        return lambda prompt, arguments: _run_peer(generator, prompt, arguments)
-    write = prepared(generator, method)
+class _Run:
+    """One call of `run_plan`."""
 
-    def run(prompt: Any, arguments: Mapping[str, Any]) -> _Output:
+    def __init__(self, generator: Generator, plan: Plan, folder: CellFolder | None) -> None:
+        self._generator = generator
+        self._plan = plan
+        self._folder = folder
+        self._methods = cold_and_warm(plan.methods)
+        check_labels(self._methods)
+        self._environment: Environment = describe_environment(generator.target, plan.model)
+        self._ready: dict[str, Write] = {}
+        self._account = Account()
+
+    def go(self, done: Callable[[], None]) -> Account:
+        prompts = {(prompt.task, prompt.number): prompt for prompt in self._plan.prompts}.values()
+        found = {place: self._read(place, prompt) for place, prompt in self._places(prompts)}
+        if any(cell is None for cell in found.values()):
+            self._warm_up()
         start = perf_counter()
-        result = write(prompt, arguments)
-        total = perf_counter() - start
-        counts = result.statistics
-        return _Output(result.token_ids, counts.steps, counts.drafted, counts.accepted, counts.decode_seconds, total)
+        for settings in self._plan.settings:
+            tasks: dict[str, _Task] = {}
+            for prompt in prompts:
+                task = tasks.setdefault(prompt.task, _Task(prompt))
+                self._measure(prompt, settings, task, found, done)
+        self._account.seconds = perf_counter() - start
+        return self._account
 
-    return run
+    def _places(self, prompts: Any) -> list[tuple[Place, TaskPrompt]]:
+        return [
+            (self._place(settings, prompt, method, turn), prompt)
+            for settings in self._plan.settings
+            for prompt in prompts
+            for turn in range(1, len(prompt.turns) + 1)
+            for method in self._methods
+        ]
+
+    def _place(self, settings: Mapping[str, Any], prompt: TaskPrompt, method: Method, turn: int) -> Place:
+        dtype = self._environment["model"]["dtype"]
+        return Place(self._plan.model, dtype, settings_name(settings), prompt.task, method.label, prompt.number, turn)
+
+    def _read(self, place: Place, prompt: TaskPrompt) -> Cell | None:
+        """Return the cell if it is there and can stand.
+
+        Raises:
+            UsageError: it is of an unlike environment, or of another version.
+        """
+        if self._folder is None:
+            return None
+        try:
+            cell = self._folder.read(place)
+        except StoreError as error:
+            self._account.replaced.append(str(error))
+            return None
+        if cell is None:
+            return None
+        unlike = differences(cell.environment, self._environment)
+        if unlike:
+            raise UsageError(
+                f"{self._folder.folder} holds cells of another environment ({'; '.join(unlike[:3])}), which are not "
+                "compared with this one's; give another folder as --out."
+            )
+        if cell.prompt_hash != _hash(prompt):
+            self._account.replaced.append(f"The cell {place.path()} was of another prompt and is measured again.")
+            return None
+        if cell.failure:
+            self._account.replaced.append(f"The cell {place.path()} had failed and is measured again.")
+            return None
+        self._account.found += 1
+        return cell
+
+    def _warm_up(self) -> None:
+        """Build every drafter and write a little with each: compilation, first allocations, tables, measured costs."""
+        first = self._plan.prompts[0]
+        arguments = {**self._plan.settings[0], "max_new_tokens": 8}
+        for method in [Method(BASE, BASE), *self._methods]:
+            write = make_ready(self._generator, method)
+            self._ready.setdefault(method.label, write)
+            try:
+                write(self._said(first, ()), arguments, ())
+            except Exception:  # noqa: BLE001, S112  # what it does to its cells is recorded there
+                continue
+
+    def _measure(
+        self, prompt: TaskPrompt, settings: Mapping[str, Any], task: _Task, found: Mapping[Place, Cell | None],
+        done: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """Measure the turns of one prompt; each goes on behind plain decoding's answers."""
+        answers: tuple[str, ...] = ()
+        for turn in range(1, len(prompt.turns) + 1):
+            places = {method.label: self._place(settings, prompt, method, turn) for method in self._methods}
+            cells = {label: found[place] for label, place in places.items()}
+            missing = [method for method in self._methods if cells[method.label] is None]
+            if missing:
+                cells |= self._believable(_Turn(prompt, turn, self._said(prompt, answers), settings, missing, task))
+            kept = [cell for cell in cells.values() if cell is not None]
+            self._account.cells += kept
+            done()
+            base = next((cell.base for cell in kept if cell.base is not None), None)
+            if base is None:
+                break  # there is no answer to go on behind
+            text = (self._generator.encode(self._said(prompt, answers)), np.array(base.token_ids, np.int64))
+            self._account.texts.setdefault(settings_name(settings), []).append(text)
+            task.texts = [*task.texts, text][-_WARM_TEXTS:]
+            answers = (*answers, self._generator.tokenizer.decode(base.token_ids, skip_special_tokens=True))
+
+    def _believable(self, turn: _Turn) -> dict[str, Cell]:
+        """Write a turn; where the machine was disturbed, all of it again; keep the last cells."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            cells = {label: replace(cell, attempts=attempt) for label, cell in self._pair(turn).items()}
+            if not any(cell.noisy for cell in cells.values()):
+                break
+        if self._folder is not None:
+            for cell in cells.values():
+                self._folder.write(cell)
+        return cells
+
+    def _pair(self, turn: _Turn) -> dict[str, Cell]:
+        """Write a turn plainly and with every method that is missing, in an order of the turn's own."""
+        prompt, task = turn.prompt, turn.task
+        order: list[Method | None] = [None, *turn.methods]
+        seed = f"{turn.settings['seed']}/{prompt.task}/{prompt.number}/{turn.number}"
+        random.Random(seed).shuffle(order)  # noqa: S311  # an order of runs, not a secret
+        written: dict[str | None, Written | str] = {}
+        for method in order:
+            label = BASE if method is None else method.label
+            written[None if method is None else label] = self._attempt(label, turn)
+        base = written.pop(None)
+        cells = {}
+        for method in turn.methods:
+            own = written[method.label]
+            failed = [each for each in (base, own) if isinstance(each, str)]
+            shown = prompt is task.first and turn.number == 1
+            cells[method.label] = Cell(
+                place=self._place(turn.settings, prompt, method, turn.number),
+                settings=turn.arguments,
+                prompt_hash=_hash(prompt),
+                environment=self._environment,
+                base=_writing(base),
+                own=_writing(own),
+                counts=own.counts if isinstance(own, Written) else None,
+                example=own.steps() if shown and isinstance(own, Written) else (),
+                learned_texts=len(task.texts) if method.memory == "warm" else 0,
+                failure=failed[0] if failed else "",
+            )
+        return cells
+
+    def _attempt(self, label: str, turn: _Turn) -> Written | str:
+        """Write a text; return what it raised, as a sentence, where it did."""
+        try:
+            written = self._ready[label](turn.said, turn.arguments, turn.task.texts)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the other cells go on
+            reason = next(iter(str(error).strip().splitlines()), "")
+            return f"{type(error).__name__}: {reason}"
+        self._account.writing_seconds += written.writing.total_seconds
+        return written
+
+    def _said(self, prompt: TaskPrompt, answers: tuple[str, ...]) -> Any:
+        """Return what the model is given; a model without a chat template gets the plain texts, one after the other."""
+        asked = prompt.asked(answers)
+        if isinstance(asked, str) or getattr(self._generator.tokenizer, "chat_template", None):
+            return asked
+        return "\n\n".join([*(message["content"] for message in asked), ""])
 
 
-@torch.inference_mode()
-def _run_peer(generator: Generator, prompt: Any, arguments: Mapping[str, Any]) -> _Output:
-    ids = torch.from_numpy(generator.encode(prompt))[None].to(generator.target.device)
-    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    options = {name: arguments[name] for name in names if name in arguments}
-    sampled = any(name in options for name in ("temperature", "top_k", "top_p", "min_p"))
-    torch.manual_seed(arguments["seed"])
-    start = perf_counter()
-    output = generator.target.model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=sampled, pad_token_id=0,
-        **({"top_k": 0} if sampled else {}), **options,
-    )  # fmt: skip
-    new = tuple(output[0, ids.shape[1] :].tolist())
-    total = perf_counter() - start
-    return _Output(new, 0, 0, 0, total, total)
+def _writing(written: Written | str) -> Writing | None:
+    return written.writing if isinstance(written, Written) else None
 
 
-def _cell(prompt: TaskPrompt, label: str, output: _Output, base: tuple[int, ...]) -> Cell:
-    same = output.ids == base
-    shorter = min(len(output.ids), len(base))
-    first = next((i for i in range(shorter) if output.ids[i] != base[i]), shorter)
-    return Cell(
-        prompt.task, prompt.number, label, len(output.ids), output.steps, output.drafted, output.accepted,
-        output.decode_seconds, output.total_seconds, same, -1 if same else first, repeated_share(output.ids),
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """One method on one task.
-
-    Attributes:
-        task: its name.
-        method: the label.
-        prompts: how many.
-        identical: how many outputs are those of plain decoding.
-        tokens_per_target_step: micro average; NaN for the peer.
-        nodes_per_step: drafted a step.
-        milliseconds_per_token: decode time; for the peer, all its time.
-        speed_up: paired with plain decoding, decode time per token (for the peer: total time).
-        honest_speed_up: the same over prompts whose plain output does not loop.
-        honest_prompts: how many those are.
-        repeated: mean share of repeated 8-grams in the output.
-    """
-
-    task: str
-    method: str
-    prompts: int
-    identical: int
-    tokens_per_target_step: float
-    nodes_per_step: float
-    milliseconds_per_token: float
-    speed_up: Ratio
-    honest_speed_up: Ratio
-    honest_prompts: int
-    repeated: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures by name, for JSON."""
-        return asdict(self)
-
-
-def summarize_cells(cells: Iterable[Cell]) -> list[Summary]:
-    """Return one summary for each task and method, in order of appearance, plain decoding first."""
-    cells = list(cells)
-    groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in sorted(cells, key=lambda cell: cell.method != BASE):
-        groups.setdefault((cell.task, cell.method), []).append(cell)
-    return [_summary(group, groups[task, BASE]) for (task, _), group in groups.items()]
-
-
-def _summary(group: list[Cell], base: list[Cell]) -> Summary:
-    steps = sum(cell.steps for cell in group)
-    tokens = sum(cell.tokens for cell in group)
-    seconds = sum(cell.decode_seconds for cell in group)
-    calm = [i for i, cell in enumerate(base) if cell.repeated <= LOOP_SHARE]
-    return Summary(
-        task=group[0].task,
-        method=group[0].method,
-        prompts=len(group),
-        identical=sum(cell.identical for cell in group),
-        tokens_per_target_step=tokens / steps if steps else float("nan"),
-        nodes_per_step=sum(cell.drafted for cell in group) / steps if steps else float("nan"),
-        milliseconds_per_token=1e3 * seconds / max(tokens, 1),
-        speed_up=_ratio(base, group),
-        honest_speed_up=_ratio([base[i] for i in calm], [group[i] for i in calm]),
-        honest_prompts=len(calm),
-        repeated=float(np.mean([cell.repeated for cell in group])),
-    )
-
-
-def _ratio(base: list[Cell], group: list[Cell]) -> Ratio:
-    whole = bool(group) and group[0].method == PEER  # it does not tell prefill apart, so neither does the pair
-
-    def column(cells: list[Cell], name: str) -> np.ndarray:
-        return np.array([getattr(cell, name) for cell in cells], np.float64)
-
-    seconds = "total_seconds" if whole else "decode_seconds"
-    return speed_up(column(base, seconds), column(base, "tokens"), column(group, seconds), column(group, "tokens"))
+def _hash(prompt: TaskPrompt) -> str:
+    return hashlib.sha256(repr((prompt.turns, prompt.is_question)).encode()).hexdigest()[:16]

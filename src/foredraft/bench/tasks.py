@@ -1,17 +1,23 @@
-"""Prompts of the public tasks, read from files the user has.
+"""Prompts: the embedded set, the public tasks from files the user has or the hub, and any local file of JSON lines.
 
-Knows the files' fields; does not know models. Nothing is downloaded.
+Knows files and their fields; does not know models. The embedded prompts were written for this project and nothing is
+tuned to them.
 """
 
 import gzip
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foredraft.bench.hub import fetch_task
 from foredraft.errors import UsageError
 from foredraft.options import nearest
+
+EMBEDDED = "embedded"
+EMBEDDED_FILE = Path(__file__).parent / "data" / "embedded.jsonl"
+"""60 prompts, ten of each kind: code, arithmetic, chat, summary, question (answering over a passage), rewriting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,25 +25,55 @@ class TaskPrompt:
     """One prompt.
 
     Attributes:
-        task: the task's name.
+        task: the task's name, and behind a slash the category where it has several.
         number: its place in the file, from 0.
-        prompt: a text to continue, or a conversation.
+        turns: what the user says; each turn after the first is asked behind the model's own answer to the ones before.
+        is_question: whether it is said in a conversation; False for a text to continue.
     """
 
     task: str
     number: int
-    prompt: str | tuple[Mapping[str, str], ...]
+    turns: tuple[str, ...]
+    is_question: bool = True
+
+    @property
+    def prompt(self) -> str | tuple[Mapping[str, str], ...]:
+        """The first turn, as `Generator.generate` takes it."""
+        return self.asked(())
+
+    def asked(self, answers: tuple[str, ...]) -> str | tuple[Mapping[str, str], ...]:
+        """Return the turn behind `answers`, with what was said before it, as `Generator.generate` takes it."""
+        if not self.is_question:
+            return self.turns[0]
+        said = []
+        for question, answer in zip(self.turns, answers, strict=False):
+            said += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return (*said, {"role": "user", "content": self.turns[len(answers)]})
 
 
-_TASKS: Mapping[str, tuple[str, str, bool]] = {  # file, field, whether it is a question rather than a text to continue
-    "humaneval": ("humaneval.jsonl", "prompt", False),
-    "gsm8k": ("gsm8k_test.jsonl", "question", True),
-    "mt_bench": ("mt_bench.jsonl", "turns", True),
-    "spec_bench": ("spec_bench.jsonl", "turns", True),
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a task's rows lie: the file, the field of the text, whether it is a question, the field of the category."""
+
+    file: str
+    field: str
+    is_question: bool = True
+    category: str = ""
+
+
+_TASKS: Mapping[str, _Source] = {
+    EMBEDDED: _Source("embedded.jsonl", "turns", category="category"),
+    "humaneval": _Source("humaneval.jsonl", "prompt", is_question=False),
+    "gsm8k": _Source("gsm8k_test.jsonl", "question"),
+    "mt_bench": _Source("mt_bench.jsonl", "turns"),
+    "spec_bench": _Source("spec_bench.jsonl", "turns", category="category"),
 }
 
-
 DEFAULT_TASKS = ("humaneval", "gsm8k", "mt_bench")
+"""With a folder of files; without one, the embedded set."""
+
+_MT_BENCH = frozenset(("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"))
+"""Spec-Bench names these by their MT-Bench category; together they are one of its six."""
 
 
 def task_names() -> list[str]:
@@ -45,43 +81,130 @@ def task_names() -> list[str]:
     return list(_TASKS)
 
 
-def load_task(task: str, folder: Path, limit: int) -> list[TaskPrompt]:
-    """Return `limit` prompts of a task, spread evenly over its file; first turns where there are several.
+def default_tasks(folder: Path | None) -> tuple[str, ...]:
+    """Return the tasks of a run that names none."""
+    return (EMBEDDED,) if folder is None else DEFAULT_TASKS
+
+
+def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:
+    """Return `limit` prompts of a task, or of each of its categories, spread evenly over its file.
+
+    Args:
+        task: a known task; `TASK/CATEGORY` for one of its categories; or `FILE:FIELD`, a file of JSON lines and the
+            field that holds the text, or the list of turns, of a question.
+        folder: of the tasks' files; None takes the embedded set from the package and the others from the hub.
+        limit: at least 1.
 
     Raises:
-        UsageError: an unknown task, a missing or broken file, or one without usable prompts.
+        UsageError: an unknown task, category or field, a missing or broken file, or one without usable prompts.
     """
-    if task not in _TASKS:
-        raise UsageError(f"There is no task {task!r}.{nearest(task, _TASKS)} Tasks are: {', '.join(_TASKS)}.")
-    name, field, is_question = _TASKS[task]
-    path = next((folder / each for each in (name, name + ".gz") if (folder / each).exists()), None)
+    if limit < 1:
+        raise UsageError(f"The number of prompts is {limit}; it must be at least 1.")
+    file = _file_of(task)
+    if file is not None:
+        path, field = file
+        return _spread(_prompts(path.name, path, _Source(str(path), field)), limit)
+    name, _, category = task.partition("/")
+    source = _TASKS[name]
+    groups: dict[str, list[TaskPrompt]] = {}
+    for prompt in _prompts(name, _located(name, source, folder), source):
+        groups.setdefault(prompt.task, []).append(prompt)
+    if category and f"{name}/{category}" not in groups:
+        known = [group.partition("/")[2] for group in groups if "/" in group]
+        raise UsageError(
+            f"The task {name} has no category {category!r}.{nearest(category, known)} Its categories are: "
+            f"{', '.join(known) or 'none'}."
+        )
+    wanted = [groups[task]] if category else list(groups.values())
+    return [prompt for group in wanted for prompt in _spread(group, limit)]
+
+
+def _file_of(task: str) -> tuple[Path, str] | None:
+    """Return the file and the field that a task's name tells; None for a known task.
+
+    Raises:
+        UsageError: neither a known task nor a file.
+    """
+    if task.partition("/")[0] in _TASKS:
+        return None
+    location, _, field = task.rpartition(":")
+    if not (location and field):
+        raise UsageError(
+            f"There is no task {task!r}.{nearest(task, _TASKS)} Tasks are: {', '.join(_TASKS)}, or FILE:FIELD for a "
+            "file of JSON lines."
+        )
+    if not Path(location).is_file():
+        raise UsageError(f"There is no file {location} to read prompts from.")
+    return Path(location), field
+
+
+def _located(task: str, source: _Source, folder: Path | None) -> Path:
+    if task == EMBEDDED:
+        return EMBEDDED_FILE
+    if folder is None:
+        return fetch_task(task)
+    path = next((folder / each for each in (source.file, source.file + ".gz") if (folder / each).exists()), None)
     if path is None:
-        raise UsageError(f"The task {task} needs the file {name} in {folder}; give its folder with --data.")
-    rows = _rows(path)
-    texts = [(number, _text(row.get(field))) for number, row in enumerate(rows)]
-    usable = [(number, text) for number, text in texts if text]
-    if not usable:
-        raise UsageError(f"{path} has no row with a text in its field {field!r}.")
-    count = min(limit, len(usable))
-    chosen = [usable[i * len(usable) // count] for i in range(count)]
-    return [TaskPrompt(task, number, _prompt(text, is_question)) for number, text in chosen]
+        raise UsageError(f"The task {task} needs the file {source.file} in {folder}; give its folder with --data.")
+    return path
 
 
-def _prompt(text: str, is_question: bool) -> str | tuple[Mapping[str, str], ...]:
-    return ({"role": "user", "content": text},) if is_question else text
+def _prompts(task: str, path: Path, source: _Source) -> list[TaskPrompt]:
+    """Read every usable prompt of a file.
+
+    Raises:
+        UsageError: there is none.
+    """
+    prompts = []
+    rows = read_rows(path)
+    for number, row in enumerate(rows):
+        turns = _turns(row.get(source.field, row.get("prompt") if source.field == "turns" else None))
+        if turns:
+            prompts.append(TaskPrompt(_named(task, row, source), number, turns, source.is_question))
+    if not prompts:
+        fields = sorted({name for row in rows[:20] for name in row})
+        raise UsageError(
+            f"{path} has no row with a text in its field {source.field!r}.{nearest(source.field, fields)} Its fields "
+            f"are: {', '.join(fields) or 'none'}."
+        )
+    return prompts
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, list) and value:
-        value = value[0]
-    return value if isinstance(value, str) else ""
+def _named(task: str, row: Mapping[str, Any], source: _Source) -> str:
+    category = row.get(source.category) if source.category else None
+    if not isinstance(category, str):
+        return task
+    return f"{task}/{'mt_bench' if category in _MT_BENCH else category}"
 
 
-def _rows(path: Path) -> list[Mapping[str, Any]]:
-    opened = gzip.open if path.suffix == ".gz" else open
+def _turns(value: Any) -> tuple[str, ...]:
+    values = value if isinstance(value, list) else [value]
+    return tuple(values) if all(isinstance(each, str) and each.strip() for each in values) else ()
+
+
+def _spread(prompts: list[TaskPrompt], limit: int) -> list[TaskPrompt]:
+    count = min(limit, len(prompts))
+    return [prompts[i * len(prompts) // count] for i in range(count)]
+
+
+def read_rows(path: Path) -> list[Mapping[str, Any]]:
+    """Read the objects of a file of JSON lines, plain or gzip, or of a Parquet file.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
     try:
+        if path.suffix == ".parquet":
+            import pyarrow.parquet
+
+            return list(pyarrow.parquet.read_table(path).to_pylist())
+        opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8") as lines:
-            rows = [json.loads(line) for line in lines if line.strip()]
+            return _objects(lines)
     except (OSError, ValueError) as error:
         raise UsageError(f"The file {path} cannot be read as JSON lines ({error}).") from error
+
+
+def _objects(lines: Iterable[str]) -> list[Mapping[str, Any]]:
+    rows = [json.loads(line) for line in lines if line.strip()]
     return [row for row in rows if isinstance(row, Mapping)]

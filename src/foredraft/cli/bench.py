@@ -6,21 +6,30 @@ Parses and prints; the measuring is in `foredraft.bench`.
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from foredraft.atomic_file import write_file
-from foredraft.cli.screen import counting, working
+from foredraft.cli.bench_table import show_summaries
+from foredraft.cli.screen import counting, say, working
 
-if TYPE_CHECKING:
-    from foredraft.bench.runner import Summary
+DEFAULT_METHODS = ("prompt_lookup", "adaptix", "rest", "auto", "transformers")
+
+_ANY_VOCABULARY = 2
+"""For checking arguments that no vocabulary makes right or wrong."""
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed-ups and the parts of a step.")
 
 MethodOption = Annotated[list[str] | None, typer.Option(help='NAME or NAME:{"option": value}; repeatable')]
+DataOption = Annotated[
+    Path | None, typer.Option(help="Folder of the tasks' files; without it, the embedded set, and others from the hub")
+]
+TaskOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Repeatable: a task, TASK/CATEGORY, or FILE:FIELD [default: embedded; with --data, three tasks]"),
+]
 ModelOption = Annotated[str, typer.Option(help="Embedded model, hub id or folder")]
 DtypeOption = Annotated[str, typer.Option(help="auto takes the checkpoint's")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON")]
@@ -28,69 +37,98 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 @app.command()
 def run(
-    data: Annotated[Path, typer.Option(help="Folder of the tasks' files")],
+    data: DataOption = None,
     model: ModelOption = "demo",
-    task: Annotated[list[str] | None, typer.Option(help="Repeatable [default: humaneval, gsm8k, mt_bench]")] = None,
+    task: TaskOption = None,
     method: MethodOption = None,
-    prompts: Annotated[int, typer.Option(help="Prompts a task")] = 30,
+    prompts: Annotated[int, typer.Option(help="Prompts a task, or a category of a task")] = 10,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens a text")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="0 is greedy; repeatable, a setting each [default: 0]")
+    ] = None,
+    top_p: Annotated[float, typer.Option(help="Where a temperature is given")] = 1.0,
     dtype: DtypeOption = "auto",
     seed: Annotated[int, typer.Option(help="Of sampling and of the order of runs")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Also write every cell, as JSON, to this file")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of cells: what is there is not measured again, what is new is kept")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Speed-up over plain decoding, paired in one process; `--method transformers` adds its own generate."""
     from foredraft.api import load
-    from foredraft.bench.runner import parse_method, run_paired, summarize_cells
-    from foredraft.bench.tasks import DEFAULT_TASKS, load_task
+    from foredraft.bench.cell import CellFolder
+    from foredraft.bench.method import chosen_methods
+    from foredraft.bench.runner import Plan, run_plan, turns_of
+    from foredraft.bench.summary import summarize_cells
+    from foredraft.bench.sweep import sweep_budgets, write_sweep
+    from foredraft.bench.tasks import default_tasks, load_task
+    from foredraft.bench.verification import keep_cost
+    from foredraft.drafters import method_names
 
-    methods = [parse_method(text) for text in (method or ["prompt_lookup", "adaptix", "transformers"])]
-    chosen = [prompt for name in task or DEFAULT_TASKS for prompt in load_task(name, data, prompts)]
-    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens}
-    if temperature:
-        settings["temperature"] = temperature
+    methods = chosen_methods(method or DEFAULT_METHODS, method_names())
+    chosen = [prompt for name in task or default_tasks(data) for prompt in load_task(name, data, prompts)]
+    settings = [_setting(each, top_p, max_new_tokens, seed) for each in temperature or [0.0]]
+    folder = CellFolder(out) if out is not None else None
+    if folder is not None:
+        folder.check_writable()
+    plan = Plan(model, methods, chosen, settings)
     with working("measuring") as tell:
         generator = load(model, method="none", dtype=dtype, progress=tell)
-        done = counting(tell, len(chosen), "measuring")
-        cells = run_paired(generator, methods, chosen, settings, seed=seed, done=done)
-    if out is not None:
-        write_file(out, (json.dumps([asdict(cell) for cell in cells], indent=0) + "\n").encode())
-    summaries = summarize_cells(cells)
+        account = run_plan(generator, plan, folder, counting(tell, turns_of(plan), "measuring"))
+        if folder is not None:
+            keep_cost(generator, model, folder.folder)
+            write_sweep(sweep_budgets(generator, methods, account.cells, account.texts), folder.folder)
+    summaries = summarize_cells(account.cells)
     if as_json:
         print(json.dumps([summary.as_dict() for summary in summaries], indent=1))  # the command's output
     else:
-        _show(summaries)
+        show_summaries(summaries, account)
+    for sentence in account.replaced:
+        say(sentence, "yellow")
+    for cell in account.failures:
+        say(f"{cell.place.method} failed on {cell.place.task}[{cell.place.number}]: {cell.failure}.")
+    if account.failures:
+        raise typer.Exit(1)
 
 
-def _show(summaries: "list[Summary]") -> None:
-    table = Table(
-        "task", "method", "identical", "tokens / step", "nodes / step", "ms / token", "speed-up [95%]",
-        "without loops [95%]", "repeated 8-grams",
-    )  # fmt: skip
-    for each in summaries:
-        table.add_row(
-            each.task, each.method, f"{each.identical}/{each.prompts}", f"{each.tokens_per_target_step:.2f}",
-            f"{each.nodes_per_step:.1f}", f"{each.milliseconds_per_token:.2f}", str(each.speed_up),
-            f"{each.honest_speed_up} ({each.honest_prompts})" if each.honest_prompts else "- (0)",
-            f"{each.repeated:.2f}",
-        )  # fmt: skip
-    console = Console()
-    console.print(table)
-    console.print(
-        "without loops: prompts whose plain output repeats at most a fifth of its 8-grams (their number); "
-        "ms / token is decode time, and for transformers all of it",
-        highlight=False,
-    )
+def _setting(temperature: float, top_p: float, max_new_tokens: int, seed: int) -> dict[str, Any]:
+    """Return generation arguments, checked before a model is loaded.
+
+    Raises:
+        UsageError: an argument out of range.
+    """
+    from foredraft.request import GenerationOptions
+
+    setting: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed}
+    if temperature:
+        setting["temperature"] = temperature
+        if top_p != 1:
+            setting["top_p"] = top_p
+    GenerationOptions.parse(setting).sampling(_ANY_VOCABULARY)
+    return setting
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Where `bench run --out` put its cells")],
+    out: Annotated[Path | None, typer.Option(help="Where the report goes [default: the folder itself]")] = None,
+) -> None:
+    """One page that needs no network, its pictures as PNG files, and a Markdown table, from a folder of cells."""
+    from foredraft.bench.report import write_report
+
+    with working("drawing") as tell:
+        written = write_report(folder, folder if out is None else out, tell)
+    for path in written:
+        print(path)  # the command's output
 
 
 @app.command()
 def profile(
-    data: Annotated[Path, typer.Option(help="Folder of the tasks' files")],
+    data: DataOption = None,
     model: ModelOption = "demo",
-    task: Annotated[list[str] | None, typer.Option(help="Repeatable")] = None,
+    task: TaskOption = None,
     method: MethodOption = None,
-    prompts: Annotated[int, typer.Option(help="Prompts a task")] = 10,
+    prompts: Annotated[int, typer.Option(help="Prompts a task, or a category of a task")] = 10,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens a text")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Where a temperature is given")] = 1.0,
@@ -100,12 +138,12 @@ def profile(
 ) -> None:
     """Where a method's tokens and time go: acceptance by depth, loans of draft graphs, and the parts of a step."""
     from foredraft.api import load
+    from foredraft.bench.method import parse_method
     from foredraft.bench.profile import DEPTHS, profile_methods
-    from foredraft.bench.runner import parse_method
-    from foredraft.bench.tasks import DEFAULT_TASKS, load_task
+    from foredraft.bench.tasks import default_tasks, load_task
 
     methods = [parse_method(text) for text in (method or ["draft_model", "draft_tree", "draft_graph"])]
-    chosen = [prompt for name in task or DEFAULT_TASKS for prompt in load_task(name, data, prompts)]
+    chosen = [prompt for name in task or default_tasks(data) for prompt in load_task(name, data, prompts)]
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens}
     if temperature:
         settings |= {"temperature": temperature, "top_p": top_p}
@@ -132,11 +170,11 @@ def profile(
 
 @app.command()
 def loans(
-    data: Annotated[Path, typer.Option(help="Folder of the tasks' files")],
+    data: DataOption = None,
     model: ModelOption = "demo",
     draft_model: Annotated[str, typer.Option(help="Embedded model, hub id or folder")] = "demo-draft",
-    task: Annotated[list[str] | None, typer.Option(help="Repeatable")] = None,
-    prompts: Annotated[int, typer.Option(help="Prompts a task")] = 10,
+    task: TaskOption = None,
+    prompts: Annotated[int, typer.Option(help="Prompts a task, or a category of a task")] = 10,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens a text")] = 128,
     dtype: DtypeOption = "auto",
     as_json: JsonOption = False,
@@ -144,9 +182,9 @@ def loans(
     """What draft graphs save, and how far what they borrow is from the truth: drafted tokens, KL divergence by tau."""
     from foredraft.api import load
     from foredraft.bench.loans import measure_loans
-    from foredraft.bench.tasks import DEFAULT_TASKS, load_task
+    from foredraft.bench.tasks import default_tasks, load_task
 
-    chosen = [prompt for name in task or DEFAULT_TASKS for prompt in load_task(name, data, prompts)]
+    chosen = [prompt for name in task or default_tasks(data) for prompt in load_task(name, data, prompts)]
     with working("measuring") as tell:
         generator = load(model, method="none", dtype=dtype, progress=tell)
         done = counting(tell, len(chosen), "measuring")
@@ -178,30 +216,37 @@ def micro(
 ) -> None:
     """What verification, drafting, and the rest of a step cost on this machine."""
     from foredraft.api import load
-    from foredraft.bench.micro import PARTS, draft_cost, step_cost
+    from foredraft.bench.method import Method, parse_method
+    from foredraft.bench.micro import PARTS, VERIFIED_ROWS, draft_cost, prefill_rate, step_cost
     from foredraft.bench.replay import encode_records, read_records
-    from foredraft.bench.runner import Method, parse_method
+    from foredraft.model.cost import measure_cost
 
     budgets = nodes or [16, 64]
     chosen = [parse_method(text) for text in (method or ["prompt_lookup", "adaptix"])]
     with working("measuring") as tell:
         generator = load(model, method="none", dtype=dtype, progress=tell)
-        curve = generator.cost
+        curve = measure_cost(generator.target, VERIFIED_ROWS)
+        prefilled, rate = prefill_rate(generator.target)
         variants = [replace(each, nodes=count) for each in chosen for count in budgets]
         steps = [step_cost(generator, each, _PROMPT) for each in [Method("none", "none"), *variants]]
         texts = encode_records(read_records(records)[:40], generator.tokenizer) if records else []
         drafts = [draft_cost(generator, each, texts, each.nodes or 0) for each in variants] if texts else []
     if as_json:
         parts = [{**asdict(step), "parts": dict(zip(PARTS, step.parts, strict=True))} for step in steps]
-        print(
-            json.dumps({"verification": asdict(curve), "steps": parts, "drafts": [asdict(d) for d in drafts]})
-        )  # the command's output
+        figures = {
+            "verification": asdict(curve),
+            "prefill": {"tokens": prefilled, "tokens_a_second": rate},
+            "steps": parts,
+            "drafts": [asdict(draft) for draft in drafts],
+        }
+        print(json.dumps(figures))  # the command's output
         return
     console = Console()
     verification = Table("rows", "ms", "x one row", title="verification")
     for rows, seconds in zip(curve.rows, curve.seconds, strict=True):
         verification.add_row(str(rows), f"{1e3 * seconds:.2f}", f"{seconds / curve.seconds[0]:.2f}")
     console.print(verification)
+    console.print(f"prefill: {rate:.0f} tokens a second, {prefilled} at a time", highlight=False)
     table = Table("method", "nodes", *PARTS, "beside forward", title="a step, median microseconds")
     for step in steps:
         table.add_row(

@@ -16,9 +16,11 @@ from foredraft.cli.screen import counting, say, working
 
 
 def prove(
-    data: Annotated[Path, typer.Option(help="Folder of the tasks' files")],
+    data: Annotated[Path | None, typer.Option(help="Folder of the tasks' files; without it, the embedded set")] = None,
     model: Annotated[str, typer.Option(help="Embedded model, hub id or folder")] = "demo",
-    task: Annotated[list[str] | None, typer.Option(help="Repeatable [default: humaneval, gsm8k, mt_bench]")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="Repeatable [default: embedded; with --data, three tasks]")
+    ] = None,
     method: Annotated[list[str] | None, typer.Option(help='NAME or NAME:{"option": value}; repeatable')] = None,
     prompts: Annotated[int, typer.Option(help="Prompts in all, spread over the tasks")] = 30,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens a text")] = 128,
@@ -28,38 +30,65 @@ def prove(
     seed: Annotated[int, typer.Option(help="Of the sampling")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
-    """Compare methods with plain decoding token for token; exit status 1 if anything but a near-tie differs."""
-    from foredraft.api import load
-    from foredraft.bench.prove import prove as compare
-    from foredraft.bench.runner import parse_method
-    from foredraft.bench.tasks import DEFAULT_TASKS, load_task
+    """Compare methods with plain decoding token for token, and test their verification rules.
 
-    tasks = task or DEFAULT_TASKS
-    methods = [parse_method(text) for text in (method or ["prompt_lookup", "adaptix"])]
-    share = [prompts // len(tasks) + (i < prompts % len(tasks)) for i in range(len(tasks))]
-    chosen = [prompt for name, count in zip(tasks, share, strict=True) for prompt in load_task(name, data, count)]
+    Exit status 1 if anything but a near-tie differs, or a rule does not keep the target's law.
+    """
+    from foredraft.api import load
+    from foredraft.bench.method import chosen_methods
+    from foredraft.bench.prove import keeps_tokens
+    from foredraft.bench.prove import prove as compare
+    from foredraft.bench.rule import prove_rule
+    from foredraft.drafters import method_names
+    from foredraft.request import GenerationOptions
+
+    methods = chosen_methods(method or ["prompt_lookup", "adaptix"], method_names())
+    chosen = _prompts(task, data, prompts)
     settings: list[tuple[str, dict[str, Any]]] = [("greedy", {})]
     if temperature:
         settings.append((f"T={temperature:g}", {"temperature": temperature, "top_p": top_p}))
-    total = len(settings) * (len(methods) + 1) * len(chosen)
-    rows = []
+    rows: list[tuple[str, Any]] = []
+    rules: list[tuple[str, Any]] = []
     with working("comparing") as tell:
         generator = load(model, method="none", dtype=dtype, progress=tell)
-        done = counting(tell, total, "comparing")
+        done = counting(tell, len(settings) * (len(methods) + 1) * len(chosen), "comparing")
         for name, arguments in settings:
             given = {**arguments, "max_new_tokens": max_new_tokens}
-            rows += [(name, proof) for proof in compare(generator, methods, chosen, given, seed=seed, done=done)]
+            vocabulary = generator.target.vocabulary
+            alike = [each for each in methods if keeps_tokens(each, given, vocabulary)]
+            rows += [(name, proof) for proof in compare(generator, alike, chosen, given, seed=seed, done=done)]
+            sampling = GenerationOptions.parse(given).sampling(vocabulary)
+            for rule in sorted({each.verification for each in methods}):
+                rules += [(name, proof) for proof in prove_rule(rule, sampling)]
     exact = dtype in ("float32", "float64")
-    failed = [proof for _, proof in rows if (proof.differences if exact else not proof.holds)]
+    differing = [proof for _, proof in rows if (proof.differences if exact else not proof.holds)]
+    broken = [proof for _, proof in rules if not proof.holds]
     if as_json:
-        print(
-            json.dumps([{"setting": name, **asdict(proof)} for name, proof in rows], indent=1)
-        )  # the command's output
+        tables: dict[str, list[tuple[str, Any]]] = {"texts": rows, "rules": rules}
+        shown = {key: [{"setting": name, **asdict(proof)} for name, proof in table] for key, table in tables.items()}
+        print(json.dumps(shown, indent=1))  # the command's output
     else:
         _show(rows, dtype)
-    if failed:
-        say(f"Not proved: {len(failed)} of {len(rows)} comparisons differ beyond rounding.")
+        _show_rules(rules)
+    if differing:
+        say(f"Not proved: {len(differing)} of {len(rows)} comparisons differ beyond rounding.")
+    if broken:
+        say(f"Not proved: {len(broken)} of {len(rules)} tests of verification rules fail.")
+    if differing or broken:
         raise typer.Exit(1)
+
+
+def _prompts(task: list[str] | None, data: Path | None, prompts: int) -> list[Any]:
+    """Return so many prompts in all, spread over the tasks and their categories."""
+    from foredraft.bench.tasks import default_tasks, load_task
+
+    tasks = task or default_tasks(data)
+    share = [prompts // len(tasks) + (i < prompts % len(tasks)) for i in range(len(tasks))]
+    chosen: list[Any] = []
+    for name, count in zip(tasks, share, strict=True):
+        every = load_task(name, data, max(count, 1))
+        chosen += [every[i * len(every) // count] for i in range(min(count, len(every)))] if count else []
+    return chosen
 
 
 def _show(rows: list[tuple[str, Any]], dtype: str) -> None:
@@ -80,3 +109,14 @@ def _show(rows: list[tuple[str, Any]], dtype: str) -> None:
                 f"top-2 gap {each.gap:.3g}, rounding {each.tolerance:.3g}",
                 highlight=False,
             )
+
+
+def _show_rules(rules: list[tuple[str, Any]]) -> None:
+    table = Table("setting", "rule", "test", "of", "figure", "limit", "holds")
+    for name, proof in rules:
+        limit = f"{'below' if proof.test == 'enumeration' else 'at least'} {proof.limit:g}"
+        table.add_row(
+            name, proof.rule, proof.test, proof.of, f"{proof.figure:.2g}", limit, "yes" if proof.holds else "NO"
+        )
+    if rules:
+        Console().print(table)

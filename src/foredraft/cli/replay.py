@@ -29,7 +29,7 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
     """Tokens per target step that drafters would have reached on recorded texts; feedback needs a model and is off."""
-    from foredraft.bench.runner import parse_method
+    from foredraft.bench.method import parse_method
     from foredraft.errors import UsageError
 
     methods = method or _DEFAULT_METHODS
@@ -48,22 +48,30 @@ def replay(
         print(json.dumps(rows, indent=1))  # the command's output
         return
     shown = Table(
-        "method", "nodes", "records", "tokens / target step", "macro", "drafted / step", "median us", "p99 us"
+        "method",
+        "nodes",
+        "records",
+        "tokens / target step",
+        "macro",
+        "drafted / step",
+        "median us",
+        "p99 us",
+        "MiB",
     )
     for row in rows:
         shown.add_row(
             row["method"], str(row["nodes"]), str(row["records"]), f"{row['tokens_per_target_step']:.3f}",
             f"{row['tokens_per_target_step_macro']:.3f}", f"{row['drafted'] / row['steps']:.1f}",
-            f"{row['propose_median_us']:.0f}", f"{row['propose_p99_us']:.0f}",
+            f"{row['propose_median_us']:.0f}", f"{row['propose_p99_us']:.0f}", f"{row['memory_mib']:.0f}",
         )  # fmt: skip
     Console().print(shown)
 
 
 def _run(job: tuple[str, str, int, str | None, str, str, int]) -> dict[str, Any]:
     """Replay one setting; also in a process of its own."""
-    from foredraft.bench.replay import encode_records, read_records
+    from foredraft.bench.method import parse_method
+    from foredraft.bench.replay import encode_records, read_records, resident_bytes
     from foredraft.bench.replay import replay as run_replay
-    from foredraft.bench.runner import parse_method
     from foredraft.corpus.fingerprint import tokenizer_hash, vocabulary_size
     from foredraft.drafters import Resources, make_drafter
     from foredraft.errors import UsageError
@@ -82,5 +90,8 @@ def _run(job: tuple[str, str, int, str | None, str, str, int]) -> dict[str, Any]
     vocabulary = vocabulary_size(loaded.backend_tokenizer)
     drafter = make_drafter(method.name, options, Resources(vocabulary, tokenizer_hash(loaded.backend_tokenizer)))
     run_replay(drafter, texts[:1], nodes, vocabulary)  # compiles, and touches the table's first pages
+    before = resident_bytes()
     fresh = make_drafter(method.name, options, Resources(vocabulary, tokenizer_hash(loaded.backend_tokenizer)))
-    return {"method": text, "nodes": nodes, **run_replay(fresh, texts, nodes, vocabulary).as_dict()}
+    figures = run_replay(fresh, texts, nodes, vocabulary).as_dict()
+    grown = (resident_bytes() - before) / 2**20
+    return {"method": text, "nodes": nodes, **figures, "memory_mib": max(grown, 0.0)}

@@ -39,10 +39,11 @@ def working(subject: str) -> Iterator[Callable[[float, str], None]]:
     Yields:
         A function to tell the share done, 0 to 1, and what is being done.
     """
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    left = (TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"))
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), *left)
     with Progress(
         *columns, console=console, transient=True, redirect_stdout=False, disable=not console.is_terminal
     ) as bar:

@@ -1,0 +1,137 @@
+"""A column of a comparison: a method with its options, how much it drafts, and what it may remember between texts.
+
+Knows the generator's surface. Does not know prompts, clocks or results.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from foredraft.api import Generator
+from foredraft.contracts import Verification
+from foredraft.errors import UsageError
+from foredraft.generation import Generation
+from foredraft.options import nearest
+from foredraft.speculation import take_amount, take_verification
+
+BASE = "none"
+PEER = "transformers"
+"""The pseudo-method that runs transformers' own `generate`; its options are that function's arguments."""
+
+Memory = Literal["", "cold", "warm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method and its options, as a column of the comparison.
+
+    Attributes:
+        label: what it is called in the report.
+        name: the method, or `transformers` for the peer.
+        options: the method's own.
+        nodes: drafted nodes a step, or their cap; None follows the measured cost, or what `control` does without.
+        control: the name of a control; None for the one that `nodes` implies.
+        control_options: the control's own.
+        verification: "matched" or "rejection"; under the latter sampled texts differ from plain decoding's.
+        memory: "cold" where it shares what it learns between texts and is measured without having seen any; "warm"
+            where it has read plain decoding's earlier texts of the task; "" where it keeps nothing between texts.
+    """
+
+    label: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    nodes: int | None = None
+    control: str | None = None
+    control_options: Mapping[str, Any] | None = None
+    verification: Verification = "matched"
+    memory: Memory = ""
+
+    @property
+    def amount(self) -> dict[str, Any]:
+        """How much to draft, as `Generator.use` and `attach` take it."""
+        return {"nodes": self.nodes, "control": self.control, "control_options": self.control_options}
+
+
+def parse_method(text: str) -> Method:
+    """Read a method as the command line gives it: `NAME` or `NAME:{"option": value, ...}`.
+
+    `num_speculative_tokens`, `control` and `control_options` among the options say how much to draft, `verification`
+    how drafts are verified.
+
+    Raises:
+        UsageError: what follows the colon is not a JSON object, or an amount that cannot be honoured.
+    """
+    name, _, rest = text.partition(":")
+    if not rest:
+        return Method(name, name)
+    try:
+        options = json.loads(rest)
+    except ValueError as error:
+        raise UsageError(f"The options of {name!r} are not JSON ({error}): {rest}") from error
+    if not isinstance(options, dict):
+        raise UsageError(f'The options of {name!r} must be a JSON object such as {{"num_speculative_tokens": 16}}.')
+    if name == PEER:
+        return Method(text, name, options)
+    amount, verification = take_amount(options), take_verification(options)
+    return Method(text, name, options, **amount, verification=verification)
+
+
+def cold_and_warm(methods: Sequence[Method]) -> list[Method]:
+    """Return the methods, each one that shares what it learns between texts twice: cold, then warm."""
+    columns = []
+    for method in methods:
+        shares = method.options.get("share") is True or method.options.get("learn") == "shared"
+        kinds: tuple[Memory, ...] = ("cold", "warm") if shares else ("",)
+        columns += [replace(method, label=f"{method.label} {kind}".strip(), memory=kind) for kind in kinds]
+    return columns
+
+
+def check_labels(methods: Sequence[Method]) -> None:
+    """Refuse two columns of one name.
+
+    Raises:
+        UsageError: naming it.
+    """
+    labels = [method.label for method in methods]
+    twice = [label for label in labels if labels.count(label) > 1]
+    if twice:
+        raise UsageError(f"The method {twice[0]} is given twice; give each once.")
+
+
+def chosen_methods(texts: Sequence[str], known: Sequence[str]) -> list[Method]:
+    """Read methods as the command line gives them, and refuse names that nobody knows before a model is loaded.
+
+    Args:
+        texts: as `parse_method` takes them.
+        known: every method's name; the peer's is known as well.
+
+    Raises:
+        UsageError: an unknown name with a near-match hint, a method given twice, or one that cannot be read.
+    """
+    methods = [parse_method(text) for text in texts]
+    names = [*known, PEER]
+    for method in methods:
+        if method.name not in names:
+            raise UsageError(
+                f"There is no method {method.name!r}.{nearest(method.name, names)} Methods are: {', '.join(names)}."
+            )
+    check_labels(methods)
+    return methods
+
+
+def use(generator: Generator, method: Method) -> None:
+    """Make the generator draft by `method`."""
+    generator.use(method.name, method.options, **method.amount, verification=method.verification)
+
+
+def prepared(generator: Generator, method: Method) -> Callable[[Any, Mapping[str, Any]], Generation]:
+    """Build the method's drafter now; return what writes with it, whatever the generator was used for in between."""
+    use(generator, method)
+    drafter = generator.drafter
+
+    def write(prompt: Any, arguments: Mapping[str, Any]) -> Generation:
+        generator.attach(method.name, drafter, **method.amount, verification=method.verification)
+        return generator.generate(prompt, **arguments)
+
+    return write

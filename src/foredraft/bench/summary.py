@@ -1,0 +1,215 @@
+"""What cells add up to: a row of figures for each setting, task and method, micro and macro, with intervals.
+
+Knows cells and the definitions of the figures. Every figure is worked out from the cells anew, none is stored.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from foredraft.bench.cell import Cell, Writing
+from foredraft.bench.environment import differences
+from foredraft.bench.metrics import LOOP_SHARE, NO_RATIO, Ratio, mean_speed_up, speed_up
+from foredraft.engine.statistics import Statistics, add_up
+from foredraft.errors import UsageError
+
+ALL = "all"
+"""The row over all tasks."""
+
+PARTS = ("draft", "forward", "verify", "commit", "other")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One method on one task in one setting.
+
+    Attributes:
+        settings: as `settings_name` words them.
+        task: its name, or `all`.
+        method: the label.
+        texts: pairs that were written.
+        failed: cells whose method raised.
+        noisy: pairs whose times cannot be believed by themselves, see `Cell.noisy`.
+        identical: texts that are plain decoding's.
+        statistics: the counts added up, and their rates: the micro average.
+        tokens_per_target_step_macro: mean over texts.
+        speed_up: of the sums: decode time a token, plain over own; for the peer, all its time.
+        speed_up_macro: geometric mean over texts.
+        speed_up_without_loops: of the sums, over the texts whose plain output does not loop.
+        texts_without_loops: how many those are.
+        repeated: mean share of repeated 8-grams in the output.
+        prefill_seconds: mean over texts; NaN for the peer.
+        milliseconds: of an emitted token, by part.
+        drafted_by_depth: nodes verified at depth 1, 2, ...
+        accepted_by_depth: of them, accepted.
+        drafted_by_source: nodes verified, by who drafted them.
+        accepted_by_source: of them, accepted.
+        whole_time: whether times are whole calls, prefill included, which is all the peer tells.
+    """
+
+    settings: str
+    task: str
+    method: str
+    texts: int
+    failed: int
+    noisy: int
+    identical: int
+    statistics: Statistics
+    tokens_per_target_step_macro: float
+    speed_up: Ratio
+    speed_up_macro: Ratio
+    speed_up_without_loops: Ratio
+    texts_without_loops: int
+    repeated: float
+    prefill_seconds: float
+    milliseconds: dict[str, float]
+    drafted_by_depth: tuple[int, ...]
+    accepted_by_depth: tuple[int, ...]
+    drafted_by_source: dict[str, int]
+    accepted_by_source: dict[str, int]
+    whole_time: bool
+
+    @property
+    def wasted(self) -> int:
+        """Drafted tokens that were not emitted."""
+        return self.statistics.drafted - self.statistics.accepted
+
+    @property
+    def nodes_per_step(self) -> float:
+        """Drafted tokens a target step."""
+        return self.statistics.drafted / max(self.statistics.steps, 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures by name, for JSON; None where there is nothing to tell, as JSON has no other numbers."""
+        figures = {
+            **asdict(self),
+            "statistics": self.statistics.as_dict(),
+            "wasted": self.wasted,
+            "nodes_per_step": self.nodes_per_step,
+        }
+        ratios = ("speed_up", "speed_up_macro", "speed_up_without_loops")
+        figures |= {name: {key: _finite(value) for key, value in figures[name].items()} for name in ratios}
+        return {name: _finite(value) if isinstance(value, float) else value for name, value in figures.items()}
+
+
+def summarize_cells(cells: Iterable[Cell]) -> list[Summary]:
+    """Return a summary for each setting, method and task, and one over all tasks where there are several.
+
+    Raises:
+        UsageError: the cells are of unlike environments.
+    """
+    cells = list(cells)
+    check_alike(cells)
+    groups: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.place.settings, cell.place.method, cell.place.task), []).append(cell)
+    summaries = [_summary(task, group) for (_, _, task), group in groups.items()]
+    whole: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        whole.setdefault((cell.place.settings, cell.place.method), []).append(cell)
+    tasks = {cell.place.task for cell in cells}
+    return [*summaries, *(_summary(ALL, group) for group in whole.values() if len(tasks) > 1)]
+
+
+def check_alike(cells: Sequence[Cell]) -> None:
+    """Refuse cells whose figures must not be compared.
+
+    Raises:
+        UsageError: naming what is unlike.
+    """
+    for cell in cells[1:]:
+        unlike = differences(cells[0].environment, cell.environment)
+        if unlike:
+            raise UsageError(
+                f"The cells {cells[0].place.path()} and {cell.place.path()} are of unlike environments "
+                f"({'; '.join(unlike[:3])}), so they are not compared; report each folder by itself."
+            )
+
+
+def _summary(task: str, group: Sequence[Cell]) -> Summary:
+    pairs = [cell.whole for cell in group if cell.whole is not None]
+    own = [writing for _, writing in pairs]
+    whole_time = any(not writing.parts for writing in own)
+    calm = [pair for pair in pairs if pair[0].repeated <= LOOP_SHARE]
+    drafted_by_source, accepted_by_source = _by_source(group)
+    drafted_by_depth, accepted_by_depth = _by_depth(group)
+    tokens = max(sum(writing.tokens for writing in own), 1)
+    return Summary(
+        settings=group[0].place.settings,
+        task=task,
+        method=group[0].place.method,
+        texts=len(pairs),
+        failed=sum(bool(cell.failure) for cell in group),
+        noisy=sum(cell.noisy for cell in group),
+        identical=sum(base.token_ids == writing.token_ids for base, writing in pairs),
+        statistics=add_up([_counted(each) for each in own]),
+        tokens_per_target_step_macro=_mean([writing.tokens / max(writing.steps, 1) for writing in own]),
+        speed_up=_micro(pairs, whole_time),
+        speed_up_macro=_macro(pairs, whole_time),
+        speed_up_without_loops=_micro(calm, whole_time),
+        texts_without_loops=len(calm),
+        repeated=_mean([writing.repeated for writing in own]),
+        prefill_seconds=float("nan") if whole_time else _mean([writing.prefill_seconds for writing in own]),
+        milliseconds={part: 1e3 * sum(each.parts.get(part, 0.0) for each in own) / tokens for part in PARTS},
+        drafted_by_depth=drafted_by_depth,
+        accepted_by_depth=accepted_by_depth,
+        drafted_by_source=drafted_by_source,
+        accepted_by_source=accepted_by_source,
+        whole_time=whole_time,
+    )
+
+
+def _counted(each: Writing) -> Statistics:
+    return Statistics(
+        each.tokens, each.steps, each.drafting_steps, each.drafted, each.accepted, each.prefill_seconds,
+        each.decode_seconds,
+    )  # fmt: skip
+
+
+def _seconds(writing: Writing, whole_time: bool) -> float:
+    return writing.total_seconds if whole_time else writing.decode_seconds
+
+
+def _micro(pairs: Sequence[tuple[Writing, Writing]], whole_time: bool) -> Ratio:
+    if not pairs:
+        return NO_RATIO
+    columns = [[(_seconds(each, whole_time), each.tokens) for each in side] for side in zip(*pairs, strict=True)]
+    (base_seconds, base_tokens), (seconds, tokens) = (np.array(column, np.float64).T for column in columns)
+    return speed_up(base_seconds, base_tokens, seconds, tokens)
+
+
+def _macro(pairs: Sequence[tuple[Writing, Writing]], whole_time: bool) -> Ratio:
+    a_token = [[_seconds(each, whole_time) / max(each.tokens, 1) for each in pair] for pair in pairs]
+    return mean_speed_up(np.array([base / own for base, own in a_token], np.float64))
+
+
+def _by_depth(group: Sequence[Cell]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    counts = [cell.counts for cell in group if cell.counts is not None]
+    deepest = max((len(each.drafted_by_depth) for each in counts), default=0)
+    drafted, accepted = np.zeros(deepest, np.int64), np.zeros(deepest, np.int64)
+    for each in counts:
+        drafted[: len(each.drafted_by_depth)] += np.array(each.drafted_by_depth, np.int64)
+        accepted[: len(each.accepted_by_depth)] += np.array(each.accepted_by_depth, np.int64)
+    return tuple(drafted.tolist()), tuple(accepted.tolist())
+
+
+def _by_source(group: Sequence[Cell]) -> tuple[dict[str, int], dict[str, int]]:
+    drafted: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
+    for cell in group:
+        if cell.counts is not None:
+            drafted.update(cell.counts.drafted_by_source)
+            accepted.update(cell.counts.accepted_by_source)
+    return dict(drafted), dict(accepted)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else float("nan")

@@ -1,0 +1,52 @@
+"""The table of `foredraft bench run`, on standard output.
+
+Knows summaries and how a terminal shows them.
+"""
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from foredraft.bench.runner import Account
+    from foredraft.bench.summary import Summary
+
+
+_UNBROKEN = 160
+"""Columns of a table that no terminal limits."""
+
+
+def show_summaries(summaries: "list[Summary]", account: "Account") -> None:
+    """Print a row for each setting, task and method, and what the run itself came to."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_UNBROKEN)
+    for name in dict.fromkeys(summary.settings for summary in summaries):
+        table = Table(
+            "task", "method", "identical", "tokens / step", "nodes / step", "ms / token", "speed-up [95%]",
+            "without loops [95%]", "repeated 8-grams", "noisy", title=name,
+        )  # fmt: skip
+        for each in summaries:
+            if each.settings != name:
+                continue
+            table.add_row(
+                each.task, each.method, f"{each.identical}/{each.texts}",
+                f"{each.statistics.tokens_per_target_step:.2f}", f"{each.nodes_per_step:.1f}",
+                f"{1e3 * each.statistics.decode_seconds_per_token:.2f}", str(each.speed_up),
+                f"{each.speed_up_without_loops} ({each.texts_without_loops})" if each.texts_without_loops else "- (0)",
+                f"{each.repeated:.2f}", f"{each.noisy}/{each.texts}",
+            )  # fmt: skip
+        console.print(table)
+    console.print(
+        "speed-up: of the sums over all texts; without loops: texts whose plain output "
+        "repeats at most a fifth of its 8-grams (their number); ms / token is decode time, and for "
+        "transformers all of it; noisy: pairs whose passes took too unlike times, in each of three attempts",
+        highlight=False,
+    )
+    measured = len(account.cells) - account.found
+    console.print(
+        f"{measured} cells measured, {account.found} found; the harness took {account.harness_share:.2%} of "
+        f"{account.seconds:.0f} s.",
+        highlight=False,
+    )

@@ -1,0 +1,217 @@
+"""Exact laws of small texts: every draft that can be drawn times everything that verification can decide.
+
+A step's law is enumerated, each outcome with its exact probability; behind what the step emits, plain decoding goes on.
+Under a sound rule the law of the first tokens is the target's, up to rounding. Knows the engine and its verifier;
+target and draft model are tables of random scores on a few tokens.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from foredraft.contracts import Budget, Draft, DraftContext, Scores, SequenceView, TokenIds
+from foredraft.engine.state import SequenceState
+from foredraft.graph.tree import FloatArray, path_to
+from foredraft.rejection import Chance
+from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions, filter_row, penalize
+from foredraft.testing.drawing import DrawingDrafter
+from foredraft.testing.toy import ToyTarget
+from foredraft.verify import verify
+
+T = TypeVar("T")
+
+Text = tuple[int, ...]
+
+PROMPT: TokenIds = np.array([1, 0], np.int64)
+PROMPT.flags.writeable = False
+
+_TARGET, _DRAFT_MODEL = 1, 2
+
+
+class Script:
+    """Chance that follows written choices, then takes the first option, noting the others and their probabilities.
+
+    Args:
+        choices: which option to take, one number for each question.
+    """
+
+    def __init__(self, choices: Sequence[int]) -> None:
+        self._choices = list(choices)
+        self._asked = 0
+        self.probability = 1.0
+        self.others: list[list[int]] = []
+
+    def accept(self, probability: float) -> bool:
+        """Choose whether to accept."""
+        return self._choose([(True, probability), (False, 1.0 - probability)])
+
+    def draw(self, distribution: Probabilities) -> int:
+        """Choose a token."""
+        return self._choose(enumerate(distribution.tolist()))
+
+    def _choose(self, given: Iterable[tuple[T, float]]) -> T:
+        options = [(value, probability) for value, probability in given if probability > 0]
+        if self._asked == len(self._choices):
+            self.others += [[*self._choices, index] for index in range(1, len(options))]
+            self._choices = [*self._choices, 0]
+        value, probability = options[self._choices[self._asked]]
+        self._asked += 1
+        self.probability *= probability
+        return value
+
+
+def outcomes(run: Callable[[Script], T]) -> Iterator[tuple[T, float]]:
+    """Yield what `run(chance)` returns for everything that chance can do, each with its probability."""
+    unexplored: list[list[int]] = [[]]
+    while unexplored:
+        script = Script(unexplored.pop())
+        yield run(script), script.probability
+        unexplored += script.others
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """How tokens are chosen, by target and draft model alike; the draft model does not know the processors.
+
+    Attributes:
+        sampling: temperature, filters, penalty.
+        processors: transformers' logits processors.
+        eos: ids that end a text.
+    """
+
+    sampling: SamplingOptions
+    processors: tuple[LogitsProcessor, ...] = ()
+    eos: tuple[int, ...] = ()
+
+
+class World:
+    """A target and a draft model that are tables of random scores, on a few tokens.
+
+    Args:
+        vocabulary: how many tokens.
+        setting: how they are chosen.
+    """
+
+    def __init__(self, vocabulary: int, setting: Setting) -> None:
+        self.vocabulary = vocabulary
+        self.setting = setting
+        self._rows: dict[tuple[int, ...], FloatArray] = {}
+
+    def target_row(self, prefix: Sequence[int]) -> FloatArray:
+        """Return the target's scores behind `prefix`, float32[V]."""
+        return self._row(_TARGET, prefix)
+
+    def draft_logits(self, ids: TokenIds) -> FloatArray:
+        """Return the draft model's scores behind `ids`, int64[n], float32[V]."""
+        return self._row(_DRAFT_MODEL, ids.tolist())
+
+    def drafter(self, widths: Sequence[int], chance: Callable[[int], Chance] | None = None) -> DrawingDrafter:
+        """Return a drafter that draws trees of these widths from the draft model."""
+        return DrawingDrafter(self.draft_logits, widths, chance)
+
+    def conditional(self, text: Text) -> Probabilities:
+        """Return what plain decoding draws behind the prompt and `text` from, without any of the code under test."""
+        sampling, prefix = self.setting.sampling, np.array([*PROMPT, *text], np.int64)
+        row = self.target_row(prefix.tolist()).copy()
+        if sampling.repetition_penalty != 1:
+            penalize(row, prefix, sampling.repetition_penalty)
+        for processor in self.setting.processors:
+            row = processor(torch.from_numpy(prefix)[None], torch.from_numpy(row)[None])[0].numpy()
+        if not sampling.do_sample:
+            return np.asarray(np.eye(self.vocabulary)[row.argmax()])
+        weights = filter_row(row, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+        return np.asarray(weights.astype(np.float64) / weights.astype(np.float64).sum())
+
+    def going_on(self, law: dict[Text, float], length: int) -> dict[Text, float]:
+        """Return the law of the first `length` tokens where plain decoding goes on behind each text of `law`."""
+        whole: dict[Text, float] = {}
+        unfinished = list(law.items())
+        while unfinished:
+            text, probability = unfinished.pop()
+            if len(text) >= length or (text and text[-1] in self.setting.eos):
+                whole[text[:length]] = whole.get(text[:length], 0.0) + probability
+                continue
+            following = self.conditional(text)
+            unfinished += [((*text, token), probability * share) for token, share in enumerate(following) if share > 0]
+        return whole
+
+    def scores(self, draft: Draft) -> Scores:
+        """Return the target's scores after the root and each node of `draft`."""
+        paths = [draft.tokens[path_to(draft.parents, node)].tolist() for node in range(-1, len(draft))]
+        return Scores(torch.from_numpy(np.stack([self.target_row([*PROMPT.tolist(), *path]) for path in paths])))
+
+    def emitted(self, draft: Draft, scores: Scores, chance: Chance) -> Text:
+        """Return what one step emits, through the engine's own state and verifier."""
+        setting = self.setting
+        cache: Any = None  # nothing is committed
+        seq = SequenceState(
+            PROMPT, cache, setting.sampling, max_new_tokens=99, processors=setting.processors, eos=setting.eos,
+            verification="rejection", chance=lambda position: chance,  # noqa: ARG005  # the same at every position
+        )  # fmt: skip
+        return verify(draft, scores, seq, len(PROMPT) - 1).tokens
+
+    def _row(self, who: int, prefix: Sequence[int]) -> FloatArray:
+        key = (who, *prefix)
+        if key not in self._rows:
+            generator = np.random.default_rng([self.vocabulary, *key])
+            self._rows[key] = generator.normal(0, 1.2, self.vocabulary).astype(np.float32)
+        return self._rows[key]
+
+
+class TableTarget(ToyTarget):
+    """A toy target that knows the scores of a `World`; texts are short enough to be seen whole.
+
+    Args:
+        world: whose target it is.
+    """
+
+    _ORDER = 99
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.vocabulary)
+        self._world = world
+
+    def _row(self, last: TokenIds) -> FloatArray:
+        return self._world.target_row(last.tolist())
+
+
+def drawn_tree(world: World, widths: Sequence[int]) -> Iterator[tuple[Draft, float]]:
+    """Yield every tree of these widths that the world's draft model can draw, each with its probability."""
+    context = DraftContext(world.vocabulary, settings=dataclasses.asdict(world.setting.sampling))
+
+    def draw(chance: Script) -> Draft:
+        drafting = world.drafter(widths, lambda proposal: chance).open(context)  # noqa: ARG005  # the same for each
+        draft = drafting.propose(SequenceView(PROMPT, len(PROMPT)), Budget(99, 99))
+        draft.check()
+        return draft
+
+    return outcomes(draw)
+
+
+def distance(world: World, drafts: Iterable[tuple[Draft, float]], length: int = 3) -> float:
+    """Return how far the law of a step's text is from the target's, by the worst text.
+
+    Args:
+        world: target and draft model.
+        drafts: each draft that can be drawn, with its probability.
+        length: of the texts whose laws are compared.
+
+    Raises:
+        AssertionError: the probabilities do not add up to one, or no draft was ever accepted where tokens are sampled.
+    """
+    law: dict[Text, float] = {}
+    for draft, drawn in drafts:
+        for tokens, decided in _decided(world, draft):
+            law[tokens] = law.get(tokens, 0.0) + drawn * decided
+    assert abs(sum(law.values()) - 1) < 1e-12, "the probabilities of all outcomes must add up to one"
+    actual, expected = world.going_on(law, length), world.going_on({(): 1.0}, length)
+    assert not world.setting.sampling.do_sample or any(len(tokens) > 1 for tokens in law), "something must be accepted"
+    return max(abs(actual.get(text, 0.0) - expected.get(text, 0.0)) for text in actual.keys() | expected.keys())
+
+
+def _decided(world: World, draft: Draft) -> Iterator[tuple[Text, float]]:
+    scores = world.scores(draft)
+    return outcomes(lambda chance: world.emitted(draft, scores, chance))

@@ -1,0 +1,429 @@
+"""The benchmark: what it measures is paired, lasts, resumes, and is refused where it would mislead."""
+
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foredraft.api import load
+from foredraft.bench import hub
+from foredraft.bench.advice import advise
+from foredraft.bench.cell import CellFolder, Place, read_cell
+from foredraft.bench.method import cold_and_warm, parse_method
+from foredraft.bench.metrics import Ratio, mean_speed_up, speed_up
+from foredraft.bench.report import read_cells, write_report
+from foredraft.bench.runner import Plan, run_plan
+from foredraft.bench.summary import ALL, summarize_cells
+from foredraft.bench.tasks import TaskPrompt, load_task
+from foredraft.cli import main
+from foredraft.drafters.prompt_lookup import PromptLookupDrafting
+from foredraft.errors import StoreError, UsageError
+
+METHODS = [parse_method(text) for text in ("prompt_lookup", 'adaptix:{"table":"none"}', "none")]
+SETTINGS = ({"max_new_tokens": 12, "seed": 0}, {"max_new_tokens": 12, "seed": 0, "temperature": 0.7})
+PROMPTS = (
+    TaskPrompt("sums", 0, ("Compute 2 + 2.",)),
+    TaskPrompt("sums", 3, ("Compute 3 * 4. Compute 3 * 4.",)),
+    TaskPrompt("talk", 0, ("What is a prime number?", "And what is an even number?")),
+)
+PLAN = Plan("demo", METHODS, PROMPTS, SETTINGS)
+CELLS = len(SETTINGS) * 4 * len(METHODS)
+
+
+@pytest.fixture(scope="module")
+def generator():
+    return load("demo", method="none", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def finished(generator, tmp_path_factory):
+    """A folder with every cell of the plan; nobody writes to it."""
+    folder = tmp_path_factory.mktemp("cells")
+    account = run_plan(generator, PLAN, CellFolder(folder))
+    assert (len(account.cells), account.found) == (CELLS, 0)
+    return folder
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """The same folder, to be written to."""
+    for path in CellFolder(finished).paths():
+        place = tmp_path / path.relative_to(finished)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def names(folder):
+    return [path.relative_to(folder).as_posix() for path in CellFolder(folder).paths()]
+
+
+def texts(folder):
+    """What was written in each cell, plainly and with the method."""
+    cells = [read_cell(path) for path in CellFolder(folder).paths()]
+    return {cell.place: (cell.base.token_ids, cell.own.token_ids, cell.counts) for cell in cells}
+
+
+# --- tasks
+
+
+def test_the_embedded_set_has_ten_different_prompts_of_each_of_six_kinds():
+    prompts = load_task("embedded", None, 1000)
+    kinds = [prompt.task for prompt in prompts]
+    assert {kind: kinds.count(kind) for kind in kinds} == {
+        f"embedded/{kind}": 10 for kind in ("code", "arithmetic", "chat", "summary", "question", "rewriting")
+    }
+    assert len({prompt.turns for prompt in prompts}) == 60
+
+
+def test_a_category_is_a_task_of_its_own_and_limits_count_in_each():
+    assert [prompt.number for prompt in load_task("embedded/chat", None, 2)] == [20, 25]
+    assert len(load_task("embedded", None, 2)) == 12
+    with pytest.raises(UsageError, match=r"no category 'chats'. Did you mean 'chat'\?"):
+        load_task("embedded/chats", None, 2)
+
+
+def test_spec_bench_has_its_six_categories_and_mt_bench_both_turns(tmp_path):
+    rows = [{"category": name, "turns": ["a", "b"]} for name in ("writing", "coding")]
+    rows += [{"category": name, "turns": ["c"]} for name in ("translation", "qa")]
+    for name in ("spec_bench", "mt_bench"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = load_task("spec_bench", tmp_path, 5)
+    assert [(prompt.task, prompt.number) for prompt in found] == [
+        ("spec_bench/mt_bench", 0), ("spec_bench/mt_bench", 1), ("spec_bench/translation", 2), ("spec_bench/qa", 3),
+    ]  # fmt: skip
+    assert load_task("mt_bench", tmp_path, 1)[0].turns == ("a", "b")
+
+
+def test_any_file_is_a_task_by_its_field(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"ask": "one", "other": 1}\n\n{"ask": " "}\n{"ask": "two"}\n')
+    assert [(each.turns, each.number) for each in load_task(f"{path}:ask", None, 9)] == [(("one",), 0), (("two",), 2)]
+    with pytest.raises(UsageError, match=r"field 'asks'. Did you mean 'ask'\? Its fields are: ask, other"):
+        load_task(f"{path}:asks", None, 9)
+
+
+def test_the_second_turn_is_asked_behind_the_models_answer():
+    prompt = PROMPTS[2]
+    assert [message["role"] for message in prompt.asked(("A number.",))] == ["user", "assistant", "user"]
+    assert prompt.asked(("A number.",))[1:] == (
+        {"role": "assistant", "content": "A number."}, {"role": "user", "content": prompt.turns[1]},
+    )  # fmt: skip
+
+
+def test_a_task_is_fetched_from_the_hub_at_a_pinned_revision(tmp_path, monkeypatch):
+    path = tmp_path / "question.jsonl"
+    path.write_text('{"prompt": ["a", "b"]}\n')
+    asked = []
+
+    def download(repository, name, *, repo_type, revision):
+        asked.append((repository, name, repo_type, revision))
+        return str(path)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    assert load_task("mt_bench", None, 1)[0].turns == ("a", "b")
+    ((_, _, kind, revision),) = asked
+    assert kind == "dataset"
+    assert re.fullmatch("[0-9a-f]{40}", revision)
+
+
+def test_offline_the_remedy_is_said(monkeypatch):
+    def download(*_, **__):
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    with pytest.raises(UsageError, match="give a folder with its file as --data, or use the task embedded"):
+        hub.fetch_task("gsm8k")
+    with pytest.raises(UsageError, match="spec_bench is not fetched"):
+        hub.fetch_task("spec_bench")
+
+
+# --- cells and runs
+
+
+def test_every_cell_pairs_the_method_with_plain_decoding_of_the_same_prompt(finished):
+    cells, damaged = read_cells(finished)
+    assert (len(cells), damaged) == (CELLS, [])
+    for cell in cells:
+        base, own = cell.whole
+        assert own.token_ids == base.token_ids
+        assert (own.prompt_tokens, own.tokens) == (base.prompt_tokens, base.tokens)
+        assert base.steps == base.tokens
+        assert own.steps + own.accepted >= own.tokens
+        assert cell.environment["model"]["dtype"] == "float32"
+        if cell.counts is not None:
+            assert sum(cell.counts.drafted_by_depth) == sum(cell.counts.drafted_by_source.values()) == own.drafted
+            assert sum(cell.counts.accepted_by_depth) == sum(cell.counts.accepted_by_source.values()) == own.accepted
+    assert sum(cell.own.accepted for cell in cells) > 0
+
+
+def test_the_second_turn_goes_on_behind_the_plain_answer(finished, generator):
+    cells, _ = read_cells(finished)
+    first, second = (
+        next(cell for cell in cells if cell.place.task == "talk" and cell.place.turn == turn) for turn in (1, 2)
+    )
+    answer = generator.tokenizer.decode(first.base.token_ids, skip_special_tokens=True)
+    assert second.base.prompt_tokens == len(generator.encode(PROMPTS[2].asked((answer,))))
+
+
+def test_the_first_prompt_of_a_task_keeps_an_example_that_spells_the_text(finished, generator):
+    cells, _ = read_cells(finished)
+    shown = [cell for cell in cells if cell.example]
+    assert {(cell.place.task, cell.place.number, cell.place.turn) for cell in shown} == {("sums", 0, 1), ("talk", 0, 1)}
+    for cell in shown:
+        spelt = [text for step in cell.example for text in step.emitted]
+        assert spelt == [generator.tokenizer.decode([token]) for token in cell.own.token_ids]
+        assert sum(len(step.wasted) for step in cell.example) == cell.own.drafted - cell.own.accepted
+
+
+def test_what_is_there_is_not_measured_again(copied, generator):
+    before = {path: path.read_bytes() for path in CellFolder(copied).paths()}
+    account = run_plan(generator, PLAN, CellFolder(copied))
+    assert (len(account.cells), account.found, account.replaced) == (CELLS, CELLS, [])
+    assert {path: path.read_bytes() for path in CellFolder(copied).paths()} == before
+
+
+def test_a_run_that_was_killed_and_resumed_gives_the_same_cells(finished, tmp_path, generator):
+    count = 0
+
+    def killed():
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_plan(generator, PLAN, CellFolder(tmp_path), killed)
+    assert 0 < len(names(tmp_path)) < CELLS
+    run_plan(generator, PLAN, CellFolder(tmp_path))
+    assert names(tmp_path) == names(finished)
+    assert texts(tmp_path) == texts(finished)
+
+
+def test_damaged_and_changed_cells_are_named_and_measured_again(copied, finished, generator):
+    truncated, edited, stale = list(CellFolder(copied).paths())[:3]
+    truncated.write_bytes(truncated.read_bytes()[:200])
+    edited.write_text(edited.read_text().replace('"prompt_tokens": ', '"prompt_tokens": 1'))
+    cell = dataclasses.replace(read_cell(stale), prompt_hash="another")
+    stale.write_bytes(cell.as_json())
+    for path in (truncated, edited):
+        with pytest.raises(StoreError, match="damaged"):
+            read_cell(path)
+    account = run_plan(generator, PLAN, CellFolder(copied))
+    assert account.found == CELLS - 3
+    assert len(account.replaced) == 3
+    for path, sentence in zip((truncated, edited, stale), sorted(account.replaced, key=str), strict=True):
+        assert any(path.name in each for each in account.replaced), sentence
+    assert texts(copied) == texts(finished)
+
+
+def test_a_new_method_is_added_to_what_is_there(copied, generator):
+    plan = dataclasses.replace(PLAN, methods=[*METHODS, parse_method("prompt_lookup:{}")])
+    account = run_plan(generator, plan, CellFolder(copied))
+    assert (account.found, len(account.cells)) == (CELLS, CELLS * 4 // 3)
+
+
+def test_a_method_that_raises_on_one_prompt_fails_there_and_only_there(tmp_path, generator, monkeypatch):
+    propose = PromptLookupDrafting.propose
+
+    def raises_on_sums(drafting, view, budget):
+        if "3 * 4" in generator.tokenizer.decode(view.ids):
+            raise RuntimeError("no such sum")
+        return propose(drafting, view, budget)
+
+    monkeypatch.setattr(PromptLookupDrafting, "propose", raises_on_sums)
+    account = run_plan(generator, PLAN, CellFolder(tmp_path))
+    assert len(account.cells) == CELLS
+    assert [(cell.place.method, cell.place.number) for cell in account.failures] == [("prompt_lookup", 3)] * 2
+    assert "no such sum" in account.failures[0].failure
+    failed = [each for each in summarize_cells(account.cells) if each.failed]
+    assert {(each.method, each.task, each.failed) for each in failed} == {
+        ("prompt_lookup", "sums", 1), ("prompt_lookup", ALL, 1),
+    }  # fmt: skip
+    monkeypatch.setattr(PromptLookupDrafting, "propose", propose)
+    again = run_plan(generator, PLAN, CellFolder(tmp_path))
+    assert (again.found, again.failures) == (CELLS - 2, [])
+
+
+def test_noisy_pairs_are_written_again_and_marked_where_they_stay_so(generator, monkeypatch):
+    plan = dataclasses.replace(PLAN, prompts=PROMPTS[:1], settings=SETTINGS[:1])
+    monkeypatch.setattr("foredraft.bench.cell.NOISY", -1.0)
+    account = run_plan(generator, plan)
+    assert [(cell.attempts, cell.noisy) for cell in account.cells] == [(3, True)] * len(METHODS)
+    assert all(each.noisy == each.texts == 1 for each in summarize_cells(account.cells))
+
+
+@pytest.mark.parametrize(("part", "name"), [("machine", "processor"), ("versions", "torch"), ("model", "hash")])
+def test_unlike_environments_are_neither_added_to_nor_compared(copied, generator, part, name):
+    path = next(CellFolder(copied).paths())
+    cell = read_cell(path)
+    other = {**cell.environment, part: {**cell.environment[part], name: "another"}}
+    path.write_bytes(dataclasses.replace(cell, environment=other).as_json())
+    with pytest.raises(UsageError, match=f"another environment.*{name}"):
+        run_plan(generator, PLAN, CellFolder(copied))
+    with pytest.raises(UsageError, match=f"unlike environments.*{name}"):
+        read_cells(copied)
+
+
+def test_cells_of_another_version_are_refused(copied):
+    path = next(CellFolder(copied).paths())
+    path.write_text(path.read_text().replace('"version": 1', '"version": 99', 1))
+    with pytest.raises(UsageError, match="version 99"):
+        read_cells(copied)
+
+
+def test_what_learns_between_texts_is_measured_cold_and_warm(tmp_path, generator):
+    method = parse_method('adaptix:{"table":"none","share":true,"feedback":"off"}')
+    assert [each.memory for each in cold_and_warm([method])] == ["cold", "warm"]
+    prompts = [TaskPrompt("same", number, ("Tell me about the sea.",)) for number in range(2)]
+    settings = {"max_new_tokens": 24, "seed": 0}
+    run_plan(generator, Plan("demo", [method], prompts, [settings]), CellFolder(tmp_path))
+    cells = {(cell.place.method.split()[-1], cell.place.number): cell for cell in read_cells(tmp_path)[0]}
+    assert {key: cell.learned_texts for key, cell in cells.items()} == {
+        ("cold", 0): 0, ("warm", 0): 0, ("cold", 1): 0, ("warm", 1): 1,
+    }  # fmt: skip
+    assert cells["cold", 0].own.steps == cells["cold", 1].own.steps == cells["warm", 0].own.steps
+    assert cells["warm", 1].own.steps < cells["cold", 1].own.steps
+
+
+def test_the_peer_writes_the_same_greedy_text_plainly_and_assisted(generator):
+    peers = (
+        "transformers",
+        'transformers:{"prompt_lookup_num_tokens":4}',
+        'transformers:{"assistant_model":"demo-draft"}',
+    )
+    plan = Plan("demo", [parse_method(text) for text in peers], PROMPTS[1:2], SETTINGS[:1])
+    account = run_plan(generator, plan)
+    assert [cell.failure for cell in account.cells] == [""] * 3
+    plain, lookup, assisted = (cell.whole for cell in account.cells)
+    assert {own.token_ids for _, own in (plain, lookup, assisted)} == {plain[0].token_ids}
+    assert plain[1].steps == plain[1].tokens
+    assert lookup[1].steps <= plain[1].steps
+    with pytest.raises(UsageError, match=r"no option 'prompt_lookup'. Did you mean"):
+        run_plan(generator, dataclasses.replace(plan, methods=[parse_method('transformers:{"prompt_lookup":4}')]))
+
+
+def test_two_places_never_share_a_path():
+    labels = ['rest:{"store":"a/b"}', 'rest:{"store":"a_b"}', "rest", "rest ", "REST", "..", "none/../../x"]
+    paths = {Place("demo", "float32", "greedy-8-seed0", "sums", label, 0).path() for label in labels}
+    assert len(paths) == len(labels)
+    assert all(".." not in path.parts for path in paths)
+
+
+# --- figures
+
+
+def test_equal_times_give_a_speed_up_of_one_and_twice_the_speed_two():
+    rng = np.random.default_rng(0)
+    seconds, tokens = rng.uniform(1, 2, 40), rng.integers(50, 128, 40).astype(np.float64)
+    assert speed_up(seconds, tokens, seconds, tokens) == Ratio(1, 1, 1)
+    tokens = np.full(40, 100.0)
+    twice = speed_up(np.full(40, 2.0), tokens, np.tile([0.9, 1.1], 20), tokens)
+    assert twice.low < 2 < twice.high
+    assert mean_speed_up(np.full(9, 2.0)).value == pytest.approx(2)
+
+
+def test_too_few_pairs_have_no_interval():
+    one = np.ones(1)
+    assert (speed_up(2 * one, one, one, one).low, speed_up(2 * one, one, one, one).high) == (0, float("inf"))
+
+
+def test_micro_and_macro_averages_weigh_tokens_and_texts(finished):
+    cells, _ = read_cells(finished)
+    whole = [each for each in summarize_cells(cells) if each.task == ALL and each.method == "prompt_lookup"]
+    assert len(whole) == len(SETTINGS)
+    mine = [c.own for c in cells if c.place.settings == whole[0].settings and c.place.method == "prompt_lookup"]
+    tokens, steps = sum(each.tokens for each in mine), sum(each.steps for each in mine)
+    assert whole[0].statistics.tokens_per_target_step == pytest.approx(tokens / steps)
+    assert whole[0].tokens_per_target_step_macro == pytest.approx(np.mean([each.tokens / each.steps for each in mine]))
+
+
+def advised(finished, **speeds):
+    """What is advised where each method has the speed-up given, over all tasks."""
+    cells, _ = read_cells(finished)
+    rows = [each for each in summarize_cells(cells) if each.settings == "greedy-12-seed0" and each.task == ALL]
+    changed = [
+        dataclasses.replace(each, speed_up=speeds[each.method.partition(":")[0]], texts_without_loops=0)
+        for each in rows
+    ]
+    return advise(changed, cells[0].environment)
+
+
+def test_the_fastest_method_is_advised_and_those_beside_it_are_named(finished):
+    one = Ratio(1, 0.9, 1.1)
+    clear = advised(finished, prompt_lookup=Ratio(1.2, 1.1, 1.3), adaptix=Ratio(1.8, 1.7, 1.9), none=one)
+    assert 'use adaptix:{"table":"none"}' in clear[0]
+    assert "prompt_lookup" not in clear[0]
+    close = advised(finished, prompt_lookup=Ratio(1.2, 1.1, 1.3), adaptix=Ratio(1.25, 1.15, 1.4), none=one)
+    assert "prompt_lookup cannot be told apart" in close[0]
+    slow = advised(finished, prompt_lookup=Ratio(1.05, 0.95, 1.2), adaptix=Ratio(0.8, 0.7, 0.9), none=one)
+    assert "no method is faster than plain decoding beyond doubt" in slow[0]
+
+
+# --- the report and the command line
+
+
+def test_the_report_is_one_page_that_asks_for_nothing(copied, tmp_path_factory):
+    path = next(path for path in CellFolder(copied).paths() if read_cell(path).example)
+    cell = read_cell(path)
+    step = dataclasses.replace(cell.example[0], emitted=("<script>alert(1)</script>",), sources=(None,))
+    path.write_bytes(dataclasses.replace(cell, example=(step, *cell.example[1:])).as_json())
+    out = tmp_path_factory.mktemp("report")
+    page, table, pictures = write_report(copied, out)
+    text = page.read_text()
+    assert "<script" not in text
+    links = re.findall(r'(?:src|srcset|href|url)\s*[=(]\s*["\']?([^"\'\s>)]{0,30})', text)
+    assert links
+    assert all(link.startswith("data:") for link in links)
+    assert "prefers-color-scheme: dark" in text
+    assert text.count("<img") == len(list(pictures.glob("*-light.png"))) == len(list(pictures.glob("*-dark.png")))
+    assert "| `prompt_lookup` |" in table.read_text()
+
+
+def test_a_report_without_matplotlib_says_what_to_install(finished, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UsageError, match=re.escape('pip install "foredraft[report]"')):
+        write_report(finished, tmp_path)
+
+
+def test_a_report_that_cannot_be_written_says_so(finished):
+    with pytest.raises(UsageError, match="cannot be written to /dev/null/report"):
+        write_report(finished, Path("/dev/null/report"))
+
+
+def test_the_command_measures_keeps_and_reports(tmp_path, capsys):
+    out = tmp_path / "cells"
+    options = ["--task", "embedded/chat", "--prompts", "1", "--max-new-tokens", "8", "--dtype", "float32"]
+    command = ["bench", "run", *options, "--method", "prompt_lookup", "--out", str(out)]
+    assert main([*command, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["speed_up"]["high"] is row["speed_up_macro"]["high"] is None
+    assert (row["task"], row["texts"], row["identical"], row["statistics"]["emitted"]) == ("embedded/chat", 1, 1, 8)
+    assert main(command) == 0
+    assert "0 cells measured, 1 found" in capsys.readouterr().out
+    assert main(["bench", "report", str(out)]) == 0
+    assert capsys.readouterr().out.split() == [str(out / name) for name in ("report.html", "report.md", "pictures")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "--task", "embeded"], "There is no task 'embeded'. Did you mean 'embedded'?"),
+        (["run", "--method", "adaptics"], "There is no method 'adaptics'. Did you mean 'adaptix'?"),
+        (["run", "--method", "none", "--method", "none"], "none is given twice"),
+        (["run", "--prompts", "0"], "it must be at least 1"),
+        (["run", "--temperature", "-1"], "temperature is -1"),
+        (["run", "--task", "/nowhere/file.jsonl:field"], "There is no file /nowhere/file.jsonl"),
+        (["run", "--out", "/dev/null/cells"], "cannot be written to /dev/null/cells"),
+        (["report", "/nowhere"], "There is no folder /nowhere"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_a_sentence(arguments, says, capsys):
+    assert main(["bench", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1

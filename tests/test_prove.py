@@ -1,0 +1,156 @@
+"""`foredraft prove` holds for what is sound, and fails where a mistake is planted."""
+
+import dataclasses
+import json
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import foredraft.engine.state as state_module
+import foredraft.engine.step as step_module
+from foredraft import drafters, rejection
+from foredraft.bench.rule import chi_square_p, prove_rule
+from foredraft.cli import main
+from foredraft.contracts import Budget, Draft, DraftContext, Needs, SequenceView, Verdict
+from foredraft.drafters.none import NoDrafter
+from foredraft.graph.tree import chain_parents
+from foredraft.model.target import TorchTarget
+from foredraft.sampling import SamplingOptions
+from foredraft.verify import verify
+
+OPTIONS = ["--prompts", "2", "--max-new-tokens", "24"]
+SAMPLED = SamplingOptions(do_sample=True, temperature=0.8)
+
+
+def proved(capsys, *options):
+    status = main(["prove", *OPTIONS, "--json", *options])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_sound_methods_and_rules_are_proved(capsys):
+    drawing = 'draft_model:{"verification":"rejection","num_speculative_tokens":3}'
+    status, found = proved(capsys, "--method", "prompt_lookup", "--method", drawing)
+    assert status == 0
+    assert [(row["setting"], row["method"], row["identical"]) for row in found["texts"]] == [
+        ("greedy", "prompt_lookup", 2), ("greedy", drawing, 2), ("T=0.7", "prompt_lookup", 2),
+    ]  # fmt: skip
+    tests = [(row["rule"], row["test"]) for row in found["rules"]]
+    assert ("matched", "chi-square") in tests
+    assert ("rejection", "enumeration") in tests
+
+
+def redraws_after_a_mismatch(draft, scores, policy, at):
+    """The draw that did not match is thrown away, and the next best one is emitted in its place."""
+    verdict = verify(draft, scores, policy, at)
+    if len(draft) and len(verdict.path) < len(verdict.tokens):
+        row = scores.logits[verdict.path[-1] + 1 if verdict.path else 0].clone()
+        row[verdict.tokens[-1]] = -torch.inf
+        return dataclasses.replace(verdict, tokens=(*verdict.tokens[:-1], int(row.argmax())))
+    return verdict
+
+
+def test_a_verifier_that_draws_again_is_found(capsys, monkeypatch):
+    monkeypatch.setattr(step_module, "verify", redraws_after_a_mismatch)
+    status, found = proved(capsys, "--method", "prompt_lookup")
+    assert status == 1
+    assert any(row["identical"] < row["texts"] for row in found["texts"])
+
+
+class Meddling:
+    """Drafts nothing of worth, and blurs what the target remembers."""
+
+    name: ClassVar[str] = "meddling"
+    summary: ClassVar[str] = "changes the cache"
+    Options = NoDrafter.Options
+    source_names = ("meddling",)
+    needs = Needs()
+    caches: ClassVar[list] = []
+
+    @classmethod
+    def create(cls, options, resources):
+        return cls()
+
+    def open(self, context: DraftContext):
+        return self
+
+    def propose(self, view: SequenceView, budget: Budget):
+        with torch.inference_mode():
+            for layer in self.caches[-1].layers:
+                layer.values[:, :, : len(view.ids) - 1] *= 0.5
+        tokens = view.ids[:1].astype(np.int32)
+        return Draft(tokens, chain_parents(1)) if budget.nodes and budget.depth else Draft(tokens[:0], chain_parents(0))
+
+    def observe(self, verdict: Verdict):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_a_drafter_that_changes_the_cache_is_found(capsys, monkeypatch):
+    new_cache = TorchTarget.new_cache
+
+    def kept(target):
+        Meddling.caches.append(new_cache(target))
+        return Meddling.caches[-1]
+
+    monkeypatch.setattr(TorchTarget, "new_cache", kept)
+    monkeypatch.setattr(drafters, "_OWN", {**drafters._OWN, "meddling": f"{__name__}:Meddling"})
+    status, found = proved(capsys, "--method", 'meddling:{"num_speculative_tokens":1}')
+    assert status == 1
+    assert any(
+        not difference["gap"] <= difference["tolerance"] for row in found["texts"] for difference in row["differences"]
+    )
+
+
+def test_a_rule_that_draws_again_is_found_under_rejection(monkeypatch):
+    assert all(proof.holds for proof in prove_rule("rejection", SAMPLED))
+    monkeypatch.setattr(rejection, "residual", lambda p, q: p)
+    broken = [proof for proof in prove_rule("rejection", SAMPLED) if not proof.holds]
+    assert "enumeration" in {proof.test for proof in broken}
+
+
+def test_a_rule_that_prefers_its_draft_is_found_by_its_texts(monkeypatch):
+    assert all(proof.holds for proof in prove_rule("matched", SAMPLED))
+    sampler = state_module.Sampler.chooser
+
+    def colder(self, scores, at, *given):
+        return sampler(self, dataclasses.replace(scores, logits=scores.logits * 1.5), at, *given)
+
+    monkeypatch.setattr(state_module.Sampler, "chooser", colder)
+    assert [proof.test for proof in prove_rule("matched", SAMPLED) if not proof.holds] == ["chi-square"]
+
+
+def test_greedy_choices_have_no_law_to_test():
+    assert prove_rule("matched", SamplingOptions()) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_p_value_is_that_of_the_chi_square_distribution(seed):
+    law = np.random.default_rng(seed).dirichlet(np.ones(6) * 3)
+    counts = np.random.default_rng(seed + 9).multinomial(4000, law)
+    expected = stats.chisquare(counts, 4000 * law).pvalue
+    assert chi_square_p(counts.tolist(), (4000 * law).tolist()) == pytest.approx(expected)
+
+
+def test_rare_outcomes_are_pooled():
+    assert chi_square_p([990, 4, 3, 3], [990.0, 4.0, 3.0, 3.0]) == pytest.approx(1)
+    assert chi_square_p([1000, 0], [999.0, 1.0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--method", "transformers"], "transformers is not proved here"),
+        (["--task", "gsm9k"], "There is no task 'gsm9k'. Did you mean 'gsm8k'?"),
+        (["--method", "adaptics"], "Did you mean 'adaptix'?"),
+    ],
+)
+def test_what_cannot_be_proved_is_refused_in_a_sentence(arguments, says, capsys):
+    assert main(["prove", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
