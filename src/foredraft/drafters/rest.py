@@ -146,9 +146,13 @@ class RestDrafter:
 
     def open(self, context: DraftContext) -> "RestDrafting":
         """Begin drafting for one sequence, with the segments that the store has by now."""
+        return RestDrafting(self, self.segments(), context.seed)
+
+    def segments(self) -> list[SuffixArrays]:
+        """Return the segments that the stores have by now."""
         with self.lock:
             self._stores = tuple(map(_current, self._stores))
-            return RestDrafting(self, [text for store in self._stores for text in store.segments], context.seed)
+            return [text for store in self._stores for text in store.segments]
 
     def share(self, ids: TokenIds) -> None:
         """Let later sequences find `ids`, int64[n]."""
@@ -215,7 +219,7 @@ class RestDrafting:
         self._segments = segments
         self._ranges = np.zeros((len(self._segments), options.longest + 1, 2), np.int64)
         self._own = empty_text()
-        self._trust = prior_trust(options.longest, _STRENGTH)
+        self._trust = prior_trust(options.longest, STRENGTH)
         self._asked: tuple[Levels, Rows] | None = None
         self._ids: TokenIds = np.empty(0, np.int64)
         self._seed = seed
@@ -306,6 +310,6 @@ class RestDrafting:
         return Draft(*published_tree(tokens, nodes, (self._seed + len(self._ids)) % _SEEDS))
 
 
-_STRENGTH = 20.0
+STRENGTH = 20.0
 """Observations that the prior trust counts for."""
 _SEEDS = 1 << 62
