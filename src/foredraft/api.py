@@ -4,7 +4,7 @@ The only place where models, drafters, budgets and text meet. Does not know how 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -151,13 +151,8 @@ class Generator:
             StoreError: a table that is damaged or belongs to another tokenizer.
         """
         choose_control(nodes, control, control_options)  # refused now, not after the tables
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        own = backend if self._embedded else None
-        resources = Resources(
-            vocabulary=self.target.vocabulary,
-            tokenizer_hash=tokenizer_hash(backend) if backend is not None else "",
-            default_table=partial(default_table, own, self._progress) if own else None,
-            default_store=partial(default_store, own, self._progress) if own else None,
+        resources = replace(
+            resources_for(self.target.vocabulary, self.tokenizer, embedded=self._embedded, progress=self._progress),
             draft_model=partial(pair_draft_model, target=self.target, tokenizer=self.tokenizer),
             default_draft=EMBEDDED_DRAFT if self._embedded else None,
         )
@@ -307,6 +302,27 @@ class Generator:
 
     def _control(self, seed: int) -> Control:
         return FixedControl(0) if self.method == "none" else self._amount.make(lambda: self.cost, seed)
+
+
+def resources_for(
+    vocabulary: int, tokenizer: Any | None, *, embedded: bool = False, progress: Progress | None = None
+) -> Resources:
+    """Return what a drafter may build on for a model, draft models apart.
+
+    Args:
+        vocabulary: ids that the model scores.
+        tokenizer: the model's, or None.
+        embedded: whether it is an embedded model, which has a table and a datastore of its own.
+        progress: told about work that takes over a second.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    own = backend if embedded else None
+    return Resources(
+        vocabulary=vocabulary,
+        tokenizer_hash=tokenizer_hash(backend) if backend is not None else "",
+        default_table=partial(default_table, own, progress) if own else None,
+        default_store=partial(default_store, own, progress) if own else None,
+    )
 
 
 def _pair(model: Any) -> tuple[Any, Any]:

@@ -27,7 +27,7 @@ from foredraft.index.retrieval import (
     levels_of,
     rows_for,
 )
-from foredraft.index.suffix_array import SuffixArrays, follow
+from foredraft.index.suffix_array import Places, SuffixArrays, Symbols, follow
 from foredraft.integrations.arena import Arena
 from foredraft.integrations.batches import I64, Batch, ChainOptions
 
@@ -54,6 +54,14 @@ class _Asked(NamedTuple):
     start: I64
     share: F64
     firsts: IntArray
+
+
+class _Segments(NamedTuple):
+    """The store's segments, an array of each at the same place: compiled threads take no tuple of tuples."""
+
+    symbols: tuple[Symbols, ...]
+    suffixes: tuple[Places, ...]
+    first: tuple[I64, ...]
 
 
 class _Settings(NamedTuple):
@@ -89,10 +97,11 @@ class RestBatch:
         self, options: RestOptions, segments: Sequence[SuffixArrays], slots: int, most: int, chains: ChainOptions
     ) -> None:
         self._options, self._most = options, most
-        self._segments = tuple(segments) or (_no_segment(),)
+        segments = tuple(segments) or (_no_segment(),)
+        self._segments = _Segments(*(tuple(arrays) for arrays in zip(*segments, strict=True)))
         self._arena: Arena[RecentText] = Arena(empty_text, _UNIT)
         self._regions = np.zeros((slots, 2), np.int64)
-        self._ranges = np.zeros((slots, len(self._segments), options.longest + 1, 2), np.int64)
+        self._ranges = np.zeros((slots, len(segments), options.longest + 1, 2), np.int64)
         prior = prior_trust(options.longest, STRENGTH)
         self._prior = prior
         self._trust = Trust(*(np.repeat(counter[None], slots, axis=0) for counter in prior))
@@ -118,7 +127,7 @@ class RestBatch:
         self._make_room(batch)
         tokens, counts = np.zeros((len(batch.rows), self._most), np.int32), np.zeros(len(batch.rows), np.int32)
         _draft(
-            self._segments, self._arena.pool, self._regions, self._ranges, self._trust, self._asked, self._settings,
+            *self._segments, self._arena.pool, self._regions, self._ranges, self._trust, self._asked, self._settings,
             batch.token_ids, batch.rows, batch.lengths, batch.slots, batch.known,
             np.minimum(batch.depth, self._options.continuation), tokens, counts,
         )  # fmt: skip
@@ -167,6 +176,11 @@ def region(pool: RecentText, start: int, units: int) -> RecentText:
 
 
 @njit(cache=True)
+def _segment(segments: _Segments, number: int) -> SuffixArrays:
+    return SuffixArrays(segments.symbols[number], segments.suffixes[number], segments.first[number])
+
+
+@njit(cache=True)
 def _learn(trust: Trust, asked: _Asked, slot: int, token: int) -> None:
     """Credit the levels of the last draft with the token that was written behind it."""
     count = asked.made[slot]
@@ -193,7 +207,7 @@ def _remember(asked: _Asked, slot: int, levels: Levels, rows: Rows) -> None:
 
 @njit(cache=True)
 def _retrieved(
-    segments: tuple[SuffixArrays, ...], text: RecentText, ranges: I64, trust: Trust, settings: _Settings, ids: I64,
+    segments: _Segments, text: RecentText, ranges: I64, trust: Trust, settings: _Settings, ids: I64,
     depth: int,
 ) -> tuple[Levels, Rows]:  # fmt: skip
     """Return what follows the last tokens wherever they occur, `depth` tokens of it."""
@@ -209,8 +223,8 @@ def _retrieved(
     allot(levels, settings.samples)
     rows = rows_for(levels, depth)
     before = np.zeros(longest + 1, np.int64)
-    for number in range(len(segments)):
-        gather_from_store(segments[number], ranges[number], before, levels, rows)
+    for number in range(len(segments.first)):
+        gather_from_store(_segment(segments, number), ranges[number], before, levels, rows)
     if settings.learns:
         gather_from_text(text, OWN, places, lengths, levels, rows)
     return levels, rows
@@ -218,7 +232,7 @@ def _retrieved(
 
 @njit(cache=True)
 def _draft_row(
-    segments: tuple[SuffixArrays, ...], text: RecentText, ranges: I64, trust: Trust, asked: _Asked,
+    segments: _Segments, text: RecentText, ranges: I64, trust: Trust, asked: _Asked,
     settings: _Settings, ids: IntArray, slot: int, known: int, depth: int, chain: IntArray,
 ) -> int:  # fmt: skip
     """Read `ids` from `known` on, write the best chain behind them into `chain`, and return its length."""
@@ -227,8 +241,8 @@ def _draft_row(
     if settings.backoff and len(new):
         _learn(trust, asked, slot, new[0])
     asked.made[slot] = 0
-    for number in range(len(segments)):
-        follow(segments[number], ranges[number], new[-longest:])
+    for number in range(len(segments.first)):
+        follow(_segment(segments, number), ranges[number], new[-longest:])
     if settings.learns:
         append(text, new)
     if depth <= 0:
@@ -246,14 +260,24 @@ def _draft_row(
 
 @njit(cache=True, parallel=True)
 def _draft(
-    segments: tuple[SuffixArrays, ...], pool: RecentText, regions: I64, ranges: I64, trust: Trust, asked: _Asked,
-    settings: _Settings, token_ids: IntArray, rows: I64, lengths: I64, slots: I64, known: I64, depth: I64,
-    chains: IntArray, counts: IntArray,
+    symbols: tuple[Symbols, ...], suffixes: tuple[Places, ...], first: tuple[I64, ...], pool: RecentText, regions: I64,
+    ranges: I64, trust: Trust, asked: _Asked, settings: _Settings, token_ids: IntArray, rows: I64, lengths: I64,
+    slots: I64, known: I64, depth: I64, chains: IntArray, counts: IntArray,
 ) -> None:  # fmt: skip
     for i in prange(len(rows)):
         slot = slots[i]
         text = region(pool, regions[slot, 0], regions[slot, 1])
         ids = token_ids[rows[i], : lengths[i]]
         counts[i] = _draft_row(
-            segments, text, ranges[slot], trust, asked, settings, ids, slot, known[i], depth[i], chains[i]
+            _Segments(symbols, suffixes, first),
+            text,
+            ranges[slot],
+            trust,
+            asked,
+            settings,
+            ids,
+            slot,
+            known[i],
+            depth[i],
+            chains[i],
         )

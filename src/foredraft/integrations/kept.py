@@ -11,8 +11,7 @@ from typing import Any
 from foredraft.api import Generator
 from foredraft.demo import EMBEDDED, embedded_path
 from foredraft.engine.statistics import Statistics
-from foredraft.errors import UsageError
-from foredraft.model.loading import load_tokenizer
+from foredraft.integrations.bound_tokenizer import tokenizer_for
 from foredraft.model.target import TorchTarget
 from foredraft.speculation import parse_speculation
 
@@ -20,8 +19,6 @@ ATTRIBUTE = "_foredraft"
 """Where a model keeps what was made for it."""
 MOST_KEPT = 4
 """Configurations whose drafters are kept for a model; of more, the one used longest ago is dropped."""
-_STORED = ("table", "store", "memory")
-"""Options that name a file bound to a tokenizer."""
 
 
 class Kept:
@@ -85,16 +82,9 @@ def make_generator(model: Any, config: Mapping[str, Any]) -> Generator:
         StoreError: a table or store that is damaged or belongs to another tokenizer.
     """
     asked = parse_speculation(None, config)
-    tokenizer = asked.options.pop("tokenizer", None)
+    given = asked.options.pop("tokenizer", None)
     name = str(getattr(model, "name_or_path", "") or "")
-    if tokenizer is None or isinstance(tokenizer, str):
-        tokenizer = _found_tokenizer(name) if tokenizer is None else load_tokenizer(tokenizer)
-    files = [key for key in _STORED if asked.options.get(key) not in (None, "default", "none")]
-    if tokenizer is None and files:
-        raise UsageError(
-            f"{files[0]} is bound to a tokenizer, and none was found where the model was loaded from ({name!r}); give "
-            'it: speculative_config={"tokenizer": tokenizer, ...}.'
-        )
+    tokenizer = tokenizer_for(name, given, asked.options)
     return Generator(
         TorchTarget(model),
         tokenizer,
@@ -110,13 +100,3 @@ def _state_of(model: Any) -> tuple[Any, ...]:
     """Return what a generator was made for: where the weights lie, of which type and how many, and which kernel."""
     weight = model.get_input_embeddings().weight
     return weight.device, weight.dtype, tuple(weight.shape), getattr(model.config, "_attn_implementation", None)
-
-
-def _found_tokenizer(name: str) -> Any | None:
-    """Return the tokenizer that lies where the model was loaded from, or None."""
-    if not name:
-        return None
-    try:
-        return load_tokenizer(name)
-    except UsageError:
-        return None
