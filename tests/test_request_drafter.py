@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 import naive
+import test_trigram_table as trigram_tables
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
+from foredraft.corpus.build import build_trigram_table
+from foredraft.corpus.documents import text_documents
+from foredraft.corpus.fingerprint import tokenizer_hash
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import ForedraftWarning
 from foredraft.graph.tree import best_chain
@@ -48,7 +52,6 @@ class Server:
 
 METHODS = {
     "adaptix": ("adaptix", {"table": "none", "feedback": "off"}),
-    "adaptix that does not learn": ("adaptix", {"table": "none", "learn": "off"}),
     "rest": ("rest", {"store": "STORE", "samples": 32}),
     "rest, longest": ("rest", {"store": "STORE", "weighting": "longest"}),
     "rest without a store": ("rest", {"store": "none"}),
@@ -75,9 +78,9 @@ def make(request, store):
     return lambda: make_drafter(method, options, Resources(VOCABULARY))
 
 
-def drafts_alone(drafter, ids, lengths, nodes=32):
+def drafts_alone(drafter, ids, lengths, nodes=32, vocabulary=VOCABULARY):
     """What the drafter's own drafting proposes for one text that grows to each of `lengths`, cut to its best chain."""
-    drafting, chains, known, last = drafter.open(DraftContext(VOCABULARY)), [], 0, EMPTY_DRAFT
+    drafting, chains, known, last = drafter.open(DraftContext(vocabulary)), [], 0, EMPTY_DRAFT
     for length in lengths:
         view = ids[:length].astype(np.int64)
         if known:
@@ -106,6 +109,22 @@ def test_a_batch_drafts_what_each_text_is_drafted_alone(make):
         drafts = requests.propose(sampled, server.lengths, server.token_ids)
         assert drafts == [chains[step] for chains in expected]
     assert sum(len(chain) for chains in expected for chain in chains) > 50
+
+
+def test_a_batch_drafts_from_the_table(tmp_path):
+    texts = [text(seed, 200, trigram_tables.VOCABULARY) for seed in range(3)]
+    path, tokenizer = tmp_path / "a.trigrams", trigram_tables.word_tokenizer()
+    documents = text_documents([trigram_tables.words(ids.tolist()) for ids in texts])
+    build_trigram_table(documents, tokenizer, trigram_tables.VOCABULARY, path)
+    resources = Resources(trigram_tables.VOCABULARY, tokenizer_hash(tokenizer))
+    drafter = make_drafter("adaptix", {"table": str(path), "learn": "off"}, resources)
+    server = Server(texts)
+    requests = RequestDrafter(drafter, vocabulary=trigram_tables.VOCABULARY, most=MOST, rows=3, longest=LONGEST)
+    for length in (1, 2, 30, 150):
+        drafts = requests.propose(server.show([length] * 3), server.lengths, server.token_ids)
+        alone = [drafts_alone(drafter, ids, [length], vocabulary=trigram_tables.VOCABULARY)[0] for ids in texts]
+        assert drafts == alone
+        assert any(drafts)
 
 
 def test_requests_are_found_again_in_other_rows_and_after_a_pause(make):
