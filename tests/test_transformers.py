@@ -9,8 +9,6 @@ import weakref
 import pytest
 import torch
 from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
     StoppingCriteria,
@@ -20,6 +18,7 @@ from transformers import (
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 import foredraft
+import test_api
 from foredraft import UsageError
 from foredraft.integrations.kept import ATTRIBUTE, MOST_KEPT, kept_on
 from foredraft.integrations.prepared import split_filters
@@ -30,16 +29,9 @@ OURS = {"custom_generate": foredraft.generate, "speculative_config": {"table": "
 PROMPT = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5]])
 
 
-def tiny_llama(seed=0):
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=160, bos_token_id=1, eos_token_id=0, pad_token_id=2,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).float().eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(5 if weight.ndim > 1 else 1)
+def tiny_llama():
+    model = test_api.tiny_llama(VOCABULARY)
+    model.generation_config.pad_token_id = 2
     return model
 
 
@@ -219,7 +211,7 @@ def test_a_streamer_hears_what_it_hears_without_us(model):
 
 def test_transformers_own_assisted_decoding_keeps_its_meaning(model):
     plain = model.generate(PROMPT, max_new_tokens=20)
-    for flags in ({"prompt_lookup_num_tokens": 3}, {"assistant_model": tiny_llama(1)}):
+    for flags in ({"prompt_lookup_num_tokens": 3}, {"assistant_model": tiny_llama()}):
         result = model.generate(PROMPT, max_new_tokens=20, custom_generate=foredraft.generate, **flags)
         assert result.tolist() == plain.tolist()
         with pytest.raises(UsageError, match="give one of them"):
@@ -227,7 +219,7 @@ def test_transformers_own_assisted_decoding_keeps_its_meaning(model):
 
 
 def test_an_assistant_is_asked_when_it_is_given(model):
-    assistant, calls = tiny_llama(1), []
+    assistant, calls = tiny_llama(), []
     assistant.register_forward_hook(lambda *_: calls.append(1))
     model.generate(PROMPT, max_new_tokens=6, custom_generate=foredraft.generate, assistant_model=assistant)
     assert calls
@@ -243,7 +235,7 @@ REFUSED = {
     "no mapping": ({"speculative_config": "adaptix"}, "speculative_config is 'adaptix'"),
     "no tokenizer": ({"speculative_config": {"method": "rest", "store": "my.store"}}, "bound to a tokenizer"),
     "positions": ({"position_ids": torch.arange(13)[None] + 1}, "position_ids of your own"),
-    "full window": ({"input_ids": torch.ones(1, 160, dtype=torch.long)}, "shorten the prompt"),
+    "full window": ({"input_ids": torch.ones(1, test_api.WINDOW, dtype=torch.long)}, "shorten the prompt"),
 }
 
 
@@ -258,6 +250,12 @@ def test_what_cannot_be_honoured_is_refused_in_a_sentence(model, given, words):
     with pytest.raises(UsageError, match=words) as refusal:
         model.generate(**given)
     assert str(refusal.value).endswith(".")
+
+
+def test_another_transformers_is_refused(model, monkeypatch):
+    monkeypatch.setattr("transformers.__version__", "6.1.0")
+    with pytest.raises(UsageError, match=r"This is transformers 6\.1\.0"):
+        model.generate(PROMPT, max_new_tokens=4, **OURS)
 
 
 def test_a_model_in_training_mode_is_refused():

@@ -47,7 +47,7 @@ class AdaptixBatch:
         known = batch.known.copy()
         self._make_room(batch, known)
         own = self._drafter.options
-        tokens, counts = np.zeros((len(batch.rows), self._most), np.int32), np.zeros(len(batch.rows), np.int32)
+        tokens, counts = batch.no_chains(self._most)
         _draft(
             self._drafter.table.arrays, self._arena.pool, self._regions[batch.slots], TRUST,
             batch.token_ids, batch.rows, batch.lengths, known, np.minimum(batch.depth, own.depth),

@@ -24,7 +24,7 @@ class LookupBatch:
 
     def draft(self, batch: Batch) -> tuple[IntArray, IntArray]:
         """Return what followed the earlier occurrence in each row."""
-        tokens, counts = np.zeros((len(batch.rows), self._most), np.int32), np.zeros(len(batch.rows), np.int32)
+        tokens, counts = batch.no_chains(self._most)
         depth = np.minimum(batch.depth, self._options.prompt_lookup_num_tokens)
         shortest, longest = self._options.prompt_lookup_min, self._options.longest
         _draft(batch.token_ids, batch.rows, batch.lengths, depth, shortest, longest, tokens, counts)

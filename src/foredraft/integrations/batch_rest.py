@@ -125,7 +125,7 @@ class RestBatch:
     def draft(self, batch: Batch) -> tuple[IntArray, IntArray]:
         """Read what is new in the rows, and retrieve what follows each."""
         self._make_room(batch)
-        tokens, counts = np.zeros((len(batch.rows), self._most), np.int32), np.zeros(len(batch.rows), np.int32)
+        tokens, counts = batch.no_chains(self._most)
         _draft(
             *self._segments, self._arena.pool, self._regions, self._ranges, self._trust, self._asked, self._settings,
             batch.token_ids, batch.rows, batch.lengths, batch.slots, batch.known,

@@ -36,6 +36,10 @@ class Batch:
     known: I64
     depth: I64
 
+    def no_chains(self, most: int) -> tuple[IntArray, IntArray]:
+        """Return room for chains of `most` tokens: tokens int32[R, most], and counts int32[R], all 0."""
+        return np.zeros((len(self.rows), most), np.int32), np.zeros(len(self.rows), np.int32)
+
     def only(self, i: int) -> "Batch":
         """Return a batch of the `i`-th row alone."""
         one = slice(i, i + 1)
@@ -86,7 +90,7 @@ class SingleDrafting:
 
     def draft(self, batch: Batch) -> tuple[IntArray, IntArray]:
         """Let each row's drafting see what became of its last draft, and ask it for the next one."""
-        tokens, counts = np.zeros((len(batch.rows), self._most), np.int32), np.zeros(len(batch.rows), np.int32)
+        tokens, counts = batch.no_chains(self._most)
         for i, slot in enumerate(batch.slots.tolist()):
             ids = batch.token_ids[batch.rows[i], : batch.lengths[i]].astype(np.int64)
             chain = self._chain(slot, ids, int(batch.known[i]), int(batch.depth[i]))

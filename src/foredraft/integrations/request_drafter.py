@@ -15,7 +15,7 @@ from foredraft.contracts import DraftContext, Drafter
 from foredraft.drafters.adaptix import AdaptixDrafter
 from foredraft.drafters.prompt_lookup import PromptLookupDrafter
 from foredraft.drafters.rest import RestDrafter
-from foredraft.errors import ForedraftWarning
+from foredraft.errors import ForedraftWarning, told
 from foredraft.graph.tree import IntArray
 from foredraft.integrations import batch_adaptix, batch_rest
 from foredraft.integrations.batch_adaptix import AdaptixBatch
@@ -108,9 +108,8 @@ class RequestDrafter:
     def _warn(self, error: Exception) -> None:
         if not self._warned:
             self._warned = True
-            reason = next(iter(str(error).strip().splitlines()), "")
             warnings.warn(
-                f"The drafter {self._name} failed ({type(error).__name__}: {reason}), so requests for which it does "
+                f"The drafter {self._name} failed ({told(error)}), so requests for which it does "
                 "are decoded without drafts; their texts are the same.",
                 ForedraftWarning,
                 stacklevel=2,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from transformers import GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -26,6 +27,8 @@ from foredraft.sampling import SamplingOptions
 
 _HONOURED = ("attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache")
 """What `generate` hands on by itself; anything else was given to the model by the caller."""
+_VERSION = "5"
+"""The major version of transformers whose `generate` this is written for."""
 _OWN_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 
@@ -68,6 +71,7 @@ def generate(
         UnsupportedModelError: a model that cannot be verified as a tree.
         StoreError: a table or store that is damaged or belongs to another tokenizer.
     """
+    _refuse_version(transformers.__version__)
     dropped = _dropped_arguments(inspect.currentframe())
     streamer = streamer if streamer is not None else dropped.get("streamer")
     assistant = assistant_model if assistant_model is not None else dropped.get("assistant_model")
@@ -191,6 +195,14 @@ def _callers(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back if frame is not None else None
         if frame is not None:
             yield frame
+
+
+def _refuse_version(version: str) -> None:
+    if version.partition(".")[0] != _VERSION:
+        raise UsageError(
+            f"This is transformers {version}, and foredraft.generate is written for transformers {_VERSION}; "
+            f"install transformers {_VERSION}, or a foredraft that knows this one."
+        )
 
 
 def _refuse_two_drafters(speculative_config: Mapping[str, Any] | None) -> None:

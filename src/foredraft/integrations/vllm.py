@@ -19,7 +19,7 @@ import numpy as np
 from foredraft.api import resources_for
 from foredraft.demo import EMBEDDED, embedded_path
 from foredraft.drafters import drafter_class, make_drafter, parse_options
-from foredraft.errors import ForedraftWarning, UsageError
+from foredraft.errors import ForedraftWarning, UsageError, told
 from foredraft.integrations.batches import ChainOptions
 from foredraft.integrations.bound_tokenizer import tokenizer_for
 from foredraft.integrations.request_drafter import RequestDrafter
@@ -109,7 +109,7 @@ class Proposer:
             if not self._warned:
                 self._warned = True
                 warnings.warn(
-                    f"foredraft's proposer failed ({type(error).__name__}: {error}), so steps for which it does are "
+                    f"foredraft's proposer failed ({told(error)}), so steps for which it does are "
                     "decoded without drafts; the texts are the same.",
                     ForedraftWarning,
                     stacklevel=2,
