@@ -54,14 +54,15 @@ class Tally:
 def methods(most: int, table: str | None, store: str | None) -> dict[str, tuple[Any, Any]]:
     """Return each method's `speculative_config` and options."""
     adaptix = {"method": "adaptix"} | ({"table": table} if table else {})
-    rest = {"method": "rest"} | ({"store": store} if store else {})
+    own = {"rest, own store": (proposer(most), {"method": "rest", "store": store})} if store else {}
     ngram = {"method": "ngram", "num_speculative_tokens": most, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
     return {
         "none": (None, None),
         "vLLM ngram": (ngram, None),
         "vLLM suffix": ({"method": "suffix", "num_speculative_tokens": most}, None),
         "adaptix": (proposer(most), adaptix),
-        "rest": (proposer(most), rest),
+        "rest": (proposer(most), {"method": "rest"}),
+        **own,
     }
 
 
@@ -116,7 +117,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=8, help="num_speculative_tokens of every method")
     parser.add_argument("--streams", type=int, action="append", help="concurrent requests; 1 and 8 by default")
     parser.add_argument("--table", help="for adaptix; the embedded model's own by default")
-    parser.add_argument("--store", help="for rest; the embedded model's own by default")
+    parser.add_argument("--store", help="a datastore for rest, compared beside the embedded model's own")
     parser.add_argument("--json", type=Path, help="write the raw counts here too")
     given = parser.parse_args()
     raw = []

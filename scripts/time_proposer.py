@@ -19,6 +19,7 @@ from foredraft.model.loading import load_tokenizer
 
 METHODS: dict[str, dict[str, Any]] = {
     "adaptix": {},
+    "adaptix, 32 nodes": {"tree_nodes": 32},
     "rest": {},
     "rest, 64 samples": {"samples": 64},
     "rest without a store": {"store": "none"},
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2000, help="tokens of each request")
     parser.add_argument("--most", type=int, default=6, help="num_speculative_tokens")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     model, room = str(embedded_path("demo")), given.length + 4 * given.steps + given.most + 8
     texts = library_tokens(given.requests * room).reshape(given.requests, room)
@@ -55,7 +56,13 @@ def main() -> None:
     for label, own in METHODS.items():
         options = parse_proposer_options({"method": label.partition(",")[0].partition(" ")[0], **own})
         drafter = served_drafter(options, model, model, 8192)
-        sizes: dict[str, Any] = {"vocabulary": 8192, "most": given.most, "longest": room, "threads": given.threads}
+        sizes: dict[str, Any] = {
+            "vocabulary": 8192,
+            "most": given.most,
+            "longest": room,
+            "threads": given.threads,
+            "options": options.chains,
+        }
         RequestDrafter(drafter, rows=1, **sizes).propose([[1]], np.array([100]), texts)  # compiles
         requests = RequestDrafter(drafter, rows=given.requests, **sizes)
         milliseconds, lengths = [], np.full(given.requests, given.length)

@@ -10,8 +10,10 @@ from foredraft.corpus.build import build_trigram_table
 from foredraft.corpus.documents import text_documents
 from foredraft.corpus.fingerprint import tokenizer_hash
 from foredraft.drafters import Resources, make_drafter
+from foredraft.drafters.adaptix import TRUST
 from foredraft.errors import ForedraftWarning
 from foredraft.graph.tree import best_chain
+from foredraft.index.best_first import best_first
 from foredraft.index.datastore import open_datastore
 from foredraft.index.datastore_writer import DatastoreWriter
 from foredraft.integrations.batches import ChainOptions, SingleDrafting
@@ -78,8 +80,9 @@ def make(request, store):
     return lambda: make_drafter(method, options, Resources(VOCABULARY))
 
 
-def drafts_alone(drafter, ids, lengths, nodes=32, vocabulary=VOCABULARY):
+def drafts_alone(drafter, ids, lengths, vocabulary=VOCABULARY):
     """What the drafter's own drafting proposes for one text that grows to each of `lengths`, cut to its best chain."""
+    nodes = ChainOptions().tree_nodes
     drafting, chains, known, last = drafter.open(DraftContext(vocabulary)), [], 0, EMPTY_DRAFT
     for length in lengths:
         view = ids[:length].astype(np.int64)
@@ -88,9 +91,24 @@ def drafts_alone(drafter, ids, lengths, nodes=32, vocabulary=VOCABULARY):
         depth = min(MOST, LONGEST - length - 1)
         last = drafting.propose(SequenceView(view, lengths[0]), Budget(max(nodes, depth), depth))
         score = np.ones(len(last), np.float32) if last.score is None else last.score
-        chains.append(last.tokens[best_chain(last.parents, score, depth, 0.0)].tolist())
+        chain = last.tokens[best_chain(last.parents, score, depth, 0.0)].tolist()
+        chains.append(chain if drafter.name != "adaptix" else grown(drafting, view, depth, nodes, vocabulary))
         known = length
     return chains
+
+
+def grown(drafting, ids, depth, nodes, vocabulary):
+    """Adaptix's chain of `depth` tokens: small trees, each of which grows from the end of the best chain so far."""
+    chain = []
+    while len(chain) < depth:
+        before, last = ([-1, *ids.tolist(), *chain])[-2:]
+        table, learned = drafting._drafter.table.arrays, drafting._learned()
+        tokens, parents, score = best_first(table, learned, TRUST, before, last, nodes, depth - len(chain), vocabulary)
+        kept = best_chain(parents, score, depth - len(chain), 0.0)
+        if not len(kept):
+            break
+        chain += tokens[kept].tolist()
+    return chain
 
 
 def growing(seed, steps, start):
@@ -181,8 +199,11 @@ def test_a_long_prompt_is_read_whole(method, length):
     requests = RequestDrafter(drafters[0], vocabulary=1000, most=MOST, rows=1, longest=length + 100)
     draft = requests.propose([[1]], np.array([length]), token_ids)[0]
     drafting = drafters[1].open(DraftContext(1000))
-    tree = drafting.propose(SequenceView(ids.astype(np.int64), length), Budget(32, MOST))
-    assert draft == tree.tokens[best_chain(tree.parents, tree.score, MOST, 0.0)].tolist()
+    view, nodes = SequenceView(ids.astype(np.int64), length), ChainOptions().tree_nodes
+    tree = drafting.propose(view, Budget(max(nodes, MOST), MOST))
+    chain = tree.tokens[best_chain(tree.parents, tree.score, MOST, 0.0)].tolist()
+    assert draft == (chain if method == "rest" else grown(drafting, view.ids, MOST, nodes, 1000))
+    assert len(draft) > 0
 
 
 class FaultyDrafter:

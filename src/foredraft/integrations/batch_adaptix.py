@@ -1,7 +1,7 @@
 """Adaptix for many texts at once: learning and searching of a whole batch in one compiled call, on several threads.
 
-The drafts are those of `AdaptixDrafter` without fed-back distributions, which a server does not tell. Knows the table
-and learned counts in an arena.
+Learning and search are those of `AdaptixDrafter` without fed-back distributions, which a server does not tell. A chain
+that is shorter than asked for grows on from its end. Knows the table and learned counts in an arena.
 """
 
 import numpy as np
@@ -124,13 +124,18 @@ def _draft_row(
     if depth <= 0:
         return 0
     before = int(ids[-2]) if len(ids) > 1 else NO_TOKEN
-    tokens, parents, scores = best_first(
-        table, learned, trust, before, int(ids[-1]), max(nodes, depth), depth, vocabulary
-    )
-    kept = best_chain(parents, scores, depth, least)
-    for place in range(len(kept)):
-        chain[place] = tokens[kept[place]]
-    return len(kept)
+    last, count, reached = int(ids[-1]), 0, 1.0
+    while count < depth:  # a small tree ends before the chain does: the next one grows from the chain's end
+        tokens, parents, scores = best_first(table, learned, trust, before, last, nodes, depth - count, vocabulary)
+        kept = best_chain(parents, scores, depth - count, least / reached)
+        if len(kept) == 0:
+            break
+        for node in kept:
+            chain[count] = tokens[node]
+            before, last = last, int(tokens[node])
+            count += 1
+        reached *= float(scores[kept[-1]])
+    return count
 
 
 @njit(cache=True, parallel=True)

@@ -34,6 +34,8 @@ OPTIONS_VARIABLE = "FOREDRAFT_VLLM_OPTIONS"
 KEY = "foredraft"
 """The options' place in `additional_config`."""
 _DEFAULT_METHOD = "adaptix"
+_TREE_NODES = {"adaptix": 4}
+"""Where the default differs: Adaptix's small trees grow on from the end of the chain, and cost least so."""
 _OWN = ("method", "tree_nodes", "least_probability", "threads")
 
 
@@ -188,7 +190,7 @@ def parse_proposer_options(given: Mapping[str, Any]) -> ProposerOptions:
     method = own.pop("method", _DEFAULT_METHOD)
     if not isinstance(method, str):
         raise UsageError(f"method is {shown(method)}; give a method's name as text.")
-    default = ChainOptions()
+    default = ChainOptions(tree_nodes=_TREE_NODES.get(method, ChainOptions().tree_nodes))
     nodes = whole_number(own.pop("tree_nodes", default.tree_nodes))
     least = own.pop("least_probability", default.least_probability)
     threads = whole_number(own.pop("threads", max(1, min(8, (os.cpu_count() or 1) // 2))))
