@@ -31,13 +31,17 @@ class Tally:
         answers: one a prompt.
         seconds: of all groups of prompts.
         drafted: tokens, by vLLM's counter.
-        accepted: tokens, by vLLM's counter.
+        accepted: tokens, by vLLM's counter, which goes on behind a text's last token.
+        iterations: passes of the model, by vLLM's counter.
+        streams: requests at once.
     """
 
     answers: list[Answer] = field(default_factory=list)
     seconds: float = 0.0
     drafted: float = 0.0
     accepted: float = 0.0
+    iterations: float = 0.0
+    streams: int = 1
 
     @property
     def tokens(self) -> int:
@@ -46,8 +50,14 @@ class Tally:
 
     @property
     def tokens_per_target_step(self) -> float:
-        """Tokens per decoding step of a request; the first token of each comes from its prompt's pass."""
+        """Tokens per decoding step of a request; the first token of each comes from its prompt's pass.
+
+        One request at a time, steps are passes of the model. At once, they are told apart by what was accepted only,
+        which makes the last step of a text look longer than it is.
+        """
         behind_first = self.tokens - len(self.answers)
+        if self.streams == 1:
+            return behind_first / (self.iterations - len(self.answers))
         return behind_first / (behind_first - self.accepted)
 
 
@@ -70,9 +80,8 @@ def measure(
     urls: Mapping[str, str], prompts: Sequence[TaskPrompt], streams: int, tokens: int, temperature: float
 ) -> dict[str, Tally]:
     """Send the prompts in groups of `streams` to every server, in random order."""
-    order, tallies = random.Random(0), {name: Tally() for name in urls}  # noqa: S311  # an order, no secret
-    kinds = ("draft", "accepted")
-    before = {name: [counter(url, f"spec_decode_num_{kind}_tokens") for kind in kinds] for name, url in urls.items()}
+    order, tallies = random.Random(0), {name: Tally(streams=streams) for name in urls}  # noqa: S311  # an order, no secret
+    before = {name: counts(url) for name, url in urls.items()}
     for start in range(0, len(prompts), streams):
         group = prompts[start : start + streams]
         for name in order.sample(list(urls), len(urls)):
@@ -85,9 +94,15 @@ def measure(
                 tallies[name].answers += list(answers)
             tallies[name].seconds += time.perf_counter() - clock
     for name, url in urls.items():
-        after = [counter(url, f"spec_decode_num_{kind}_tokens") for kind in kinds]
-        tallies[name].drafted, tallies[name].accepted = (b - a for a, b in zip(before[name], after, strict=True))
+        tally, more = tallies[name], (b - a for a, b in zip(before[name], counts(url), strict=True))
+        tally.drafted, tally.accepted, tally.iterations = more
     return tallies
+
+
+def counts(url: str) -> list[float]:
+    """Return a server's counters: drafted and accepted tokens, and passes of the model."""
+    names = ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "iteration_tokens_total_count")
+    return [counter(url, name) for name in names]
 
 
 def rows(task: str, streams: int, tallies: Mapping[str, Tally]) -> list[str]:

@@ -34,8 +34,8 @@ OPTIONS_VARIABLE = "FOREDRAFT_VLLM_OPTIONS"
 KEY = "foredraft"
 """The options' place in `additional_config`."""
 _DEFAULT_METHOD = "adaptix"
-_TREE_NODES = {"adaptix": 4}
-"""Where the default differs: Adaptix's small trees grow on from the end of the chain, and cost least so."""
+_TREE_NODES = {"adaptix": 1}
+"""Where the default differs: Adaptix's trees grow on from the end of the chain, and larger ones gained nothing."""
 _OWN = ("method", "tree_nodes", "least_probability", "threads")
 
 
