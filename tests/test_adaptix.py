@@ -92,7 +92,7 @@ def test_a_prompt_longer_than_the_table_is_learned_in_stretches(monkeypatch):
     """Compiled code would search a full table for ever."""
     monkeypatch.setattr(learned, "with_room", partial(with_room, most_slots=64))
     monkeypatch.setattr(adaptix, "empty_learned", partial(empty_learned, 8))
-    monkeypatch.setattr(learned, "_STRETCH", 8)
+    monkeypatch.setattr(learned, "STRETCH", 8)
     ids = np.random.default_rng(0).integers(0, VOCABULARY, 300)
     drafting = opened(drafter())
     propose(drafting, ids)
@@ -103,7 +103,7 @@ def test_a_prompt_longer_than_the_table_is_learned_in_stretches(monkeypatch):
 
 
 def test_the_stretch_always_fits():
-    assert 2 * learned._STRETCH <= learned.MOST_SLOTS // 2
+    assert 2 * learned.STRETCH <= learned.MOST_SLOTS // 2
 
 
 def test_two_sequences_do_not_influence_each_other():

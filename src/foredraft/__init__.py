@@ -1,7 +1,8 @@
 """foredraft: the same text from a language model in fewer forward passes.
 
 A drafter guesses the next tokens, the model checks all guesses in one pass, and what it would have written anyway is
-kept. Start with `load`; the names below are imported when they are first used, so that `import foredraft` is quick.
+kept. Start with `load`, or hand `generate` to a transformers model as its `custom_generate`; the names below are
+imported when they are first used, so that `import foredraft` is quick.
 """
 
 import importlib
@@ -24,6 +25,7 @@ __all__ = [
     "UnsupportedModelError",
     "UsageError",
     "__version__",
+    "generate",
     "load",
 ]
 
@@ -31,6 +33,7 @@ _LAZY = {
     "Generation": "foredraft.generation",
     "Generator": "foredraft.api",
     "Piece": "foredraft.generation",
+    "generate": "foredraft.integrations.transformers",
     "load": "foredraft.api",
 }
 

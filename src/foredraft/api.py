@@ -4,7 +4,7 @@ The only place where models, drafters, budgets and text meet. Does not know how 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
 from foredraft.request import GenerationOptions, checked_ids, checked_text, conversation, templated
+from foredraft.sampling import LogitsProcessor, SamplingOptions
 from foredraft.speculation import checked_verification, parse_speculation
 from foredraft.standard_library import default_store, default_table
 from foredraft.text import StopStrings
@@ -97,7 +98,7 @@ class Generator:
 
     Attributes:
         target: the model.
-        tokenizer: its tokenizer.
+        tokenizer: its tokenizer; None where nothing but ids goes in and comes out (see `begin`).
         method: the name of the drafting method.
         drafter: the drafter.
         verification: "matched" or "rejection".
@@ -122,7 +123,8 @@ class Generator:
         self._embedded = embedded
         self._progress = progress
         self._curve: CostCurve | None = None
-        _check_vocabulary(target, tokenizer)
+        if tokenizer is not None:
+            _check_vocabulary(target, tokenizer)
         self.use(method, options, nodes, control, control_options, verification)
 
     def use(
@@ -149,13 +151,8 @@ class Generator:
             StoreError: a table that is damaged or belongs to another tokenizer.
         """
         choose_control(nodes, control, control_options)  # refused now, not after the tables
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        own = backend if self._embedded else None
-        resources = Resources(
-            vocabulary=self.target.vocabulary,
-            tokenizer_hash=tokenizer_hash(backend) if backend is not None else "",
-            default_table=partial(default_table, own, self._progress) if own else None,
-            default_store=partial(default_store, own, self._progress) if own else None,
+        resources = replace(
+            resources_for(self.target.vocabulary, self.tokenizer, embedded=self._embedded, progress=self._progress),
             draft_model=partial(pair_draft_model, target=self.target, tokenizer=self.tokenizer),
             default_draft=EMBEDDED_DRAFT if self._embedded else None,
         )
@@ -223,6 +220,50 @@ class Generator:
         """
         return Stream(self._start(prompt, options), self.tokenizer)
 
+    def begin(
+        self,
+        ids: TokenIds,
+        sampling: SamplingOptions,
+        *,
+        max_new_tokens: int,
+        eos: Sequence[int] = (),
+        processors: Sequence[LogitsProcessor] = (),
+        stop: Callable[[int], bool] | None = None,
+    ) -> Run:
+        """Begin to write behind token ids, where it is decided already how tokens are chosen and what ends the text.
+
+        Args:
+            ids: int64[n], the prompt; at least one.
+            sampling: how tokens are chosen, with the seed.
+            max_new_tokens: the text ends after this many.
+            eos: ids that end it.
+            processors: transformers' logits processors.
+            stop: called once for every emitted token, in order; True ends the text.
+
+        Raises:
+            UsageError: a prompt that fills the model's window.
+        """
+        window = self.target.window
+        if window is not None and len(ids) >= window:
+            raise UsageError(
+                f"The prompt has {len(ids)} tokens and the model's window is {window}; shorten the prompt to at most "
+                f"{window - 1}."
+            )
+        seq = SequenceState(
+            ids,
+            self.target.new_cache(),
+            sampling,
+            max_new_tokens=max_new_tokens,
+            window=window,
+            eos=eos,
+            processors=processors,
+            stop=stop,
+            verification=self.verification,
+        )
+        settings = {**asdict(sampling), "verification": self.verification}
+        context = DraftContext(self.target.vocabulary, sampling.seed, self._amount.most_nodes, settings)
+        return Run(seq, self.target, GuardedDrafter(self.drafter), self._control(sampling.seed), context, sampling.seed)
+
     def encode(self, prompt: Prompt) -> TokenIds:
         """Return the prompt's ids, int64[n]; a conversation goes through the model's chat template.
 
@@ -250,31 +291,38 @@ class Generator:
 
     def _start(self, prompt: Prompt, given: Mapping[str, Any]) -> Run:
         options = GenerationOptions.parse(given)
-        ids = self.encode(prompt)
-        window = self.target.window
-        if window is not None and len(ids) >= window:
-            raise UsageError(
-                f"The prompt has {len(ids)} tokens and the model's window is {window}; shorten the prompt to at most "
-                f"{window - 1}."
-            )
-        sampling = options.sampling(self.target.vocabulary)
-        seq = SequenceState(
-            ids,
-            self.target.new_cache(),
-            sampling,
+        return self.begin(
+            self.encode(prompt),
+            options.sampling(self.target.vocabulary),
             max_new_tokens=options.max_new_tokens,
-            window=window,
             eos=options.eos(self.eos_token_ids(), self.target.vocabulary),
             processors=options.logits_processor,
             stop=StopStrings(self.tokenizer, options.stops) if options.stops else None,
-            verification=self.verification,
         )
-        settings = {**asdict(sampling), "verification": self.verification}
-        context = DraftContext(self.target.vocabulary, sampling.seed, self._amount.most_nodes, settings)
-        return Run(seq, self.target, GuardedDrafter(self.drafter), self._control(sampling.seed), context, sampling.seed)
 
     def _control(self, seed: int) -> Control:
         return FixedControl(0) if self.method == "none" else self._amount.make(lambda: self.cost, seed)
+
+
+def resources_for(
+    vocabulary: int, tokenizer: Any | None, *, embedded: bool = False, progress: Progress | None = None
+) -> Resources:
+    """Return what a drafter may build on for a model, draft models apart.
+
+    Args:
+        vocabulary: ids that the model scores.
+        tokenizer: the model's, or None.
+        embedded: whether it is an embedded model, which has a table and a datastore of its own.
+        progress: told about work that takes over a second.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    own = backend if embedded else None
+    return Resources(
+        vocabulary=vocabulary,
+        tokenizer_hash=tokenizer_hash(backend) if backend is not None else "",
+        default_table=partial(default_table, own, progress) if own else None,
+        default_store=partial(default_store, own, progress) if own else None,
+    )
 
 
 def _pair(model: Any) -> tuple[Any, Any]:

@@ -27,3 +27,8 @@ class NumericsError(ForedraftError):
 
 class ForedraftWarning(UserWarning):
     """What a user should know although the work goes on; the command line prints it as a sentence."""
+
+
+def told(error: Exception) -> str:
+    """Return an error's kind and the first line of what it says, for a warning that goes on without its cause."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"

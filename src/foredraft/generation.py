@@ -78,11 +78,21 @@ class Run:
             self._records.append(record)
             yield record
 
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The ids written so far."""
+        # from the records: an interrupt can fall between a step's commit and its record
+        return tuple(token for record in self._records for token in record.emitted)
+
+    @property
+    def statistics(self) -> Statistics:
+        """What the steps so far add up to."""
+        return summarize(self._records, self._prefill_seconds)
+
     def result(self, tokenizer: Any) -> Generation:
         """Return what has been written so far; the finish reason is "length" while it is unfinished."""
         seq = self._parts[0]
-        # from the records: an interrupt can fall between a step's commit and its record
-        ids = tuple(token for record in self._records for token in record.emitted)
+        ids = self.token_ids
         return Generation(
             text=decode(tokenizer, ids),
             token_ids=ids,
@@ -90,7 +100,7 @@ class Run:
             prompt_length=seq.prompt_length,
             seed=self._seed,
             steps=tuple(self._records),
-            statistics=summarize(self._records, self._prefill_seconds),
+            statistics=self.statistics,
         )
 
 

@@ -90,7 +90,7 @@ class PromptLookupDrafter:
     source_names = ("prompt_lookup",)
 
     def __init__(self, options: PromptLookupOptions) -> None:
-        self._options = options
+        self.options = options
 
     @classmethod
     def create(cls, options: PromptLookupOptions, resources: Resources) -> "PromptLookupDrafter":  # noqa: ARG003  # the family's signature
@@ -99,7 +99,7 @@ class PromptLookupDrafter:
 
     def open(self, context: DraftContext) -> "PromptLookupDrafting":  # noqa: ARG002  # the family's signature
         """Return a drafting; it keeps no state."""
-        return PromptLookupDrafting(self._options)
+        return PromptLookupDrafting(self.options)
 
 
 class PromptLookupDrafting:

@@ -139,7 +139,7 @@ class RestDrafting:
         self._library = drafter.library
         self._options = options = drafter.options
         self._lookup = Lookup(segments, options.longest, own=options.learns)
-        self._trust = prior_trust(options.longest, _STRENGTH)
+        self._trust = prior_trust(options.longest, STRENGTH)
         self._asked: tuple[Levels, Rows] | None = None
         self._seed = seed
 
@@ -189,6 +189,6 @@ class RestDrafting:
         return Draft(*published_tree(tokens, nodes, (self._seed + len(self._lookup.ids)) % _SEEDS))
 
 
-_STRENGTH = 20.0
+STRENGTH = 20.0
 """Observations that the prior trust counts for."""
 _SEEDS = 1 << 62

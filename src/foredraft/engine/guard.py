@@ -7,7 +7,7 @@ import warnings
 from typing import ClassVar
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Drafter, Drafting, SequenceView, Verdict
-from foredraft.errors import ForedraftWarning
+from foredraft.errors import ForedraftWarning, told
 
 
 class GuardedDrafter:
@@ -58,9 +58,8 @@ class GuardedDrafting:
 
     def _fail(self, error: Exception) -> None:
         self._failed = True
-        reason = next(iter(str(error).strip().splitlines()), "")
         warnings.warn(
-            f"The drafter {self._name} failed ({type(error).__name__}: {reason}), so the rest of this text is decoded "
+            f"The drafter {self._name} failed ({told(error)}), so the rest of this text is decoded "
             "without drafts; it is the same text.",
             ForedraftWarning,
             stacklevel=2,

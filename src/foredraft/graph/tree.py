@@ -132,3 +132,32 @@ def reindexed_parents(parents: IntArray, kept: IntArray) -> IntArray:
     new_index = np.full(len(parents) + 1, ROOT, np.int32)
     new_index[kept] = np.arange(len(kept), dtype=np.int32)
     return new_index[parents[kept]]
+
+
+@njit(cache=True)
+def best_chain(parents: IntArray, score: FloatArray, longest: int, least: float) -> IntArray:
+    """Return the path down from the root that is worth most as a chain, int32[K], K at most `longest`.
+
+    A path is worth the sum of its nodes' scores: the number of its tokens that are expected to be accepted. Ties go to
+    the earlier last node.
+
+    Args:
+        parents: int32[N].
+        score: float32[N], an estimate that the node's whole path is accepted, which does not rise from parent to child.
+        longest: nodes at most.
+        least: nodes with a lower score are left out.
+    """
+    nodes = len(parents)
+    worth, depth = np.empty(nodes, np.float64), np.empty(nodes, np.int32)
+    last = -1
+    for node in range(nodes):
+        above = parents[node]
+        worth[node] = score[node] + (worth[above] if above >= 0 else 0.0)
+        depth[node] = 1 + (depth[above] if above >= 0 else 0)
+        if depth[node] <= longest and score[node] >= least and (last < 0 or worth[node] > worth[last]):
+            last = node
+    chain = np.empty(depth[last] if last >= 0 else 0, np.int32)
+    for place in range(len(chain) - 1, -1, -1):
+        chain[place] = last
+        last = parents[last]
+    return chain

@@ -17,7 +17,7 @@ FIRST_SLOTS = 1 << 12
 MOST_SLOTS = 1 << 17
 """The table stops growing here (about 13 MB) and forgets the contexts that it met longest ago."""
 
-_STRETCH = MOST_SLOTS // 8
+STRETCH = MOST_SLOTS // 8
 """A long text is learned in stretches of this many tokens, each of which the table has room for."""
 _EMPTY = -1
 NO_TOKEN = -1
@@ -186,8 +186,8 @@ def with_room(arrays: LearnedArrays, contexts: int, most_slots: int = MOST_SLOTS
 
 def read_text(arrays: LearnedArrays, ids: I64, start: int, keep: float) -> LearnedArrays:
     """Learn every token of `ids`, int64[n], from index `start` on, with weight 1; return the arrays, or larger ones."""
-    for begin in range(start, len(ids), _STRETCH):
-        end = min(begin + _STRETCH, len(ids))
+    for begin in range(start, len(ids), STRETCH):
+        end = min(begin + STRETCH, len(ids))
         arrays = with_room(arrays, 2 * (end - begin))
         learn_text(arrays, ids[:end], begin, 1.0, keep, np.inf)
     return arrays

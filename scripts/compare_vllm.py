@@ -1,0 +1,169 @@
+"""Compare drafting methods inside vLLM: a server each, the same prompts, in random order, tokens per second and step.
+
+Runs in the environment that `make test-vllm` makes: `.venv-vllm/bin/python scripts/compare_vllm.py --data PROMPTS`. All
+servers run at once; each group of prompts goes to all of them, one after the other.
+"""
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foredraft.bench.metrics import LOOP_SHARE, repeated_share
+from foredraft.bench.tasks import DEFAULT_TASKS, TaskPrompt, load_task
+from vllm_server import Answer, complete, counter, proposer, serving
+
+FIRST_PORT = 8760
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a method came to on a task.
+
+    Attributes:
+        answers: one a prompt.
+        seconds: of all groups of prompts.
+        drafted: tokens, by vLLM's counter.
+        accepted: tokens, by vLLM's counter, which goes on behind a text's last token.
+        iterations: passes of the model, by vLLM's counter.
+        streams: requests at once.
+    """
+
+    answers: list[Answer] = field(default_factory=list)
+    seconds: float = 0.0
+    drafted: float = 0.0
+    accepted: float = 0.0
+    iterations: float = 0.0
+    streams: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens written."""
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+    @property
+    def tokens_per_target_step(self) -> float:
+        """Tokens per decoding step of a request; the first token of each comes from its prompt's pass.
+
+        One request at a time, steps are passes of the model. At once, they are told apart by what was accepted only,
+        which makes the last step of a text look longer than it is.
+        """
+        behind_first = self.tokens - len(self.answers)
+        if self.streams == 1:
+            return behind_first / (self.iterations - len(self.answers))
+        return behind_first / (behind_first - self.accepted)
+
+
+def methods(most: int, table: str | None, store: str | None) -> dict[str, tuple[Any, Any]]:
+    """Return each method's `speculative_config` and options."""
+    adaptix = {"method": "adaptix"} | ({"table": table} if table else {})
+    own = {"rest, own store": (proposer(most), {"method": "rest", "store": store})} if store else {}
+    ngram = {"method": "ngram", "num_speculative_tokens": most, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+    return {
+        "none": (None, None),
+        "vLLM ngram": (ngram, None),
+        "vLLM suffix": ({"method": "suffix", "num_speculative_tokens": most}, None),
+        "adaptix": (proposer(most), adaptix),
+        "rest": (proposer(most), {"method": "rest"}),
+        **own,
+    }
+
+
+def measure(
+    urls: Mapping[str, str], prompts: Sequence[TaskPrompt], streams: int, tokens: int, temperature: float
+) -> dict[str, Tally]:
+    """Send the prompts in groups of `streams` to every server, in random order."""
+    order, tallies = random.Random(0), {name: Tally(streams=streams) for name in urls}  # noqa: S311  # an order, no secret
+    before = {name: counts(url) for name, url in urls.items()}
+    for start in range(0, len(prompts), streams):
+        group = prompts[start : start + streams]
+        for name in order.sample(list(urls), len(urls)):
+            clock = time.perf_counter()
+            with ThreadPoolExecutor(streams) as pool:
+                answers = pool.map(
+                    lambda prompt, url=urls[name]: complete(url, prompt.prompt, tokens, temperature, prompt.number),
+                    group,
+                )
+                tallies[name].answers += list(answers)
+            tallies[name].seconds += time.perf_counter() - clock
+    for name, url in urls.items():
+        tally, more = tallies[name], (b - a for a, b in zip(before[name], counts(url), strict=True))
+        tally.drafted, tally.accepted, tally.iterations = more
+    return tallies
+
+
+def counts(url: str) -> list[float]:
+    """Return a server's counters: drafted and accepted tokens, and passes of the model."""
+    names = ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "iteration_tokens_total_count")
+    return [counter(url, name) for name in names]
+
+
+def rows(task: str, streams: int, tallies: Mapping[str, Tally]) -> list[str]:
+    """Return a line of the table for each method."""
+    plain = tallies["none"]
+    lines = []
+    for name, tally in tallies.items():
+        same = sum(a.token_ids == b.token_ids for a, b in zip(tally.answers, plain.answers, strict=True))
+        loops = sum(repeated_share(answer.token_ids) > LOOP_SHARE for answer in tally.answers)
+        speed, base = tally.tokens / tally.seconds, plain.tokens / plain.seconds
+        rate = f"{tally.accepted / tally.drafted:.2f}" if tally.drafted else "-"
+        lines.append(
+            f"| {task} | {streams} | {name} | {same}/{len(tally.answers)} | {tally.tokens_per_target_step:.2f} | "
+            f"{rate} | {speed:.0f} | {speed / base:.2f} | {loops} |"
+        )
+    return lines
+
+
+def main() -> None:
+    """Start the servers, compare, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the tasks' files")
+    parser.add_argument("--task", action="append", choices=DEFAULT_TASKS, help="a task; all three by default")
+    parser.add_argument("--prompts", type=int, default=30, help="of each task")
+    parser.add_argument("--tokens", type=int, default=128, help="new tokens at most")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--most", type=int, default=8, help="num_speculative_tokens of every method")
+    parser.add_argument("--streams", type=int, action="append", help="concurrent requests; 1 and 8 by default")
+    parser.add_argument("--table", help="for adaptix; the embedded model's own by default")
+    parser.add_argument("--store", help="a datastore for rest, compared beside the embedded model's own")
+    parser.add_argument("--json", type=Path, help="write the raw counts here too")
+    given = parser.parse_args()
+    raw = []
+    print(
+        "| task | streams | method | same ids | tokens / target step | accepted / drafted | tokens / s | of none | "
+        "loops |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        configurations = methods(given.most, given.table, given.store)
+        servers = [
+            serving(FIRST_PORT + number, folder / f"{number}.log", *configuration)
+            for number, configuration in enumerate(configurations.values())
+        ]
+        with ThreadPoolExecutor(len(servers)) as pool:  # starting takes most of a minute each
+            urls = dict(zip(configurations, pool.map(stack.enter_context, servers), strict=True))
+        for url in urls.values():  # first requests pay for what is made once
+            complete(url, "def main():", 32, given.temperature)
+        for streams in given.streams or (1, 8):
+            for task in given.task or DEFAULT_TASKS:
+                prompts = load_task(task, given.data, given.prompts)
+                tallies = measure(urls, prompts, streams, given.tokens, given.temperature)
+                print("\n".join(rows(task, streams, tallies)), flush=True)
+                raw += [
+                    {"task": task, "streams": streams, "method": name, **asdict(tally)}
+                    for name, tally in tallies.items()
+                ]
+    if given.json is not None:
+        given.json.write_text(json.dumps(raw, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

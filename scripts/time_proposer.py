@@ -1,0 +1,80 @@
+"""Time what drafting costs inside vLLM: milliseconds a step for many requests, without vLLM.
+
+The requests are stretches of the interpreter's standard library, in the embedded model's tokens; each grows by one to
+four tokens a step.
+"""
+
+import argparse
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foredraft.demo import embedded_path
+from foredraft.integrations.request_drafter import RequestDrafter
+from foredraft.integrations.vllm import parse_proposer_options, served_drafter
+from foredraft.model.loading import load_tokenizer
+
+METHODS: dict[str, dict[str, Any]] = {
+    "adaptix": {},
+    "adaptix, 32 nodes": {"tree_nodes": 32},
+    "rest": {},
+    "rest, 64 samples": {"samples": 64},
+    "rest without a store": {"store": "none"},
+    "prompt_lookup": {},
+}
+
+
+def library_tokens(count: int) -> np.ndarray:
+    """Return `count` token ids of the standard library's text, int32[count]."""
+    tokenizer, ids = load_tokenizer("demo"), []
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        ids += tokenizer(path.read_text(encoding="utf-8", errors="replace")).input_ids
+        if len(ids) >= count:
+            break
+    return np.array(ids[:count], np.int32)
+
+
+def main() -> None:
+    """Print a line for each method."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--length", type=int, default=2000, help="tokens of each request")
+    parser.add_argument("--most", type=int, default=6, help="num_speculative_tokens")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    model, room = str(embedded_path("demo")), given.length + 4 * given.steps + given.most + 8
+    texts = library_tokens(given.requests * room).reshape(given.requests, room)
+    print(
+        f"{given.requests} requests of {given.length} tokens, {given.most} drafted, {given.threads} threads: ms a step"
+    )
+    print("| method | median | 95th percentile | reading the prompts |")
+    print("|---|---|---|---|")
+    for label, own in METHODS.items():
+        options = parse_proposer_options({"method": label.partition(",")[0].partition(" ")[0], **own})
+        drafter = served_drafter(options, model, model, 8192)
+        sizes: dict[str, Any] = {
+            "vocabulary": 8192,
+            "most": given.most,
+            "longest": room,
+            "threads": given.threads,
+            "options": options.chains,
+        }
+        RequestDrafter(drafter, rows=1, **sizes).propose([[1]], np.array([100]), texts)  # compiles
+        requests = RequestDrafter(drafter, rows=given.requests, **sizes)
+        milliseconds, lengths = [], np.full(given.requests, given.length)
+        drawn = np.random.default_rng(0)
+        for _ in range(given.steps):
+            clock = time.perf_counter()
+            requests.propose([[1]] * given.requests, lengths, texts)
+            milliseconds.append(1e3 * (time.perf_counter() - clock))
+            lengths = lengths + drawn.integers(1, 5, given.requests)
+        median, late = np.quantile(milliseconds[1:], [0.5, 0.95])
+        print(f"| {label} | {median:.2f} | {late:.2f} | {milliseconds[0]:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

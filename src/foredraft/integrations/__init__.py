@@ -1,0 +1,1 @@
+"""foredraft inside the tools people already use: transformers' `generate`, and vLLM."""

@@ -1,0 +1,132 @@
+"""Drafts for a server's batch, step by step: which request is which, what is drafted for it, and when it is forgotten.
+
+Knows token arrays, drafters and their batched forms. Does not know vLLM: its class hands arrays over and gets lists.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import get_num_threads, set_num_threads
+
+from foredraft.contracts import DraftContext, Drafter
+from foredraft.drafters.adaptix import AdaptixDrafter
+from foredraft.drafters.prompt_lookup import PromptLookupDrafter
+from foredraft.drafters.rest import RestDrafter
+from foredraft.errors import ForedraftWarning, told
+from foredraft.graph.tree import IntArray
+from foredraft.integrations import batch_adaptix, batch_rest
+from foredraft.integrations.batch_adaptix import AdaptixBatch
+from foredraft.integrations.batch_lookup import LookupBatch
+from foredraft.integrations.batch_rest import RestBatch
+from foredraft.integrations.batches import Batch, BatchDrafting, ChainOptions, SingleDrafting
+from foredraft.integrations.request_table import RequestTable
+
+_SPARE = 2
+"""Slots for each row of a batch: requests that were preempted wait in the others."""
+
+
+class RequestDrafter:
+    """Chains for the requests of a server, found again by content at every step.
+
+    What a request is drafted depends on its tokens and on the steps that it was drafted in, and on nothing that differs
+    between processes: ranks that see the same batches draft the same.
+
+    Args:
+        drafter: any drafter.
+        vocabulary: ids of the target.
+        most: tokens to draft at most, for a request and step.
+        rows: requests in a batch at most.
+        longest: tokens of a request at most.
+        options: how trees become chains.
+        threads: threads of a batch; as many as numba has at most.
+    """
+
+    def __init__(
+        self, drafter: Drafter, *, vocabulary: int, most: int, rows: int, longest: int,
+        options: ChainOptions | None = None, threads: int = 1,
+    ) -> None:  # fmt: skip
+        self._name, self._most, self._longest = drafter.name, most, longest
+        self._threads = max(1, min(threads, get_num_threads()))
+        self._table = RequestTable(_SPARE * rows, longest)
+        self._failed: set[int] = set()
+        self._warned = False
+        self._batched = batched(drafter, vocabulary, most, _SPARE * rows, options or ChainOptions())
+
+    def propose(
+        self, sampled: Sequence[Sequence[int]], lengths: npt.NDArray[Any], token_ids: IntArray
+    ) -> list[list[int]]:
+        """Return a chain for each row of the batch, empty where nothing is drafted.
+
+        Args:
+            sampled: the tokens that each row got in the last step; none for a prompt that is not read to its end.
+            lengths: int[B or more], tokens of each row, the sampled ones included.
+            token_ids: int32[B or more, L].
+        """
+        rows = np.array([row for row, new in enumerate(sampled) if len(new) and lengths[row] < self._longest], np.int64)
+        drafts: list[list[int]] = [[] for _ in sampled]
+        if not len(rows):
+            return drafts
+        counted = lengths.astype(np.int64)
+        slots, known, dropped = self._table.find(token_ids, counted, rows)
+        for slot in dropped:
+            self._batched.forget(slot)
+            self._failed.discard(slot)
+        mine = counted[rows]
+        # the target adds a token of its own behind the draft, which must fit too
+        depth = np.minimum(self._most, self._longest - mine - 1)
+        batch = Batch(token_ids, rows, mine, slots, known, depth)
+        for row, chain in zip(rows.tolist(), self._chains(batch), strict=True):
+            drafts[row] = chain
+        return drafts
+
+    def _chains(self, batch: Batch) -> list[list[int]]:
+        threads = get_num_threads()
+        set_num_threads(self._threads)
+        try:
+            if not self._failed:
+                return _lists(*self._batched.draft(batch))
+        except Exception as error:  # noqa: BLE001  # the row that it comes from is found below
+            self._warn(error)
+        finally:
+            set_num_threads(threads)
+        return [self._chain(batch.only(i), int(slot)) for i, slot in enumerate(batch.slots)]
+
+    def _chain(self, row: Batch, slot: int) -> list[int]:
+        """Return the chain of one row; nothing, from then on, where drafting for it raises."""
+        if slot in self._failed:
+            return []
+        try:
+            return _lists(*self._batched.draft(row))[0]
+        except Exception as error:  # noqa: BLE001  # the server goes on without drafts for this request
+            self._failed.add(slot)
+            self._warn(error)
+            return []
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"The drafter {self._name} failed ({told(error)}), so requests for which it does "
+                "are decoded without drafts; their texts are the same.",
+                ForedraftWarning,
+                stacklevel=2,
+            )
+
+
+def batched(drafter: Any, vocabulary: int, most: int, slots: int, options: ChainOptions) -> BatchDrafting:
+    """Return the batched form of a drafter: compiled where there is one, else one row after the other."""
+    context = DraftContext(vocabulary, max_nodes=max(options.tree_nodes, most))
+    if isinstance(drafter, AdaptixDrafter) and batch_adaptix.fits(drafter.options):
+        return AdaptixBatch(drafter, slots, vocabulary, most, options)
+    if isinstance(drafter, RestDrafter) and batch_rest.fits(drafter.options):
+        return RestBatch(drafter.options, drafter.library.segments(), slots, most, options)
+    if isinstance(drafter, PromptLookupDrafter):
+        return LookupBatch(drafter.options, most)
+    return SingleDrafting(drafter, context, most, options)
+
+
+def _lists(tokens: IntArray, counts: IntArray) -> list[list[int]]:
+    return [chain[:count] for chain, count in zip(tokens.tolist(), counts.tolist(), strict=True)]

@@ -1,0 +1,265 @@
+"""foredraft as the `custom_generate` of transformers: the loop is ours, all that `generate` prepared is honoured.
+
+`model.generate(**inputs, custom_generate=foredraft.generate, speculative_config={...})`. Rows of a batch are written
+one after the other. What cannot be honoured is refused before the first token. Knows transformers' generation
+interface; does not know how drafts are made or verified.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import GenerationMixin
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from foredraft.engine.statistics import Statistics
+from foredraft.errors import UsageError
+from foredraft.generation import Run
+from foredraft.integrations.kept import kept_on
+from foredraft.integrations.prepared import NO_LIMIT, Ends, Row, own_processors, split_filters
+from foredraft.request import checked_ids
+from foredraft.sampling import SamplingOptions
+
+_HONOURED = ("attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache")
+"""What `generate` hands on by itself; anything else was given to the model by the caller."""
+_VERSION = "5"
+"""The major version of transformers whose `generate` this is written for."""
+_OWN_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+
+
+def generate(
+    model: Any,
+    input_ids: torch.Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    speculative_config: Mapping[str, Any] | None = None,
+    streamer: Any = None,
+    assistant_model: Any = None,
+    synced_gpus: bool = False,
+    **model_kwargs: Any,
+) -> Any:
+    """Write behind `input_ids`; called by `model.generate(..., custom_generate=foredraft.generate)`.
+
+    Sampling is matched: with the same `torch.manual_seed`, the text is the same with every method of foredraft. Each
+    call that samples draws one seed a row from torch's default generator. `assistant_model`,
+    `prompt_lookup_num_tokens` and the other flags of assisted decoding have transformers itself write.
+
+    Args:
+        model: a causal language model in evaluation mode.
+        input_ids: int64[B, L], padded on either side where `attention_mask` says so.
+        logits_processor: transformers' list, called for each row at every emitted position.
+        stopping_criteria: transformers' list, asked after every token of a row.
+        generation_config: as `generate` has prepared it.
+        speculative_config: as `foredraft.load` takes it; `tokenizer`, an object or a name, may be given too.
+        streamer: is handed each token as soon as it is known; for one row.
+        assistant_model: transformers' own, see above.
+        synced_gpus: must be False.
+        **model_kwargs: the attention mask, and what else `generate` hands on by itself.
+
+    Returns:
+        int64[B, L + new], rows that ended earlier padded as transformers does; or a `GenerateDecoderOnlyOutput` with
+        `return_dict_in_generate`, without a cache.
+
+    Raises:
+        UsageError: what cannot be honoured.
+        UnsupportedModelError: a model that cannot be verified as a tree.
+        StoreError: a table or store that is damaged or belongs to another tokenizer.
+    """
+    _refuse_version(transformers.__version__)
+    dropped = _dropped_arguments(inspect.currentframe())
+    streamer = streamer if streamer is not None else dropped.get("streamer")
+    assistant = assistant_model if assistant_model is not None else dropped.get("assistant_model")
+    mode = generation_config.get_generation_mode(assistant)
+    if mode == GenerationMode.ASSISTED_GENERATION:
+        _refuse_two_drafters(speculative_config)
+        return model._assisted_decoding(  # noqa: SLF001  # there is no public way to what `generate` itself calls here
+            input_ids, logits_processor=logits_processor, stopping_criteria=stopping_criteria,
+            generation_config=generation_config, synced_gpus=synced_gpus, streamer=streamer, inputs_tensor=input_ids,
+            assistant_model=assistant, **model_kwargs,
+        )  # fmt: skip
+    _refuse(model, input_ids, generation_config, mode, streamer, synced_gpus, model_kwargs)
+    kept = kept_on(model)
+    generator = kept.generator(model, speculative_config or {})
+    prompts = _prompts(input_ids, model_kwargs, generator.target.vocabulary)
+    ends = Ends.of(stopping_criteria)
+    sampling, rows = _rows(model, input_ids, prompts, logits_processor, generation_config, ends)
+    limit = NO_LIMIT if ends.max_length is None else ends.max_length - input_ids.shape[1]
+    runs = [
+        generator.begin(
+            prompt, options, max_new_tokens=limit, eos=ends.eos, processors=row.engine_processors(), stop=row.stops
+        )
+        for prompt, options, row in zip(prompts, sampling, rows, strict=True)
+    ]  # a prompt that does not fit is refused before any row is written
+    for run in runs:
+        _write(run, streamer)
+    kept.last = tuple(run.statistics for run in runs)
+    return _output(input_ids, rows, generation_config)
+
+
+def last_statistics(model: Any) -> tuple[Statistics, ...]:
+    """Return what the last call of `generate` on `model` came to, one record a row; nothing before the first."""
+    return kept_on(model).last
+
+
+def _write(run: Run, streamer: Any) -> None:
+    for record in run.steps():
+        if streamer is not None:
+            for token in record.emitted:
+                streamer.put(torch.tensor([token]))
+    if streamer is not None:
+        streamer.end()
+
+
+def _rows(
+    model: Any, input_ids: torch.Tensor, prompts: Sequence[Any], processors: Any, config: Any, ends: Ends
+) -> tuple[list[SamplingOptions], list[Row]]:
+    """Return for each row how its tokens are chosen, and what it hands to processors and criteria."""
+    keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
+    keeps_logits = bool(config.return_dict_in_generate and config.output_logits)
+    left, filters = (processors, {}) if keeps_scores or not config.do_sample else split_filters(processors)
+    seeds = torch.randint(1 << 62, (len(prompts),)).tolist() if config.do_sample else [0] * len(prompts)
+    own = own_processors(left, len(prompts), model)
+    rows = [
+        Row(number, input_ids, len(prompt), own[number], ends.others, keeps_scores, keeps_logits)
+        for number, prompt in enumerate(prompts)
+    ]
+    return [SamplingOptions(do_sample=bool(config.do_sample), seed=seed, **filters) for seed in seeds], rows
+
+
+def _prompts(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], vocabulary: int) -> list[Any]:
+    """Return each row's ids without padding, int64[n].
+
+    Raises:
+        UsageError: a row without ids, or with ids that the model does not have.
+    """
+    mask = model_kwargs.get("attention_mask")
+    rows = input_ids.tolist()
+    kept = [[1] * len(row) for row in rows] if mask is None else mask.tolist()
+    return [
+        checked_ids([token for token, shown in zip(row, shows, strict=True) if shown], vocabulary)
+        for row, shows in zip(rows, kept, strict=True)
+    ]
+
+
+def _output(input_ids: torch.Tensor, rows: Sequence[Row], config: Any) -> Any:
+    longest = max(len(row.tokens) for row in rows)
+    pad = getattr(config, "_pad_token_tensor", None)
+    if pad is None and any(len(row.tokens) < longest for row in rows):
+        raise UsageError(
+            f"The rows of this batch ended after {sorted({len(row.tokens) for row in rows})} tokens and there is no id "
+            "to fill the shorter ones with; give pad_token_id."
+        )
+    new = np.full((len(rows), longest), 0 if pad is None else int(pad), np.int64)
+    for row in rows:
+        new[row.number, : len(row.tokens)] = row.tokens
+    sequences = torch.cat([input_ids, torch.from_numpy(new).to(input_ids.device)], dim=1)
+    if not config.return_dict_in_generate:
+        return sequences
+    kind: Any = GenerateDecoderOnlyOutput  # its annotations promise tuples of one
+    return kind(
+        sequences=sequences,
+        scores=_by_step([row.scores for row in rows], longest) if rows[0].keeps_scores else None,
+        logits=_by_step([row.logits for row in rows], longest) if rows[0].keeps_logits else None,
+    )
+
+
+def _by_step(kept: Sequence[Sequence[torch.Tensor]], longest: int) -> tuple[torch.Tensor, ...]:
+    """Return float32[B, V] for each step; zeros where a row had ended."""
+    nothing = torch.zeros_like(next(row[0] for row in kept if row))
+    return tuple(torch.stack([row[step] if step < len(row) else nothing for row in kept]) for step in range(longest))
+
+
+def _dropped_arguments(frame: FrameType | None) -> Mapping[str, Any]:
+    """Return `generate`'s own arguments that it does not hand to a callable: `streamer` and `assistant_model`.
+
+    transformers 5 keeps of them only what its `_sample` does not name (`_extract_generation_mode_kwargs`), so a
+    streamer would hear the prompt and nothing else. They are read where they stand, in the frame of the `generate`
+    that called; called in another way, there is nothing to read.
+    """
+    code = inspect.unwrap(GenerationMixin.generate).__code__
+    for caller in _callers(frame):
+        if caller.f_code is code:
+            return caller.f_locals
+    return {}
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the nearest callers: `generate` stands right above, or behind a wrapper or two."""
+    for _ in range(4):
+        frame = frame.f_back if frame is not None else None
+        if frame is not None:
+            yield frame
+
+
+def _refuse_version(version: str) -> None:
+    if version.partition(".")[0] != _VERSION:
+        raise UsageError(
+            f"This is transformers {version}, and foredraft.generate is written for transformers {_VERSION}; "
+            f"install transformers {_VERSION}, or a foredraft that knows this one."
+        )
+
+
+def _refuse_two_drafters(speculative_config: Mapping[str, Any] | None) -> None:
+    if speculative_config:
+        raise UsageError(
+            f"speculative_config is {dict(speculative_config)} and transformers' own assisted decoding is asked for "
+            "too (assistant_model, prompt_lookup_num_tokens, use_mtp or assistant_early_exit); give one of them."
+        )
+
+
+def _refuse(
+    model: Any,
+    input_ids: torch.Tensor,
+    config: Any,
+    mode: GenerationMode,
+    streamer: Any,
+    synced_gpus: bool,
+    model_kwargs: Mapping[str, Any],
+) -> None:
+    """Refuse what cannot be honoured.
+
+    Raises:
+        UsageError: with the remedy.
+    """
+    foreign = [name for name, value in model_kwargs.items() if value is not None and name not in _HONOURED]
+    outputs = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name, None)]
+    cache = config.cache_implementation
+    refusals = (
+        (mode not in _OWN_MODES, f"{mode.value.replace('_', ' ')} (num_beams is {config.num_beams})",
+         "use greedy decoding or sampling with num_beams=1, or leave custom_generate out"),
+        (model.training, "a model in training mode", "call model.eval() first"),
+        (synced_gpus, "synced_gpus", "leave it out, and shard the model with device_map"),
+        (bool(foreign), f"{', '.join(foreign)} (passed on to the model)", "give input_ids and attention_mask only"),
+        (input_ids.shape[1] == 0, "inputs_embeds alone", "give input_ids"),
+        (bool(outputs) and config.return_dict_in_generate, " and ".join(outputs),
+         "run the finished sequences through the model once for them"),
+        (getattr(model_kwargs.get("past_key_values"), "_is_user_defined", False), "past_key_values",
+         "leave it out: foredraft keeps a cache of its own, and reads the whole prompt again"),
+        (cache is not None and "dynamic" not in cache and "static" not in cache, f"cache_implementation={cache!r}",
+         "leave it out: foredraft keeps a cache of its own"),
+        (streamer is not None and len(input_ids) > 1, f"a streamer for {len(input_ids)} rows",
+         "stream one row a call"),
+    )  # fmt: skip
+    for refused, what, remedy in refusals:
+        if refused:
+            raise UsageError(f"foredraft.generate does not take {what}; {remedy}.")
+    _refuse_positions(model_kwargs)
+
+
+def _refuse_positions(model_kwargs: Mapping[str, Any]) -> None:
+    positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
+    if positions is None:
+        return
+    shown = torch.ones_like(positions) if mask is None else mask.to(positions.device)
+    expected = shown.long().cumsum(-1) - 1
+    if positions.shape != expected.shape or bool(((positions != expected) & (shown != 0)).any()):
+        raise UsageError(
+            "foredraft.generate does not take position_ids of your own: each row's tokens stand at 0, 1, 2, ...; leave "
+            "them out."
+        )

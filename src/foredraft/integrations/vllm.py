@@ -1,0 +1,243 @@
+"""foredraft's training-free drafters inside vLLM, as a proposer of its `custom_class` interface.
+
+`speculative_config={"method": "custom_class", "model": "foredraft.integrations.vllm.Proposer",
+"num_speculative_tokens": k}`. Reads vLLM's configuration and hands arrays over; what is drafted is `request_drafter`'s.
+vLLM itself is imported for its version only.
+"""
+
+import importlib
+import json
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foredraft.api import resources_for
+from foredraft.demo import EMBEDDED, embedded_path
+from foredraft.drafters import drafter_class, make_drafter, parse_options
+from foredraft.errors import ForedraftWarning, UsageError, told
+from foredraft.integrations.batches import ChainOptions
+from foredraft.integrations.bound_tokenizer import tokenizer_for
+from foredraft.integrations.request_drafter import RequestDrafter
+from foredraft.options import nearest, shown, whole_number
+
+SUPPORTED = ((0, 32), (0, 33))
+"""Versions of vLLM, major and minor, whose proposer interface is the one below. Others are refused."""
+MOST_TOKENS = 128
+"""vLLM's rejection sampler takes no more drafted tokens (its `MAX_SPEC_LEN`)."""
+OPTIONS_VARIABLE = "FOREDRAFT_VLLM_OPTIONS"
+"""Names a JSON file with the options, where `additional_config` does not hold them."""
+KEY = "foredraft"
+"""The options' place in `additional_config`."""
+_DEFAULT_METHOD = "adaptix"
+_TREE_NODES = {"adaptix": 1}
+"""Where the default differs: Adaptix's trees grow on from the end of the chain, and larger ones gained nothing."""
+_OWN = ("method", "tree_nodes", "least_probability", "threads")
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerOptions:
+    """What the options say.
+
+    Attributes:
+        method: the drafting method.
+        own: the method's own options.
+        chains: how trees become the chains that vLLM verifies.
+        threads: threads that a batch is drafted on.
+    """
+
+    method: str
+    own: Mapping[str, Any]
+    chains: ChainOptions
+    threads: int
+
+
+class Proposer:
+    """What vLLM calls: `propose` after every step, the rest once.
+
+    Args:
+        vllm_config: a `vllm.config.VllmConfig`.
+
+    Raises:
+        UsageError: another version of vLLM, an option that cannot be honoured, or more tokens than vLLM verifies.
+        StoreError: a table or store that is damaged or belongs to another tokenizer.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        check_version(_installed_version())
+        most = checked_most(vllm_config.speculative_config.num_speculative_tokens)
+        options = parse_proposer_options(read_options(vllm_config.additional_config, os.environ))
+        model = vllm_config.model_config
+        drafter = served_drafter(options, str(model.model), str(model.tokenizer), int(model.get_vocab_size()))
+        sizes: dict[str, Any] = {
+            "vocabulary": int(model.get_vocab_size()),
+            "most": most,
+            "longest": int(model.max_model_len),
+            "options": options.chains,
+            "threads": options.threads,
+        }
+        _compile(RequestDrafter(drafter, rows=1, **sizes), int(model.max_model_len))
+        self._requests = RequestDrafter(drafter, rows=int(vllm_config.scheduler_config.max_num_seqs), **sizes)
+        self._warned = False
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to load: tables are mapped already. Takes and ignores what vLLM passes."""
+
+    def dummy_run(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to warm up: kernels are compiled already. Takes and ignores what vLLM passes."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Any,
+        token_ids_cpu: Any,
+        slot_mappings: Any = None,  # noqa: ARG002  # vLLM's signature
+    ) -> list[list[int]]:
+        """Return a chain for each row of the batch, empty where nothing is drafted; never raises.
+
+        Args:
+            sampled_token_ids: what each row got in the last step; nothing for unfinished prompts.
+            num_tokens_no_spec: int32[B], tokens of each row.
+            token_ids_cpu: int32[B, max_model_len], the rows.
+            slot_mappings: not used.
+        """
+        try:
+            return self._requests.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        except Exception as error:  # noqa: BLE001  # the server lives on without drafts
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"foredraft's proposer failed ({told(error)}), so steps for which it does are "
+                    "decoded without drafts; the texts are the same.",
+                    ForedraftWarning,
+                    stacklevel=2,
+                )
+            return [[] for _ in sampled_token_ids]
+
+
+def check_version(version: str | None) -> None:
+    """Refuse versions of vLLM with another proposer interface.
+
+    Args:
+        version: such as "0.32.0"; None where vLLM is not installed.
+
+    Raises:
+        UsageError: with the versions that are supported.
+    """
+    known = ", ".join(f"{major}.{minor}" for major, minor in SUPPORTED)
+    if version is None:
+        raise UsageError(f"vLLM is not installed; foredraft's proposer runs inside vLLM {known}: install one of them.")
+    numbers = tuple(int(part) if part.isdigit() else -1 for part in version.split(".")[:2])
+    if numbers not in SUPPORTED:
+        raise UsageError(
+            f"This is vLLM {version}, and foredraft's proposer knows the interface of vLLM {known}, which vLLM calls "
+            "experimental; install one of them, or a foredraft that knows this one."
+        )
+
+
+def checked_most(given: Any) -> int:
+    """Return `num_speculative_tokens`.
+
+    Raises:
+        UsageError: no whole number from 1 to what vLLM verifies.
+    """
+    most = whole_number(given)
+    if most is None or not 1 <= most <= MOST_TOKENS:
+        raise UsageError(
+            f"num_speculative_tokens is {shown(given)}; vLLM verifies 1 to {MOST_TOKENS} drafted tokens, so give a "
+            "number in that range."
+        )
+    return most
+
+
+def read_options(additional_config: Any, environment: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the options from `additional_config`, or from the file that the environment names; one of them.
+
+    Raises:
+        UsageError: both are given, or the file cannot be read, or either holds no mapping.
+    """
+    given = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
+    path = environment.get(OPTIONS_VARIABLE)
+    if given is not None and path:
+        raise UsageError(
+            f"Options are given in additional_config[{KEY!r}] and in the file {path} ({OPTIONS_VARIABLE}); give one."
+        )
+    where = f"additional_config[{KEY!r}]"
+    if path:
+        where = f"The file {path} ({OPTIONS_VARIABLE})"
+        try:
+            given = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{where} cannot be read as JSON ({error}); write a mapping into it.") from error
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise UsageError(f'{where} holds {shown(given)}; give a mapping such as {{"method": "adaptix"}}.')
+    return given
+
+
+def parse_proposer_options(given: Mapping[str, Any]) -> ProposerOptions:
+    """Read the options: `method`, `tree_nodes`, `least_probability`, `threads`, and the method's own.
+
+    Raises:
+        UsageError: an unknown option, or a value that cannot be honoured.
+    """
+    own = dict(given)
+    method = own.pop("method", _DEFAULT_METHOD)
+    if not isinstance(method, str):
+        raise UsageError(f"method is {shown(method)}; give a method's name as text.")
+    default = ChainOptions(tree_nodes=_TREE_NODES.get(method, ChainOptions().tree_nodes))
+    nodes = whole_number(own.pop("tree_nodes", default.tree_nodes))
+    least = own.pop("least_probability", default.least_probability)
+    threads = whole_number(own.pop("threads", max(1, min(8, (os.cpu_count() or 1) // 2))))
+    if nodes is None or not 1 <= nodes <= 1024:
+        raise UsageError(f"tree_nodes is {shown(given['tree_nodes'])}; it must be a whole number, 1 to 1024.")
+    if isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 1:
+        raise UsageError(f"least_probability is {shown(least)}; it must be a number from 0 to 1.")
+    if threads is None or threads < 1:
+        raise UsageError(f"threads is {shown(given['threads'])}; it must be a whole number, at least 1.")
+    theirs = [field.name for field in fields(drafter_class(method).Options)]
+    for key in own:
+        if key not in theirs and (hint := nearest(key, _OWN)):
+            raise UsageError(f"foredraft's proposer has no option {key!r}.{hint}")
+    parse_options(method, own)
+    if method == "adaptix" and own.get("feedback") == "topk":
+        raise UsageError("feedback is 'topk', and vLLM tells a proposer no probabilities; leave it out.")
+    return ProposerOptions(method, own, ChainOptions(nodes, float(least)), threads)
+
+
+def served_drafter(options: ProposerOptions, model: str, tokenizer: str, vocabulary: int) -> Any:
+    """Make the drafter for a served model.
+
+    Raises:
+        UsageError: an option that cannot be honoured, or a drafter that needs what vLLM does not tell.
+        StoreError: a table or store that is damaged or belongs to another tokenizer.
+    """
+    loaded = tokenizer_for(tokenizer, None, options.own)
+    embedded = str(Path(model)) in {str(embedded_path(name)) for name in EMBEDDED}
+    resources = resources_for(vocabulary, loaded, embedded=embedded)
+    drafter = make_drafter(options.method, options.own, resources)
+    if drafter.needs.hidden:
+        raise UsageError(
+            f"Method {options.method!r} needs the model's hidden states, which vLLM does not tell a proposer; choose "
+            "adaptix, rest or prompt_lookup."
+        )
+    return drafter
+
+
+def _compile(requests: RequestDrafter, longest: int) -> None:
+    """Draft once for a text of one token and once for a longer one, so that no request waits for the compiler."""
+    token_ids = np.ones((1, longest), np.int32)
+    for length in (1, min(8, longest - 1)):
+        requests.propose([[1]], np.array([length], np.int32), token_ids)
+
+
+def _installed_version() -> str | None:
+    try:
+        return str(importlib.import_module("vllm").__version__)
+    except ImportError:
+        return None

@@ -1,0 +1,56 @@
+"""The tutorial for drafters of one's own: its files are written, installed as a package of their own, and run."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PAGE = (REPOSITORY / "docs" / "add-a-drafter.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """The tutorial's files, and where they are installed."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    files = dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+    assert {"pyproject.toml", "follower_drafter.py", "test_follower_drafter.py", "in_transformers.py"} == set(files)
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    flags = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    installed = folder / "site"
+    run([sys.executable, "-m", "pip", "install", *flags, "--target", str(installed), str(folder)], folder)
+    return folder, installed
+
+
+def run(command, folder, *paths):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*paths, REPOSITORY / "src"]))}
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def test_the_tutorials_test_passes(package):
+    folder, installed = package
+    assert "1 passed" in run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_follower_drafter.py"], folder, installed
+    )
+
+
+def test_the_tutorials_drafter_runs_in_the_command(package):
+    folder, installed = package
+    command = [sys.executable, "-m", "foredraft"]
+    listed = run([*command, "methods"], folder, installed)
+    assert "Chains of what followed each token the last time." in listed
+    assert "follower" in listed
+    arguments = ["generate", "--max-new-tokens", "12", "--dtype", "float32", "def fibonacci(n):"]
+    plain = run([*command, *arguments, "--method", "none"], folder, installed)
+    assert run([*command, *arguments, "--method", "follower"], folder, installed) == plain
+
+
+def test_the_tutorials_drafter_runs_in_transformers(package):
+    folder, installed = package
+    assert run([sys.executable, "in_transformers.py"], folder, installed).startswith("def fibonacci(n):")

@@ -1,0 +1,350 @@
+"""Drafting for a server's batch: the drafts of one-sequence drafters, requests found again by content, and guarded."""
+
+import numpy as np
+import pytest
+
+import naive
+import test_trigram_table as trigram_tables
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
+from foredraft.corpus.build import build_trigram_table
+from foredraft.corpus.documents import text_documents
+from foredraft.corpus.fingerprint import tokenizer_hash
+from foredraft.drafters import Resources, make_drafter
+from foredraft.drafters.adaptix import TRUST
+from foredraft.errors import ForedraftWarning
+from foredraft.graph.tree import best_chain
+from foredraft.index.best_first import best_first
+from foredraft.index.datastore import open_datastore
+from foredraft.index.datastore_writer import DatastoreWriter
+from foredraft.integrations.batches import ChainOptions, SingleDrafting
+from foredraft.integrations.request_drafter import RequestDrafter, batched
+from foredraft.integrations.request_table import PATIENCE, RequestTable
+from foredraft.testing import VOCABULARY, OracleDrafter
+
+MOST, LONGEST = 6, 400
+
+
+def text(seed, length, vocabulary=VOCABULARY):
+    """Tokens that repeat themselves, as texts do."""
+    drawn = np.random.default_rng(seed)
+    ids = list(drawn.integers(0, vocabulary, 6))
+    while len(ids) < length:
+        start = int(drawn.integers(0, len(ids)))
+        ids += ids[start : start + int(drawn.integers(1, 6))] if drawn.random() < 0.7 else [drawn.integers(vocabulary)]
+    return np.array(ids[:length], np.int32)
+
+
+class Server:
+    """A batch whose rows grow by tokens of their own texts."""
+
+    def __init__(self, texts, rows=None):
+        self.texts = texts
+        self.token_ids = np.zeros((len(texts) if rows is None else rows, LONGEST), np.int32)
+        self.lengths = np.zeros(len(self.token_ids), np.int32)
+
+    def show(self, lengths, order=None):
+        """Put the first tokens of each text into the rows, and return one sampled token a row."""
+        order = range(len(self.texts)) if order is None else order
+        self.token_ids[:] = 0
+        for row, (number, length) in enumerate(zip(order, lengths, strict=True)):
+            self.token_ids[row, :length] = self.texts[number][:length]
+            self.lengths[row] = length
+        return [[1] for _ in lengths]
+
+
+METHODS = {
+    "adaptix": ("adaptix", {"table": "none", "feedback": "off"}),
+    "rest": ("rest", {"store": "STORE", "samples": 32}),
+    "rest, longest": ("rest", {"store": "STORE", "weighting": "longest"}),
+    "rest without a store": ("rest", {"store": "none"}),
+    "rest, store only": ("rest", {"store": "STORE", "learn": "off"}),
+    "prompt_lookup": ("prompt_lookup", {"prompt_lookup_max": 3}),
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("store") / "a.store"
+    with DatastoreWriter(folder, tokenizer_hash="", vocabulary=VOCABULARY, create=True) as writer:
+        for seed in (50, 51):
+            writer.add([np.append(text(seed, 600), VOCABULARY).astype(np.uint16)])  # a separator ends it
+        writer.commit()
+    assert len(open_datastore(folder).segments) == 2
+    return str(folder)
+
+
+@pytest.fixture(params=METHODS)
+def make(request, store):
+    method, options = METHODS[request.param]
+    options = {key: store if value == "STORE" else value for key, value in options.items()}
+    return lambda: make_drafter(method, options, Resources(VOCABULARY))
+
+
+def drafts_alone(drafter, ids, lengths, vocabulary=VOCABULARY):
+    """What the drafter's own drafting proposes for one text that grows to each of `lengths`, cut to its best chain."""
+    nodes = ChainOptions().tree_nodes
+    drafting, chains, known, last = drafter.open(DraftContext(vocabulary)), [], 0, EMPTY_DRAFT
+    for length in lengths:
+        view = ids[:length].astype(np.int64)
+        if known:
+            drafting.observe(Verdict(tuple(view[known:].tolist()), (), last, known - 1))
+        depth = min(MOST, LONGEST - length - 1)
+        last = drafting.propose(SequenceView(view, lengths[0]), Budget(max(nodes, depth), depth))
+        score = np.ones(len(last), np.float32) if last.score is None else last.score
+        chain = last.tokens[best_chain(last.parents, score, depth, 0.0)].tolist()
+        chains.append(chain if drafter.name != "adaptix" else grown(drafting, view, depth, nodes, vocabulary))
+        known = length
+    return chains
+
+
+def grown(drafting, ids, depth, nodes, vocabulary):
+    """Adaptix's chain of `depth` tokens: small trees, each of which grows from the end of the best chain so far."""
+    chain = []
+    while len(chain) < depth:
+        before, last = ([-1, *ids.tolist(), *chain])[-2:]
+        table, learned = drafting._drafter.table.arrays, drafting._learned()
+        tokens, parents, score = best_first(table, learned, TRUST, before, last, nodes, depth - len(chain), vocabulary)
+        kept = best_chain(parents, score, depth - len(chain), 0.0)
+        if not len(kept):
+            break
+        chain += tokens[kept].tolist()
+    return chain
+
+
+def growing(seed, steps, start):
+    return (start + np.cumsum(np.random.default_rng(seed).integers(1, 6, steps))).tolist()
+
+
+@pytest.mark.kernels
+def test_a_batch_drafts_what_each_text_is_drafted_alone(make):
+    texts = [text(seed, 300) for seed in range(5)]
+    lengths = [growing(seed, 30, 20 * seed + 1) for seed in range(5)]
+    expected = [drafts_alone(make(), ids, sizes) for ids, sizes in zip(texts, lengths, strict=True)]
+    server = Server(texts)
+    requests = RequestDrafter(make(), vocabulary=VOCABULARY, most=MOST, rows=5, longest=LONGEST, threads=2)
+    for step in range(30):
+        sampled = server.show([sizes[step] for sizes in lengths])
+        drafts = requests.propose(sampled, server.lengths, server.token_ids)
+        assert drafts == [chains[step] for chains in expected]
+    assert sum(len(chain) for chains in expected for chain in chains) > 50
+
+
+def test_a_batch_drafts_from_the_table(tmp_path):
+    texts = [text(seed, 200, trigram_tables.VOCABULARY) for seed in range(3)]
+    path, tokenizer = tmp_path / "a.trigrams", trigram_tables.word_tokenizer()
+    documents = text_documents([trigram_tables.words(ids.tolist()) for ids in texts])
+    build_trigram_table(documents, tokenizer, trigram_tables.VOCABULARY, path)
+    resources = Resources(trigram_tables.VOCABULARY, tokenizer_hash(tokenizer))
+    drafter = make_drafter("adaptix", {"table": str(path), "learn": "off"}, resources)
+    server = Server(texts)
+    requests = RequestDrafter(drafter, vocabulary=trigram_tables.VOCABULARY, most=MOST, rows=3, longest=LONGEST)
+    for length in (1, 2, 30, 150):
+        drafts = requests.propose(server.show([length] * 3), server.lengths, server.token_ids)
+        alone = [drafts_alone(drafter, ids, [length], vocabulary=trigram_tables.VOCABULARY)[0] for ids in texts]
+        assert drafts == alone
+        assert any(drafts)
+
+
+def test_requests_are_found_again_in_other_rows_and_after_a_pause(make):
+    texts = [text(seed, 300) for seed in range(4)]
+    sizes = [growing(seed, 12, 60) for seed in range(4)]
+    server, orders = Server(texts), [[0, 1, 2, 3], [3, 1, 0, 2], [2], [1, 2], [0, 3, 1, 2]]
+    requests = RequestDrafter(make(), vocabulary=VOCABULARY, most=MOST, rows=4, longest=LONGEST)
+    steps, drafted = [0] * 4, [[] for _ in texts]
+    for order in orders:
+        sampled = server.show([sizes[number][steps[number]] for number in order], order)
+        for number, draft in zip(order, requests.propose(sampled, server.lengths, server.token_ids), strict=True):
+            drafted[number].append(draft)
+            steps[number] += 1
+    for number, ids in enumerate(texts):
+        assert drafted[number] == drafts_alone(make(), ids, sizes[number][: steps[number]])
+
+
+def test_rows_without_a_new_token_are_left_alone(make):
+    server = Server([text(1, 200), text(2, 200)])
+    requests = RequestDrafter(make(), vocabulary=VOCABULARY, most=MOST, rows=2, longest=LONGEST)
+    server.show([150, 150])
+    drafts = requests.propose([[], [7]], server.lengths, server.token_ids)
+    assert drafts[0] == []
+    assert drafts[1] == drafts_alone(make(), text(2, 200), [150])[0]
+    assert requests.propose([], server.lengths, server.token_ids) == []
+
+
+def test_a_text_that_fills_the_window_gets_no_draft_and_one_close_to_it_a_short_one():
+    drafter = make_drafter("prompt_lookup", {}, Resources(VOCABULARY))
+    same = np.full(LONGEST, 3, np.int32)
+    server = Server([same, same, same])
+    requests = RequestDrafter(drafter, vocabulary=VOCABULARY, most=MOST, rows=3, longest=LONGEST)
+    sampled = server.show([LONGEST, LONGEST - 3, LONGEST - 1])
+    assert [len(draft) for draft in requests.propose(sampled, server.lengths, server.token_ids)] == [0, 2, 0]
+
+
+def test_two_processes_draft_the_same(make):
+    server = Server([text(seed, 300) for seed in range(3)])
+    ranks = [RequestDrafter(make(), vocabulary=VOCABULARY, most=MOST, rows=3, longest=LONGEST) for _ in range(2)]
+    for step in range(40):
+        sampled = server.show([30 + 2 * step, 40 + step, 50 + 3 * step])
+        first, second = (rank.propose(sampled, server.lengths, server.token_ids) for rank in ranks)
+        assert first == second
+
+
+@pytest.mark.parametrize("length", [40_000])
+@pytest.mark.parametrize("method", ["adaptix", "rest"])
+def test_a_long_prompt_is_read_whole(method, length):
+    options = {"adaptix": {"table": "none", "feedback": "off"}, "rest": {"store": "none"}}[method]
+    ids = text(4, length, 1000)
+    token_ids = np.zeros((1, length + 100), np.int32)
+    token_ids[0, :length] = ids
+    drafters = [make_drafter(method, options, Resources(1000)) for _ in range(2)]
+    requests = RequestDrafter(drafters[0], vocabulary=1000, most=MOST, rows=1, longest=length + 100)
+    draft = requests.propose([[1]], np.array([length]), token_ids)[0]
+    drafting = drafters[1].open(DraftContext(1000))
+    view, nodes = SequenceView(ids.astype(np.int64), length), ChainOptions().tree_nodes
+    tree = drafting.propose(view, Budget(max(nodes, MOST), MOST))
+    chain = tree.tokens[best_chain(tree.parents, tree.score, MOST, 0.0)].tolist()
+    assert draft == (chain if method == "rest" else grown(drafting, view.ids, MOST, nodes, 1000))
+    assert len(draft) > 0
+
+
+class FaultyDrafter:
+    """Raises for texts that begin with 9."""
+
+    name, needs, source_names = "faulty", Needs(), ("faulty",)
+
+    def open(self, context):
+        return self
+
+    def propose(self, view, budget):
+        if view.ids[0] == 9:
+            raise RuntimeError("no idea")
+        return Draft(np.array([5], np.int32), np.array([-1], np.int32))
+
+    def observe(self, verdict):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_a_drafter_that_raises_drafts_nothing_for_that_request_and_is_named_once():
+    server = Server([np.array([9, 1, 2, 3, 4], np.int32), np.array([8, 1, 2, 3, 4], np.int32)])
+    requests = RequestDrafter(FaultyDrafter(), vocabulary=VOCABULARY, most=MOST, rows=2, longest=LONGEST)
+    with pytest.warns(ForedraftWarning, match="faulty failed .RuntimeError: no idea") as seen:
+        drafts = [requests.propose(server.show([n, n]), server.lengths, server.token_ids) for n in (3, 4, 5)]
+    assert drafts == [[[], [5]]] * 3
+    assert len(seen) == 1
+
+
+class FaultyBatch(SingleDrafting):
+    def draft(self, batch):
+        if (batch.token_ids[batch.rows, 0] == 9).any():
+            raise RuntimeError("no idea")
+        return super().draft(batch)
+
+
+def test_a_batch_that_raises_is_asked_row_by_row():
+    server = Server([np.array([9, 1, 2, 3, 4], np.int32), np.array([3, 1, 2, 3, 1], np.int32)])
+    drafter = make_drafter("prompt_lookup", {}, Resources(VOCABULARY))
+    requests = RequestDrafter(drafter, vocabulary=VOCABULARY, most=MOST, rows=2, longest=LONGEST)
+    requests._batched = FaultyBatch(drafter, DraftContext(VOCABULARY), MOST, ChainOptions())
+    with pytest.warns(ForedraftWarning, match="prompt_lookup failed") as seen:
+        drafts = [requests.propose(server.show([n, n]), server.lengths, server.token_ids) for n in (4, 5)]
+    assert [draft[0] for draft in drafts] == [[], []]
+    assert drafts[0][1] == [1, 2, 3]
+    assert len(seen) == 1
+
+
+def test_what_only_one_sequence_knows_how_to_do_is_asked_row_by_row():
+    for method, options in (
+        ("adaptix", {"table": "none", "search": "mcts"}),
+        ("rest", {"store": "none", "learn": "shared"}),
+    ):
+        drafter = make_drafter(method, options, Resources(VOCABULARY))
+        assert isinstance(batched(drafter, VOCABULARY, MOST, 4, ChainOptions()), SingleDrafting)
+    target = text(3, 300)
+    oracle = OracleDrafter(lambda ids: target[len(ids) :].tolist())
+    requests = RequestDrafter(oracle, vocabulary=VOCABULARY, most=MOST, rows=1, longest=LONGEST)
+    server = Server([target])
+    assert requests.propose(server.show([50]), server.lengths, server.token_ids) == [target[50:56].tolist()]
+
+
+def test_tokens_less_probable_than_asked_are_left_out():
+    drafter = make_drafter("adaptix", {"table": "none", "feedback": "off"}, Resources(VOCABULARY))
+    server, sizes = Server([text(2, 300)]), []
+    for least in (0.0, 0.5, 1.1):
+        options = ChainOptions(least_probability=least)
+        requests = RequestDrafter(drafter, vocabulary=VOCABULARY, most=MOST, rows=1, longest=LONGEST, options=options)
+        sizes.append(len(requests.propose(server.show([200]), server.lengths, server.token_ids)[0]))
+    assert sizes[0] > sizes[2] == 0
+    assert sizes[0] >= sizes[1]
+
+
+# --- the table
+
+
+def found(table, rows, **given):
+    token_ids = np.zeros((len(rows), 40), np.int32)
+    for number, row in enumerate(rows):
+        token_ids[number, : len(row)] = row
+    lengths = np.array([len(row) for row in rows])
+    slots, known, dropped = table.find(token_ids, lengths, given.get("only", np.arange(len(rows))))
+    return slots.tolist(), known.tolist(), dropped
+
+
+def test_a_request_keeps_its_slot_and_a_new_one_gets_its_own():
+    table = RequestTable(4, 40)
+    first, known, _ = found(table, [[1, 2, 3], [4, 5]])
+    assert known == [0, 0]
+    slots, known, dropped = found(table, [[4, 5, 6], [1, 2, 3, 7], [1, 2, 9]])
+    assert slots[:2] == first[::-1]
+    assert known == [2, 3, 0]
+    assert dropped == []
+    assert len(set(slots)) == 3
+
+
+def test_the_longest_text_that_fits_is_gone_on_with():
+    table = RequestTable(4, 40)
+    slots, _, _ = found(table, [[1, 2], [1, 2, 3, 4]])
+    again, known, _ = found(table, [[8], [1, 2, 3, 4, 5]], only=np.array([1]))
+    assert (again, known) == ([slots[1]], [4])
+
+
+def test_equal_texts_have_slots_of_their_own():
+    table = RequestTable(4, 40)
+    slots, _, _ = found(table, [[1, 2], [1, 2]])
+    again, known, _ = found(table, [[1, 2, 3], [1, 2, 4]])
+    assert sorted(again) == sorted(slots)
+    assert known == [2, 2]
+
+
+def test_texts_that_nobody_goes_on_with_are_dropped_in_time():
+    table = RequestTable(4, 40)
+    gone = found(table, [[1, 2, 3]])[0]
+    dropped = []
+    for length in range(1, PATIENCE + 3):
+        dropped += found(table, [[5] * min(length, 38)])[2]
+    assert dropped == gone
+
+
+def test_where_slots_run_out_the_one_not_seen_for_longest_is_taken():
+    table = RequestTable(2, 40)
+    oldest = found(table, [[1, 2, 3]])[0]
+    found(table, [[4, 5]])
+    slots, known, dropped = found(table, [[6, 7]])
+    assert slots == dropped == oldest
+    assert known == [0]
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_chain_is_that_of_all_paths(seed):
+    drawn = np.random.default_rng(seed)
+    count = int(drawn.integers(0, 12))
+    parents = np.array([drawn.integers(-1, node) for node in range(count)], np.int32)
+    score = np.empty(count, np.float32)
+    for node in range(count):
+        above = 1.0 if parents[node] < 0 else score[parents[node]]
+        score[node] = above * np.float32(drawn.integers(1, 5) / 4)
+    for longest, least in ((12, 0.0), (2, 0.0), (3, 0.3)):
+        expected = naive.best_chain(parents, score, longest, least)
+        assert best_chain(parents, score, longest, least).tolist() == expected.tolist()

@@ -1,0 +1,163 @@
+"""The proposer as vLLM makes and calls it, without vLLM: options, refusals, and a server that lives on."""
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from foredraft.demo import embedded_path
+from foredraft.errors import ForedraftWarning, StoreError, UsageError
+from foredraft.index.datastore_writer import DatastoreWriter
+from foredraft.integrations import vllm as integration
+from foredraft.integrations.vllm import (
+    MOST_TOKENS,
+    OPTIONS_VARIABLE,
+    Proposer,
+    check_version,
+    parse_proposer_options,
+    read_options,
+)
+
+WINDOW = 64
+
+
+def configuration(options=None, most=4, model="nowhere"):
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(num_speculative_tokens=most),
+        scheduler_config=SimpleNamespace(max_num_seqs=3),
+        model_config=SimpleNamespace(model=model, tokenizer=model, max_model_len=WINDOW, get_vocab_size=lambda: 8192),
+        additional_config={} if options is None else {"foredraft": options},
+    )
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """A vLLM of which nothing is there but its version."""
+    module = ModuleType("vllm")
+    module.__version__ = "0.32.0"
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.delenv(OPTIONS_VARIABLE, raising=False)
+    return module
+
+
+def rows(*texts):
+    token_ids = np.zeros((3, WINDOW), np.int32)
+    for number, text in enumerate(texts):
+        token_ids[number, : len(text)] = text
+    return [text[-1:] for text in texts], np.array([len(text) for text in texts] + [0] * (3 - len(texts))), token_ids
+
+
+@pytest.mark.parametrize(
+    "options", [{"table": "none"}, {"method": "rest", "store": "none"}, {"method": "prompt_lookup"}]
+)
+def test_a_proposer_is_made_and_called_as_vllm_does(vllm, options):
+    proposer = Proposer(configuration(options))
+    proposer.load_model(object())
+    proposer.dummy_run()
+    drafts = proposer.propose(*rows([5, 6, 7, 8, 5, 6], [1], []), slot_mappings=None)
+    assert drafts[0][:2] == [7, 8]
+    assert drafts[1:] == [[], []]
+    assert all(type(token) is int for token in drafts[0])
+
+
+def test_the_embedded_model_is_drafted_for_from_its_own_table(vllm):
+    proposer = Proposer(configuration(model=str(embedded_path("demo"))))
+    from foredraft.model.loading import load_tokenizer
+
+    ids = load_tokenizer("demo")("import numpy as np\n\ndef __init__(self").input_ids
+    assert proposer.propose(*rows(ids))[0]
+
+
+def test_the_server_lives_when_the_proposer_raises(vllm, monkeypatch):
+    proposer = Proposer(configuration({"table": "none"}))
+
+    def failing(*_):
+        raise MemoryError("full")
+
+    monkeypatch.setattr(proposer._requests, "propose", failing)
+    with pytest.warns(ForedraftWarning, match="MemoryError: full") as seen:
+        drafts = [proposer.propose(*rows([5, 6], [7, 8])) for _ in range(3)]
+    assert drafts == [[[], []]] * 3
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("version", ["0.31.2", "0.34.0", "1.32.0", "dev", None])
+def test_versions_with_another_interface_are_refused(version):
+    with pytest.raises(UsageError, match=r"0\.32, 0\.33") as refusal:
+        check_version(version)
+    assert str(refusal.value).endswith(".")
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.33.1+cpu", "0.32.0rc1"])
+def test_versions_with_the_interface_are_taken(version):
+    check_version(version)
+
+
+def test_vllm_that_is_missing_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(UsageError, match="vLLM is not installed"):
+        Proposer(configuration())
+
+
+@pytest.mark.parametrize("most", [0, MOST_TOKENS + 1, "four", None, True])
+def test_more_tokens_than_vllm_verifies_are_refused(vllm, most):
+    with pytest.raises(UsageError, match="vLLM verifies 1 to 128 drafted tokens"):
+        Proposer(configuration(most=most))
+
+
+REFUSED = {
+    "unknown method": ({"method": "adaptics"}, "Did you mean 'adaptix'"),
+    "unknown option": ({"tabel": "none"}, "Did you mean 'table'"),
+    "own option misspelt": ({"tree_node": 3}, "Did you mean 'tree_nodes'"),
+    "method of another type": ({"method": 3}, "give a method's name as text"),
+    "tree_nodes": ({"tree_nodes": 0}, "tree_nodes is 0; it must be a whole number, 1 to 1024"),
+    "least_probability": ({"least_probability": 2}, "it must be a number from 0 to 1"),
+    "threads": ({"threads": 0}, "threads is 0"),
+    "feedback": ({"feedback": "topk"}, "tells a proposer no probabilities"),
+}
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED.values(), ids=REFUSED)
+def test_options_that_cannot_be_honoured_are_refused(options, words):
+    with pytest.raises(UsageError, match=words):
+        parse_proposer_options(options)
+
+
+def test_a_store_for_another_tokenizer_is_refused(vllm, tmp_path):
+    folder = tmp_path / "a.store"
+    with DatastoreWriter(folder, tokenizer_hash="another", vocabulary=8192, create=True) as writer:
+        writer.add([np.array([1, 2, 3, 8192], np.uint16)])
+        writer.commit()
+    options = {"method": "rest", "store": str(folder)}
+    with pytest.raises(StoreError, match="tokenizer"):
+        Proposer(configuration(options, model=str(embedded_path("demo"))))
+    with pytest.raises(UsageError, match="store is bound to a tokenizer"):
+        Proposer(configuration(options, model=str(tmp_path / "no model")))
+
+
+def test_drafters_that_need_hidden_states_are_refused(vllm, monkeypatch):
+    needy = SimpleNamespace(needs=SimpleNamespace(hidden=True))
+    monkeypatch.setattr(integration, "make_drafter", lambda *_: needy)
+    with pytest.raises(UsageError, match="hidden states"):
+        Proposer(configuration({"table": "none"}))
+
+
+def test_options_come_from_the_configuration_or_from_a_file(tmp_path):
+    path = tmp_path / "options.json"
+    path.write_text(json.dumps({"method": "rest"}))
+    in_file = {OPTIONS_VARIABLE: str(path)}
+    assert read_options({"foredraft": {"method": "rest"}, "other": 1}, {}) == {"method": "rest"}
+    assert read_options({"other": 1}, in_file) == {"method": "rest"}
+    assert read_options({}, {}) == {}
+    with pytest.raises(UsageError, match="give one"):
+        read_options({"foredraft": {}}, in_file)
+    path.write_text("{")
+    with pytest.raises(UsageError, match="cannot be read as JSON"):
+        read_options({}, in_file)
+    path.write_text("[1]")
+    with pytest.raises(UsageError, match="give a mapping"):
+        read_options({}, in_file)
+    with pytest.raises(UsageError, match="cannot be read as JSON"):
+        read_options({}, {OPTIONS_VARIABLE: str(tmp_path / "missing.json")})
