@@ -164,9 +164,9 @@ def test_drafting_rests_when_it_loses_and_is_tried_again_at_growing_intervals():
     dear_drafts = lambda drafted: 5.0 if drafted else 0.0  # noqa: E731  # one line says it
     sizes = np.array(decide(MeasuredControl(MODERATE), lambda number: 1, honest(MODERATE), dear_drafts, steps=600))
     drafted = np.flatnonzero(sizes)
-    assert len(drafted) > 5, "it was tried"
+    assert len(drafted) > 2, "it was tried"
     assert (sizes[300:] > 0).mean() < 0.25, "and found not to pay"
-    assert drafted[-1] > 400, "it is tried again"
+    assert drafted[-1] > 200, "it is tried again"
     rests = np.diff(drafted)
     rests = rests[rests > 1]
     assert rests[-1] > rests[0], "at growing intervals"
@@ -227,3 +227,22 @@ def test_one_hopeless_draft_among_good_ones_does_not_stop_drafting():
         if number > 20 and not hopeless:
             assert len(draft) == 1 or budget.nodes == 0
     assert control.budget(50).nodes > 0
+
+
+def test_about_twice_as_many_nodes_are_asked_for_as_were_worth_it():
+    """A draft of 64 nodes of which 6 are worth verifying was drafted for nothing; where all are, more are asked for."""
+    control = MeasuredControl(MODERATE)
+    assert control.budget(30).nodes == MOST_NODES
+    for _ in range(60):
+        budget = control.budget(30)
+        kept = control.trim(chain(budget.nodes, 0.5), budget)
+        control.observe(Verdict((0,), (), kept, 0), honest(MODERATE)(0, len(kept) + 1), 0.0)
+    assert control.budget(30).nodes < 32
+    control = MeasuredControl(CHEAP)
+    control.trim(chain(4, 0.3), Budget(64, 30))
+    for _ in range(8):
+        budget = control.budget(90)
+        kept = control.trim(chain(budget.nodes, 0.999), budget)
+        path = tuple(range(len(kept)))
+        control.observe(Verdict((*path, 0), path, kept, 0), honest(CHEAP)(0, len(kept) + 1), 0.0)
+    assert control.budget(90).nodes == MOST_NODES

@@ -155,14 +155,18 @@ def test_what_was_shared_is_saved_and_found_again(tmp_path):
     assert best(propose(opened(made), [41, 42, 43])) == 44
 
 
+def say_and_save(made, start):
+    drafting = opened(made)
+    propose(drafting, list(range(start, start + 10)))
+    drafting.close()
+    made.save()
+
+
 def test_a_memory_forgets_its_oldest_part_when_it_is_full(tmp_path):
     memory = str(tmp_path / "memory")
     made = drafter(memory=memory, memory_tokens=40)
     for start in range(100, 200, 10):
-        drafting = opened(made)
-        propose(drafting, list(range(start, start + 10)))
-        drafting.close()
-        made.save()
+        say_and_save(made, start)
         manifest = open_datastore(memory).manifest
         assert sum(entry.tokens for entry in manifest.segments) <= 40
     assert list(check_datastore(memory, full=True))
@@ -175,10 +179,7 @@ def test_small_parts_of_a_memory_are_sorted_together(tmp_path):
     memory = str(tmp_path / "memory")
     made = drafter(memory=memory, memory_tokens=1600)
     for start in range(100, 200, 10):
-        drafting = opened(made)
-        propose(drafting, list(range(start, start + 10)))
-        drafting.close()
-        made.save()
+        say_and_save(made, start)
     assert len(open_datastore(memory).segments) == 1
     assert best(propose(opened(drafter(memory=memory)), [101, 102, 103])) == 104
 

@@ -16,8 +16,9 @@ MOST_NODES = 64
 
 _KEEP = 0.98  # what a step's evidence is worth one drafted step later
 _SCORE_BINS = 12  # by powers of two: [1/2, 1], [1/4, 1/2), ...
-_PRIOR_NODES = 8.0  # nodes of each bin seen before the first step, as it were
-_PRIOR_CHANCES = 0.5 ** np.arange(_SCORE_BINS)  # of their acceptance: the bin's best, so that bins get a trial
+_BIN_NODES = 8.0  # nodes of each bin seen before the first step, as it were, accepted as those of all bins are
+_USUAL_SCORES = 0.7 * 0.5 ** np.arange(_SCORE_BINS)  # of a bin that has not been seen
+_PRIOR_RATIO, _PRIOR_PROMISED = 0.6, 3.0  # accepted nodes / the sum of scores, and the sum that this is worth
 _MOST_NODES_SEEN = 400.0
 _ENOUGH_TOKENS = 40.0  # of recent drafted steps, before they are compared with plain ones
 _FADE = 0.8  # what is left of the evidence against drafting after a rest
@@ -37,11 +38,13 @@ class MeasuredControl:
     """As many nodes as maximise expected tokens per second under a measured cost curve.
 
     The expected tokens of the best n nodes are 1 plus the sum of their chances, where a node's chance is the share of
-    nodes with a like score that the target accepted so far; their time is the curve's, scaled by how fast passes have
-    been running of late, plus what drafting costs beside the pass. A plain step now and then shows what plain steps
-    cost today. As drafting more takes longer, about twice as many nodes are asked for as were worth it of late, and
-    more again once all of them were. When drafted steps have been giving fewer tokens per second, or draft after draft
-    is worth no node, steps are plain, and drafting is tried again at growing intervals, so that trying costs little.
+    nodes with a like score that the target accepted so far. It starts at the score times a ratio that is learned from
+    all nodes, quickly and with caution: texts are short, and a draft that is too large costs time. The seconds of n
+    nodes are the curve's, scaled by how fast passes have been running of late, plus what drafting costs beside the
+    pass. A plain step now and then shows what plain steps cost today. As drafting more takes longer, about twice as
+    many nodes are asked for as were worth it of late, and more again once all of them were. When drafted steps have
+    been giving fewer tokens per second, or draft after draft is worth no node, steps are plain, and drafting is tried
+    again at growing intervals, so that trying costs little.
 
     Args:
         curve: the target's cost by rows.
@@ -51,8 +54,7 @@ class MeasuredControl:
     def __init__(self, curve: CostCurve, most_nodes: int = MOST_NODES) -> None:
         self._cost = curve.table(most_nodes + 1)
         self._most_nodes = most_nodes
-        self._seen = np.full(_SCORE_BINS, _PRIOR_NODES)
-        self._accepted = _PRIOR_NODES * _PRIOR_CHANCES
+        self._seen, self._accepted, self._promised = (np.zeros(_SCORE_BINS) for _ in range(3))
         self._worth = float(most_nodes)  # nodes worth verifying, smoothed
         self._pace = 1.0  # seconds of a drafted pass / those of the curve, smoothed
         self._plain_pace: float | None = None  # the same of plain passes, once there was one
@@ -76,7 +78,7 @@ class MeasuredControl:
         if draft.q is not None:  # drawn: scores, and even how many were drawn, may tell what; only the budget may cut
             return cut(draft, budget)
         score = draft.score if draft.score is not None else _guessed_scores(draft.parents)
-        chances = (self._accepted / self._seen)[_score_bin(np.sort(score)[::-1][: self._most_nodes])]
+        chances = self._chances()[_score_bin(np.sort(score)[::-1][: self._most_nodes])]
         tokens = 1.0 + np.minimum(np.cumsum(chances), budget.depth)
         seconds = self._pace * self._cost[2 : len(chances) + 2] + self._beside_drafted
         rates = np.concatenate([[1.0 / self._plain_seconds()], tokens / seconds])
@@ -100,12 +102,14 @@ class MeasuredControl:
             self._observe_time(drafted, len(verdict.tokens), forward_seconds, other_seconds)
         if drafted:
             score = verdict.draft.score
-            bins = _score_bin(score if score is not None else _guessed_scores(verdict.draft.parents))
+            score = score if score is not None else _guessed_scores(verdict.draft.parents)
+            bins = _score_bin(score)
             np.add.at(self._seen, bins, 1.0)
+            np.add.at(self._promised, bins, score)
             np.add.at(self._accepted, bins[list(verdict.path)], 1.0)
             crowded = self._seen > _MOST_NODES_SEEN  # older evidence counts for less
-            self._seen[crowded] *= 0.5
-            self._accepted[crowded] *= 0.5
+            for evidence in (self._seen, self._promised, self._accepted):
+                evidence[crowded] *= 0.5
             if self._tokens > _ENOUGH_TOKENS:
                 self._consider_resting()
         elif self._rest > 0:
@@ -129,6 +133,13 @@ class MeasuredControl:
             self._beside_plain += 0.1 * (other_seconds - self._beside_plain)
             self._since_plain = 0
 
+    def _chances(self) -> FloatArray:
+        """Return how likely a node of each bin is accepted, float64[12]."""
+        ratio = (self._accepted.sum() + _PRIOR_PROMISED * _PRIOR_RATIO) / (self._promised.sum() + _PRIOR_PROMISED)
+        scores = np.where(self._seen > 0, self._promised / np.maximum(self._seen, 1e-9), _USUAL_SCORES)
+        chances: FloatArray = (self._accepted + _BIN_NODES * np.minimum(ratio * scores, 1)) / (self._seen + _BIN_NODES)
+        return chances
+
     def _plain_seconds(self) -> float:
         pace = self._pace if self._plain_pace is None else self._plain_pace
         return float(pace * self._cost[1] + self._beside_plain)
@@ -136,8 +147,9 @@ class MeasuredControl:
     def _give_up_for_now(self) -> None:
         """Rest, and let what spoke against drafting fade: without drafts it would be believed for ever."""
         self._begin_rest()
-        self._seen = _PRIOR_NODES + _FADE * (self._seen - _PRIOR_NODES)
-        self._accepted = _PRIOR_NODES * _PRIOR_CHANCES + _FADE * (self._accepted - _PRIOR_NODES * _PRIOR_CHANCES)
+        self._seen, self._promised, self._accepted = (
+            _FADE * evidence for evidence in (self._seen, self._promised, self._accepted)
+        )
         self._beside_drafted *= _FADE
 
     def _begin_rest(self) -> None:

@@ -8,7 +8,6 @@ arrays, and a draft model where one is named; no text, no target.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -21,9 +20,8 @@ from foredraft.errors import UsageError
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.index.backoff import UNFORESEEN, learn_trust, prior_trust, weigh
 from foredraft.index.blend import Blended, Counts, blend, foreseen, learn_inner, prior_inner_trust, with_foresight
-from foredraft.index.datastore import MANIFEST
 from foredraft.index.learned import NO_TOKEN, empty_learned, learn_distributions, read_text, row_contexts, with_room
-from foredraft.index.library import Library
+from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
 from foredraft.index.lookup import Lookup
 from foredraft.index.retrieval import OWN, SHARED, STORE, Levels, Rows
 from foredraft.index.successors import BLENDED
@@ -137,16 +135,10 @@ class MixtureDrafter:
         Raises:
             StoreError: one that is damaged or belongs to another tokenizer.
         """
-        library = Library(vocabulary=resources.vocabulary, tokenizer_hash=resources.tokenizer_hash)
-        store, table = options.store, options.table
-        if store == "default":
-            store = str(resources.default_store()) if resources.default_store is not None else "none"
+        own = (resources.default_store, resources.vocabulary, resources.tokenizer_hash)
+        library, table = open_library(options.store, options.memory, *own), options.table
         if table == "default":
             table = str(resources.default_table()) if resources.default_table is not None else "none"
-        if store != "none":
-            library.open(store)
-        if options.memory is not None and (Path(options.memory) / MANIFEST).exists():
-            library.open(options.memory)
         if table == "none":
             opened = empty_table(resources.vocabulary)
         else:
@@ -169,12 +161,9 @@ class MixtureDrafter:
             UsageError: nothing is shared, or no path is known.
             StoreError: the store cannot be written, or belongs to another tokenizer.
         """
-        path = path or self.options.memory
-        if not self.options.shares or path is None:
-            raise UsageError('Only what is shared can be saved: give learn="shared", and a path or memory=PATH.')
-        memory = self.options.memory
-        adopt = memory is not None and Path(path) == Path(memory)
-        self.library.save(path, adopt=adopt, most_tokens=self.options.memory_tokens)
+        if not self.options.shares:
+            raise UsageError(NOTHING_TO_SAVE)
+        self.library.save(path, self.options.memory, self.options.memory_tokens)
 
 
 class _Asked(NamedTuple):

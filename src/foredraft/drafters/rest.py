@@ -6,7 +6,6 @@ rule; "backoff", which asks shorter contexts too, is this project's. Knows ids a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -15,8 +14,7 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs,
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.index.backoff import UNFORESEEN, learn_trust, prior_trust, weigh
-from foredraft.index.datastore import MANIFEST
-from foredraft.index.library import Library
+from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
 from foredraft.index.lookup import Lookup
 from foredraft.index.prefixes import best_nodes
 from foredraft.index.published import MOST_OCCURRENCES, published_tree
@@ -104,15 +102,8 @@ class RestDrafter:
         Raises:
             StoreError: a store that is damaged or belongs to another tokenizer.
         """
-        library = Library(vocabulary=resources.vocabulary, tokenizer_hash=resources.tokenizer_hash)
-        folder = options.store
-        if folder == "default":
-            folder = str(resources.default_store()) if resources.default_store is not None else "none"
-        if folder != "none":
-            library.open(folder)
-        if options.memory is not None and (Path(options.memory) / MANIFEST).exists():
-            library.open(options.memory)
-        return cls(options, library)
+        own = (resources.default_store, resources.vocabulary, resources.tokenizer_hash)
+        return cls(options, open_library(options.store, options.memory, *own))
 
     def open(self, context: DraftContext) -> "RestDrafting":
         """Begin drafting for one sequence, with the segments that the store has by now."""
@@ -125,11 +116,9 @@ class RestDrafter:
             UsageError: nothing is shared, or no path is known.
             StoreError: the store cannot be written, or belongs to another tokenizer.
         """
-        path = path or self.options.memory
-        if self.options.learn != "shared" or path is None:
-            raise UsageError('Only what is shared can be saved: give learn="shared", and a path or memory=PATH.')
-        memory = self.options.memory
-        self.library.save(path, adopt=memory is not None and Path(path) == Path(memory))
+        if self.options.learn != "shared":
+            raise UsageError(NOTHING_TO_SAVE)
+        self.library.save(path, self.options.memory)
 
 
 class RestDrafting:

@@ -5,13 +5,13 @@ Knows stores and ids; not who searches them, nor for what.
 
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 
 from foredraft.contracts import TokenIds
-from foredraft.errors import ForedraftWarning, StoreError
+from foredraft.errors import ForedraftWarning, StoreError, UsageError
 from foredraft.index.datastore import MANIFEST, Datastore, manifest_version, open_datastore
 from foredraft.index.datastore_writer import DatastoreWriter
 from foredraft.index.recent_text import END, RecentText, append, empty_text, with_room
@@ -23,6 +23,9 @@ MOST_SHARED = 1 << 22
 
 _MOST_SEGMENTS = 8
 """A bounded store is kept in about as many segments, each of which is searched at every step."""
+
+
+NOTHING_TO_SAVE = 'Only what is shared can be saved: give learn="shared", and a path or memory=PATH.'
 
 
 class Library:
@@ -68,18 +71,22 @@ class Library:
             append(text, np.append(ids, END))
             self.shared = text
 
-    def save(self, folder: str, *, adopt: bool, most_tokens: int | None = None) -> None:
-        """Move what was shared into the datastore in `folder`, made if it does not exist.
+    def save(self, path: str | None, memory: str | None, most_tokens: int | None = None) -> None:
+        """Move what was shared into a datastore, made if it does not exist.
 
         Args:
-            folder: of the datastore.
-            adopt: search it from now on, if it is new.
+            path: its folder; None for `memory`.
+            memory: the folder that is searched from now on if it is new.
             most_tokens: beyond, the oldest segments are forgotten, and small ones are sorted together meanwhile; None
                 keeps everything as it is.
 
         Raises:
+            UsageError: no folder is named.
             StoreError: the store cannot be written, or belongs to another tokenizer.
         """
+        folder = path or memory
+        if folder is None:
+            raise UsageError(NOTHING_TO_SAVE)
         with self.lock:
             text = self.shared.symbols[: int(self.shared.length[0])]
             if not len(text):
@@ -96,8 +103,33 @@ class Library:
                         _bound(writer, most_tokens)
                     writer.commit()
             self.shared = empty_text()
-            if new and adopt:
+            if new and memory is not None and Path(folder) == Path(memory):
                 self._stores = (*self._stores, open_datastore(folder))
+
+
+def open_library(
+    store: str, memory: str | None, default: Callable[[], Path] | None, vocabulary: int, tokenizer_hash: str
+) -> Library:
+    """Open the texts that a drafter's options name.
+
+    Args:
+        store: folder of a datastore, "default", or "none".
+        memory: folder of another one, which need not exist yet; None for none.
+        default: makes or finds the default datastore; None where there is none.
+        vocabulary: as `Library` takes it.
+        tokenizer_hash: likewise.
+
+    Raises:
+        StoreError: a store that is damaged or belongs to another tokenizer.
+    """
+    library = Library(vocabulary=vocabulary, tokenizer_hash=tokenizer_hash)
+    if store == "default":
+        store = str(default()) if default is not None else "none"
+    if store != "none":
+        library.open(store)
+    if memory is not None and (Path(memory) / MANIFEST).exists():
+        library.open(memory)
+    return library
 
 
 def _bound(writer: DatastoreWriter, most_tokens: int) -> None:
