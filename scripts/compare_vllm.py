@@ -9,9 +9,9 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,25 @@ def methods(most: int, table: str | None, store: str | None) -> dict[str, tuple[
         "rest": (proposer(most), {"method": "rest"}),
         **own,
     }
+
+
+@contextmanager
+def started(configurations: Mapping[str, tuple[Any, Any]]) -> Iterator[dict[str, str]]:
+    """Start a server for each method, and yield their addresses.
+
+    They are started anew for every number of streams: vLLM's suffix decoding remembers what it has answered.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = [
+            serving(FIRST_PORT + number, folder / f"{number}.log", *configuration)
+            for number, configuration in enumerate(configurations.values())
+        ]
+        with ThreadPoolExecutor(len(servers)) as pool:  # starting takes most of a minute each
+            urls = dict(zip(configurations, pool.map(stack.enter_context, servers), strict=True))
+        for url in urls.values():  # first requests pay for what is made once
+            complete(url, "def main():", 32)
+        yield urls
 
 
 def measure(
@@ -141,26 +160,13 @@ def main() -> None:
         "loops |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        configurations = methods(given.most, given.table, given.store)
-        servers = [
-            serving(FIRST_PORT + number, folder / f"{number}.log", *configuration)
-            for number, configuration in enumerate(configurations.values())
-        ]
-        with ThreadPoolExecutor(len(servers)) as pool:  # starting takes most of a minute each
-            urls = dict(zip(configurations, pool.map(stack.enter_context, servers), strict=True))
-        for url in urls.values():  # first requests pay for what is made once
-            complete(url, "def main():", 32, given.temperature)
-        for streams in given.streams or (1, 8):
+    for streams in given.streams or (1, 8):
+        with started(methods(given.most, given.table, given.store)) as urls:
             for task in given.task or DEFAULT_TASKS:
                 prompts = load_task(task, given.data, given.prompts)
                 tallies = measure(urls, prompts, streams, given.tokens, given.temperature)
                 print("\n".join(rows(task, streams, tallies)), flush=True)
-                raw += [
-                    {"task": task, "streams": streams, "method": name, **asdict(tally)}
-                    for name, tally in tallies.items()
-                ]
+                raw += [{"task": task, "method": name, **asdict(tally)} for name, tally in tallies.items()]
     if given.json is not None:
         given.json.write_text(json.dumps(raw, indent=1), encoding="utf-8")
 
