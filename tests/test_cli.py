@@ -111,7 +111,7 @@ def test_an_unexpected_error_is_one_sentence_with_a_hint(run, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("something odd\nand more")
 
-    monkeypatch.setattr("foredraft.cli.generate._prompt_text", fail)
+    monkeypatch.setattr("foredraft.cli.generate.prompt_text", fail)
     assert refused(run("generate", "a"), 1, "Unexpected RuntimeError: something odd. Set FOREDRAFT_TRACEBACK=1")
     monkeypatch.setenv("FOREDRAFT_TRACEBACK", "1")
     assert "Traceback" in run("generate", "a").err
@@ -249,7 +249,7 @@ def test_compare_agrees_with_plain_decoding(run):
     result = run("generate", PROMPT, *QUICK, "--compare")
     assert result.status == 0
     assert ESCAPE not in result.out
-    for pattern in (r"\n +adaptix +\d+|\n adaptix", r"\n none ", r"\nspeed-up: \d+\.\d\d\n", r"\nidentical: yes\n"):
+    for pattern in (r"\n +auto +\d+|\n auto", r"\n none ", r"\nspeed-up: \d+\.\d\d\n", r"\nidentical: yes\n"):
         assert re.search(pattern, result.out), pattern
     assert "share of repeated 8-grams: 0.00" in result.out
 
@@ -258,7 +258,7 @@ def test_compare_as_json_with_sampling(run):
     result = run("generate", PROMPT, *QUICK, "--compare", "--json", "--temperature", "0.7", "--seed", "5")
     found = json.loads(result.out)
     assert (result.status, found["identical"], found["seed"], found["first_difference"]) == (0, True, 5, None)
-    assert set(found["statistics"]) == {"adaptix", "none"}
+    assert set(found["statistics"]) == {"auto", "none"}
 
 
 def test_compare_does_not_call_texts_that_were_sampled_under_rejection_different(run):
@@ -365,7 +365,7 @@ def test_methods_lists_every_method_with_its_options(run):
     found = {entry["name"]: entry for entry in json.loads(run("methods", "--json").out)}
     assert {"none", "prompt_lookup", "adaptix"} <= set(found)
     assert all(name in text and entry["summary"] for name, entry in found.items())
-    assert [name for name, entry in found.items() if entry["default"]] == ["adaptix"]
+    assert [name for name, entry in found.items() if entry["default"]] == ["auto"]
     options = {option["name"]: option for option in found["adaptix"]["options"]}
     assert options["search"]["default"] == "best_first"
     assert options["search"]["type"] == "'best_first' | 'mcts'"
