@@ -10,12 +10,12 @@ from foredraft.corpus.build import build_trigram_table
 from foredraft.corpus.documents import text_documents
 from foredraft.corpus.fingerprint import tokenizer_hash
 from foredraft.drafters import Resources, make_drafter
-from foredraft.drafters.adaptix import TRUST
 from foredraft.errors import ForedraftWarning
 from foredraft.graph.tree import best_chain
 from foredraft.index.best_first import best_first
 from foredraft.index.datastore import open_datastore
 from foredraft.index.datastore_writer import DatastoreWriter
+from foredraft.index.successors import BLENDED
 from foredraft.integrations.batches import ChainOptions, SingleDrafting
 from foredraft.integrations.request_drafter import RequestDrafter, batched
 from foredraft.integrations.request_table import PATIENCE, RequestTable
@@ -103,7 +103,9 @@ def grown(drafting, ids, depth, nodes, vocabulary):
     while len(chain) < depth:
         before, last = ([-1, *ids.tolist(), *chain])[-2:]
         table, learned = drafting._drafter.table.arrays, drafting._learned()
-        tokens, parents, score = best_first(table, learned, TRUST, before, last, nodes, depth - len(chain), vocabulary)
+        tokens, parents, score = best_first(
+            table, learned, BLENDED, before, last, nodes, depth - len(chain), vocabulary
+        )
         kept = best_chain(parents, score, depth - len(chain), 0.0)
         if not len(kept):
             break

@@ -271,7 +271,8 @@ class _DraftModel:
     def foresee(self, ids: TokenIds, budget: Budget, levels: Levels, rows: Rows) -> tuple[Levels, Rows]:
         """Return levels and rows with the model's before them, where it is asked."""
         self._foreseen = None
-        grown = self._foresight.grow(ids, budget) if self._trial.begins() else None
+        whole = Budget(budget.nodes, budget.depth)  # the control is not asked: it cuts what comes of all sources
+        grown = self._foresight.grow(ids, whole) if self._trial.begins() else None
         if grown is None:
             return levels, rows
         self._foreseen = paths_of(grown, rows.tokens.shape[1])
