@@ -20,6 +20,8 @@ from typing import Any
 from foredraft.demo import embedded_path
 
 PROPOSER = "foredraft.integrations.vllm.Proposer"
+_SHOWN = 60_000
+"""Characters of a log that are shown: the cause stands far above the last traceback."""
 _PATIENCE = 300
 """Seconds that a server may take to start."""
 
@@ -119,4 +121,4 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
             time.sleep(1)
         else:
             return
-    raise ServerEndedError(log.read_text(encoding="utf-8")[-4000:])
+    raise ServerEndedError(log.read_text(encoding="utf-8")[-_SHOWN:])
