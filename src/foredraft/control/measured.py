@@ -18,12 +18,13 @@ _KEEP = 0.98  # what a step's evidence is worth one drafted step later
 _SCORE_BINS = 12  # by powers of two: [1/2, 1], [1/4, 1/2), ...
 _BIN_NODES = 8.0  # nodes of each bin seen before the first step, as it were, accepted as those of all bins are
 _USUAL_SCORES = 0.7 * 0.5 ** np.arange(_SCORE_BINS)  # of a bin that has not been seen
-_PRIOR_RATIO, _PRIOR_PROMISED = 0.6, 3.0  # accepted nodes / the sum of scores, and the sum that this is worth
+_PRIOR_RATIO, _PRIOR_PROMISED = 0.8, 3.0  # accepted nodes / the sum of scores, and the sum that this is worth
 _MOST_NODES_SEEN = 400.0
 _ENOUGH_TOKENS = 40.0  # of recent drafted steps, before they are compared with plain ones
 _FADE = 0.8  # what is left of the evidence against drafting after a rest
 _REFERENCE_EVERY, _FIRST_REFERENCE = 64, 4  # drafted steps between plain ones taken for reference, and before the first
 _MOST_WORTHLESS = 8  # drafts in a row without a node worth verifying, before drafting rests
+_MOST_WORTHLESS_AGAIN = 2  # the same after a rest, until drafting has paid
 _SHORTEST_REST, _LONGEST_REST = 8, 128  # plain steps before drafting is tried again
 _FEWEST_ASKED = 16  # nodes asked for at least: fewer would hardly be drafted quicker
 _MOST_BESIDE = 16  # plain passes that the rest of a step may take before it is put down to something else
@@ -85,7 +86,7 @@ class MeasuredControl:
         best = int(np.argmax(rates))
         self._worth = min(2.0 * best, self._most_nodes) if best >= budget.nodes else 0.9 * self._worth + 0.1 * best
         self._worthless = self._worthless + 1 if best == 0 else 0
-        if self._worthless >= _MOST_WORTHLESS:
+        if self._worthless >= (_MOST_WORTHLESS if self._next_rest == _SHORTEST_REST else _MOST_WORTHLESS_AGAIN):
             self._give_up_for_now()
         return cut(draft, Budget(min(best, budget.nodes), budget.depth), score)
 

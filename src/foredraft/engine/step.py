@@ -51,7 +51,8 @@ def step(
     clock.append(perf_counter_ns())
     seq.commit(verdict)
     clock.append(perf_counter_ns())
-    drafting.observe(_with_needs(verdict, scores, needs))
+    # where no draft was asked for, what only serves drafting is not worth its time either
+    drafting.observe(_with_needs(verdict, scores, needs) if budget.nodes else verdict)
     clock.append(perf_counter_ns())
     parts = ("draft", "layout", "forward", "verify", "commit", "observe")
     nanoseconds = {part: clock[i + 1] - clock[i] for i, part in enumerate(parts)}
