@@ -14,7 +14,7 @@ from foredraft.bench import hub
 from foredraft.bench.advice import advise
 from foredraft.bench.cell import CellFolder, Place, read_cell
 from foredraft.bench.method import cold_and_warm, parse_method
-from foredraft.bench.metrics import Ratio, mean_speed_up, speed_up
+from foredraft.bench.metrics import Ratio, first_difference, mean_speed_up, speed_up
 from foredraft.bench.report import read_cells, write_report
 from foredraft.bench.runner import Plan, run_plan
 from foredraft.bench.summary import ALL, summarize_cells
@@ -320,6 +320,11 @@ def test_two_places_never_share_a_path():
 
 
 # --- figures
+
+
+@pytest.mark.parametrize(("one", "other", "expected"), [((1, 2), (1, 3), 1), ((1, 2), (1, 2, 3), 2), ((4,), (5,), 0)])
+def test_texts_part_at_the_first_other_token_or_where_one_ends(one, other, expected):
+    assert first_difference(one, other) == first_difference(other, one) == expected
 
 
 def test_equal_times_give_a_speed_up_of_one_and_twice_the_speed_two():

@@ -307,11 +307,6 @@ def test_the_gap_is_between_the_two_best_scores():
     assert compare._gap(generator, PROMPT, written, 3, {"temperature": 0.7, "top_p": 0.9, "seed": 1}) >= 0
 
 
-@pytest.mark.parametrize(("one", "other", "expected"), [((1, 2), (1, 3), 2), ((1, 2), (1, 2, 3), 3), ((4,), (5,), 1)])
-def test_the_first_difference_is_counted_from_one(one, other, expected):
-    assert compare._first_difference(SimpleNamespace(token_ids=one), SimpleNamespace(token_ids=other)) == expected
-
-
 # --- generate --chat
 
 

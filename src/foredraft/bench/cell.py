@@ -135,15 +135,6 @@ class Cell:
         return (self.base, self.own) if self.base is not None and self.own is not None else None
 
     @property
-    def first_difference(self) -> int:
-        """Place of the first id that is not plain decoding's; -1 where none differs or nothing was written."""
-        if self.whole is None or self.whole[0].token_ids == self.whole[1].token_ids:
-            return -1
-        base, own = (writing.token_ids for writing in self.whole)
-        shorter = min(len(base), len(own))
-        return next((i for i in range(shorter) if base[i] != own[i]), shorter)
-
-    @property
     def noisy(self) -> bool:
         """Whether the machine did something else meanwhile, so that the pair cannot be believed by itself."""
         if self.whole is None:

@@ -1,6 +1,6 @@
-"""Figures of a comparison: shares of repeated n-grams, ratios of paired times, and their intervals.
+"""Figures of a comparison: shares of repeated n-grams, where texts part, ratios of paired times and their intervals.
 
-Knows arrays of counts and seconds; does not know who made them.
+Knows ids, and arrays of counts and seconds; does not know who made them.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +22,12 @@ def repeated_share(ids: Sequence[int], n: int = 8) -> float:
     """Return the share of `n`-grams of `ids` that occurred before in it; 0 for texts shorter than two of them."""
     grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if len(grams) > 1 else 0.0
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the place of the first id that differs, from 0; the shorter one's length if there is none before."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 @dataclass(frozen=True, slots=True)

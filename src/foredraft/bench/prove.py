@@ -13,6 +13,7 @@ import torch
 
 from foredraft.api import Generator
 from foredraft.bench.method import PEER, Method, use
+from foredraft.bench.metrics import first_difference
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError
@@ -133,8 +134,7 @@ def _difference(
     generator: Generator, label: str, prompt: TaskPrompt, given: Mapping[str, Any],
     actual: tuple[int, ...], expected: tuple[int, ...],
 ) -> Difference:  # fmt: skip
-    shorter = min(len(actual), len(expected))
-    position = next((i for i in range(shorter) if actual[i] != expected[i]), shorter)
+    position = first_difference(actual, expected)
     prefix = np.concatenate([generator.encode(prompt.prompt), np.array(expected[:position], np.int64)])
     gap, tolerance = top_two_gap(generator, prefix, given)
     return Difference(prompt.task, prompt.number, label, position, gap, tolerance)

@@ -76,11 +76,6 @@ _MT_BENCH = frozenset(("writing", "roleplay", "reasoning", "math", "coding", "ex
 """Spec-Bench names these by their MT-Bench category; together they are one of its six."""
 
 
-def task_names() -> list[str]:
-    """Return the known tasks."""
-    return list(_TASKS)
-
-
 def default_tasks(folder: Path | None) -> tuple[str, ...]:
     """Return the tasks of a run that names none."""
     return (EMBEDDED,) if folder is None else DEFAULT_TASKS

@@ -87,7 +87,7 @@ def compare_with_plain(generator: "Generator", job: "Job", prompt: "Prompt") -> 
 def _run(generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], ink: Ink | None) -> _Pair:
     """Run both `_REPETITIONS` times, the first drafted one showing its text in `ink`, if any."""
     from foredraft.api import Generator
-    from foredraft.bench.metrics import repeated_share
+    from foredraft.bench.metrics import first_difference, repeated_share
 
     plain = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
     brief = {**options, "max_new_tokens": min(_WARM_UP_TOKENS, options.get("max_new_tokens", _WARM_UP_TOKENS))}
@@ -107,10 +107,8 @@ def _run(generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], i
             tell(number / len(rest), "repeating, with and without drafting")
             runs[drafts].append((generator if drafts else plain).generate(prompt, **options))
     times = {drafts: statistics.median(_time(run) for run in each) for drafts, each in runs.items()}
-    differing = next(
-        (pair for pair in zip(runs[True], runs[False], strict=True) if pair[0].token_ids != pair[1].token_ids), None
-    )
-    difference = _first_difference(*differing) if differing is not None else 0
+    pairs = [(drafted.token_ids, other.token_ids) for drafted, other in zip(runs[True], runs[False], strict=True)]
+    difference = next((first_difference(*pair) + 1 for pair in pairs if pair[0] != pair[1]), 0)
     return _Pair(
         drafted=_of_median_time(runs[True]),
         plain=_of_median_time(runs[False]),
@@ -128,13 +126,6 @@ def _time(run: "Generation") -> float:
 
 def _of_median_time(runs: "list[Generation]") -> "Generation":
     return sorted(runs, key=_time)[len(runs) // 2]
-
-
-def _first_difference(one: "Generation", other: "Generation") -> int:
-    """Return which token differs first, counted from 1; behind the shorter one's end if there is none before."""
-    pairs = enumerate(zip(one.token_ids, other.token_ids, strict=False), start=1)
-    shorter = min(len(one.token_ids), len(other.token_ids))
-    return next((number for number, (a, b) in pairs if a != b), shorter + 1)
 
 
 def _gap(
