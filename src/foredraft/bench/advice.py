@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from foredraft.bench.environment import Environment
 from foredraft.bench.method import BASE, PEER
 from foredraft.bench.metrics import Ratio
-from foredraft.bench.summary import ALL, Summary
+from foredraft.bench.summary import ALL, Summary, overall
 
 _ENOUGH_TEXTS = 8
 """Texts without loops from which they are spoken of instead of all."""
@@ -21,8 +21,8 @@ def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
         summaries: of one setting, every task and method.
         environment: what they are true of.
     """
-    overall = _overall(summaries)
-    own = [each for each in overall if not _is_baseline(each) and each.texts]
+    whole = overall(summaries)
+    own = [each for each in whole if not _is_baseline(each) and each.texts]
     if not own:
         return ["There is no method of foredraft among these cells to recommend."]
     honest = min(each.texts_without_loops for each in own) >= _ENOUGH_TEXTS
@@ -30,13 +30,7 @@ def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
     sentences = [_recommendation(ranked, honest, environment)]
     if _figure(ranked[0], honest).low > 1:
         sentences += _exceptions(summaries, ranked[0])
-    return [*sentences, *_loops(ranked[0], honest), *_controls(overall), *_identity(own, environment), *_noise(overall)]
-
-
-def _overall(summaries: Sequence[Summary]) -> list[Summary]:
-    """Return the row over all tasks of each method; where there is one task, its row is that."""
-    whole = [each for each in summaries if each.task == ALL]
-    return whole or list(summaries)
+    return [*sentences, *_loops(ranked[0], honest), *_controls(whole), *_identity(own, environment), *_noise(whole)]
 
 
 def _is_baseline(summary: Summary) -> bool:
@@ -91,9 +85,9 @@ def _loops(best: Summary, honest: bool) -> list[str]:
     return [f"{says}; there are too few others to speak of by themselves, so read these figures as an upper bound."]
 
 
-def _controls(overall: Sequence[Summary]) -> list[str]:
+def _controls(whole: Sequence[Summary]) -> list[str]:
     sentences = []
-    for each in overall:
+    for each in whole:
         if each.method == BASE:
             holds = "as it should" if each.speed_up.low <= 1 <= each.speed_up.high else "which it should not"
             inside = "contains" if each.speed_up.low <= 1 <= each.speed_up.high else "leaves out"
@@ -116,8 +110,8 @@ def _identity(own: Sequence[Summary], environment: Environment) -> list[str]:
     return [f"{identical} of {texts} drafted texts are plain decoding's, token for token; {reason}."]
 
 
-def _noise(overall: Sequence[Summary]) -> list[str]:
-    noisy, texts = sum(each.noisy for each in overall), sum(each.texts for each in overall)
+def _noise(whole: Sequence[Summary]) -> list[str]:
+    noisy, texts = sum(each.noisy for each in whole), sum(each.texts for each in whole)
     if not noisy:
         return []
     sentence = (

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.bench.summary import ALL, PARTS, Summary
+from foredraft.bench.summary import PARTS, Summary
 from foredraft.bench.sweep import BudgetCurve
 from foredraft.contracts import CostCurve
 from foredraft.errors import UsageError
@@ -232,11 +232,6 @@ def verification_cost(curve: CostCurve, name: str) -> Picture:
         axes.set_ylabel("milliseconds")
 
     return picture(name, "Milliseconds of a forward pass by its number of rows.", 3.2, draw)
-
-
-def overall(summaries: Sequence[Summary]) -> list[Summary]:
-    """Return each method's row over all tasks, or over the only one."""
-    return [each for each in summaries if each.task == ALL] or list(summaries)
 
 
 def short(method: str) -> str:

@@ -10,10 +10,10 @@ from typing import Any
 from foredraft.api import Generator
 from foredraft.bench.method import BASE, Method, prepared
 from foredraft.bench.tasks import TaskPrompt
+from foredraft.bench.writer import time_split
 from foredraft.contracts import StepRecord
 
 DEPTHS = 8
-_BESIDE = ("layout", "verify", "commit", "observe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,10 @@ def profile_methods(
 
 def _milliseconds(steps: Sequence[StepRecord]) -> tuple[float, float, float]:
     """Return the milliseconds of drafting, forwards and all else of an emitted token."""
-    tokens = max(sum(len(step.emitted) for step in steps), 1)
-    draft, forward = (sum(step.nanoseconds[part] for step in steps) for part in ("draft", "forward"))
-    other = sum(step.nanoseconds[part] for step in steps for part in _BESIDE)
-    return draft / tokens / 1e6, forward / tokens / 1e6, other / tokens / 1e6
+    a_token = 1e3 / max(sum(len(step.emitted) for step in steps), 1)
+    seconds = time_split(steps)
+    draft, forward = seconds.pop("draft"), seconds.pop("forward")
+    return a_token * draft, a_token * forward, a_token * sum(seconds.values())
 
 
 def _profile(label: str, steps: Sequence[StepRecord], plain: float) -> Profile:

@@ -18,7 +18,7 @@ from foredraft.bench.cell import Cell, CellFolder, read_cell
 from foredraft.bench.figures import Picture
 from foredraft.bench.method import BASE
 from foredraft.bench.metrics import Ratio
-from foredraft.bench.summary import ALL, Summary, check_alike, summarize_cells
+from foredraft.bench.summary import ALL, Summary, check_alike, overall, summarize_cells
 from foredraft.bench.sweep import BudgetCurve, read_sweep
 from foredraft.bench.verification import read_cost
 from foredraft.errors import StoreError, UsageError
@@ -94,7 +94,7 @@ def read_cells(folder: Path) -> tuple[list[Cell], list[str]]:
 def _pictures(
     summaries: Sequence[Summary], curves: Sequence[BudgetCurve], methods: Sequence[str], name: str
 ) -> list[Picture]:
-    whole = figures.overall(summaries)
+    whole = overall(summaries)
     drawn = [figures.speed_ups(summaries, methods, f"speed-up-{name}")]
     if curves or any(each.statistics.drafted for each in whole):
         drawn.append(figures.tokens_by_budget(whole, curves, methods, f"tokens-by-nodes-{name}"))
@@ -157,7 +157,7 @@ def _sources(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
             "accepted": each.accepted_by_source.get(source, 0),
             "share": f"{each.accepted_by_source.get(source, 0) / drafted:.2f}",
         }
-        for each in figures.overall(summaries)
+        for each in overall(summaries)
         for source, drafted in sorted(each.drafted_by_source.items())
         if drafted
     ]
@@ -234,7 +234,7 @@ def markdown(summaries: Sequence[Summary], environment: Mapping[str, Mapping[str
             cells = [_ratio(found[task].speed_up) if task in found else "-" for task in tasks]
             rate = f"{whole.statistics.tokens_per_target_step:.2f}"
             lines.append(f"| `{method}` | {rate} | {_ratio(whole.speed_up_without_loops)} | {' | '.join(cells)} |")
-        lines += ["", *(f"{sentence}" for sentence in advise(mine, environment)), ""]
+        lines += ["", *advise(mine, environment), ""]
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ from foredraft.bench.method import BASE, Method, check_labels, cold_and_warm
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.bench.writer import Write, Written, make_ready
 from foredraft.contracts import TokenIds
-from foredraft.errors import StoreError, UsageError
+from foredraft.errors import StoreError, UsageError, told
 
 _ATTEMPTS = 3
 """A prompt whose pairs are noisy is written again, all its methods together, this often in all at most."""
@@ -218,15 +218,16 @@ class _Run:
             places = {method.label: self._place(settings, prompt, method, turn) for method in self._methods}
             cells = {label: found[place] for label, place in places.items()}
             missing = [method for method in self._methods if cells[method.label] is None]
+            said = self._said(prompt, answers)
             if missing:
-                cells |= self._believable(_Turn(prompt, turn, self._said(prompt, answers), settings, missing, task))
+                cells |= self._believable(_Turn(prompt, turn, said, settings, missing, task))
             kept = [cell for cell in cells.values() if cell is not None]
             self._account.cells += kept
             done()
             base = next((cell.base for cell in kept if cell.base is not None), None)
             if base is None:
                 break  # there is no answer to go on behind
-            text = (self._generator.encode(self._said(prompt, answers)), np.array(base.token_ids, np.int64))
+            text = (self._generator.encode(said), np.array(base.token_ids, np.int64))
             self._account.texts.setdefault(settings_name(settings), []).append(text)
             task.texts = [*task.texts, text][-_WARM_TEXTS:]
             answers = (*answers, self._generator.tokenizer.decode(base.token_ids, skip_special_tokens=True))
@@ -277,8 +278,7 @@ class _Run:
         try:
             written = self._ready[label](turn.said, turn.arguments, turn.task.texts)
         except Exception as error:  # noqa: BLE001  # whatever it is, the other cells go on
-            reason = next(iter(str(error).strip().splitlines()), "")
-            return f"{type(error).__name__}: {reason}"
+            return told(error)
         self._account.writing_seconds += written.writing.total_seconds
         return written
 

@@ -115,6 +115,11 @@ def summarize_cells(cells: Iterable[Cell]) -> list[Summary]:
     return [*summaries, *(_summary(ALL, group) for group in whole.values() if len(tasks) > 1)]
 
 
+def overall(summaries: Sequence[Summary]) -> list[Summary]:
+    """Return each method's row over all tasks, or over the only one."""
+    return [each for each in summaries if each.task == ALL] or list(summaries)
+
+
 def check_alike(cells: Sequence[Cell]) -> None:
     """Refuse cells whose figures must not be compared.
 
