@@ -4,7 +4,6 @@ Listens to a drafter at work; changes neither drafts nor text. Does not know how
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from foredraft.api import Generator, Prompt
-from foredraft.bench.recording import RecordedDrafter
+from foredraft.bench.metrics import finite, mean
+from foredraft.bench.recording import RecordedDrafter, count_drafts
 from foredraft.contracts import CostCurve, Draft, StepRecord, Verdict
 from foredraft.generation import Generation
 from foredraft.graph.tree import depths
@@ -95,9 +95,7 @@ class Account:
         figures = {name: value for name, value in asdict(self).items() if name != "generation"}
         figures["reliability"] = [asdict(each) for each in self.reliability if each.nodes]
         figures["statistics"] = self.generation.statistics.as_dict()
-        return {
-            name: None if isinstance(value, float) and math.isnan(value) else value for name, value in figures.items()
-        }
+        return {name: finite(value) if isinstance(value, float) else value for name, value in figures.items()}
 
 
 def account_for(generator: Generator, prompt: Prompt, options: Mapping[str, Any]) -> Account:
@@ -134,22 +132,21 @@ def make_account(
     """
     drafted = [verdict for verdict in verdicts if len(verdict.draft)]
     scored = [verdict for verdict in drafted if verdict.draft.score is not None]
-    steps = [(step, step.drafted) for step in generation.steps]
-    with_draft = [step for step, nodes in steps if nodes]
-    plain = [step for step, nodes in steps if not nodes]
-    seconds = curve.table(max((nodes for _, nodes in steps), default=0) + 1)
+    with_draft = [step for step in generation.steps if step.drafted]
+    plain = [step for step in generation.steps if not step.drafted]
+    seconds = curve.table(max((step.drafted for step in with_draft), default=0) + 1)
     return Account(
         generation=generation,
         sources=_sources(drafted, names),
         reliability=_reliability(scored),
         plain_steps=len(plain),
-        tokens_believed=_mean(_believed_tokens(verdict.draft) for verdict in scored),
-        tokens_happened=_mean(len(step.emitted) for step in with_draft),
+        tokens_believed=mean(_believed_tokens(verdict.draft) for verdict in scored),
+        tokens_happened=mean(len(step.emitted) for step in with_draft),
         plain_milliseconds_believed=1e3 * float(seconds[1]),
-        plain_milliseconds_happened=_mean(_forward_ms(step) for step in plain),
-        drafted_milliseconds_believed=_mean(1e3 * float(seconds[step.drafted + 1]) for step in with_draft),
-        drafted_milliseconds_happened=_mean(_forward_ms(step) for step in with_draft),
-        beside_milliseconds=_mean(sum(step.nanoseconds.values()) / 1e6 - _forward_ms(step) for step in with_draft),
+        plain_milliseconds_happened=mean(_forward_ms(step) for step in plain),
+        drafted_milliseconds_believed=mean(1e3 * float(seconds[step.drafted + 1]) for step in with_draft),
+        drafted_milliseconds_happened=mean(_forward_ms(step) for step in with_draft),
+        beside_milliseconds=mean(sum(step.nanoseconds.values()) / 1e6 - _forward_ms(step) for step in with_draft),
     )
 
 
@@ -159,15 +156,10 @@ def _believed_tokens(draft: Draft) -> float:
     return 1.0 + min(float(score.sum()), float(depths(draft.parents).max(initial=0)))
 
 
-def _sources(verdicts: Iterable[Verdict], names: tuple[str, ...]) -> tuple[SourceAccount, ...]:
-    drafted, accepted = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
-    for verdict in verdicts:
-        source = verdict.draft.source
-        source = np.zeros(len(verdict.draft), np.uint8) if source is None else source
-        drafted += np.bincount(source, minlength=len(names))
-        accepted += np.bincount(source[list(verdict.path)], minlength=len(names))
-    rows = zip(names, drafted.tolist(), accepted.tolist(), strict=True)
-    return tuple(SourceAccount(*row) for row in rows)
+def _sources(verdicts: Iterable[Verdict], names: Sequence[str]) -> tuple[SourceAccount, ...]:
+    counts = count_drafts(verdicts, names)
+    drafted, accepted = counts.drafted_by_source, counts.accepted_by_source
+    return tuple(SourceAccount(name, drafted.get(name, 0), accepted.get(name, 0)) for name in names)
 
 
 def _reliability(verdicts: Iterable[Verdict]) -> tuple[Reliability, ...]:
@@ -181,15 +173,10 @@ def _reliability(verdicts: Iterable[Verdict]) -> tuple[Reliability, ...]:
     found = []
     for number, (low, high) in enumerate(itertools.pairwise(BINS)):
         inside = np.flatnonzero(bins == number)
-        believed, happened = _mean(scores[i] for i in inside), _mean(accepted[i] for i in inside)
+        believed, happened = mean(scores[i] for i in inside), mean(accepted[i] for i in inside)
         found.append(Reliability(low, high, len(inside), believed, happened))
     return tuple(found)
 
 
 def _forward_ms(step: StepRecord) -> float:
     return step.nanoseconds["forward"] / 1e6
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return float(np.mean(found)) if found else float("nan")

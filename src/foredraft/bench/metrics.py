@@ -3,7 +3,8 @@
 Knows ids, and arrays of counts and seconds; does not know who made them.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +52,17 @@ class Ratio:
 
 NO_RATIO = Ratio(float("nan"), float("nan"), float("nan"))
 """What can be said of no pairs."""
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean; NaN of no values."""
+    found = list(values)
+    return float(np.mean(found)) if found else float("nan")
+
+
+def finite(value: float) -> float | None:
+    """Return a figure for JSON, which has neither NaN nor infinity: None for those."""
+    return value if math.isfinite(value) else None
 
 
 def speed_up(

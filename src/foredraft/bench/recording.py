@@ -5,7 +5,7 @@ what the notes add up to is worked out after the clock has stopped.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -47,6 +47,38 @@ class Guesses:
     wasted: tuple[str, ...]
 
 
+def count_drafts(verdicts: Iterable[Verdict], names: Sequence[str]) -> DraftCounts:
+    """Add up what became of the drafts of a text.
+
+    Args:
+        verdicts: of its steps.
+        names: of the drafter's sources.
+    """
+    drafted: Counter[int] = Counter()
+    accepted: Counter[int] = Counter()
+    drafted_by: Counter[str] = Counter()
+    accepted_by: Counter[str] = Counter()
+    for verdict in verdicts:
+        drafted.update(depths(verdict.draft.parents).tolist())
+        accepted.update(range(1, len(verdict.path) + 1))
+        sources = _names_of(verdict.draft, names)
+        drafted_by.update(sources)
+        accepted_by.update(sources[node] for node in verdict.path)
+    deepest = max(drafted, default=0)
+    return DraftCounts(
+        tuple(drafted[depth] for depth in range(1, deepest + 1)),
+        tuple(accepted[depth] for depth in range(1, deepest + 1)),
+        dict(drafted_by),
+        dict(accepted_by),
+    )
+
+
+def _names_of(draft: Draft, names: Sequence[str]) -> list[str]:
+    """Return who drafted each node."""
+    source = np.zeros(len(draft), np.uint8) if draft.source is None else draft.source
+    return [names[number] for number in source.tolist()]
+
+
 class RecordedDrafter:
     """A drafter whose verdicts are kept, those of the last text opened.
 
@@ -71,29 +103,13 @@ class RecordedDrafter:
 
     def counts(self) -> DraftCounts:
         """Add up what became of the drafts."""
-        drafted: Counter[int] = Counter()
-        accepted: Counter[int] = Counter()
-        drafted_by: Counter[str] = Counter()
-        accepted_by: Counter[str] = Counter()
-        for verdict in self.verdicts:
-            drafted.update(depths(verdict.draft.parents).tolist())
-            accepted.update(range(1, len(verdict.path) + 1))
-            names = self._names(verdict.draft)
-            drafted_by.update(names)
-            accepted_by.update(names[node] for node in verdict.path)
-        deepest = max(drafted, default=0)
-        return DraftCounts(
-            tuple(drafted[depth] for depth in range(1, deepest + 1)),
-            tuple(accepted[depth] for depth in range(1, deepest + 1)),
-            dict(drafted_by),
-            dict(accepted_by),
-        )
+        return count_drafts(self.verdicts, self.source_names)
 
     def guesses(self, tokenizer: Any) -> tuple[Guesses, ...]:
         """Return every step with its tokens as text."""
         steps = []
         for verdict in self.verdicts:
-            names, tokens = self._names(verdict.draft), verdict.draft.tokens.tolist()
+            names, tokens = _names_of(verdict.draft, self.source_names), verdict.draft.tokens.tolist()
             own: list[str | None] = [None] * (len(verdict.tokens) - len(verdict.path))
             wasted = [tokens[node] for node in range(len(tokens)) if node not in verdict.path]
             steps.append(
@@ -104,10 +120,6 @@ class RecordedDrafter:
                 )
             )
         return tuple(steps)
-
-    def _names(self, draft: Draft) -> Sequence[str]:
-        source = np.zeros(len(draft), np.uint8) if draft.source is None else draft.source
-        return [self.source_names[number] for number in source.tolist()]
 
 
 class _RecordedDrafting:

@@ -3,7 +3,6 @@
 Knows cells and the definitions of the figures. Every figure is worked out from the cells anew, none is stored.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ import numpy as np
 
 from foredraft.bench.cell import Cell, Writing
 from foredraft.bench.environment import differences
-from foredraft.bench.metrics import LOOP_SHARE, NO_RATIO, Ratio, mean_speed_up, speed_up
+from foredraft.bench.metrics import LOOP_SHARE, NO_RATIO, Ratio, finite, mean, mean_speed_up, speed_up
 from foredraft.engine.statistics import Statistics, add_up
 from foredraft.errors import UsageError
 
@@ -92,8 +91,8 @@ class Summary:
             "nodes_per_step": self.nodes_per_step,
         }
         ratios = ("speed_up", "speed_up_macro", "speed_up_without_loops")
-        figures |= {name: {key: _finite(value) for key, value in figures[name].items()} for name in ratios}
-        return {name: _finite(value) if isinstance(value, float) else value for name, value in figures.items()}
+        figures |= {name: {key: finite(value) for key, value in figures[name].items()} for name in ratios}
+        return {name: finite(value) if isinstance(value, float) else value for name, value in figures.items()}
 
 
 def summarize_cells(cells: Iterable[Cell]) -> list[Summary]:
@@ -152,13 +151,13 @@ def _summary(task: str, group: Sequence[Cell]) -> Summary:
         noisy=sum(cell.noisy for cell in group),
         identical=sum(base.token_ids == writing.token_ids for base, writing in pairs),
         statistics=add_up([_counted(each) for each in own]),
-        tokens_per_target_step_macro=_mean([writing.tokens / max(writing.steps, 1) for writing in own]),
+        tokens_per_target_step_macro=mean(writing.tokens / max(writing.steps, 1) for writing in own),
         speed_up=_micro(pairs, whole_time),
         speed_up_macro=_macro(pairs, whole_time),
         speed_up_without_loops=_micro(calm, whole_time),
         texts_without_loops=len(calm),
-        repeated=_mean([writing.repeated for writing in own]),
-        prefill_seconds=float("nan") if whole_time else _mean([writing.prefill_seconds for writing in own]),
+        repeated=mean(writing.repeated for writing in own),
+        prefill_seconds=float("nan") if whole_time else mean(writing.prefill_seconds for writing in own),
         milliseconds={part: 1e3 * sum(each.parts.get(part, 0.0) for each in own) / tokens for part in PARTS},
         drafted_by_depth=drafted_by_depth,
         accepted_by_depth=accepted_by_depth,
@@ -210,11 +209,3 @@ def _by_source(group: Sequence[Cell]) -> tuple[dict[str, int], dict[str, int]]:
             drafted.update(cell.counts.drafted_by_source)
             accepted.update(cell.counts.accepted_by_source)
     return dict(drafted), dict(accepted)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else float("nan")
