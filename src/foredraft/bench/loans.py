@@ -5,7 +5,7 @@ wrote is drafted again from each of its positions, in every shape. Knows a draft
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,10 @@ from foredraft.pairing import pair_draft_model
 TAUS = (1, 2, 3, 4)
 _MOST_LOANS = 32
 """Loans of a draft that are recomputed at most; drafts with more are rare, and their first ones are taken."""
+_MOST_ROWS = 256
+"""Rows of a draft that the draft model computes at most."""
+_ROOM = _MOST_ROWS + 2 * _MOST_LOANS
+"""Behind the draft's rows lie the recomputed ones: borrowers, and their lenders again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +99,8 @@ def measure_loans(
     """
     rules = rules or GrowthRules()
     model = pair_draft_model(draft_model, generator.target, generator.tokenizer)
-    shapes = {"chain": GrowthRules(1, rules.least_probability, 0.0, rules.most_levels), "tree": rules}
-    shapes |= {
-        f"graph, tau {tau}": GrowthRules(
-            rules.out_degree, rules.least_probability, rules.least_share, rules.most_levels, tau
-        )
-        for tau in TAUS
-    }
+    shapes = {"chain": replace(rules, out_degree=1, least_share=0.0, tau=0), "tree": replace(rules, tau=0)}
+    shapes |= {f"graph, tau {tau}": replace(rules, tau=tau) for tau in TAUS}
     sums = {shape: _Sums() for shape in shapes}
     for prompt in prompts:
         text = generator.generate(prompt.prompt, max_new_tokens=tokens)
@@ -117,12 +116,11 @@ def measure_loans(
 def _draft_along(
     model: TorchTarget, ids: TokenIds, ends: Sequence[int], rules: GrowthRules, out_degree: int, sums: _Sums
 ) -> None:
-    most_rows = 4 * _MOST_LOANS + 256
-    rollout = Rollout(model, most_rows)
+    rollout = Rollout(model, _ROOM)
     for end in ends:
-        rollout = rollout if rollout.committed < end else Rollout(model, most_rows)
-        budget = Budget(nodes=most_rows, depth=rules.most_levels)
-        grown = grow(rollout, ids[:end], rules, budget, Imitation(vocabulary=model.vocabulary), 256)
+        rollout = rollout if rollout.committed < end else Rollout(model, _ROOM)
+        budget = Budget(nodes=_MOST_ROWS, depth=rules.most_levels)
+        grown = grow(rollout, ids[:end], rules, budget, Imitation(vocabulary=model.vocabulary), _MOST_ROWS)
         graph, size = grown.graph, grown.graph.size
         levels = int(depths(graph.parents[:size]).max(initial=0))
         sums.drafts += 1
