@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foredraft.atomic_file import write_file
 from foredraft.bench.environment import Environment
 from foredraft.bench.metrics import repeated_share
 from foredraft.bench.recording import DraftCounts, Guesses
+from foredraft.bench.result_file import write_result
 from foredraft.errors import StoreError, UsageError
 
 FORMAT = "foredraft bench cell"
@@ -192,12 +192,7 @@ class CellFolder:
         Raises:
             StoreError: it cannot be written.
         """
-        path = self.folder / cell.place.path()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, cell.as_json())
-        except OSError as error:
-            raise StoreError(f"The cell {path} cannot be written ({error.strerror}).") from error
+        write_result(self.folder / cell.place.path(), cell.as_json())
 
     def paths(self) -> Iterator[Path]:
         """Yield the files that are named as cells, in order."""

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.api import Generator
-from foredraft.atomic_file import write_file
 from foredraft.bench.cell import Cell
 from foredraft.bench.method import BASE, PEER, Method, use
 from foredraft.bench.replay import replay
+from foredraft.bench.result_file import write_result
 from foredraft.contracts import TokenIds
-from foredraft.errors import StoreError
 
 BUDGETS = (1, 2, 4, 8, 16, 32, 64)
 SWEEP_FILE = "budgets.json"
@@ -89,10 +88,7 @@ def write_sweep(curves: Sequence[BudgetCurve], folder: Path) -> None:
     new = {(curve.settings, curve.method): curve for curve in curves}
     kept = {(curve.settings, curve.method): curve for curve in read_sweep(folder)} | new
     body = {"version": _VERSION, "curves": [asdict(curve) for _, curve in sorted(kept.items())]}
-    try:
-        write_file(folder / SWEEP_FILE, (json.dumps(body) + "\n").encode())
-    except OSError as error:
-        raise StoreError(f"The file {folder / SWEEP_FILE} cannot be written ({error.strerror}).") from error
+    write_result(folder / SWEEP_FILE, (json.dumps(body) + "\n").encode())
 
 
 def read_sweep(folder: Path) -> list[BudgetCurve]:

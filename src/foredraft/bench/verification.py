@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 from foredraft.api import Generator
-from foredraft.atomic_file import write_file
+from foredraft.bench.result_file import write_result
 from foredraft.contracts import CostCurve
-from foredraft.errors import StoreError
+from foredraft.model.cost import sound_curve
 
 COST_FILE = "verification.json"
 _VERSION = 1
@@ -21,15 +21,11 @@ def keep_cost(generator: Generator, model: str, folder: Path) -> None:
     Raises:
         StoreError: it cannot be written.
     """
-    path = folder / COST_FILE
     if read_cost(folder) is not None:
         return
     curve = generator.cost
     body = {"version": _VERSION, "model": model, "rows": curve.rows, "seconds": curve.seconds}
-    try:
-        write_file(path, (json.dumps(body) + "\n").encode())
-    except OSError as error:
-        raise StoreError(f"The file {path} cannot be written ({error.strerror}).") from error
+    write_result(folder / COST_FILE, (json.dumps(body) + "\n").encode())
 
 
 def read_cost(folder: Path) -> CostCurve | None:
@@ -38,6 +34,6 @@ def read_cost(folder: Path) -> CostCurve | None:
         body = json.loads((folder / COST_FILE).read_text(encoding="utf-8"))
         if body["version"] != _VERSION:
             return None
-        return CostCurve(tuple(map(int, body["rows"])), tuple(map(float, body["seconds"])))
+        return sound_curve(body["rows"], body["seconds"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

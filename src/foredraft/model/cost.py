@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 from time import perf_counter
 
@@ -75,6 +76,19 @@ def measure_cost(target: TorchTarget, rows: tuple[int, ...] = ROWS, seconds: flo
     return CostCurve(rows, tuple(least[count] for count in rows))
 
 
+def sound_curve(rows: Iterable[int], seconds: Iterable[float]) -> CostCurve:
+    """Return a curve from figures that were kept.
+
+    Raises:
+        ValueError: they are not those of a cost curve.
+    """
+    curve = CostCurve(tuple(map(int, rows)), tuple(map(float, seconds)))
+    ascending = curve.rows[:1] == (1,) and all(few < more for few, more in itertools.pairwise(curve.rows))
+    if not (ascending and len(curve.rows) == len(curve.seconds) and all(0 < each < 1e4 for each in curve.seconds)):
+        raise ValueError(f"{curve.rows} and {curve.seconds} are no cost curve.")
+    return curve
+
+
 def _timed_pass(target: TorchTarget, cache: object, rows: int, context: int) -> float:
     tokens = (np.arange(rows - 1) % target.vocabulary).astype(np.int32)
     layout = lay_out(0, tokens, chain_parents(rows - 1), context)
@@ -97,12 +111,9 @@ def _identity(target: TorchTarget) -> str:
 def _read(path: Path) -> CostCurve | None:
     try:
         data = json.loads(path.read_text())
-        curve = CostCurve(tuple(int(n) for n in data["rows"]), tuple(float(s) for s in data["seconds"]))
+        return sound_curve(data["rows"], data["seconds"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    sound = curve.rows and len(curve.rows) == len(curve.seconds) and curve.rows[0] == 1
-    ascending = all(a < b for a, b in zip(curve.rows, curve.rows[1:], strict=False))
-    return curve if sound and ascending and all(0 < s < 1e4 for s in curve.seconds) else None
 
 
 def _write(path: Path, curve: CostCurve) -> None:
