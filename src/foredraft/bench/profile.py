@@ -60,9 +60,8 @@ def profile_methods(
     generator: Generator,
     methods: Sequence[Method],
     prompts: Sequence[TaskPrompt],
-    settings: Mapping[str, Any],
+    setting: Mapping[str, Any],
     *,
-    seed: int = 0,
     done: Callable[[], None] = lambda: None,
 ) -> list[Profile]:
     """Run plain decoding and every method on every prompt, one prompt after the other, and add up the steps.
@@ -71,18 +70,17 @@ def profile_methods(
         generator: loaded; its method is changed as the run goes.
         methods: without plain decoding, which is always run.
         prompts: what to write about; the first is written once more before, to warm up.
-        settings: generation arguments, the same for all.
-        seed: of the sampling.
+        setting: generation arguments, `seed` among them, to which a prompt's number is added.
         done: called after each prompt.
     """
     everyone = [Method(BASE, BASE), *methods]
     ready = {method.label: prepared(generator, method) for method in everyone}
     for write in ready.values():
-        write(prompts[0].prompt, {**settings, "max_new_tokens": 16, "seed": seed})
+        write(prompts[0].prompt, {**setting, "max_new_tokens": 16})
     records: dict[str, list[StepRecord]] = {label: [] for label in ready}
     for prompt in prompts:
         for label, write in ready.items():
-            records[label] += write(prompt.prompt, {**settings, "seed": seed + prompt.number}).steps
+            records[label] += write(prompt.prompt, {**setting, "seed": setting["seed"] + prompt.number}).steps
         done()
     plain = sum(_milliseconds(records[BASE]))
     return [_profile(label, steps, plain) for label, steps in records.items()]

@@ -19,6 +19,4 @@ def write_result(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, data)
     except OSError as error:
-        raise StoreError(
-            f"The results {path} cannot be written ({error.strerror}); free or change the folder."
-        ) from error
+        raise StoreError(f"The results {path} cannot be written ({error.strerror}); give another folder.") from error

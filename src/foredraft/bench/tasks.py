@@ -6,7 +6,7 @@ tuned to them.
 
 import gzip
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,15 @@ _MT_BENCH = frozenset(("writing", "roleplay", "reasoning", "math", "coding", "ex
 def default_tasks(folder: Path | None) -> tuple[str, ...]:
     """Return the tasks of a run that names none."""
     return (EMBEDDED,) if folder is None else DEFAULT_TASKS
+
+
+def load_tasks(tasks: Sequence[str] | None, folder: Path | None, limit: int) -> list[TaskPrompt]:
+    """Return the prompts of several tasks, each as `load_task` does; None takes those of a run that names none.
+
+    Raises:
+        UsageError: what `load_task` raises.
+    """
+    return [prompt for task in tasks or default_tasks(folder) for prompt in load_task(task, folder, limit)]
 
 
 def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:

@@ -61,12 +61,12 @@ def run(
     from foredraft.bench.runner import Plan, run_plan, turns_of
     from foredraft.bench.summary import summarize_cells
     from foredraft.bench.sweep import sweep_budgets, write_sweep
-    from foredraft.bench.tasks import default_tasks, load_task
+    from foredraft.bench.tasks import load_tasks
     from foredraft.bench.verification import keep_cost
     from foredraft.drafters import method_names
 
     methods = chosen_methods(method or DEFAULT_METHODS, method_names())
-    chosen = [prompt for name in task or default_tasks(data) for prompt in load_task(name, data, prompts)]
+    chosen = load_tasks(task, data, prompts)
     settings = [_setting(each, top_p, max_new_tokens, seed) for each in temperature or [0.0]]
     folder = CellFolder(out) if out is not None else None
     if folder is not None:
@@ -140,17 +140,15 @@ def profile(
     from foredraft.api import load
     from foredraft.bench.method import parse_method
     from foredraft.bench.profile import DEPTHS, profile_methods
-    from foredraft.bench.tasks import default_tasks, load_task
+    from foredraft.bench.tasks import load_tasks
 
     methods = [parse_method(text) for text in (method or ["draft_model", "draft_tree", "draft_graph"])]
-    chosen = [prompt for name in task or default_tasks(data) for prompt in load_task(name, data, prompts)]
-    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens}
-    if temperature:
-        settings |= {"temperature": temperature, "top_p": top_p}
+    chosen = load_tasks(task, data, prompts)
+    setting = _setting(temperature, top_p, max_new_tokens, seed)
     with working("measuring") as tell:
         generator = load(model, method="none", dtype=dtype, progress=tell)
         done = counting(tell, len(chosen), "measuring")
-        found = profile_methods(generator, methods, chosen, settings, seed=seed, done=done)
+        found = profile_methods(generator, methods, chosen, setting, done=done)
     if as_json:
         print(json.dumps([each.as_dict() for each in found], indent=1))  # the command's output
         return
@@ -182,9 +180,9 @@ def loans(
     """What draft graphs save, and how far what they borrow is from the truth: drafted tokens, KL divergence by tau."""
     from foredraft.api import load
     from foredraft.bench.loans import measure_loans
-    from foredraft.bench.tasks import default_tasks, load_task
+    from foredraft.bench.tasks import load_tasks
 
-    chosen = [prompt for name in task or default_tasks(data) for prompt in load_task(name, data, prompts)]
+    chosen = load_tasks(task, data, prompts)
     with working("measuring") as tell:
         generator = load(model, method="none", dtype=dtype, progress=tell)
         done = counting(tell, len(chosen), "measuring")
