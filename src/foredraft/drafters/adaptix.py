@@ -30,7 +30,7 @@ from foredraft.index.learned import (
 from foredraft.index.learned_file import load_learned, save_learned
 from foredraft.index.mcts import SearchSettings, mcts
 from foredraft.index.successors import BLENDED
-from foredraft.index.trigram import TrigramTable, empty_table, open_table
+from foredraft.index.trigram import TrigramTable, open_named_table
 
 _SEEDS = 1 << 62
 """Kernels take signed integers; seeds may be larger."""
@@ -136,13 +136,7 @@ class AdaptixDrafter:
         Raises:
             StoreError: a table or memory that is damaged or belongs to another tokenizer.
         """
-        path = options.table
-        if path == "default":
-            path = str(resources.default_table()) if resources.default_table is not None else "none"
-        if path == "none":
-            table = empty_table(resources.vocabulary)
-        else:
-            table = open_table(path, resources.tokenizer_hash or None, resources.vocabulary)
+        table = open_named_table(options.table, resources.default_table, resources.vocabulary, resources.tokenizer_hash)
         learned = None
         if options.memory is not None and Path(options.memory).exists():
             learned = load_learned(options.memory, resources.tokenizer_hash)

@@ -26,7 +26,7 @@ from foredraft.index.lookup import Lookup
 from foredraft.index.retrieval import OWN, SHARED, STORE, Levels, Rows
 from foredraft.index.successors import BLENDED
 from foredraft.index.suffix_array import SuffixArrays
-from foredraft.index.trigram import TrigramTable, empty_table, open_table
+from foredraft.index.trigram import TrigramTable, open_named_table
 from foredraft.model.candidates import Imitation
 from foredraft.model.foresight import Foresight, paths_of
 from foredraft.model.growth import GrowthRules
@@ -135,20 +135,15 @@ class MixtureDrafter:
         Raises:
             StoreError: one that is damaged or belongs to another tokenizer.
         """
-        own = (resources.default_store, resources.vocabulary, resources.tokenizer_hash)
-        library, table = open_library(options.store, options.memory, *own), options.table
-        if table == "default":
-            table = str(resources.default_table()) if resources.default_table is not None else "none"
-        if table == "none":
-            opened = empty_table(resources.vocabulary)
-        else:
-            opened = open_table(table, resources.tokenizer_hash or None, resources.vocabulary)
+        own = (resources.vocabulary, resources.tokenizer_hash)
+        library = open_library(options.store, options.memory, resources.default_store, *own)
+        table = open_named_table(options.table, resources.default_table, *own)
         model = None
         if options.model is not None:
             if resources.draft_model is None:
                 raise UsageError("There is no target here that a draft model could be loaded for; leave model out.")
             model = resources.draft_model(options.model)
-        return cls(options, opened, library, model)
+        return cls(options, table, library, model)
 
     def open(self, context: DraftContext) -> "MixtureDrafting":
         """Begin drafting for one sequence, with what the stores hold by now."""

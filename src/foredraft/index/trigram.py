@@ -5,6 +5,7 @@ Knows the arrays, how to open, check and look things up in them. Does not know h
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -144,6 +145,25 @@ def open_table(
             f"{_REMEDY}"
         )
     return _table(store)
+
+
+def open_named_table(
+    name: str, default: Callable[[], Path] | None, vocabulary: int, tokenizer_hash: str
+) -> TrigramTable:
+    """Open the table that a drafter's options name.
+
+    Args:
+        name: path of a table, "default", or "none".
+        default: makes or finds the default table; None where there is none.
+        vocabulary: how many tokens the model scores.
+        tokenizer_hash: of the model's tokenizer; "" takes any table.
+
+    Raises:
+        StoreError: no sound table, or one made with another tokenizer.
+    """
+    if name == "default":
+        name = str(default()) if default is not None else "none"
+    return empty_table(vocabulary) if name == "none" else open_table(name, tokenizer_hash or None, vocabulary)
 
 
 def _table(store: Store) -> TrigramTable:
