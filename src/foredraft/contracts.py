@@ -145,6 +145,9 @@ class SequenceView:
 class Needs:
     """What a drafter wants to see of each verification beyond the emitted tokens.
 
+    The top tokens are told only of steps that asked for a draft: where the control allows no node, finding them is not
+    worth its time.
+
     Attributes:
         top_k: the target's `top_k` most probable tokens after a row; 0 for none.
         top_rows: after this many rows at most: the root and the accepted path, then the nodes with the best scores.
