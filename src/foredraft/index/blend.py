@@ -121,16 +121,13 @@ def with_foresight(levels: Levels, rows: Rows, paths: IntArray, mass: F64, share
         share: the part of the weight that they get; the others keep the rest.
     """
     count = len(mass)
-    first = Levels(
-        np.array([FORESEEN]), np.zeros(1, np.int64), np.array([max(count, 1)]), np.zeros(1, np.int64), np.array([share])
-    )
     return (
         Levels(
-            np.append(first.source, levels.source),
-            np.append(first.length, levels.length),
-            np.append(first.occurrences, levels.occurrences),
-            np.append(first.start, levels.start + count),
-            np.append(first.share, levels.share * (1 - share)),
+            np.append(FORESEEN, levels.source),
+            np.append(0, levels.length),
+            np.append(max(count, 1), levels.occurrences),
+            np.append(0, levels.start + count),
+            np.append(share, levels.share * (1 - share)),
         ),
         Rows(np.concatenate([paths, rows.tokens]), np.concatenate([share * mass, (1 - share) * rows.weights])),
     )
