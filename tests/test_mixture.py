@@ -38,14 +38,14 @@ def drafter(folder=None, **options):
     return make_drafter("auto", chosen, Resources(VOCABULARY))
 
 
-def verdict(*tokens, path=(), top=None):
+def verdict(*tokens, path=(), at=0, top=None):
     nodes = np.empty(0, np.int32)
     shown = {} if top is None else {
         "top_rows": np.zeros(1, np.int32),
         "top_tokens": np.array([[token for token, _ in top]], np.int32),
         "top_probabilities": np.array([[share for _, share in top]], np.float32),
     }  # fmt: skip
-    return Verdict(tokens, path, Draft(nodes, nodes), 0, **shown)
+    return Verdict(tokens, path, Draft(nodes, nodes), at, **shown)
 
 
 def best(draft):
@@ -88,12 +88,12 @@ def table_of(documents):
 def test_the_targets_own_distribution_is_learned():
     drafting = opened(drafter())
     assert best(propose(drafting, [1, 2, 3])) is None
-    drafting.observe(verdict(4, top=[(4, 0.6), (5, 0.3)]))
+    drafting.observe(verdict(4, at=2, top=[(4, 0.6), (5, 0.3)]))
     draft = propose(drafting, [1, 2, 3, 4, 2, 3], depth=1)
     assert draft.tokens.tolist()[:2] == [4, 5]
     deaf = opened(drafter(feedback_weight=0.0))
     propose(deaf, [1, 2, 3])
-    deaf.observe(verdict(4, top=[(4, 0.6), (5, 0.3)]))
+    deaf.observe(verdict(4, at=2, top=[(4, 0.6), (5, 0.3)]))
     assert 5 not in propose(deaf, [1, 2, 3, 4, 2, 3], depth=1).tokens
 
 

@@ -22,9 +22,8 @@ from foredraft.index.learned import (
     LearnedArrays,
     empty_learned,
     learn,
-    learn_distributions,
+    learn_verdict,
     read_text,
-    row_contexts,
     with_room,
 )
 from foredraft.index.learned_file import load_learned, save_learned
@@ -188,18 +187,11 @@ class AdaptixDrafting:
 
     def observe(self, verdict: Verdict) -> None:
         """Learn the target's distribution at every verified node, if it was asked for."""
-        if verdict.top_tokens is None or verdict.top_probabilities is None or self._ids is None:
+        if self._ids is None:
             return
-        before = int(self._ids[verdict.at - 1]) if verdict.at > 0 else NO_TOKEN
-        draft, rows = verdict.draft, verdict.top_rows
-        rows = np.arange(len(draft) + 1, dtype=np.int32) if rows is None else rows
-        contexts = row_contexts(draft.tokens, draft.parents, rows, before, int(self._ids[verdict.at]))
+        options = self._options
         with self._drafter.lock:
-            arrays = self._room(len(contexts))
-            learn_distributions(
-                arrays, contexts, verdict.top_tokens, verdict.top_probabilities,
-                self._options.feedback_weight, self._options.keep,
-            )  # fmt: skip
+            self._keep(learn_verdict(self._learned(), verdict, self._ids, options.feedback_weight, options.keep))
 
     def close(self) -> None:
         """Forget the sequence; what is shared stays with the drafter."""
@@ -229,7 +221,8 @@ class AdaptixDrafting:
         options = self._options
         self._ids = ids
         if options.learn == "paper":
-            arrays = self._room(options.window)
+            arrays = with_room(self._learned(), options.window)
+            self._keep(arrays)
             recent = ids[-options.window :]
             for i in range(2, len(recent)):
                 learn(arrays, recent[i - 2], recent[i - 1], recent[i], options.increment, 1.0, options.max_probability)
@@ -239,11 +232,6 @@ class AdaptixDrafting:
 
     def _learned(self) -> LearnedArrays:
         return self._drafter.shared if self._options.share else self._own
-
-    def _room(self, contexts: int) -> LearnedArrays:
-        arrays = with_room(self._learned(), contexts)
-        self._keep(arrays)
-        return arrays
 
     def _keep(self, arrays: LearnedArrays) -> None:
         if self._options.share:

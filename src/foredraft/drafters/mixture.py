@@ -17,10 +17,10 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs,
 from foredraft.control.trial import Trial
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
-from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.graph.tree import IntArray
 from foredraft.index.backoff import UNFORESEEN, learn_trust, prior_trust, weigh
 from foredraft.index.blend import Blended, Counts, blend, foreseen, learn_inner, prior_inner_trust, with_foresight
-from foredraft.index.learned import NO_TOKEN, empty_learned, learn_distributions, read_text, row_contexts, with_room
+from foredraft.index.learned import NO_TOKEN, empty_learned, learn_verdict, read_text
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
 from foredraft.index.lookup import Lookup
 from foredraft.index.retrieval import OWN, SHARED, STORE, Levels, Rows
@@ -110,7 +110,7 @@ class MixtureOptions:
 
 
 class MixtureDrafter:
-    """The table, the texts that are searched, and how far each kind of source is trusted."""
+    """The table, the texts that are searched, and a draft model if one was named."""
 
     name: ClassVar[str] = "auto"
     summary: ClassVar[str] = (
@@ -125,8 +125,6 @@ class MixtureDrafter:
         self.library = library
         self.model = model
         self.needs = Needs(top_k=options.feedback_top_k if options.feeds_back else 0)
-        self.trust = prior_trust(options.longest, _STRENGTH, _PRIOR)
-        self.inner = prior_inner_trust(_STRENGTH)
 
     @classmethod
     def create(cls, options: MixtureOptions, resources: Resources) -> "MixtureDrafter":
@@ -180,8 +178,8 @@ class MixtureDrafting:
         self._vocabulary = context.vocabulary
         self._model = None if drafter.model is None else _DraftModel(drafter.model, options.levels, context)
         self._lookup = Lookup(segments, options.longest, own=options.learn != "off")
-        self._trust = type(drafter.trust)(*(each.copy() for each in drafter.trust))
-        self._inner = type(drafter.inner)(*(each.copy() for each in drafter.inner))
+        self._trust = prior_trust(options.longest, _STRENGTH, _PRIOR)
+        self._inner = prior_inner_trust(_STRENGTH)
         self._learned = empty_learned()
         self._asked: _Asked | None = None
 
@@ -219,8 +217,9 @@ class MixtureDrafting:
             if self._model is not None:
                 self._model.learn(asked.rows, verdict.tokens, otherwise)
         self._asked = None
-        if self._options.feeds_back and verdict.top_tokens is not None and verdict.top_probabilities is not None:
-            self._learn_distributions(verdict, verdict.top_tokens, verdict.top_probabilities)
+        options, ids = self._options, self._lookup.ids
+        if options.feeds_back and len(ids):
+            self._learned = learn_verdict(self._learned, verdict, ids, options.feedback_weight, options.keep)
 
     def close(self) -> None:
         """Forget the sequence, or share it."""
@@ -239,17 +238,6 @@ class MixtureDrafting:
         """Return the last two tokens."""
         ids = self._lookup.ids
         return (int(ids[-2]) if len(ids) > 1 else NO_TOKEN), int(ids[-1])
-
-    def _learn_distributions(self, verdict: Verdict, tokens: IntArray, probabilities: FloatArray) -> None:
-        ids, draft, rows = self._lookup.ids, verdict.draft, verdict.top_rows
-        if not len(ids):
-            return
-        rows = np.arange(len(draft) + 1, dtype=np.int32) if rows is None else rows
-        contexts = row_contexts(draft.tokens, draft.parents, rows, *self._last())
-        self._learned = with_room(self._learned, len(contexts))
-        learn_distributions(
-            self._learned, contexts, tokens, probabilities, self._options.feedback_weight, self._options.keep
-        )
 
 
 class _DraftModel:

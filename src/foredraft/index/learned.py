@@ -1,6 +1,7 @@
 """What a sequence has taught since it began: successors of pairs and of single tokens, with weights that fade.
 
-A hash table in flat arrays. Knows counts only; does not know the static table beside it, nor how drafts are searched.
+A hash table in flat arrays. Knows counts, and what a verdict tells; does not know the static table beside it, nor how
+drafts are searched.
 """
 
 from typing import NamedTuple
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from foredraft.contracts import TokenIds, Verdict
 from foredraft.graph.tree import FloatArray, IntArray
 
 ROW_WIDTH = 12
@@ -205,6 +207,27 @@ def row_contexts(tokens: IntArray, parents: IntArray, rows: IntArray, before: in
         else:
             contexts[i, 0] = root if parents[node] < 0 else tokens[parents[node]]
     return contexts
+
+
+def learn_verdict(arrays: LearnedArrays, verdict: Verdict, ids: TokenIds, weight: float, keep: float) -> LearnedArrays:
+    """Learn the target's own distributions, as far as a verdict tells them; return the arrays, or larger ones.
+
+    Args:
+        arrays: changed in place where they have room.
+        verdict: of a draft behind `ids`.
+        ids: int64[n], the sequence up to the draft's root, `ids[verdict.at]`, or longer.
+        weight: observations that one distribution counts for.
+        keep: what earlier weights in its context are multiplied by.
+    """
+    if verdict.top_tokens is None or verdict.top_probabilities is None:
+        return arrays
+    draft, rows = verdict.draft, verdict.top_rows
+    rows = np.arange(len(draft) + 1, dtype=np.int32) if rows is None else rows
+    before = int(ids[verdict.at - 1]) if verdict.at > 0 else NO_TOKEN
+    contexts = row_contexts(draft.tokens, draft.parents, rows, before, int(ids[verdict.at]))
+    arrays = with_room(arrays, len(contexts))
+    learn_distributions(arrays, contexts, verdict.top_tokens, verdict.top_probabilities, weight, keep)
+    return arrays
 
 
 def check_learned(arrays: LearnedArrays) -> None:
