@@ -21,6 +21,7 @@ from foredraft.bench.metrics import LOOP_SHARE, repeated_share, speed_up
 from foredraft.bench.tasks import DEFAULT_TASKS, TaskPrompt, load_task
 from foredraft.demo import embedded_path
 from foredraft.integrations.transformers import last_statistics
+from foredraft.request import encoded
 
 
 @dataclass(slots=True)
@@ -65,12 +66,10 @@ class Passes:
         self.count += 1
 
 
-def encoded(tokenizer: Any, prompt: TaskPrompt) -> Mapping[str, torch.Tensor]:
+def batch(prompt: TaskPrompt, tokenizer: Any, vocabulary: int) -> Mapping[str, torch.Tensor]:
     """Return a prompt as a batch of one row."""
-    if isinstance(prompt.prompt, str):
-        return tokenizer(prompt.prompt, return_tensors="pt")
-    text = tokenizer.apply_chat_template(list(prompt.prompt), tokenize=False, add_generation_prompt=True)
-    return tokenizer(text, add_special_tokens=False, return_tensors="pt")
+    ids = torch.from_numpy(encoded(prompt.prompt, tokenizer, vocabulary))[None]
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def measure(
@@ -134,7 +133,8 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|---|")
     for task in DEFAULT_TASKS:
-        inputs = [encoded(tokenizer, prompt) for prompt in load_task(task, given.data, given.prompts)]
+        prompts = load_task(task, given.data, given.prompts)
+        inputs = [batch(prompt, tokenizer, model.config.vocab_size) for prompt in prompts]
         print("\n".join(rows(task, measure(model, passes, calls, inputs, settings))), flush=True)
 
 

@@ -12,32 +12,30 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.bench.tasks import TaskPrompt, load_task
+from foredraft.bench.tasks import load_task
 from foredraft.demo import embedded_path
 from foredraft.integrations.request_drafter import RequestDrafter
 from foredraft.integrations.vllm import parse_proposer_options, served_drafter
-from foredraft.model.loading import load_tokenizer
+from foredraft.model.loading import load_config, load_tokenizer
+from foredraft.request import encoded
 
 Texts = list[tuple[list[int], list[int]]]
 """Ids of each prompt and of its answer."""
 
 
-def encoded(tokenizer: Any, prompt: TaskPrompt) -> list[int]:
-    """Return a prompt's ids, as the server has them."""
-    if isinstance(prompt.prompt, str):
-        return list(tokenizer(prompt.prompt).input_ids)
-    text = tokenizer.apply_chat_template(list(prompt.prompt), tokenize=False, add_generation_prompt=True)
-    return list(tokenizer(text, add_special_tokens=False).input_ids)
-
-
-def replay(options: Mapping[str, Any], most: int, texts: Texts) -> tuple[float, float, float]:
+def replay(options: Mapping[str, Any], most: int, texts: Texts, vocabulary: int) -> tuple[float, float, float]:
     """Return tokens per target step, drafted tokens per step, and accepted per drafted, with these options."""
     parsed = parse_proposer_options(options)
     model = str(embedded_path("demo"))
-    drafter = served_drafter(parsed, model, model, 8192)
+    drafter = served_drafter(parsed, model, model, vocabulary)
     ends = np.array([len(prompt) + len(answer) for prompt, answer in texts])
     requests = RequestDrafter(
-        drafter, vocabulary=8192, most=most, rows=len(texts), longest=int(ends.max()) + most + 2, options=parsed.chains
+        drafter,
+        vocabulary=vocabulary,
+        most=most,
+        rows=len(texts),
+        longest=int(ends.max()) + most + 2,
+        options=parsed.chains,
     )
     token_ids = np.zeros((len(texts), int(ends.max()) + most + 2), np.int32)
     for row, (prompt, answer) in enumerate(texts):
@@ -66,19 +64,20 @@ def main() -> None:
         "--options", action="append", required=True, help="foredraft's options in JSON; may be repeated"
     )
     given = parser.parse_args()
-    tokenizer = load_tokenizer("demo")
+    tokenizer, vocabulary = load_tokenizer("demo"), load_config("demo").vocab_size
     texts: dict[str, Texts] = {}
     for part in json.loads(given.answers.read_text(encoding="utf-8")):
         if part["method"] == "none":
             answers = [answer["token_ids"] for answer in part["answers"]]
             prompts = load_task(part["task"], given.data, len(answers))
             texts[part["task"]] = [
-                (encoded(tokenizer, prompt), answer) for prompt, answer in zip(prompts, answers, strict=True)
+                (encoded(prompt.prompt, tokenizer, vocabulary).tolist(), answer)
+                for prompt, answer in zip(prompts, answers, strict=True)
             ]
     print("| options | task | tokens / target step | drafted / step | accepted / drafted |")
     print("|---|---|---|---|---|")
     for options in given.options:
-        figures = {task: replay(json.loads(options), given.most, each) for task, each in texts.items()}
+        figures = {task: replay(json.loads(options), given.most, each, vocabulary) for task, each in texts.items()}
         figures["mean"] = tuple(np.mean(list(figures.values()), axis=0))  # type: ignore[assignment]  # three, as above
         for task, (per_step, drafted, accepted) in figures.items():
             print(f"| `{options}` | {task} | {per_step:.2f} | {drafted:.1f} | {accepted:.2f} |", flush=True)

@@ -15,7 +15,7 @@ import numpy as np
 from foredraft.demo import embedded_path
 from foredraft.integrations.request_drafter import RequestDrafter
 from foredraft.integrations.vllm import parse_proposer_options, served_drafter
-from foredraft.model.loading import load_tokenizer
+from foredraft.model.loading import load_config, load_tokenizer
 
 METHODS: dict[str, dict[str, Any]] = {
     "adaptix": {},
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     model, room = str(embedded_path("demo")), given.length + 4 * given.steps + given.most + 8
+    vocabulary = load_config(model).vocab_size
     texts = library_tokens(given.requests * room).reshape(given.requests, room)
     print(
         f"{given.requests} requests of {given.length} tokens, {given.most} drafted, {given.threads} threads: ms a step"
@@ -55,9 +56,9 @@ def main() -> None:
     print("|---|---|---|---|")
     for label, own in METHODS.items():
         options = parse_proposer_options({"method": label.partition(",")[0].partition(" ")[0], **own})
-        drafter = served_drafter(options, model, model, 8192)
+        drafter = served_drafter(options, model, model, vocabulary)
         sizes: dict[str, Any] = {
-            "vocabulary": 8192,
+            "vocabulary": vocabulary,
             "most": given.most,
             "longest": room,
             "threads": given.threads,

@@ -26,7 +26,7 @@ from foredraft.model.loading import load_config, load_model, load_tokenizer
 from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
-from foredraft.request import GenerationOptions, checked_ids, checked_text, conversation, templated
+from foredraft.request import GenerationOptions, encoded
 from foredraft.sampling import LogitsProcessor, SamplingOptions
 from foredraft.speculation import checked_verification, parse_speculation
 from foredraft.standard_library import default_store, default_table
@@ -271,14 +271,7 @@ class Generator:
             UsageError: an empty prompt, something that is no prompt, ids that the model does not have, or a
                 conversation without a chat template or that the template refuses.
         """
-        if isinstance(prompt, str):
-            ids = self.tokenizer(checked_text(prompt)).input_ids if prompt else []
-        elif (messages := conversation(prompt)) is not None:
-            text = checked_text(templated(messages, self.tokenizer))
-            ids = self.tokenizer(text, add_special_tokens=False).input_ids
-        else:
-            ids = prompt
-        return checked_ids(ids, self.target.vocabulary)
+        return encoded(prompt, self.tokenizer, self.target.vocabulary)
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Return the ids that end a text by default: the model's generation configuration's, else the tokenizer's."""

@@ -156,6 +156,27 @@ class GenerationOptions:
         )
 
 
+def encoded(prompt: Any, tokenizer: Any, vocabulary: int) -> TokenIds:
+    """Return a prompt's ids, int64[n]; a conversation goes through the tokenizer's chat template.
+
+    Args:
+        prompt: a text, a conversation, or token ids.
+        tokenizer: the model's; not asked where ids are given.
+        vocabulary: how many ids the model has.
+
+    Raises:
+        UsageError: an empty prompt, something that is no prompt, ids that the model does not have, or a conversation
+            without a chat template or that the template refuses.
+    """
+    if isinstance(prompt, str):
+        ids = tokenizer(checked_text(prompt)).input_ids if prompt else []
+    elif (messages := conversation(prompt)) is not None:
+        ids = tokenizer(checked_text(templated(messages, tokenizer)), add_special_tokens=False).input_ids
+    else:
+        ids = prompt
+    return checked_ids(ids, vocabulary)
+
+
 def checked_text(text: str) -> str:
     """Return the text of a prompt.
 
