@@ -5,14 +5,25 @@ Parses and prints; the account is `foredraft.bench.account`.
 
 import json
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from foredraft.cli.generate import Job, prompt_text, speculative_options
+from foredraft.cli.generate import (
+    ColorOption,
+    ConfigOption,
+    DeviceOption,
+    FileOption,
+    Job,
+    MethodOption,
+    ModelOption,
+    NodesOption,
+    PromptArgument,
+    prompt_text,
+    speculative_options,
+)
 from foredraft.cli.screen import Ink, wants_color, working
 
 if TYPE_CHECKING:
@@ -21,23 +32,19 @@ if TYPE_CHECKING:
 
 
 def explain(
-    prompt: Annotated[str | None, typer.Argument(help="What to continue or answer; - reads standard input")] = None,
-    file: Annotated[Path | None, typer.Option(help="Read the prompt from this file")] = None,
-    model: Annotated[str, typer.Option(help="demo (embedded), demo-draft, a hub id, or a folder")] = "demo",
+    prompt: PromptArgument = None,
+    file: FileOption = None,
+    model: ModelOption = "demo",
     dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's")] = "auto",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, auto (spread); else the first GPU or the CPU")] = None,
-    method: Annotated[str | None, typer.Option(help="How to draft; see foredraft methods")] = None,
-    speculative_config: Annotated[str | None, typer.Option(help="The method's options, as a JSON object")] = None,
-    num_speculative_tokens: Annotated[
-        int | None, typer.Option(help="Draft this many a step; else as many as the measured cost repays")
-    ] = None,
+    device: DeviceOption = None,
+    method: MethodOption = None,
+    speculative_config: ConfigOption = None,
+    num_speculative_tokens: NodesOption = None,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens at most")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the sampling")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object")] = False,
-    color: Annotated[
-        bool | None, typer.Option("--color/--no-color", help="Colour drafted tokens; else on a terminal only")
-    ] = None,
+    color: ColorOption = None,
 ) -> None:
     """Write a text and say which sources drafted it, what each contributed, what was wasted, and what was believed."""
     text = prompt_text(prompt, file) or ""

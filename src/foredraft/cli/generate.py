@@ -24,6 +24,19 @@ if TYPE_CHECKING:  # torch and transformers are imported when a text is written,
 _WARM_UP = (1, 2, 3, 1, 2, 3, 1, 2)
 """Ids that let a drafter draft. First passes and compilation take seconds that no figure of a text should hold."""
 
+PromptArgument = Annotated[str | None, typer.Argument(help="What to continue or answer; - reads standard input")]
+FileOption = Annotated[Path | None, typer.Option(help="Read the prompt from this file")]
+ModelOption = Annotated[str, typer.Option(help="demo (embedded), demo-draft, a hub id, or a folder")]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, auto (spread); else the first GPU or the CPU")]
+MethodOption = Annotated[str | None, typer.Option(help="How to draft; see foredraft methods")]
+ConfigOption = Annotated[str | None, typer.Option(help="The method's options, as a JSON object")]
+NodesOption = Annotated[
+    int | None, typer.Option(help="Draft this many a step; else as many as the measured cost repays")
+]
+ColorOption = Annotated[
+    bool | None, typer.Option("--color/--no-color", help="Colour drafted tokens; else on a terminal only")
+]
+
 
 def _flag(name: str, words: str = "") -> Any:
     """Return the option of a generation argument, with the library's default and description, or with `words`."""
@@ -36,19 +49,17 @@ def _flag(name: str, words: str = "") -> Any:
 
 
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="What to continue or answer; - reads standard input")] = None,
-    file: Annotated[Path | None, typer.Option(help="Read the prompt from this file")] = None,
-    model: Annotated[str, typer.Option(help="demo (embedded), demo-draft, a hub id, or a folder")] = "demo",
+    prompt: PromptArgument = None,
+    file: FileOption = None,
+    model: ModelOption = "demo",
     dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's; float32 compares exactly")] = "auto",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, auto (spread); else the first GPU or the CPU")] = None,
-    method: Annotated[str | None, typer.Option(help="How to draft; see foredraft methods")] = None,
-    speculative_config: Annotated[str | None, typer.Option(help="The method's options, as a JSON object")] = None,
+    device: DeviceOption = None,
+    method: MethodOption = None,
+    speculative_config: ConfigOption = None,
     draft_model: Annotated[
         str | None, typer.Option(help="The model that drafts, for methods that use one: demo-draft, a hub id, a folder")
     ] = None,
-    num_speculative_tokens: Annotated[
-        int | None, typer.Option(help="Draft this many a step; else as many as the measured cost repays")
-    ] = None,
+    num_speculative_tokens: NodesOption = None,
     memory: Annotated[
         str | None, typer.Option(help="Folder that keeps what was said, for later drafts; off unless it is named")
     ] = None,
@@ -76,9 +87,7 @@ def generate(
     chat: Annotated[bool, typer.Option("--chat", help="Converse: a line each, until an empty one")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Write it with and without drafting")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every step")] = False,
-    color: Annotated[
-        bool | None, typer.Option("--color/--no-color", help="Colour drafted tokens; else on a terminal only")
-    ] = None,
+    color: ColorOption = None,
 ) -> None:
     """Write the continuation of a prompt: the same text as plain decoding, in fewer forward passes."""
     text = prompt_text(prompt, file, chat=chat)
