@@ -327,6 +327,17 @@ def test_texts_part_at_the_first_other_token_or_where_one_ends(one, other, expec
     assert first_difference(one, other) == first_difference(other, one) == expected
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b'{"ask": "one"}\n\n{"ask"\n', "Line 3 of .* is not JSON"), (b'{"ask": "\xff"}\n', "not text in UTF-8")],
+)
+def test_a_broken_file_of_prompts_is_refused_by_its_line(tmp_path, content, words):
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=words):
+        load_task(f"{path}:ask", None, 9)
+
+
 def test_equal_times_give_a_speed_up_of_one_and_twice_the_speed_two():
     rng = np.random.default_rng(0)
     seconds, tokens = rng.uniform(1, 2, 40), rng.integers(50, 128, 40).astype(np.float64)

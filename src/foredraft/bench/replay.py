@@ -4,8 +4,6 @@ A record's answer stands in for the target: at each step the drafter guesses, an
 with are accepted. Knows drafters and ids; the only text it reads is a file of records.
 """
 
-import gzip
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from foredraft.bench.json_lines import read_json_lines
 from foredraft.contracts import Budget, Draft, DraftContext, Drafter, SequenceView, TokenIds, Verdict
 from foredraft.control import cut
 from foredraft.errors import UsageError
@@ -85,17 +84,7 @@ def read_records(path: Path) -> list[Record]:
     Raises:
         UsageError: no such file, a line that is no record, or no record at all.
     """
-    opened = gzip.open if path.suffix == ".gz" else open
-    records = []
-    try:
-        with opened(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    records.append(_record(json.loads(line), path, number))
-    except OSError as error:
-        raise UsageError(f"The records {path} cannot be read ({error.strerror or error}).") from error
-    except ValueError as error:
-        raise UsageError(f"{path} is not a file of JSON lines ({error}).") from error
+    records = [_record(row, path, number) for number, row in read_json_lines(path)]
     if not records:
         raise UsageError(f"{path} holds no record; each line needs `prompt` and `output`.")
     return records

@@ -4,14 +4,13 @@ Knows files and their fields; does not know models. The embedded prompts were wr
 tuned to them.
 """
 
-import gzip
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foredraft.bench.hub import fetch_task
+from foredraft.bench.json_lines import read_json_lines
 from foredraft.errors import UsageError
 from foredraft.options import nearest
 
@@ -197,18 +196,11 @@ def read_rows(path: Path) -> list[Mapping[str, Any]]:
     Raises:
         UsageError: it cannot be read.
     """
+    if path.suffix != ".parquet":
+        return [row for _, row in read_json_lines(path) if isinstance(row, Mapping)]
+    import pyarrow.parquet
+
     try:
-        if path.suffix == ".parquet":
-            import pyarrow.parquet
-
-            return list(pyarrow.parquet.read_table(path).to_pylist())
-        opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf-8") as lines:
-            return _objects(lines)
+        return list(pyarrow.parquet.read_table(path).to_pylist())
     except (OSError, ValueError) as error:
-        raise UsageError(f"The file {path} cannot be read as JSON lines ({error}).") from error
-
-
-def _objects(lines: Iterable[str]) -> list[Mapping[str, Any]]:
-    rows = [json.loads(line) for line in lines if line.strip()]
-    return [row for row in rows if isinstance(row, Mapping)]
+        raise UsageError(f"The file {path} cannot be read as Parquet ({error}).") from error
