@@ -19,6 +19,7 @@ from foredraft.model.target import TorchTarget
 
 VERIFIED_ROWS = (*ROWS, 96, 128)
 _PREFILLED = 512
+_WARM_UP = 16
 PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")
 
 
@@ -39,13 +40,13 @@ class StepCost:
     beside_forward: float
 
 
-def step_cost(generator: Generator, method: Method, prompt: str, tokens: int = 128, repeats: int = 3) -> StepCost:
-    """Time the parts of a method's steps, over `repeats` texts after one that warms up."""
+def step_cost(generator: Generator, method: Method, prompt: str, tokens: int = 64, repeats: int = 2) -> StepCost:
+    """Time the parts of a method's steps, over `repeats` texts after a short one that warms up."""
     use(generator, method)
     rows: list[list[int]] = []
-    for repeat in range(repeats + 1):
-        result = generator.generate(prompt, max_new_tokens=tokens, eos_token_id=[], temperature=0.7, seed=repeat)
-        if repeat:
+    for seed, limit in enumerate([_WARM_UP, *[tokens] * repeats]):
+        result = generator.generate(prompt, max_new_tokens=limit, eos_token_id=[], temperature=0.7, seed=seed)
+        if seed:
             rows += [[record.nanoseconds[part] for part in PARTS] for record in result.steps]
     times = np.array(rows, np.float64) / 1e3
     forward = PARTS.index("forward")
