@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from foredraft.cache_folder import cache_path
+from foredraft.cache_folder import cache_folder, cache_path
 from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, TokenIds, Verification
 from foredraft.control import FixedControl, choose_control
 from foredraft.corpus.fingerprint import tokenizer_hash, vocabulary_size
@@ -21,6 +21,9 @@ from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.state import SequenceState
 from foredraft.errors import UsageError
 from foredraft.generation import Generation, Run, Stream
+from foredraft.model.compilation import Compilation
+from foredraft.model.compiled import kept_forward
+from foredraft.model.compiling import compile_forward
 from foredraft.model.cost import measured_cost
 from foredraft.model.loading import load_config, load_model, load_tokenizer
 from foredraft.model.support import inspect
@@ -46,6 +49,7 @@ def load(
     speculative_config: Mapping[str, Any] | None = None,
     dtype: str | torch.dtype = "auto",
     device: str | None = None,
+    compile: bool | Literal["auto"] = "auto",  # noqa: A002  # transformers' and torch's word for it
     progress: Progress | None = None,
 ) -> "Generator":
     """Load a model and a drafter for it.
@@ -60,6 +64,9 @@ def load(
             "matched" (default) or "rejection": see docs/sampling.md.
         dtype: a torch dtype or its name; "auto" takes the checkpoint's.
         device: "cpu", "cuda", "auto" (spread), ...; None takes the first GPU, else the CPU.
+        compile: "auto" uses what `foredraft compile` compiled of the model for this machine; True also compiles what is
+            missing of a named model, in a process beside this one, and switches when it is ready; False runs the model
+            as it is. A pair is run as it is (its weights may change), unless `Generator.compile` is called.
         progress: told about work that takes over a second.
 
     Raises:
@@ -68,6 +75,8 @@ def load(
         StoreError: a table that is damaged or belongs to another tokenizer.
     """
     asked = parse_speculation(method, {} if speculative_config is None else speculative_config)
+    if compile not in (True, False, "auto"):
+        raise UsageError(f"compile is {compile!r}; give True, False or 'auto'.")
     # refused now, not after the weights
     parse_options(asked.method, asked.options)
     if isinstance(model, str | Path):
@@ -80,9 +89,13 @@ def load(
             raise UsageError(
                 "dtype and device belong to models that foredraft loads; move or cast yours before passing it."
             )
+        if compile is True:
+            raise UsageError(
+                "compile=True is for models that foredraft loads by name; for yours, call compile() on the generator."
+            )
         transformer, tokenizer = _pair(model)
     return Generator(
-        TorchTarget(transformer),
+        TorchTarget(transformer, kept_forward(transformer) if name and compile else None),
         tokenizer,
         method=asked.method,
         options=asked.options,
@@ -90,6 +103,7 @@ def load(
         verification=asked.verification,
         progress=progress,
         embedded=name in EMBEDDED,
+        compilation=Compilation(name, transformer) if compile is True else None,
     )
 
 
@@ -117,8 +131,10 @@ class Generator:
         verification: Verification = "matched",
         progress: Progress | None = None,
         embedded: bool = False,
+        compilation: Compilation | None = None,
     ) -> None:
         self.target = target
+        self._compilation = compilation
         self.tokenizer = tokenizer
         self._embedded = embedded
         self._progress = progress
@@ -187,6 +203,24 @@ class Generator:
         """Whether the next text will need `cost`, which may have to be measured first."""
         return self.method != "none" and self._amount.needs_cost
 
+    def compile(self, *, seconds: float | None = None) -> None:
+        """Compile the model's forward for this machine and use it; what was compiled before is only timed anew.
+
+        Args:
+            seconds: begin no further part after this many; the first is always compiled.
+
+        Raises:
+            UsageError: a model that cannot be compiled here, with the reason.
+            StoreError: the cache folder cannot be written, or what lies there is damaged.
+            ForedraftError: no compiler, or a forward that cannot be compiled.
+        """
+        compile_forward(self.target.model, cache_folder(), seconds=seconds, progress=self._progress)
+        self._take_compiled()
+
+    def _take_compiled(self) -> None:
+        self.target.compiled = kept_forward(self.target.model)
+        self._curve = None
+
     def save(self) -> None:
         """Write what the drafter was asked to remember (`share` and `memory`); nothing where it was not.
 
@@ -243,6 +277,8 @@ class Generator:
         Raises:
             UsageError: a prompt that fills the model's window.
         """
+        if self._compilation is not None and self._compilation.has_news():
+            self._take_compiled()
         window = self.target.window
         if window is not None and len(ids) >= window:
             raise UsageError(

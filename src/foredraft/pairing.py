@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 from foredraft.errors import ForedraftWarning, UsageError
+from foredraft.model.compiled import kept_forward
 from foredraft.model.cost import measure_cost
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.target import TorchTarget
@@ -31,7 +32,8 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
         draft_tokenizer = load_tokenizer(model)
         _check_vocabularies(tokenizer, draft_tokenizer, model)  # before the weights are read
         device = str(target.device)
-        draft = TorchTarget(load_model(model, target.dtype, device))
+        loaded = load_model(model, target.dtype, device)
+        draft = TorchTarget(loaded, kept_forward(loaded) if target.compiled is not None else None)
     else:
         try:
             transformer, draft_tokenizer = model

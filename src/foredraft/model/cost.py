@@ -104,6 +104,7 @@ def _identity(target: TorchTarget) -> str:
     parts = (
         _FORMAT, target.model.config.to_json_string(use_diff=False), str(target.dtype), str(target.device), device,
         torch.__version__, torch.get_num_threads(), os.cpu_count(), platform.node(), platform.machine(),
+        target.compiled.record if target.compiled is not None else None,
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
 

@@ -167,6 +167,16 @@ class TreeCache(Cache):
                 self._resize(span, 0, capacity)
         self._rows = rows
 
+    def reserved_buffers(self, rows: int) -> list[torch.Tensor]:
+        """Make room for `rows` more rows, and return the buffers of every layer: all keys, then all values.
+
+        Empty until every layer was written to once, as only then it is known what the buffers look like.
+        """
+        self.reserve(rows)
+        if not all(layer.is_initialized for layer in self._tree_layers):
+            return []
+        return [layer.keys for layer in self._tree_layers] + [layer.values for layer in self._tree_layers]
+
     @torch.inference_mode()
     def commit(self, rows: Sequence[int]) -> None:
         """Keep these rows, ascending, of those held and then those of the last pass; forget the others.

@@ -13,6 +13,7 @@ import torch
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
+from foredraft.model.compiled import CompiledForward, run_package
 from foredraft.model.kv_cache import Span, TreeCache
 from foredraft.model.support import Support, inspect
 
@@ -29,8 +30,10 @@ class TorchTarget:
 
     Args:
         model: a causal language model in evaluation mode, on its device or devices.
+        compiled: its forward compiled for this machine, or None.
 
     Attributes:
+        compiled: the same; may be set between passes.
         support: what its configuration allows.
         vocabulary: how many ids it scores.
         window: the most tokens a sequence may have, or None.
@@ -39,8 +42,9 @@ class TorchTarget:
         UnsupportedModelError: a model whose rows cannot be verified as a tree.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, compiled: CompiledForward | None = None) -> None:
         self.model = model
+        self.compiled = compiled
         _check_model(model)
         self.support: Support = inspect(model.config)
         self.window = self.support.window
@@ -68,6 +72,10 @@ class TorchTarget:
     @torch.inference_mode()
     def forward(self, layout: Layout, cache: TreeCache, *, hidden: bool = False) -> Scores:
         """Score every row of `layout`; its states lie behind the committed ones until `cache.commit`."""
+        package = self.compiled.package_for(layout.rows) if self.compiled is not None and not hidden else None
+        buffers = cache.reserved_buffers(layout.rows) if package is not None else []
+        if buffers:
+            return Scores(run_package(package, [*self._compiled_arguments(layout, cache), *buffers]))
         output = self._run(layout, cache, hidden=hidden)
         last = output.hidden_states[-1][0] if hidden else None
         return Scores(output.logits[0], last)
@@ -86,6 +94,16 @@ class TorchTarget:
             **options,
         )
 
+    def _compiled_arguments(self, layout: Layout, cache: TreeCache) -> list[torch.Tensor]:
+        """Return what precedes the buffers in the arguments of `FunctionalForward.forward`, flattened."""
+        spans = cache.spans.values()
+        return [
+            torch.from_numpy(layout.token_ids).unsqueeze(0),
+            torch.from_numpy(layout.positions).unsqueeze(0),
+            *(self._mask(layout, span) for span in spans),
+            *(torch.arange(span.stored, span.stored + layout.rows) for span in spans),
+        ]
+
     def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:
         if layout.rows == 1 and not cache.held and all(window is None for window in cache.spans):
             return None  # one row sees everything; without a mask, attention need not repeat grouped keys and values
@@ -99,6 +117,8 @@ class TorchTarget:
     def _mask(self, layout: Layout, span: Span) -> torch.Tensor:
         """Return the additive mask [1, 1, R, stored + R]: 0 where a row may attend, else the dtype's least value."""
         rows, committed = layout.rows, span.stored - len(layout.held)
+        if rows == 1 and span.window is None and not len(layout.held):
+            return torch.zeros((1, 1, 1, span.stored + 1), dtype=self.dtype, device=self.device)
         blocked = np.zeros((rows, span.stored + rows), np.bool_)
         if layout.ancestors is not None:
             np.logical_not(layout.ancestors, out=blocked[:, committed:])

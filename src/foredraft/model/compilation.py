@@ -1,0 +1,76 @@
+"""A compilation that goes on in a process of its own, at low priority, while generation goes on with what there is.
+
+Knows the process and the record that it writes. Does not know what is compiled, or how.
+"""
+
+import subprocess
+import sys
+import warnings
+import weakref
+from typing import Any
+
+import torch
+
+from foredraft.cache_folder import cache_folder
+from foredraft.errors import ForedraftWarning
+from foredraft.model.compiled import compiled_folder, record_path
+
+MOST_SECONDS = 900.0
+"""A package that is begun within this time is finished; no other is begun after it."""
+
+
+class Compilation:
+    """Compiles a named model from now on; ends with this process, or when all is compiled.
+
+    Args:
+        name: the model, as it was loaded.
+        model: the same, loaded; on the CPU.
+
+    Raises:
+        StoreError: the cache folder cannot be written to.
+    """
+
+    def __init__(self, name: str, model: Any) -> None:
+        self._record = record_path(compiled_folder(model, cache_folder()))
+        self._seen = self._stamp()
+        command = [
+            sys.executable, "-m", "foredraft", "compile", name, "--dtype", str(model.dtype).removeprefix("torch."),
+            "--threads", str(torch.get_num_threads()), "--seconds", str(MOST_SECONDS), "--background",
+        ]  # fmt: skip
+        self._process: subprocess.Popen[str] | None = subprocess.Popen(  # noqa: S603  # our own command
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        weakref.finalize(self, _end, self._process)
+
+    @property
+    def running(self) -> bool:
+        """Whether it still compiles."""
+        return self._process is not None and self._process.poll() is None
+
+    def has_news(self) -> bool:
+        """Say whether a package was added since this was asked last; a failure is told once, as a warning."""
+        if self._process is not None and not self.running:
+            said = (self._process.stderr.read() if self._process.stderr is not None else "").strip()
+            if self._process.returncode:
+                last = said.splitlines()[-1] if said else f"The compiler ended with status {self._process.returncode}."
+                warnings.warn(last, ForedraftWarning, stacklevel=2)
+            _end(self._process)
+            self._process = None
+        stamp = self._stamp()
+        news, self._seen = stamp != self._seen, stamp
+        return news
+
+    def _stamp(self) -> int:
+        try:
+            return self._record.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """Stop a process that is still running, and give back its pipe."""
+    if process.poll() is None:
+        process.terminate()
+        process.wait()
+    if process.stderr is not None:
+        process.stderr.close()

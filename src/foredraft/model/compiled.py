@@ -1,0 +1,255 @@
+"""A model's forward compiled ahead of time for this machine: found in the cache folder, checked, and called.
+
+What is found was compiled for exactly these weights, this dtype, number of threads, processor and torch. A package
+takes one row or any number of rows, behind any number of tokens, so that nothing is padded; which package a pass goes
+through, or none, follows what each cost when it was compiled. Does not know how to compile.
+"""
+
+import hashlib
+import json
+import platform
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+
+from foredraft.atomic_file import write_file
+from foredraft.cache_folder import cache_path
+from foredraft.errors import ForedraftWarning, StoreError
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+MOST_ROWS = 256
+"""Passes of more rows are prefill, and run as they are."""
+
+EAGER = "eager"
+_FORMAT = 1
+_RECORD = "compiled.json"
+_FOLDER = "compiled"
+
+
+@dataclass(frozen=True, slots=True)
+class PackageRecord:
+    """One compiled package, as the record beside it tells.
+
+    Attributes:
+        name: `one` row, `few` or `many`.
+        file: its name in the folder.
+        sha256: of its bytes.
+        least_rows: the fewest rows it takes.
+        most_rows: the most.
+    """
+
+    name: str
+    file: str
+    sha256: str
+    least_rows: int
+    most_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRecord:
+    """What a folder of packages holds, and what passes cost when they were compiled.
+
+    Attributes:
+        packages: in the order in which they were compiled.
+        rows: ascending row counts that were timed.
+        seconds: by package name, and `eager`, the least time of each of `rows`; infinite where it takes no such rows.
+    """
+
+    packages: tuple[PackageRecord, ...]
+    rows: tuple[int, ...]
+    seconds: dict[str, tuple[float, ...]]
+
+    def quickest(self) -> list[str]:
+        """Return for 0 .. MOST_ROWS rows the name of what runs them in the least time; entry 0 says `eager`."""
+        counts = np.arange(1, MOST_ROWS + 1)
+        names = list(self.seconds)
+        times = np.stack([_between(counts, np.array(self.rows), np.array(self.seconds[name])) for name in names])
+        for package in self.packages:
+            outside = (counts < package.least_rows) | (counts > package.most_rows)
+            times[names.index(package.name), outside] = np.inf
+        return [EAGER, *(names[best] for best in np.argmin(times, axis=0))]
+
+
+def _between(counts: IntArray, rows: IntArray, seconds: FloatArray) -> FloatArray:
+    """Interpolate over the row counts that were timed; beyond the last one, in proportion to the rows."""
+    timed = np.isfinite(seconds)
+    inside = np.interp(counts, rows[timed], seconds[timed])
+    return np.where(counts > rows[-1], inside * counts / rows[-1], inside)
+
+
+class CompiledForward:
+    """Loaded packages, ready to run.
+
+    Args:
+        folder: where they lie.
+        record: what the folder holds.
+
+    Attributes:
+        record: the same.
+    """
+
+    def __init__(self, folder: Path, record: CompiledRecord) -> None:
+        self.record = record
+        self._quickest = record.quickest()
+        self._loaders = {package.name: load_package(folder / package.file) for package in record.packages}
+
+    def package_for(self, rows: int) -> Any | None:
+        """Return the loaded package to run `rows` rows with, or None where the model itself is as quick."""
+        return self._loaders.get(self._quickest[rows]) if rows <= MOST_ROWS else None
+
+
+def run_package(package: Any, tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Run a loaded package on the arguments of `FunctionalForward.forward`, flattened; return its logits.
+
+    The call that torch's wrapper offers reads a description of the arguments anew each time, which costs more than a
+    layer; shapes are not checked here, so they must be what the package was compiled for.
+    """
+    logits: torch.Tensor = package.loader.boxed_run(tensors)[0]
+    return logits
+
+
+def load_package(path: Path) -> Any:
+    """Load a compiled package.
+
+    Raises:
+        StoreError: torch cannot load it.
+    """
+    from torch._inductor import aoti_load_package  # the documented loader; slow to import
+
+    try:
+        return aoti_load_package(str(path), run_single_threaded=True)
+    except RuntimeError as error:
+        raise StoreError(f"The compiled forward {path} cannot be loaded. {_REMEDY}") from error
+
+
+_REMEDY = "`foredraft compile MODEL --again` makes it anew."
+
+
+def compiled_folder(model: Any, cache: Path) -> Path:
+    """Return where the packages of this model lie or would lie, named after everything that a package is true of."""
+    return cache / _FOLDER / _setting(model) / weights_hash(model)
+
+
+def find_compiled(model: Any, cache: Path) -> CompiledForward | None:
+    """Load what was compiled for this model, on this machine, in this dtype, with this many threads; None if nothing.
+
+    Args:
+        model: a transformers model on the CPU.
+        cache: the cache folder.
+
+    Raises:
+        StoreError: what lies there is damaged.
+    """
+    if not (cache / _FOLDER / _setting(model)).exists():  # then there is no need to read every weight
+        return None
+    folder = compiled_folder(model, cache)
+    record = read_record(folder)
+    if record is None or not record.packages:
+        return None
+    for package in record.packages:
+        if _sha256(folder / package.file) != package.sha256:
+            raise StoreError(f"The compiled forward {folder / package.file} is damaged. {_REMEDY}")
+    return CompiledForward(folder, record)
+
+
+def kept_forward(model: Any) -> CompiledForward | None:
+    """Load what the cache folder holds for this model; a damaged package is told as a warning, and not used."""
+    if model.device.type != "cpu" or getattr(model, "hf_device_map", None):
+        return None
+    try:
+        return find_compiled(model, cache_path())
+    except StoreError as error:
+        warnings.warn(f"{error} Generation goes on without it.", ForedraftWarning, stacklevel=2)
+        return None
+
+
+def record_path(folder: Path) -> Path:
+    """Return where the record of a folder's packages lies or would lie."""
+    return folder / _RECORD
+
+
+def read_record(folder: Path) -> CompiledRecord | None:
+    """Return what `folder` holds, or None where nothing was compiled.
+
+    Raises:
+        StoreError: the record is damaged.
+    """
+    path = record_path(folder)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        packages = tuple(PackageRecord(**package) for package in data["packages"])
+        rows = tuple(int(count) for count in data["rows"])
+        seconds = {name: tuple(_number(each) for each in times) for name, times in data["seconds"].items()}
+        sound = data["format"] == _FORMAT and {EAGER, *(package.name for package in packages)} == set(seconds)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"The record of compiled forwards {path} is damaged. {_REMEDY}") from error
+    if not sound or any(len(times) != len(rows) for times in seconds.values()):
+        raise StoreError(f"The record of compiled forwards {path} is damaged. {_REMEDY}")
+    return CompiledRecord(packages, rows, seconds)
+
+
+def write_record(folder: Path, record: CompiledRecord) -> None:
+    """Keep what `folder` holds beside its packages.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    seconds = {name: [each if np.isfinite(each) else None for each in times] for name, times in record.seconds.items()}
+    data = {"format": _FORMAT, "packages": [asdict(package) for package in record.packages], "rows": record.rows}
+    write_file(record_path(folder), json.dumps(data | {"seconds": seconds}, indent=1).encode())
+
+
+def package_record(path: Path, name: str, rows: Sequence[int]) -> PackageRecord:
+    """Describe a package that was just written; `rows` are the fewest and the most that it takes."""
+    return PackageRecord(name, path.name, _sha256(path), rows[0], rows[1])
+
+
+def _number(value: float | None) -> float:
+    return float("inf") if value is None else float(value)
+
+
+def _setting(model: Any) -> str:
+    """Name all but the weights: architecture, dtype, kernel, threads, processor, and who compiles and traces."""
+    parts = (
+        _FORMAT, model.config.to_json_string(use_diff=False), str(model.dtype), model.config._attn_implementation,  # noqa: SLF001  # transformers has no public name for it
+        torch.get_num_threads(), torch.__version__, transformers.__version__, _processor(),
+    )  # fmt: skip
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
+
+
+def _processor() -> tuple[str, ...]:
+    """Name the instructions that this processor has: code compiled for others may crash it."""
+    flags: list[str] = []
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        flags = sorted({line for line in lines if line.lower().startswith(("flags", "features", "model name"))})
+    return (platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), *flags)
+
+
+def weights_hash(model: Any) -> str:
+    """Return a hash of every parameter and buffer, by name, dtype, shape and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:20]
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""

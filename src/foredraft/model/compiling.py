@@ -1,0 +1,287 @@
+"""Compile a model's forward ahead of time for this machine, and keep the packages in the cache folder.
+
+Three packages cover what generation asks for: one row (plain decoding, and steps without a draft), few rows with
+kernels that torch's compiler writes, and many rows with those of the vendor's library. Each is timed against the model
+itself, so that the slower one is never used. Knows torch's exporter and compiler. Does not know who calls the result.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
+from foredraft.errors import ForedraftError, UsageError, told
+from foredraft.model.compiled import (
+    EAGER,
+    MOST_ROWS,
+    CompiledRecord,
+    FloatArray,
+    PackageRecord,
+    compiled_folder,
+    load_package,
+    package_record,
+    read_record,
+    run_package,
+    write_record,
+)
+from foredraft.model.functional import FunctionalForward, grouped_attention
+from foredraft.model.support import inspect
+
+MOST_BYTES = 2**30
+"""Each package holds the weights once more, and a larger model spends its time reading them, not between them."""
+
+_TIMED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_CONTEXT = 200
+_ROUNDS = 12
+_DTYPES = (torch.float32, torch.bfloat16)
+_OWN_KERNELS: Mapping[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "CPP"}
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """What one package is compiled for.
+
+    Attributes:
+        name: of the package.
+        rows: it is traced with this many.
+        least_rows: the fewest it takes.
+        most_rows: the most; more than the least makes the number of rows symbolic.
+        options: torch's compiler options.
+    """
+
+    name: str
+    rows: int
+    least_rows: int
+    most_rows: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+PACKAGES = (
+    Package("one", 1, 1, 1, _OWN_KERNELS),
+    Package("few", 4, 2, MOST_ROWS, _OWN_KERNELS),
+    Package("many", 16, 2, MOST_ROWS),
+)
+
+Progress = Callable[[float, str], None]
+
+
+def compile_forward(
+    model: Any, cache: Path, *, again: bool = False, seconds: float | None = None, progress: Progress | None = None
+) -> tuple[Path, CompiledRecord]:
+    """Compile what is missing of a model's packages, and time them all anew.
+
+    A killed compilation leaves what was complete.
+
+    Args:
+        model: a transformers model in evaluation mode, on the CPU.
+        cache: the cache folder, there and writable.
+        again: compile also what is there.
+        seconds: begin no further package after this many.
+        progress: told about each package.
+
+    Returns:
+        The folder of the packages, and what it holds now.
+
+    Raises:
+        UsageError: a model that cannot be compiled here, with the reason.
+        StoreError: what lies in the folder is damaged.
+        ForedraftError: no compiler, a forward that cannot be compiled, or no room for the result.
+    """
+    _check(model)
+    start = perf_counter()
+    tell = progress or (lambda _share, _what: None)
+    with _as_sentence():
+        folder = compiled_folder(model, cache)
+        folder.mkdir(parents=True, exist_ok=True)
+        record = None if again else read_record(folder)
+        done = {package.name: package for package in record.packages} if record is not None else {}
+        missing = [package for package in PACKAGES if package.name not in done]
+        for number, package in enumerate(missing):
+            if done and seconds is not None and perf_counter() - start > seconds:
+                break
+            tell(number / len(missing), f"compiling the forward for {_rows(package)}")
+            path = _compiled(model, package, folder)
+            done[package.name] = package_record(path, package.name, (package.least_rows, package.most_rows))
+            record = _time(model, folder, tuple(done.values()))  # from now on others can use it
+        if not missing:
+            tell(0.0, "timing what was compiled earlier")
+            record = _time(model, folder, tuple(done.values()))
+    assert record is not None  # the first package is compiled whatever the time
+    return folder, record
+
+
+def _time(model: Any, folder: Path, packages: tuple[PackageRecord, ...]) -> CompiledRecord:
+    """Time every package and the model itself, and keep the figures."""
+    seconds = _timed(model, {package.name: folder / package.file for package in packages})
+    record = CompiledRecord(packages, _TIMED_ROWS, seconds)
+    write_record(folder, record)
+    return record
+
+
+def _check(model: Any) -> None:
+    """Refuse what cannot be compiled, or gains nothing by it.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    support = inspect(model.config)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+    if model.device.type != "cpu" or getattr(model, "hf_device_map", None):
+        raise UsageError(f"The model is on {model.device}; foredraft compiles for the CPU. Load it with --device cpu.")
+    if model.dtype not in _DTYPES or getattr(model, "is_quantized", False):
+        raise UsageError(f"The model's dtype is {model.dtype}; foredraft compiles float32 and bfloat16.")
+    if size > MOST_BYTES:
+        raise UsageError(
+            f"The model's weights take {size / 2**30:.1f} GiB and foredraft compiles up to {MOST_BYTES / 2**30:.0f} "
+            "GiB: a larger model spends its time reading its weights, which compiling does not shorten."
+        )
+    if support.window is not None and support.window < _CONTEXT + MOST_ROWS:
+        raise UsageError(
+            f"The model's window of {support.window} tokens is too short to compile for: {_CONTEXT + MOST_ROWS}."
+        )
+
+
+@contextmanager
+def _as_sentence() -> Iterator[None]:
+    """Turn what torch's exporter and compiler raise, of which there is no list, into one sentence."""
+    try:
+        yield
+    except ForedraftError:
+        raise
+    except OSError as error:
+        raise ForedraftError(
+            f"The compiled forward cannot be written ({error.strerror or error}); generation goes on without it. Make "
+            "room, or set FOREDRAFT_CACHE to a folder you can write to."
+        ) from error
+    except Exception as error:
+        missing = not any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name)
+        remedy = "Install a C++ compiler (g++)" if missing else "Please report it with the model's name"
+        raise ForedraftError(
+            f"The forward cannot be compiled ({told(error)}); generation goes on without it. {remedy}."
+        ) from error
+
+
+def _rows(package: Package) -> str:
+    return "one row" if package.most_rows == 1 else f"{package.name} rows"
+
+
+def _compiled(model: Any, package: Package, folder: Path) -> Path:
+    """Compile one package; the file is there whole or not at all."""
+    from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
+
+    path = folder / f"{package.name}.pt2"
+    beside = folder / f"{package.name}.{os.getpid()}{TEMPORARY_SUFFIX}.pt2"  # torch insists on the ending
+    try:
+        with torch.no_grad(), grouped_attention(model.config):
+            program = torch.export.export(
+                _functional(model),
+                _arguments(model, package.rows),
+                strict=False,
+                dynamic_shapes=_dynamic(model, package),
+            )
+            options = {"freezing": True, **package.options}
+            aoti_compile_and_package(program, package_path=str(beside), inductor_configs=options)
+        place_file(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
+
+
+def _functional(model: Any) -> FunctionalForward:
+    support = inspect(model.config)
+    return FunctionalForward(model, support.layer_types, support.windows).eval()
+
+
+def _spans(model: Any) -> list[int | None]:
+    return list(dict.fromkeys(inspect(model.config).windows))
+
+
+def _dynamic(model: Any, package: Package) -> tuple[Any, ...]:
+    """Say which dimensions of the arguments vary: the slots in use and allocated of each window, and the rows."""
+    several = package.most_rows > package.least_rows
+    rows = torch.export.Dim("rows", min=package.least_rows, max=package.most_rows) if several else None
+    spans = _spans(model)
+    visible = [torch.export.Dim(f"visible{number}", min=2, max=2**20) for number in range(len(spans))]
+    capacity = [torch.export.Dim(f"capacity{number}", min=2, max=2**20) for number in range(len(spans))]
+    buffers = [{2: capacity[spans.index(window)]} for window in inspect(model.config).windows]
+    by_row = {1: rows} if several else None
+    masks = [{2: rows, 3: dim} if several else {3: dim} for dim in visible]
+    slots = [{0: rows} if several else None for _ in spans]
+    return (by_row, by_row, masks, slots, buffers, list(buffers))
+
+
+def _arguments(model: Any, rows: int) -> tuple[Any, ...]:
+    """Return arguments of `FunctionalForward.forward`: a chain of `rows` rows behind some context."""
+    config, dtype = model.config, model.dtype
+    windows = inspect(config).windows
+    capacity = {window: _CONTEXT + MOST_ROWS + 56 + 8 * number for number, window in enumerate(_spans(model))}
+    shapes = _buffer_shapes(model)
+    keys = [
+        torch.zeros(1, heads, capacity[window], size, dtype=dtype)
+        for (heads, size), window in zip(shapes, windows, strict=True)
+    ]
+    positions = torch.arange(_CONTEXT, _CONTEXT + rows)
+    mask = torch.zeros(1, 1, rows, _CONTEXT + rows, dtype=dtype)
+    mask[..., _CONTEXT:].masked_fill_(~torch.ones(rows, rows, dtype=torch.bool).tril(), torch.finfo(dtype).min)
+    spans = range(len(capacity))
+    return (
+        torch.zeros(1, rows, dtype=torch.int64),
+        positions[None],
+        [mask.clone() for _ in spans],
+        [positions.clone() for _ in spans],
+        keys,
+        [key.clone() for key in keys],
+    )
+
+
+def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
+    """Return the key heads and the head's size of each layer, as the model itself writes them.
+
+    Raises:
+        UsageError: a layer that keeps no keys and values of its own.
+    """
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    with torch.inference_mode():
+        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), past_key_values=cache, use_cache=True)
+    shapes = []
+    for number, layer in enumerate(cache.layers):
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if keys is None or values is None or keys.shape != values.shape:
+            raise UsageError(f"Layer {number} of this model keeps no keys and values of one shape; it is not compiled.")
+        shapes.append((keys.shape[1], keys.shape[3]))
+    return shapes
+
+
+@torch.inference_mode()
+def _timed(model: Any, paths: Mapping[str, Path]) -> dict[str, tuple[float, ...]]:
+    """Return the least seconds of passes of each of the timed row counts, of the model itself and of each package."""
+    takes = {package.name: (package.least_rows, package.most_rows) for package in PACKAGES}
+    packages = {name: load_package(path) for name, path in paths.items()}
+    functional = _functional(model)
+    least = {name: np.full(len(_TIMED_ROWS), np.inf) for name in (EAGER, *packages)}
+    for place, rows in enumerate(_TIMED_ROWS):
+        arguments = _arguments(model, rows)
+        flat = torch.utils._pytree.tree_leaves(arguments)  # noqa: SLF001  # the order in which the exporter flattens
+        for _ in range(_ROUNDS):
+            for name, times in least.items():
+                if name == EAGER or takes[name][0] <= rows <= takes[name][1]:
+                    start = perf_counter()
+                    functional(*arguments) if name == EAGER else run_package(packages[name], list(flat))
+                    times[place] = min(times[place], perf_counter() - start)
+    # more rows that took less time show that the fewer were disturbed
+    return {name: _never_falling(times) for name, times in least.items()}
+
+
+def _never_falling(times: FloatArray) -> tuple[float, ...]:
+    quickest_from_here = np.minimum.accumulate(times[::-1])[::-1]
+    return tuple(np.where(np.isfinite(times), quickest_from_here, times).tolist())
