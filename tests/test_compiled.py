@@ -1,0 +1,281 @@
+"""The compiled forward: the same scores and texts as the model's own, found only by what it was compiled for."""
+
+import functools
+import json
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import foredraft.model.compiling as compiling_module
+from foredraft.api import Generator
+from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UsageError
+from foredraft.graph.layout import lay_out, lay_out_text
+from foredraft.model.compilation import Compilation
+from foredraft.model.compiled import (
+    EAGER,
+    MOST_ROWS,
+    CompiledForward,
+    CompiledRecord,
+    PackageRecord,
+    compiled_folder,
+    find_compiled,
+    kept_forward,
+    read_record,
+    record_path,
+    write_record,
+)
+from foredraft.model.compiling import PACKAGES, compile_forward
+from foredraft.model.functional import FunctionalForward, grouped_attention
+from foredraft.model.target import TorchTarget
+from foredraft.sampling import SamplingOptions
+from test_families import FAMILIES, VOCABULARY, configuration, prompt_of, random_tree, tiny_model
+
+SAMPLINGS = ({}, {"do_sample": True, "temperature": 0.8, "seed": 3})
+METHODS = (
+    ("none", {}, 0),
+    ("prompt_lookup", {}, 10),
+    ("adaptix", {"table": "none"}, 24),
+)
+
+
+def llama(seed=0, **options):
+    torch.manual_seed(seed)
+    shape = {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024,
+    }  # fmt: skip
+    return LlamaForCausalLM(LlamaConfig(**{**shape, **options})).eval()
+
+
+@functools.cache
+def small_model():
+    return llama()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A cache folder that holds the compiled forward of `small_model`."""
+    folder = tmp_path_factory.mktemp("compiled-cache")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
+        compile_forward(small_model(), folder)
+    return folder
+
+
+def compiled_target(cache, *names):
+    """Return a target that runs what it can with the packages `names`, whatever they cost."""
+    folder = compiled_folder(small_model(), cache)
+    record = read_record(folder)
+    packages = tuple(package for package in record.packages if package.name in names)
+    costs = {name: times for name, times in record.seconds.items() if name in names}
+    costs[EAGER] = tuple(1e6 for _ in record.rows)
+    return TorchTarget(small_model(), CompiledForward(folder, CompiledRecord(packages, record.rows, costs)))
+
+
+def written(target, method, options, nodes, sampling):
+    generator = Generator(target, None, method=method, options=options, nodes=nodes or None)
+    run = generator.begin(prompt_of(20), SamplingOptions(**sampling), max_new_tokens=48)
+    return [token for record in run.steps() for token in record.emitted]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
+    model = tiny_model(configuration(family))
+    target, ids = TorchTarget(model), prompt_of(12)
+    functional = FunctionalForward(model, target.support.layer_types, target.support.windows)
+    expected, given = target.new_cache(), target.new_cache()
+    for each in (expected, given):
+        target.prefill(ids[:-1], each)
+    tokens, parents = random_tree(np.random.default_rng(4), 9)
+    layout = lay_out(int(ids[-1]), tokens, parents, len(ids) - 1)
+    scores = target.forward(layout, expected).logits
+    buffers = given.reserved_buffers(layout.rows)
+    arguments = target._compiled_arguments(layout, given)
+    spans, layers = len(given.spans), len(buffers) // 2
+    with torch.inference_mode(), grouped_attention(model.config):
+        logits = functional(
+            *arguments[:2], arguments[2 : 2 + spans], arguments[2 + spans :], buffers[:layers], buffers[layers:]
+        )
+    assert torch.allclose(logits, scores, atol=1e-4, rtol=1e-4)
+    for ours, theirs in zip(given.reserved_buffers(0), expected.reserved_buffers(0), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def rows_of(target, nodes, length):
+    """Return the logits of a tree of `nodes` behind `length` tokens, and of the single row that follows its root."""
+    ids, cache = prompt_of(length), target.new_cache()
+    target.prefill(ids[:-1], cache)
+    tokens, parents = random_tree(np.random.default_rng(nodes), nodes)
+    tree = target.forward(lay_out(int(ids[-1]), tokens, parents, length - 1), cache).logits
+    cache.commit([0])
+    return tree, target.forward(lay_out_text(np.array([5]), length), cache).logits
+
+
+@pytest.mark.parametrize("several", ["few", "many"])
+def test_compiled_rows_score_as_the_model_does(cache, several):
+    plain, compiled = TorchTarget(small_model()), compiled_target(cache, "one", several)
+    for nodes in (0, 1, 2, 7, 31, 63):
+        assert compiled.compiled.package_for(nodes + 1) is not None
+        for length in (2, 40, 300):
+            for ours, theirs in zip(rows_of(compiled, nodes, length), rows_of(plain, nodes, length), strict=True):
+                assert torch.allclose(ours, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"do_sample": True, "temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"]
+)
+@pytest.mark.parametrize(("method", "options", "nodes"), METHODS, ids=[each[0] for each in METHODS])
+@pytest.mark.parametrize("several", ["few", "many"])
+def test_compiled_texts_equal_plain_texts(cache, several, method, options, nodes, sampling):
+    expected = written(TorchTarget(small_model()), "none", {}, 0, sampling)
+    assert written(compiled_target(cache, "one", several), method, options, nodes, sampling) == expected
+
+
+def test_a_second_compilation_keeps_what_is_there(cache):
+    folder = compiled_folder(small_model(), cache)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.pt2")}
+    told = []
+    compile_forward(small_model(), cache, progress=lambda share, what: told.append(what))
+    assert before == {path.name: path.stat().st_mtime_ns for path in folder.glob("*.pt2")}
+    assert told == ["timing what was compiled earlier"]
+
+
+def test_other_weights_and_other_threads_find_nothing(cache):
+    assert find_compiled(small_model(), cache) is not None
+    assert find_compiled(llama(seed=1), cache) is None
+    assert find_compiled(llama(num_hidden_layers=3), cache) is None
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert find_compiled(small_model(), cache) is None
+    finally:
+        torch.set_num_threads(threads)
+
+
+def damaged(cache, tmp_path, change):
+    """Return a copy of the cache in which `change` was done to the folder of packages."""
+    copy = tmp_path / "cache"
+    shutil.copytree(cache, copy)
+    change(compiled_folder(small_model(), copy))
+    return copy
+
+
+def truncate(folder):
+    path = folder / "few.pt2"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def lengthen(folder):
+    record = json.loads(record_path(folder).read_text())
+    record_path(folder).write_text(json.dumps(record | {"rows": [1, *record["rows"]]}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        truncate,
+        lambda folder: (folder / "one.pt2").unlink(),
+        lambda folder: record_path(folder).write_text("{"),
+        lambda folder: record_path(folder).write_text("[]"),
+        lengthen,
+    ],
+    ids=["truncated", "gone", "no-json", "another-shape", "other-length"],
+)
+def test_a_damaged_cache_is_told_and_not_used(cache, tmp_path, change, monkeypatch):
+    copy = damaged(cache, tmp_path, change)
+    with pytest.raises(StoreError, match=r"damaged.*--again"):
+        find_compiled(small_model(), copy)
+    monkeypatch.setenv("FOREDRAFT_CACHE", str(copy))
+    with pytest.warns(ForedraftWarning, match="goes on without it"):
+        assert kept_forward(small_model()) is None
+
+
+def record_of(**seconds):
+    packages = tuple(
+        PackageRecord(package.name, f"{package.name}.pt2", "", package.least_rows, package.most_rows)
+        for package in PACKAGES
+        if package.name in seconds
+    )
+    return CompiledRecord(packages, (1, 4, 16), seconds)
+
+
+def test_the_quickest_runs_each_number_of_rows():
+    infinite = float("inf")
+    record = record_of(
+        eager=(5.0, 6.0, 8.0), one=(1.0, infinite, infinite), few=(infinite, 2.0, 9.0), many=(infinite, 4.0, 6.0)
+    )
+    quickest = record.quickest()
+    assert len(quickest) == MOST_ROWS + 1
+    assert quickest[1] == "one"
+    assert quickest[2] == quickest[4] == "few"
+    assert quickest[16] == quickest[MOST_ROWS] == "many"
+    slow = record_of(eager=(1.0, 1.0, 1.0), many=(infinite, 2.0, 2.0)).quickest()
+    assert set(slow) == {EAGER}
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path):
+    record = record_of(eager=(5.0, 6.0, 8.0), one=(1.0, float("inf"), float("inf")))
+    write_record(tmp_path, record)
+    assert read_record(tmp_path) == record
+    assert read_record(tmp_path / "elsewhere") is None
+    assert json.loads(record_path(tmp_path).read_text())["seconds"]["one"] == [1.0, None, None]
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (lambda: llama().to(torch.float16), "float16; foredraft compiles float32 and bfloat16"),
+        (lambda: llama(max_position_embeddings=128), "window of 128 tokens is too short"),
+    ],
+    ids=["float16", "short-window"],
+)
+def test_what_cannot_be_compiled_is_refused(model, sentence, tmp_path):
+    with pytest.raises(UsageError, match=sentence):
+        compile_forward(model(), tmp_path)
+
+
+def test_a_large_model_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling_module, "MOST_BYTES", 1000)
+    with pytest.raises(UsageError, match=r"0\.0 GiB and foredraft compiles up to 0 GiB"):
+        compile_forward(small_model(), tmp_path)
+
+
+def test_no_compiler_and_no_room_are_one_sentence_each(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+
+    def broken(*_args, **_options):
+        raise RuntimeError("No working C++ compiler found\nin a long trace")
+
+    monkeypatch.setattr(compiling_module, "_compiled", broken)
+    with pytest.raises(ForedraftError, match=r"cannot be compiled \(RuntimeError: No working C.* Install a C\+\+"):
+        compile_forward(small_model(), tmp_path)
+
+    def full(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(compiling_module, "_compiled", full)
+    with pytest.raises(ForedraftError, match=r"No space left.*Make room"):
+        compile_forward(small_model(), tmp_path)
+    assert read_record(compiled_folder(small_model(), tmp_path)) is None
+
+
+def test_a_compilation_beside_tells_its_news_and_its_failure_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
+    folder = tmp_path / "model"
+    llama(max_position_embeddings=64).save_pretrained(folder)
+    model = LlamaForCausalLM.from_pretrained(folder).eval()
+    compilation = Compilation(str(folder), model)
+    compilation._process.wait()
+    with pytest.warns(ForedraftWarning, match="window of 64 tokens is too short"):
+        assert not compilation.has_news()
+    assert not compilation.running
+    where = compiled_folder(model, tmp_path)
+    where.mkdir(parents=True)
+    write_record(where, record_of(eager=(1.0, 1.0, 1.0)))
+    assert compilation.has_news()
+    assert not compilation.has_news()
