@@ -82,10 +82,19 @@ def test_every_token_is_learned_once_however_the_text_arrives():
     assert naive.learned_memory(at_once._own)[1, 2]["total"] == pytest.approx(expected[1, 2]["total"])
 
 
-def test_a_step_without_a_budget_still_learns():
-    drafting = opened(drafter())
-    assert len(propose(drafting, TEXT, nodes=0)) == len(propose(drafting, TEXT, depth=0)) == 0
-    assert naive.learned_memory(drafting._own)
+def test_what_was_written_without_a_budget_is_learned_before_the_next_draft():
+    waited, asked = opened(drafter()), opened(drafter())
+    assert len(propose(waited, TEXT[:-4], nodes=0)) == len(propose(waited, TEXT[:-2], depth=0)) == 0
+    assert propose(waited, TEXT).tokens.tolist() == propose(asked, TEXT).tokens.tolist()
+    assert naive.learned_memory(waited._own) == naive.learned_memory(asked._own)
+
+
+def test_what_was_written_without_a_budget_is_shared_when_the_sequence_is_closed():
+    made = drafter(share=True)
+    drafting = opened(made)
+    propose(drafting, TEXT, nodes=0)
+    drafting.close()
+    assert naive.learned_memory(made.shared)
 
 
 def test_a_prompt_longer_than_the_table_is_learned_in_stretches(monkeypatch):

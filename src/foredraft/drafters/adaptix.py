@@ -179,15 +179,17 @@ class AdaptixDrafting:
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Learn what is new in `view`, then search."""
+        self._ids = view.ids
+        asked = budget.nodes > 0 and budget.depth > 0
+        if not asked and self._options.learn != "paper":  # which learns the last tokens anew at every step
+            return EMPTY_DRAFT  # and nothing is read: plain steps cost nothing here, and reading many tokens is quicker
         with self._drafter.lock:
             self._read_new(view.ids)
-            if budget.nodes <= 0 or budget.depth <= 0:
-                return EMPTY_DRAFT
-            return self._search(view.ids, budget)
+            return self._search(view.ids, budget) if asked else EMPTY_DRAFT
 
     def observe(self, verdict: Verdict) -> None:
         """Learn the target's distribution at every verified node, if it was asked for."""
-        if self._ids is None:
+        if self._ids is None or verdict.top_tokens is None:
             return
         options = self._options
         with self._drafter.lock:
@@ -195,6 +197,9 @@ class AdaptixDrafting:
 
     def close(self) -> None:
         """Forget the sequence; what is shared stays with the drafter."""
+        if self._options.share and self._ids is not None:
+            with self._drafter.lock:
+                self._read_new(self._ids)
         self._ids = None
         self._own = empty_learned(2)
 
@@ -219,7 +224,6 @@ class AdaptixDrafting:
 
     def _read_new(self, ids: np.ndarray) -> None:
         options = self._options
-        self._ids = ids
         if options.learn == "paper":
             arrays = with_room(self._learned(), options.window)
             self._keep(arrays)

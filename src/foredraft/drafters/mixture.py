@@ -182,16 +182,15 @@ class MixtureDrafting:
         self._inner = prior_inner_trust(_STRENGTH)
         self._learned = empty_learned()
         self._asked: _Asked | None = None
+        self._ids: TokenIds = np.empty(0, np.int64)
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Look up the last tokens, and return the most probable continuations as a tree."""
         options, ids = self._options, view.ids
-        if options.learn != "off":
-            self._learned = read_text(self._learned, ids, len(self._lookup.ids), options.keep)
-        self._lookup.read(ids)
-        self._asked = None
+        self._ids, self._asked = ids, None
         if budget.nodes <= 0 or budget.depth <= 0:
-            return EMPTY_DRAFT
+            return EMPTY_DRAFT  # and nothing is read: plain steps cost nothing here, and reading many tokens is quicker
+        self._read()
         depth = min(options.depth, budget.depth)
         shared = self._drafter.library.shared if options.shares else None
         levels = self._lookup.levels(shared, options.samples, options.shortest)
@@ -217,26 +216,33 @@ class MixtureDrafting:
             if self._model is not None:
                 self._model.learn(asked.rows, verdict.tokens, otherwise)
         self._asked = None
-        options, ids = self._options, self._lookup.ids
-        if options.feeds_back and len(ids):
+        options, ids = self._options, self._ids
+        if options.feeds_back and verdict.top_tokens is not None:
             self._learned = learn_verdict(self._learned, verdict, ids, options.feedback_weight, options.keep)
 
     def close(self) -> None:
         """Forget the sequence, or share it."""
-        if self._options.shares and len(self._lookup.ids):
-            self._drafter.library.share(self._lookup.ids)
+        if self._options.shares and len(self._ids):
+            self._drafter.library.share(self._ids)
         self._lookup = Lookup((), self._options.longest, own=False)
         self._learned = empty_learned(2)
         self._asked = None
+        self._ids = np.empty(0, np.int64)
         if self._model is not None:
             self._model.close()
+
+    def _read(self) -> None:
+        """Go on to the end of what was written."""
+        if self._options.learn != "off":
+            self._learned = read_text(self._learned, self._ids, len(self._lookup.ids), self._options.keep)
+        self._lookup.read(self._ids)
 
     def _counts(self) -> Counts:
         return Counts(self._drafter.table.arrays, self._learned, _BEHIND_ROWS)
 
     def _last(self) -> tuple[int, int]:
         """Return the last two tokens."""
-        ids = self._lookup.ids
+        ids = self._ids
         return (int(ids[-2]) if len(ids) > 1 else NO_TOKEN), int(ids[-1])
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.index.backoff import UNFORESEEN, learn_trust, prior_trust, weigh
@@ -130,14 +130,15 @@ class RestDrafting:
         self._lookup = Lookup(segments, options.longest, own=options.learns)
         self._trust = prior_trust(options.longest, STRENGTH)
         self._asked: tuple[Levels, Rows] | None = None
+        self._ids: TokenIds = np.empty(0, np.int64)
         self._seed = seed
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Look up the last tokens, and return the most probable continuations as a tree."""
-        self._lookup.read(view.ids)
-        self._asked = None
+        self._ids, self._asked = view.ids, None
         if budget.nodes <= 0 or budget.depth <= 0:
-            return EMPTY_DRAFT
+            return EMPTY_DRAFT  # and nothing is read: plain steps cost nothing here, and reading many tokens is quicker
+        self._lookup.read(self._ids)
         depth = min(self._options.continuation, budget.depth)
         if self._options.weighting == "published":
             return self._published(depth, budget.nodes)
@@ -153,10 +154,11 @@ class RestDrafting:
 
     def close(self) -> None:
         """Forget the sequence, or share it."""
-        if self._options.learn == "shared" and len(self._lookup.ids):
-            self._library.share(self._lookup.ids)
+        if self._options.learn == "shared" and len(self._ids):
+            self._library.share(self._ids)
         self._lookup = Lookup((), self._options.longest, own=False)
         self._asked = None
+        self._ids = np.empty(0, np.int64)
 
     def _retrieved(self, depth: int) -> tuple[Levels, Rows]:
         """Return what follows the last tokens wherever they occur, `depth` tokens of it."""
@@ -175,7 +177,7 @@ class RestDrafting:
         if not len(tokens):
             return EMPTY_DRAFT
         tokens = tokens[np.lexsort(tokens.T[::-1])]
-        return Draft(*published_tree(tokens, nodes, (self._seed + len(self._lookup.ids)) % _SEEDS))
+        return Draft(*published_tree(tokens, nodes, (self._seed + len(self._ids)) % _SEEDS))
 
 
 STRENGTH = 20.0

@@ -8,8 +8,8 @@ itself, so that the slower one is never used. Knows torch's exporter and compile
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -42,7 +42,11 @@ _TIMED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _CONTEXT = 200
 _ROUNDS = 12
 _DTYPES = (torch.float32, torch.bfloat16)
-_OWN_KERNELS: Mapping[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "CPP"}
+_OWN_KERNELS: tuple[Mapping[str, Any], ...] = (
+    {"max_autotune": True, "max_autotune_gemm_backends": "CPP"},
+    {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"},  # for products that there is no own kernel for
+)
+_VENDOR_KERNELS: tuple[Mapping[str, Any], ...] = ({},)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +58,20 @@ class Package:
         rows: it is traced with this many.
         least_rows: the fewest it takes.
         most_rows: the most; more than the least makes the number of rows symbolic.
-        options: torch's compiler options.
+        options: torch's compiler options; the first with which it compiles.
     """
 
     name: str
     rows: int
     least_rows: int
     most_rows: int
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[Mapping[str, Any], ...]
 
 
 PACKAGES = (
     Package("one", 1, 1, 1, _OWN_KERNELS),
     Package("few", 4, 2, MOST_ROWS, _OWN_KERNELS),
-    Package("many", 16, 2, MOST_ROWS),
+    Package("many", 16, 2, MOST_ROWS, _VENDOR_KERNELS),
 )
 
 Progress = Callable[[float, str], None]
@@ -176,19 +180,24 @@ def _rows(package: Package) -> str:
 def _compiled(model: Any, package: Package, folder: Path) -> Path:
     """Compile one package; the file is there whole or not at all."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
+    from torch._inductor.exc import InductorError
 
     path = folder / f"{package.name}.pt2"
     beside = folder / f"{package.name}.{os.getpid()}{TEMPORARY_SUFFIX}.pt2"  # torch insists on the ending
     try:
         with torch.no_grad(), grouped_attention(model.config):
-            program = torch.export.export(
-                _functional(model),
-                _arguments(model, package.rows),
-                strict=False,
-                dynamic_shapes=_dynamic(model, package),
-            )
-            options = {"freezing": True, **package.options}
-            aoti_compile_and_package(program, package_path=str(beside), inductor_configs=options)
+            for options in package.options:
+                program = torch.export.export(
+                    _functional(model),
+                    _arguments(model, package.rows),
+                    strict=False,
+                    dynamic_shapes=_dynamic(model, package),
+                )
+                with suppress(*(() if options is package.options[-1] else (InductorError,))):
+                    aoti_compile_and_package(
+                        program, package_path=str(beside), inductor_configs={"freezing": True, **options}
+                    )
+                    break
         place_file(beside, path)
     finally:
         beside.unlink(missing_ok=True)
