@@ -13,10 +13,10 @@ from foredraft.control import FixedControl
 from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
 from foredraft.engine.statistics import add_up, summarize
-from foredraft.errors import NumericsError
+from foredraft.errors import ForedraftWarning, NumericsError, OutOfMemoryError
 from foredraft.graph.layout import lay_out, lay_out_text
 from foredraft.graph.tree import chain_parents, path_to
-from foredraft.model.kv_cache import BLOCK, TreeCache
+from foredraft.model.kv_cache import BLOCK, TreeCache, TreeLayer
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.testing import (
@@ -484,6 +484,26 @@ def test_the_cache_after_random_accepts_equals_a_fresh_prefill(llama, seed):
         torch.testing.assert_close(kept.keys[:, :, : len(ids) - 1], made.keys[:, :, : len(ids) - 1])
         torch.testing.assert_close(kept.values[:, :, : len(ids) - 1], made.values[:, :, : len(ids) - 1])
     torch.testing.assert_close(row_of(llama, cache, ids), row_of(llama, fresh, ids), rtol=1e-4, atol=1e-4)
+
+
+def test_memory_that_runs_out_ends_the_text_with_what_is_written(llama, monkeypatch):
+    prompt, whole = np.arange(BLOCK - 10) % 97, 40
+    plain, _ = run(ORACLE, nodes=0, target=llama, prompt=prompt, max_new_tokens=whole)
+    allocated = TreeLayer._allocated
+
+    def limited(like, capacity):
+        if capacity > BLOCK:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+        return allocated(like, capacity)
+
+    monkeypatch.setattr(TreeLayer, "_allocated", staticmethod(limited))
+    with pytest.warns(ForedraftWarning, match=r"no memory left for 1 more rows behind 256 tokens.*ends here"):
+        cut, _ = run(ORACLE, nodes=0, target=llama, prompt=prompt, max_new_tokens=whole)
+    assert cut.finish == "memory"
+    assert 0 < len(cut.emitted) < whole
+    assert cut.emitted.tolist() == plain.emitted.tolist()[: len(cut.emitted)]
+    with pytest.raises(OutOfMemoryError, match="ask for fewer tokens"):
+        run(ORACLE, nodes=0, target=llama, prompt=np.arange(1, 90).repeat(4), max_new_tokens=whole)
 
 
 def test_the_cache_grows_over_several_blocks(llama):

@@ -25,6 +25,10 @@ class NumericsError(ForedraftError):
     """The model produced scores that no token can be chosen from (NaN, or nothing left after the filters)."""
 
 
+class OutOfMemoryError(ForedraftError):
+    """There is no memory left for the next pass or for the cache to grow; what was written so far stands."""
+
+
 class ForedraftWarning(UserWarning):
     """What a user should know although the work goes on; the command line prints it as a sentence."""
 

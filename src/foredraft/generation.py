@@ -37,7 +37,8 @@ class Generation:
     Attributes:
         text: the new text, without special tokens.
         token_ids: the new ids, with the end id if one ended the text.
-        finish_reason: "eos", "stop", "length", or "window" where the model's window ended the text.
+        finish_reason: "eos", "stop", "length", "window" where the model's window ended the text, "memory" where there
+            was none left.
         prompt_length: ids of the prompt.
         seed: of the sampling; the same seed gives the same text with any method, under matched verification.
         steps: a record of every step.

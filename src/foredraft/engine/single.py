@@ -3,12 +3,14 @@
 Knows ids and arrays only.
 """
 
+import warnings
 from collections.abc import Iterator
 from time import perf_counter_ns
 
 from foredraft.contracts import Control, DraftContext, Drafter, StepRecord, Target
 from foredraft.engine.state import SequenceState
 from foredraft.engine.step import step
+from foredraft.errors import ForedraftWarning, OutOfMemoryError
 
 
 def prefill(seq: SequenceState, target: Target) -> int:
@@ -23,12 +25,24 @@ def decode(
 ) -> Iterator[StepRecord]:
     """Yield the records of steps until `seq` ends; the sequence must be prefilled.
 
-    The drafting is closed whatever happens: at the end, on an error, or when the iterator is dropped.
+    The drafting is closed whatever happens: at the end, on an error, or when the iterator is dropped. Where memory runs
+    out behind the first token, the text ends there with the reason "memory", and a warning says so.
+
+    Raises:
+        OutOfMemoryError: there is no memory for the first step.
     """
     drafting = drafter.open(context)
     names = tuple(drafter.source_names)
     try:
         while seq.finish is None:
-            yield step(seq, drafting, control, target, drafter.needs, names)
+            try:
+                record = step(seq, drafting, control, target, drafter.needs, names)
+            except OutOfMemoryError as error:
+                if not len(seq.emitted):
+                    raise
+                warnings.warn(f"{error} The text ends here.", ForedraftWarning, stacklevel=2)
+                seq.finish = "memory"
+                return
+            yield record
     finally:
         drafting.close()

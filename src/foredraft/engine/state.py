@@ -14,7 +14,7 @@ from foredraft.contracts import Chooser, Draft, KeyValueCache, Scores, SequenceV
 from foredraft.rejection import Chance, SeededChance, rejection_chooser
 from foredraft.sampling import LogitsProcessor, Probabilities, Sampler, SamplingOptions
 
-FinishReason = Literal["eos", "stop", "length", "window"]
+FinishReason = Literal["eos", "stop", "length", "window", "memory"]
 
 
 class SequenceState:

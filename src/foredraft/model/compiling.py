@@ -138,6 +138,8 @@ def _check(model: Any) -> None:
     """
     support = inspect(model.config)
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+    if not hasattr(torch._C._aoti.AOTIModelPackageLoader, "boxed_run"):  # noqa: SLF001  # what older torch lacks
+        raise UsageError(f"This is torch {torch.__version__}; foredraft compiles with 2.8 or newer.")
     if model.device.type != "cpu" or getattr(model, "hf_device_map", None):
         raise UsageError(f"The model is on {model.device}; foredraft compiles for the CPU. Load it with --device cpu.")
     if model.dtype not in _DTYPES or getattr(model, "is_quantized", False):

@@ -5,13 +5,15 @@ not know how rows were drafted or which of them will be kept.
 """
 
 import inspect as python_inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
 from foredraft.contracts import Scores, TokenIds
-from foredraft.errors import UnsupportedModelError
+from foredraft.errors import OutOfMemoryError, UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model.compiled import CompiledForward, run_package
 from foredraft.model.kv_cache import Span, TreeCache
@@ -63,20 +65,30 @@ class TorchTarget:
 
     @torch.inference_mode()
     def prefill(self, token_ids: TokenIds, cache: TreeCache) -> None:
-        """Put `token_ids`, int64[n], into the cache behind what it holds, and commit them."""
+        """Put `token_ids`, int64[n], into the cache behind what it holds, and commit them.
+
+        Raises:
+            OutOfMemoryError: there is no memory for them.
+        """
         for start in range(0, len(token_ids), PREFILL_ROWS):
             chunk = token_ids[start : start + PREFILL_ROWS]
-            self._run(lay_out_text(chunk, cache.length), cache, last_row_only=True)
+            with _memory_told(len(chunk), cache.length):
+                self._run(lay_out_text(chunk, cache.length), cache, last_row_only=True)
             cache.commit(range(len(chunk)))
 
     @torch.inference_mode()
     def forward(self, layout: Layout, cache: TreeCache, *, hidden: bool = False) -> Scores:
-        """Score every row of `layout`; its states lie behind the committed ones until `cache.commit`."""
+        """Score every row of `layout`; its states lie behind the committed ones until `cache.commit`.
+
+        Raises:
+            OutOfMemoryError: there is no memory for the pass, or for the cache to grow.
+        """
         package = self.compiled.package_for(layout.rows) if self.compiled is not None and not hidden else None
-        buffers = cache.reserved_buffers(layout.rows) if package is not None else []
-        if buffers:
-            return Scores(run_package(package, [*self._compiled_arguments(layout, cache), *buffers]))
-        output = self._run(layout, cache, hidden=hidden)
+        with _memory_told(layout.rows, cache.length):
+            buffers = cache.reserved_buffers(layout.rows) if package is not None else []
+            if buffers:
+                return Scores(run_package(package, [*self._compiled_arguments(layout, cache), *buffers]))
+            output = self._run(layout, cache, hidden=hidden)
         last = output.hidden_states[-1][0] if hidden else None
         return Scores(output.logits[0], last)
 
@@ -154,6 +166,20 @@ class TorchTarget:
                 f"{error:.1e}), so drafts cannot be verified exactly; foredraft supports models with rotary or learned "
                 "positions."
             )
+
+
+@contextmanager
+def _memory_told(rows: int, context: int) -> Iterator[None]:
+    """Turn torch's errors of memory that cannot be allocated into a sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        raise OutOfMemoryError(
+            f"There is no memory left for {rows} more rows behind {context} tokens; ask for fewer tokens, or use a "
+            "smaller model or dtype."
+        ) from error
 
 
 def _check_model(model: Any) -> None:
