@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from foredraft.api import load
+from foredraft.bench.timeline import chrome_trace, timed_steps
 from foredraft.cli import main
 
 
@@ -62,3 +64,17 @@ def test_loans_are_counted_by_shape_and_compared_with_the_truth(prompts, capsys)
     for wider, narrower in zip(graphs[1:], graphs, strict=False):
         assert narrower["nodes"] <= wider["nodes"], "the shorter the phrase, the more is merged"
     assert graphs[0]["recomputed"] > 0
+
+
+def test_a_trace_has_every_part_of_every_step_in_order():
+    generator = load("demo", method="prompt_lookup", speculative_config={"num_speculative_tokens": 4}, dtype="float32")
+    steps = timed_steps(generator, "One two three. One two three. One two", 12, seed=0)
+    assert sum(len(step.record.emitted) for step in steps) == 12
+    assert steps[0].between == 0
+    assert all(step.between > 0 for step in steps[1:])
+    trace = json.loads(chrome_trace({"lookup": steps}))["traceEvents"]
+    assert trace[0]["args"] == {"name": "lookup"}
+    slices = trace[1:]
+    assert [each["name"] for each in slices] == [part for step in steps for part in step.record.nanoseconds]
+    ends = [each["ts"] + each["dur"] for each in slices]
+    assert all(end <= later["ts"] + 1e-3 for end, later in zip(ends, slices[1:], strict=False))

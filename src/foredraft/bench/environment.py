@@ -38,7 +38,12 @@ def describe_environment(target: TorchTarget, model: str) -> Environment:
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         },
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
-        "model": {"name": model, "dtype": str(target.dtype).removeprefix("torch."), "hash": model_hash(target.model)},
+        "model": {
+            "name": model,
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "hash": model_hash(target.model),
+            "forward": "compiled" if target.compiled is not None else "as it is",
+        },
         "code": {"commit": code_commit()},
     }
 

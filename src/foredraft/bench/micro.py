@@ -6,6 +6,7 @@ Knows the clock and the generator's surface.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ import torch
 from foredraft.api import Generator
 from foredraft.bench.method import Method, use
 from foredraft.bench.replay import replay
+from foredraft.bench.timeline import TimedStep, timed_steps
 from foredraft.contracts import TokenIds
 from foredraft.model.cost import ROWS
 from foredraft.model.target import TorchTarget
@@ -31,30 +33,40 @@ class StepCost:
         method: the label.
         nodes: drafted a step, at most.
         parts: microseconds of draft, layout, forward, verify, commit, observe.
-        beside_forward: median of everything that is not the forward.
+        between: microseconds from the end of a step to the beginning of the next.
+        beside_forward: median of everything that is not the forward, `between` included.
+        steps: the steps of the last text.
     """
 
     method: str
     nodes: int
     parts: tuple[float, ...]
+    between: float
     beside_forward: float
+    steps: tuple[TimedStep, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures by name, the steps apart."""
+        parts = dict(zip(PARTS, self.parts, strict=True))
+        beside = {"between": self.between, "beside_forward": self.beside_forward}
+        return {"method": self.method, "nodes": self.nodes, "parts": parts, **beside}
 
 
 def step_cost(generator: Generator, method: Method, prompt: str, tokens: int = 64, repeats: int = 2) -> StepCost:
     """Time the parts of a method's steps, over `repeats` texts after a short one that warms up."""
     use(generator, method)
-    rows: list[list[int]] = []
-    for seed, limit in enumerate([_WARM_UP, *[tokens] * repeats]):
-        result = generator.generate(prompt, max_new_tokens=limit, eos_token_id=[], temperature=0.7, seed=seed)
-        if seed:
-            rows += [[record.nanoseconds[part] for part in PARTS] for record in result.steps]
-    times = np.array(rows, np.float64) / 1e3
+    texts = [timed_steps(generator, prompt, limit, seed) for seed, limit in enumerate([_WARM_UP, *[tokens] * repeats])]
+    steps = [step for text in texts[1:] for step in text]
+    times = np.array([[step.record.nanoseconds[part] for part in PARTS] for step in steps], np.float64) / 1e3
+    between = np.array([step.between for step in steps], np.float64) / 1e3
     forward = PARTS.index("forward")
     return StepCost(
         method.label,
         method.nodes or 0,
         tuple(np.median(times, axis=0).tolist()),
-        float(np.median(times.sum(axis=1) - times[:, forward])),
+        float(np.median(between)),
+        float(np.median(times.sum(axis=1) - times[:, forward] + between)),
+        tuple(texts[-1]),
     )
 
 

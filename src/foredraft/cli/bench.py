@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foredraft.cli.bench_table import show_summaries
+from foredraft.cli.generate import EagerOption
 from foredraft.cli.screen import counting, say, working
 
 DEFAULT_METHODS = ("prompt_lookup", "adaptix", "rest", "auto", "transformers")
@@ -48,6 +49,7 @@ def run(
     ] = None,
     top_p: Annotated[float, typer.Option(help="Where a temperature is given")] = 1.0,
     dtype: DtypeOption = "auto",
+    eager: EagerOption = False,
     seed: Annotated[int, typer.Option(help="Of sampling and of the order of runs")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder of cells: what is there is not measured again, what is new is kept")
@@ -73,7 +75,7 @@ def run(
         folder.check_writable()
     plan = Plan(model, methods, chosen, settings)
     with working("measuring") as tell:
-        generator = load(model, method="none", dtype=dtype, progress=tell)
+        generator = load(model, method="none", dtype=dtype, compile=False if eager else "auto", progress=tell)
         account = run_plan(generator, plan, folder, counting(tell, turns_of(plan), "measuring"))
         if folder is not None:
             keep_cost(generator, model, folder.folder)
@@ -133,6 +135,7 @@ def profile(
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Where a temperature is given")] = 1.0,
     dtype: DtypeOption = "auto",
+    eager: EagerOption = False,
     seed: Annotated[int, typer.Option(help="Of sampling")] = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -146,7 +149,7 @@ def profile(
     chosen = load_tasks(task, data, prompts)
     setting = _setting(temperature, top_p, max_new_tokens, seed)
     with working("measuring") as tell:
-        generator = load(model, method="none", dtype=dtype, progress=tell)
+        generator = load(model, method="none", dtype=dtype, compile=False if eager else "auto", progress=tell)
         done = counting(tell, len(chosen), "measuring")
         found = profile_methods(generator, methods, chosen, setting, done=done)
     if as_json:
@@ -175,6 +178,7 @@ def loans(
     prompts: Annotated[int, typer.Option(help="Prompts a task, or a category of a task")] = 10,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens a text")] = 128,
     dtype: DtypeOption = "auto",
+    eager: EagerOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """What draft graphs save, and how far what they borrow is from the truth: drafted tokens, KL divergence by tau."""
@@ -184,7 +188,7 @@ def loans(
 
     chosen = load_tasks(task, data, prompts)
     with working("measuring") as tell:
-        generator = load(model, method="none", dtype=dtype, progress=tell)
+        generator = load(model, method="none", dtype=dtype, compile=False if eager else "auto", progress=tell)
         done = counting(tell, len(chosen), "measuring")
         found = measure_loans(generator, draft_model, chosen, tokens=max_new_tokens, done=done)
     if as_json:
@@ -210,6 +214,8 @@ def micro(
     nodes: Annotated[list[int] | None, typer.Option(help="Node budgets; repeatable [default: 16 and 64]")] = None,
     records: Annotated[Path | None, typer.Option(help="Recorded texts to draft on, as for replay")] = None,
     dtype: DtypeOption = "auto",
+    eager: EagerOption = False,
+    profile: Annotated[Path | None, typer.Option(help="Write a Chrome trace of one text's steps to this file")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """What verification, drafting, and the rest of a step cost on this machine."""
@@ -217,24 +223,27 @@ def micro(
     from foredraft.bench.method import Method, parse_method
     from foredraft.bench.micro import PARTS, VERIFIED_ROWS, draft_cost, prefill_rate, step_cost
     from foredraft.bench.replay import encode_records, read_records
+    from foredraft.bench.result_file import write_result
+    from foredraft.bench.timeline import chrome_trace
     from foredraft.model.cost import measure_cost
 
     budgets = nodes or [16, 64]
     chosen = [parse_method(text) for text in (method or ["prompt_lookup", "adaptix"])]
     with working("measuring") as tell:
-        generator = load(model, method="none", dtype=dtype, progress=tell)
+        generator = load(model, method="none", dtype=dtype, compile=False if eager else "auto", progress=tell)
         curve = measure_cost(generator.target, VERIFIED_ROWS)
         prefilled, rate = prefill_rate(generator.target)
         variants = [replace(each, nodes=count) for each in chosen for count in budgets]
         steps = [step_cost(generator, each, _PROMPT) for each in [Method("none", "none"), *variants]]
         texts = encode_records(read_records(records)[:40], generator.tokenizer) if records else []
         drafts = [draft_cost(generator, each, texts, each.nodes or 0) for each in variants] if texts else []
+    if profile is not None:
+        write_result(profile, chrome_trace({f"{step.method} {step.nodes or ''}".strip(): step.steps for step in steps}))
     if as_json:
-        parts = [{**asdict(step), "parts": dict(zip(PARTS, step.parts, strict=True))} for step in steps]
         figures = {
             "verification": asdict(curve),
             "prefill": {"tokens": prefilled, "tokens_a_second": rate},
-            "steps": parts,
+            "steps": [step.as_dict() for step in steps],
             "drafts": [asdict(draft) for draft in drafts],
         }
         print(json.dumps(figures))  # the command's output
@@ -245,17 +254,16 @@ def micro(
         verification.add_row(str(rows), f"{1e3 * seconds:.2f}", f"{seconds / curve.seconds[0]:.2f}")
     console.print(verification)
     console.print(f"prefill: {rate:.0f} tokens a second, {prefilled} at a time", highlight=False)
-    table = Table("method", "nodes", *PARTS, "beside forward", title="a step, median microseconds")
+    table = Table("method", "nodes", *PARTS, "between", "beside forward", title="a step, median microseconds")
     for step in steps:
-        table.add_row(
-            step.method, str(step.nodes), *(f"{part:.0f}" for part in step.parts), f"{step.beside_forward:.0f}"
-        )
+        shown = (*step.parts, step.between, step.beside_forward)
+        table.add_row(step.method, str(step.nodes), *(f"{each:.0f}" for each in shown))
     console.print(table)
     if drafts:
-        table = Table("method", "nodes", "median us", "p99 us", title="drafting on recorded texts")
+        drafting = Table("method", "nodes", "median us", "p99 us", title="drafting on recorded texts")
         for draft in drafts:
-            table.add_row(draft.method, str(draft.nodes), f"{draft.median:.0f}", f"{draft.p99:.0f}")
-        console.print(table)
+            drafting.add_row(draft.method, str(draft.nodes), f"{draft.median:.0f}", f"{draft.p99:.0f}")
+        console.print(drafting)
 
 
 _PROMPT = "Write a short story about a lighthouse keeper who finds a letter in a bottle, and what she does next."

@@ -15,6 +15,7 @@ from foredraft.cli.generate import (
     ColorOption,
     ConfigOption,
     DeviceOption,
+    EagerOption,
     FileOption,
     Job,
     MethodOption,
@@ -37,6 +38,7 @@ def explain(
     model: ModelOption = "demo",
     dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's")] = "auto",
     device: DeviceOption = None,
+    eager: EagerOption = False,
     method: MethodOption = None,
     speculative_config: ConfigOption = None,
     num_speculative_tokens: NodesOption = None,
@@ -52,7 +54,7 @@ def explain(
     job = Job(
         model, dtype, device, method, speculative_options(speculative_config, num_speculative_tokens),
         {**options, "temperature": temperature} if temperature else options,
-        None, color=wants_color(color), raw=False, as_json=as_json,
+        None, color=wants_color(color), raw=False, as_json=as_json, eager=eager,
     )  # fmt: skip
     generator = job.load()
     with working("writing"):

@@ -26,6 +26,7 @@ _WARM_UP = (1, 2, 3, 1, 2, 3, 1, 2)
 
 PromptArgument = Annotated[str | None, typer.Argument(help="What to continue or answer; - reads standard input")]
 FileOption = Annotated[Path | None, typer.Option(help="Read the prompt from this file")]
+EagerOption = Annotated[bool, typer.Option("--eager", help="Run the model as it is, also where it is compiled")]
 ModelOption = Annotated[str, typer.Option(help="demo (embedded), demo-draft, a hub id, or a folder")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, auto (spread); else the first GPU or the CPU")]
 MethodOption = Annotated[str | None, typer.Option(help="How to draft; see foredraft methods")]
@@ -54,6 +55,7 @@ def generate(
     model: ModelOption = "demo",
     dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's; float32 compares exactly")] = "auto",
     device: DeviceOption = None,
+    eager: EagerOption = False,
     method: MethodOption = None,
     speculative_config: ConfigOption = None,
     draft_model: Annotated[
@@ -101,7 +103,7 @@ def generate(
         model, dtype, device, method,
         speculative_options(speculative_config, num_speculative_tokens, draft_model, verification, memory),
         {name: value for name, value in options.items() if value not in (None, [])},
-        system, color=wants_color(color), raw=raw, as_json=as_json,
+        system, color=wants_color(color), raw=raw, as_json=as_json, eager=eager,
     )  # fmt: skip
     _carry_out(job, text, chat=chat, compare=compare)
 
@@ -121,6 +123,7 @@ class Job:
         color: whether drafted tokens are coloured.
         raw: whether the prompt is continued as it is.
         as_json: whether standard output is JSON.
+        eager: whether the model runs as it is, also where it is compiled.
     """
 
     model: str
@@ -133,6 +136,7 @@ class Job:
     color: bool
     raw: bool
     as_json: bool
+    eager: bool = False
 
     def load(self) -> "Generator":
         """Load the model and the drafter, and measure what verification costs if that is not known yet.
@@ -152,6 +156,7 @@ class Job:
                 speculative_config=self.config,
                 dtype=self.dtype,
                 device=self.device,
+                compile=False if self.eager else "auto",
                 progress=tell,
             )
             if generator.needs_cost:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from foredraft.cli.generate import EagerOption
 from foredraft.cli.screen import counting, say, working
 
 
@@ -27,6 +28,7 @@ def prove(
     temperature: Annotated[float, typer.Option(help="Of the sampled half of the comparison; 0 leaves it out")] = 0.7,
     top_p: Annotated[float, typer.Option(help="Of the sampled half")] = 1.0,
     dtype: Annotated[str, typer.Option(help="float32 must hold without exception")] = "float32",
+    eager: EagerOption = False,
     seed: Annotated[int, typer.Option(help="Of the sampling")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
@@ -50,7 +52,7 @@ def prove(
     rows: list[tuple[str, Any]] = []
     rules: list[tuple[str, Any]] = []
     with working("comparing") as tell:
-        generator = load(model, method="none", dtype=dtype, progress=tell)
+        generator = load(model, method="none", dtype=dtype, compile=False if eager else "auto", progress=tell)
         done = counting(tell, len(settings) * (len(methods) + 1) * len(chosen), "comparing")
         for name, arguments in settings:
             given = {**arguments, "max_new_tokens": max_new_tokens}
