@@ -49,6 +49,7 @@ AUTO = [
 """Without a store and a table; tests/test_mixture.py has the laws with them."""
 VARIANTS = {
     "none": [{}],
+    "lookahead": [{}, {"level": 2, "window": 3}, {"level": 6, "window": 2, "guess": 1, "learn": "text"}, {"guess": 0}],
     "prompt_lookup": [{}, {"prompt_lookup_min": 2, "prompt_lookup_max": 4}, {"prompt_lookup_num_tokens": 1}],
     "adaptix": ADAPTIX,
     "rest": REST,

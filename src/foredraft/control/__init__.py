@@ -15,6 +15,7 @@ from foredraft.control.cutting import cut
 from foredraft.control.fixed import FixedControl, FixedOptions
 from foredraft.control.measured import MOST_NODES, MeasuredControl, MeasuredOptions
 from foredraft.control.stopping import Outcome, Rule, StoppingControl
+from foredraft.control.whole import WholeControl, WholeOptions
 from foredraft.errors import UsageError
 from foredraft.options import nearest, options_from, shown
 
@@ -36,6 +37,8 @@ __all__ = [
     "Outcome",
     "Rule",
     "StoppingControl",
+    "WholeControl",
+    "WholeOptions",
     "choose_control",
     "cut",
 ]
@@ -58,6 +61,7 @@ class ControlKind:
 
 CONTROLS: Mapping[str, ControlKind] = {
     "measured": ControlKind("As many nodes as the measured cost of verifying them repays.", MeasuredOptions, True),
+    "whole": ControlKind("The whole draft, while drafted steps write more tokens a second than plain ones.", WholeOptions),
     "fixed": ControlKind("num_speculative_tokens nodes at every step.", FixedOptions),
     "confidence": ControlKind("Levels while the drafter believes in its best path.", ConfidenceOptions),
     "beta_ts": ControlKind("Levels by Thompson sampling of the acceptance rate (EESD's Beta-TS).", BetaOptions),
@@ -103,6 +107,8 @@ class ControlChoice:
             return FixedControl(self.most_nodes)
         if self.name == "measured":
             return MeasuredControl(curve(), self.most_nodes)
+        if self.name == "whole":
+            return WholeControl(self.options, self.most_nodes)
         return StoppingControl(self._rule(curve, seed), self.most_nodes)
 
     def _rule(self, curve: Callable[[], CostCurve], seed: int) -> Rule:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 _FADE = 0.95  # what a step's evidence is worth one like it later
-_FIRST = 4  # steps with it, and as many without, before they are compared
+_FIRST = 4  # steps without it, before the two are compared
 _TRY_EVERY = 64  # steps of the better way, before the other one is tried again
 _TRIED = 2  # steps in a row of a trial
 _LONGEST = 10.0  # a step that takes so many times as long as the average one was interrupted
@@ -18,10 +18,12 @@ class Trial:
 
     Args:
         clock: seconds; a clock that jumps back or far ahead is not believed.
+        warm_up: steps with it, before the two are compared.
     """
 
-    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = perf_counter, warm_up: int = _FIRST) -> None:
         self._clock = clock
+        self._warm_up = warm_up
         self._tokens, self._seconds = [0.0, 0.0], [0.0, 0.0]
         self._steps = [0, 0]
         self._since = 0
@@ -48,7 +50,7 @@ class Trial:
         self._seconds[mode] = _FADE * self._seconds[mode] + seconds
 
     def _wanted(self) -> bool:
-        if self._steps[1] < _FIRST:
+        if self._steps[1] < self._warm_up:
             return True
         if self._steps[0] < _FIRST:
             return False

@@ -26,6 +26,7 @@ _OWN: Mapping[str, str] = {
     "draft_model": "foredraft.drafters.draft_model:DraftModelDrafter",
     "draft_tree": "foredraft.drafters.draft_model:DraftTreeDrafter",
     "draft_graph": "foredraft.drafters.draft_model:DraftGraphDrafter",
+    "lookahead": "foredraft.drafters.lookahead:LookaheadDrafter",
 }
 
 
