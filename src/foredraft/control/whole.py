@@ -22,7 +22,7 @@ class WholeOptions:
         warm_up: drafted steps before they are first compared with plain ones: a drafter that learns begins with little.
     """
 
-    warm_up: int = 24
+    warm_up: int = 12
 
     def __post_init__(self) -> None:
         """Refuse a comparison with nothing.

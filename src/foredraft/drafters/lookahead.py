@@ -4,7 +4,7 @@ Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Dec
 no training and no draft model. Knows token ids and what the target says after every row; no model, no text.
 
 The window is a tree. Its level 0 is a chain behind the root, and the row of a later level in column `j` stands behind
-the row of the level before in column `j`, one position further: what the paper's mask lets a row see (section 3.2) is
+the row of the level before in column `j`, one position further: what the paper's attention mask lets a row see is
 exactly its ancestors. So the paper's two branches are one draft, which is verified like any other.
 """
 
@@ -130,7 +130,7 @@ class LookaheadDrafting:
         child_of = verdict.draft.child_of()
         newest = self._window[-1].copy()
         for number, column in enumerate(self._columns):
-            token = said.get(_row_behind(column, child_of), None)
+            token = said.get(_row_behind(column, child_of))
             if token is not None:
                 newest[number] = token
                 self._pool.add((*self._window[:, number].tolist(), token))
