@@ -28,6 +28,7 @@ VERBS: Mapping[str, str] = {
     "info": "foredraft.cli.info:info",
     "table": "foredraft.cli.table:app",
     "index": "foredraft.cli.index:app",
+    "tune": "foredraft.cli.tune:app",
     "replay": "foredraft.cli.replay:replay",
     "prove": "foredraft.cli.prove:prove",
     "bench": "foredraft.cli.bench:app",

@@ -82,8 +82,9 @@ class LookaheadDrafting:
 
     The window begins as stretches of the prompt, at places that the seed chooses. At every step its oldest level
     leaves, and what the target says after each column becomes the newest; a column and that token are an n-gram of the
-    pool. These are the target's most probable tokens, also where the text is sampled, as in the paper: a pool is of use
-    where a sampled token is a probable one.
+    pool. So the window moves on by one token a step, also where more were written: the paper's code does so too, and
+    following the text closely was not better. These tokens are the target's most probable ones, also where the text is
+    sampled, as in the paper: a pool is of use where a sampled token is a probable one.
 
     A node's score is the share of nodes of its source that were accepted where their parents were, along its path. It
     is low for the window's rows, which are verified for what the target says after them; a control that cuts by scores
@@ -147,7 +148,8 @@ class LookaheadDrafting:
         """Return int64[level - 1, window]: each column a stretch of the text, begun anew where the text ends."""
         starts = self._generator.integers(len(ids), size=self._options.window)
         places = (starts[None, :] + np.arange(self._options.level - 1)[:, None]) % len(ids)
-        return ids[places]
+        columns: TokenIds = ids[places]
+        return columns
 
     def _fitting(self, nodes: int, depth: int) -> list[tuple[int, ...]]:
         """Return the tokens behind the root of the window's first columns, as many as need at most so many nodes."""

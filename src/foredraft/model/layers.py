@@ -82,7 +82,7 @@ def with_modules(model: Any, replaced: Mapping[str, nn.Module]) -> Any:
 
 def standing_in(layer: nn.Module, forward: LayerForward, *, tuples: bool) -> nn.Module:
     """Return what stands in for `layer` in a list: it has the layer's attributes and runs `forward` instead."""
-    twin = _shallow(layer)
+    twin: nn.Module = _shallow(layer)
     twin.forward = (lambda *args, **kwargs: (forward(*args, **kwargs),)) if tuples else forward
     return twin
 
