@@ -130,9 +130,7 @@ def agreements(draft: TorchTarget, texts: Sequence[WrittenText]) -> list[BoolArr
     return found
 
 
-def promised(
-    agreed: Sequence[BoolArray], costs: SkippingCosts, draft_seconds: float, most_levels: int
-) -> SkippingFigures:
+def promised(agreed: Sequence[BoolArray], curve: CostCurve, draft_cost: float, most_levels: int) -> SkippingFigures:
     """Return what drafting would save of plain decoding's time, at the best fixed number of drafted tokens.
 
     Args:
