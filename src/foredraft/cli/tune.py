@@ -5,6 +5,7 @@ function turns them into a sentence and an exit status.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -19,6 +20,7 @@ from foredraft.errors import UsageError
 
 if TYPE_CHECKING:  # torch and transformers are imported when a verb runs, so that help stays quick
     from foredraft.api import Generator
+    from foredraft.model.skipping import Skipped
     from foredraft.training.layer_search import SkippingFigures, WrittenText
 
 app = typer.Typer(no_args_is_help=True, help="Find a method's options for a model, with a fixed budget.")
@@ -66,27 +68,17 @@ def layer_skip(
     arguments = {"temperature": temperature, "top_p": top_p} if temperature else {}
     with working("loading") as tell:
         generator = load(model, method="none", dtype=dtype, device=device, progress=tell)
-        target = generator.target
+        target, count = generator.target, int(generator.target.model.config.num_hidden_layers)
         tell(0.0, "timing passes")
         costs = measure_skipping(target)
         written = []
         for number, prompt in enumerate(prompts):
             tell(number / len(prompts), "writing texts")
             written.append(_written(generator, prompt, {**arguments, "seed": seed + number}, max_new_tokens))
-        held_out, searched = written[::_HELD_OUT_ONE_IN], [
-            text for number, text in enumerate(written) if number % _HELD_OUT_ONE_IN
-        ]  # fmt: skip
-        began = monotonic()
-
-        def tried(count: int, best: "SkippingFigures") -> bool:
-            spent = (monotonic() - began) / 60 / minutes if minutes is not None else 0.0
-            tell(max(count / trials, spent), f"searching, {count} tried, x{best.speed_up:.2f}")
-            return spent < 1.0
-
-        count = int(target.model.config.num_hidden_layers)
+        held_out, searched = written[::_HELD_OUT_ONE_IN], [w for n, w in enumerate(written) if n % _HELD_OUT_ONE_IN]
         found = search(
             lambda skipped: figures_of(target, skipped, searched, costs, levels), count, trials=trials, seed=seed,
-            tried=tried,
+            tried=_until(trials, minutes, tell),
         )  # fmt: skip
         checked = figures_of(target, found.skipped, held_out, costs, levels)
     about = {
@@ -94,7 +86,21 @@ def layer_skip(
         "settings": {"model": model, "dtype": str(target.dtype), "seed": seed, **arguments},
     }  # fmt: skip
     write_skipped(out, found.skipped, target.model, about)
-    _print(out, count, found.skipped.attention, found.skipped.mlp, checked, found.trials)
+    _print(out, count, found.skipped, checked, found.trials)
+
+
+def _until(
+    trials: int, minutes: float | None, tell: Callable[[float, str], None]
+) -> "Callable[[int, SkippingFigures], bool]":
+    """Return a function that shows how far the search is, and says whether there is time left."""
+    began = monotonic()
+
+    def tried(count: int, best: "SkippingFigures") -> bool:
+        spent = (monotonic() - began) / 60 / minutes if minutes is not None else 0.0
+        tell(max(count / trials, spent), f"searching, {count} tried, x{best.speed_up:.2f}")
+        return spent < 1.0
+
+    return tried
 
 
 def _check(out: Path, overwrite: bool, **numbers: int) -> None:
@@ -154,10 +160,11 @@ def _written(generator: "Generator", prompt: list[int], arguments: dict[str, Any
     return WrittenText(np.array([*prompt, *result.token_ids], np.int64), len(prompt), sampling)
 
 
-def _print(
-    out: Path, layers: int, attention: tuple[int, ...], mlp: tuple[int, ...], checked: "SkippingFigures", trials: int
-) -> None:
-    typer.echo(f"{out}: of {layers} layers, attention of {list(attention)} and MLPs of {list(mlp)} are skipped.")
+def _print(out: Path, layers: int, skipped: "Skipped", checked: "SkippingFigures", trials: int) -> None:
+    typer.echo(
+        f"{out}: of {layers} layers, attention of {list(skipped.attention)} and MLPs of {list(skipped.mlp)} are "
+        "skipped."
+    )
     typer.echo(
         f"On texts held out from the search of {trials} sets, {checked.agreement:.0%} of the tokens agree, a draft "
         f"pass takes {checked.draft_cost:.2f} of a whole one, and {checked.levels} drafted tokens a step promise "

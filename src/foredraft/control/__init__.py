@@ -64,9 +64,6 @@ class ControlKind:
 
 CONTROLS: Mapping[str, ControlKind] = {
     "measured": ControlKind("As many nodes as the measured cost of verifying them repays.", MeasuredOptions, True),
-    "whole": ControlKind(
-        "The whole draft, while drafted steps write more tokens a second than plain ones.", WholeOptions
-    ),
     "fixed": ControlKind("num_speculative_tokens nodes at every step.", FixedOptions),
     "confidence": ControlKind("Levels while the drafter believes in its best path.", ConfidenceOptions),
     "beta_ts": ControlKind("Levels by Thompson sampling of the acceptance rate (EESD's Beta-TS).", BetaOptions),
@@ -76,6 +73,9 @@ CONTROLS: Mapping[str, ControlKind] = {
     ),
     "cost_aware": ControlKind(
         "Levels while the tokens they promise are worth the measured seconds.", CostAwareOptions, True
+    ),
+    "whole": ControlKind(
+        "The whole draft, while drafted steps write more tokens a second than plain ones.", WholeOptions
     ),
 }
 """Every control by name."""

@@ -60,8 +60,8 @@ class WholeControl:
         self,
         verdict: Verdict,
         forward_seconds: float,  # noqa: ARG002  # the protocol's; the trial has a clock of its own
-        other_seconds: float,  # noqa: ARG002  # likewise
-        draft_seconds: float = 0.0,  # noqa: ARG002  # likewise
+        other_seconds: float,  # noqa: ARG002  # likewise, the protocol's
+        draft_seconds: float = 0.0,  # noqa: ARG002  # likewise, the protocol's
     ) -> None:
         """Count the step's tokens against its time."""
         self._trial.ends(len(verdict.tokens))

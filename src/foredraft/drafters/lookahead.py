@@ -10,7 +10,7 @@ exactly its ancestors. So the paper's two branches are one draft, which is verif
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class LookaheadOptions:
     level: int = 4
     window: int = 5
     guess: int = 5
-    learn: str = "window"
+    learn: Literal["window", "text"] = "window"
 
     def __post_init__(self) -> None:
         """Refuse values out of range.
