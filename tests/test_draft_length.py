@@ -564,7 +564,7 @@ def test_the_threshold_rises_while_too_little_is_accepted_and_falls_while_enough
 
 
 def test_whole_drafts_go_on_only_while_they_write_more_a_second():
-    for seconds, worth in ((2.0, True), (4.0, False)):
+    for seconds, worth, first in ((2.0, True, 10), (4.0, False, 6), (9.0, False, 4)):
         now = [0.0]
         control = WholeControl(WholeOptions(warm_up=6), 8, clock=lambda now=now: now[0])
         drafted = []
@@ -575,9 +575,10 @@ def test_whole_drafts_go_on_only_while_they_write_more_a_second():
             assert len(draft) == (3 if budget.nodes else 0)  # improbable nodes stay
             now[0] += seconds if budget.nodes else 1.0  # three tokens for these seconds, against one for one
             control.observe(verdict(draft, (0, 2) if budget.nodes else ()), 1.0, 0.0)
-        assert drafted[:10] == [True] * 6 + [False] * 4
-        assert (sum(drafted[10:]) > 170) is worth
-        assert 0 < sum(drafted[10:]) < 190, "the other way is tried now and then"
+        assert drafted[:8] == [True] * 4 + [False] * 4
+        assert sum(drafted[:14]) == first  # the warm-up ends at six, and sooner where it is hopeless
+        assert (sum(drafted[14:]) > 170) is worth
+        assert 0 < sum(drafted[14:]) < 186, "the other way is tried now and then"
 
 
 # --- what is asked for

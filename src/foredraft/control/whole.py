@@ -19,10 +19,11 @@ class WholeOptions:
     """Options of `whole`.
 
     Attributes:
-        warm_up: drafted steps before they are first compared with plain ones: a drafter that learns begins with little.
+        warm_up: drafted steps that a drafter is given to learn in, unless they are slower than plain ones by more than
+            half as many tokens again would make up for.
     """
 
-    warm_up: int = 12
+    warm_up: int = 24
 
     def __post_init__(self) -> None:
         """Refuse a comparison with nothing.
