@@ -117,6 +117,8 @@ def grow(
     logits = rollout.start(ids)
     used = 0
     depth = min(budget.depth, rules.most_levels)
+    if rules.out_degree == 1:
+        depth = min(depth, budget.nodes)  # a chain's further levels would be cut
     for level in range(depth):
         positions = np.full(len(frontier), len(ids) + level, np.int64)
         found = candidates(logits, k, imitation, positions)
