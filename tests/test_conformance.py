@@ -49,6 +49,8 @@ AUTO = [
 """Without a store and a table; tests/test_mixture.py has the laws with them."""
 VARIANTS = {
     "none": [{}],
+    "layer_skip": [{}, {"attention": [0], "least_probability": 0.0, "levels": 3}],
+    "lookahead": [{}, {"level": 2, "window": 3}, {"level": 6, "window": 2, "guess": 1, "learn": "text"}, {"guess": 0}],
     "prompt_lookup": [{}, {"prompt_lookup_min": 2, "prompt_lookup_max": 4}, {"prompt_lookup_num_tokens": 1}],
     "adaptix": ADAPTIX,
     "rest": REST,
@@ -78,7 +80,9 @@ def tiny_draft_model():
     return TorchTarget(LlamaForCausalLM(config).eval())
 
 
-RESOURCES = Resources(VOCABULARY, draft_model=lambda _: tiny_draft_model(), default_draft="tiny")
+RESOURCES = Resources(
+    VOCABULARY, draft_model=lambda _: tiny_draft_model(), default_draft="tiny", target=tiny_draft_model()
+)
 
 
 def maker(method, options):

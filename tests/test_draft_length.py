@@ -17,9 +17,14 @@ from foredraft.control import (
     ConfidenceRule,
     CostAwareOptions,
     CostAwareRule,
+    ExitThresholdOptions,
+    ExitThresholdRule,
     FixedControl,
     MeasuredControl,
+    Outcome,
     StoppingControl,
+    WholeControl,
+    WholeOptions,
     choose_control,
 )
 from foredraft.control.stopping import level_chances
@@ -512,6 +517,70 @@ def test_the_checker_catches_drafters_that_do_not_obey():
             checks.a_drafter_that_asks_obeys(lambda kind=kind: kind(continuation_of))
 
 
+# --- Self-SD's threshold
+
+
+def drafted_under(rule, chances):
+    """Ask after each level, whose path has these chances; return how many levels are drafted."""
+    rule.begins(len(chances))
+    for level, chance in enumerate(chances, start=1):
+        if not rule.more(level, chance):
+            return level
+    return len(chances)
+
+
+def test_the_threshold_looks_at_the_last_token_alone():
+    rule = ExitThresholdRule(ExitThresholdOptions(threshold=0.7, cap=None))
+    assert drafted_under(rule, [0.8, 0.64, 0.512, 0.2, 0.19]) == 4  # the path's chance is below it long before
+    assert drafted_under(rule, [0.6, 0.6]) == 1
+    assert drafted_under(rule, [0.0, 0.0]) == 1
+    assert drafted_under(rule, [None] * 5) == 5
+    assert drafted_under(ExitThresholdRule(ExitThresholdOptions(threshold=0.0, cap=3)), [0.5] * 9) == 3
+
+
+def outcome(levels, accepted):
+    return Outcome(levels, levels, accepted, accepted < levels, False, (0.5,) * levels, levels)
+
+
+def test_the_threshold_rises_while_too_little_is_accepted_and_falls_while_enough_is():
+    rule = ExitThresholdRule(ExitThresholdOptions(threshold=0.5, acceptance=0.8, cap=4))
+    rule.observe(outcome(2, 0))
+    assert math.isclose(rule.threshold, 0.501)  # 0.9 * 0.5 + 0.1 * (0.5 + 0.01)
+    rule.observe(outcome(0, 0))
+    assert math.isclose(rule.threshold, 0.501)  # a plain step says nothing
+    for _ in range(4):
+        rule.observe(outcome(4, 4))
+    risen = rule.threshold
+    rule.observe(outcome(4, 4))
+    assert rule.threshold == risen > 0.501  # the cap ended the draft, not the threshold
+    rule.observe(outcome(3, 3))
+    assert rule.threshold < risen
+    for _ in range(20_000):
+        rule.observe(outcome(1, 0))
+    assert rule.threshold == 1.0
+
+
+# --- whole drafts
+
+
+def test_whole_drafts_go_on_only_while_they_write_more_a_second():
+    for seconds, worth, first in ((2.0, True, 10), (4.0, False, 6), (9.0, False, 4)):
+        now = [0.0]
+        control = WholeControl(WholeOptions(warm_up=6), 8, clock=lambda now=now: now[0])
+        drafted = []
+        for _ in range(200):
+            budget = control.budget(30)
+            drafted.append(budget.nodes > 0)
+            draft = control.trim(tree([-1, -1, 0], [0.1, 0.01, 0.001]) if budget.nodes else EMPTY_DRAFT, budget)
+            assert len(draft) == (3 if budget.nodes else 0)  # improbable nodes stay
+            now[0] += seconds if budget.nodes else 1.0  # three tokens for these seconds, against one for one
+            control.observe(verdict(draft, (0, 2) if budget.nodes else ()), 1.0, 0.0)
+        assert drafted[:8] == [True] * 4 + [False] * 4
+        assert sum(drafted[:14]) == first  # the warm-up ends at six, and sooner where it is hopeless
+        assert (sum(drafted[14:]) > 170) is worth
+        assert 0 < sum(drafted[14:]) < 186, "the other way is tried now and then"
+
+
 # --- what is asked for
 
 
@@ -559,6 +628,9 @@ REFUSALS = [
     ("beta_ts", {"cap": 0}, "cap is 0; it must be at least 1, or None"),
     ("beta_ts", {"cap": 2.5}, "cap of control 'beta_ts' is 2.5; it must be a whole number"),
     ("confidence", {"threshold": 1.5}, "threshold is 1.5; it must be 0 to 1"),
+    ("exit_threshold", {"acceptance": 1.5}, "acceptance is 1.5; it must be 0 to 1"),
+    ("exit_threshold", {"cap": 0}, "cap is 0; it must be at least 1, or None"),
+    ("whole", {"warm_up": 0}, "warm_up is 0; it must be 1 to 10000"),
     ("cost_aware", {"prior_rate": 1}, "prior_rate is 1.0; it must be above 0 and below 1"),
     ("cost_aware", {"prior_tokens": 0}, "prior_tokens is 0.0; it must be above 0"),
 ]

@@ -98,6 +98,15 @@ def test_a_drafter_asks_after_each_level_whether_to_go_on():
     assert np.allclose(asked, found.score)
 
 
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_chain_takes_one_pass_a_token(nodes, monkeypatch):
+    ids, passes, forward = ids_of(PROMPT), [], TorchTarget.forward
+    chain = drafting("draft_model", {"least_probability": 0.0})
+    monkeypatch.setattr(TorchTarget, "forward", lambda *given: passes.append(1) or forward(*given))
+    assert len(chain.propose(SequenceView(ids, len(ids)), Budget(nodes, 8))) == nodes
+    assert len(passes) == nodes
+
+
 def test_candidates_share_the_targets_noise():
     rng = np.random.default_rng(0)
     logits = torch.from_numpy(rng.normal(size=(2, 50)).astype(np.float32)) * 2

@@ -40,6 +40,7 @@ RUNS = [
 ]
 RUNS += [("rest", "T=0.7 top_p=0.9")]  # one setting is enough: a drafter does not see how tokens are chosen
 RUNS += [("draft_model", "greedy"), ("draft_graph", "T=1")]  # the family drafts for itself
+RUNS += [("lookahead", "greedy"), ("lookahead", "T=1")]
 
 _USUAL = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

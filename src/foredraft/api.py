@@ -171,6 +171,7 @@ class Generator:
             resources_for(self.target.vocabulary, self.tokenizer, embedded=self._embedded, progress=self._progress),
             draft_model=partial(pair_draft_model, target=self.target, tokenizer=self.tokenizer),
             default_draft=EMBEDDED_DRAFT if self._embedded else None,
+            target=self.target,
         )
         drafter = make_drafter(method, options or {}, resources)
         self.attach(method, drafter, nodes, control, control_options, verification)

@@ -85,6 +85,8 @@ def _run(job: tuple[str, str, int, str | None, str, str, int]) -> dict[str, Any]
     texts = encode_records(records[: limit or None], loaded)
     method = parse_method(text)
     options = dict(method.options)
+    if method.name == "lookahead":
+        raise UsageError("Method 'lookahead' lives on what a model says after drafted tokens, which no record holds.")
     if method.name == "adaptix":
         options = {"table": table or "none", "feedback": "off", **options}
     vocabulary = vocabulary_size(loaded.backend_tokenizer)

@@ -12,9 +12,11 @@ from foredraft.control.beta import BetaOptions, BetaRule
 from foredraft.control.confidence import ConfidenceOptions, ConfidenceRule
 from foredraft.control.cost_aware import CostAwareOptions, CostAwareRule
 from foredraft.control.cutting import cut
+from foredraft.control.exit_threshold import ExitThresholdOptions, ExitThresholdRule
 from foredraft.control.fixed import FixedControl, FixedOptions
 from foredraft.control.measured import MOST_NODES, MeasuredControl, MeasuredOptions
 from foredraft.control.stopping import Outcome, Rule, StoppingControl
+from foredraft.control.whole import WholeControl, WholeOptions
 from foredraft.errors import UsageError
 from foredraft.options import nearest, options_from, shown
 
@@ -28,6 +30,8 @@ __all__ = [
     "ControlKind",
     "CostAwareOptions",
     "CostAwareRule",
+    "ExitThresholdOptions",
+    "ExitThresholdRule",
     "FixedControl",
     "FixedOptions",
     "MOST_NODES",
@@ -36,6 +40,8 @@ __all__ = [
     "Outcome",
     "Rule",
     "StoppingControl",
+    "WholeControl",
+    "WholeOptions",
     "choose_control",
     "cut",
 ]
@@ -61,8 +67,15 @@ CONTROLS: Mapping[str, ControlKind] = {
     "fixed": ControlKind("num_speculative_tokens nodes at every step.", FixedOptions),
     "confidence": ControlKind("Levels while the drafter believes in its best path.", ConfidenceOptions),
     "beta_ts": ControlKind("Levels by Thompson sampling of the acceptance rate (EESD's Beta-TS).", BetaOptions),
+    "exit_threshold": ControlKind(
+        "Levels while the last token is probable, by a threshold that keeps a share accepted (Self-SD's).",
+        ExitThresholdOptions,
+    ),
     "cost_aware": ControlKind(
         "Levels while the tokens they promise are worth the measured seconds.", CostAwareOptions, True
+    ),
+    "whole": ControlKind(
+        "The whole draft, while drafted steps write more tokens a second than plain ones.", WholeOptions
     ),
 }
 """Every control by name."""
@@ -103,6 +116,8 @@ class ControlChoice:
             return FixedControl(self.most_nodes)
         if self.name == "measured":
             return MeasuredControl(curve(), self.most_nodes)
+        if self.name == "whole":
+            return WholeControl(self.options, self.most_nodes)
         return StoppingControl(self._rule(curve, seed), self.most_nodes)
 
     def _rule(self, curve: Callable[[], CostCurve], seed: int) -> Rule:
@@ -110,6 +125,8 @@ class ControlChoice:
             return ConfidenceRule(self.options)
         if self.name == "beta_ts":
             return BetaRule(self.options, seed)
+        if self.name == "exit_threshold":
+            return ExitThresholdRule(self.options)
         return CostAwareRule(curve(), self.options, self.most_nodes)
 
 

@@ -8,6 +8,7 @@ from time import perf_counter
 
 _FADE = 0.95  # what a step's evidence is worth one like it later
 _FIRST = 4  # steps with it, and as many without, before they are compared
+_HOPE = 1.5  # a warm-up goes on while so many times the tokens would make it the better way
 _TRY_EVERY = 64  # steps of the better way, before the other one is tried again
 _TRIED = 2  # steps in a row of a trial
 _LONGEST = 10.0  # a step that takes so many times as long as the average one was interrupted
@@ -18,10 +19,12 @@ class Trial:
 
     Args:
         clock: seconds; a clock that jumps back or far ahead is not believed.
+        warm_up: steps with it that are given where it may yet become the better way, as it learns.
     """
 
-    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = perf_counter, warm_up: int = 0) -> None:
         self._clock = clock
+        self._warm_up = warm_up
         self._tokens, self._seconds = [0.0, 0.0], [0.0, 0.0]
         self._steps = [0, 0]
         self._since = 0
@@ -52,7 +55,10 @@ class Trial:
             return True
         if self._steps[0] < _FIRST:
             return False
-        better = self._tokens[1] * self._seconds[0] > self._tokens[0] * self._seconds[1]
+        speed, plain_speed = self._tokens[1] * self._seconds[0], self._tokens[0] * self._seconds[1]
+        if self._steps[1] < self._warm_up and _HOPE * speed > plain_speed:
+            return True
+        better = speed > plain_speed
         self._since += 1
         trying = self._since > _TRY_EVERY
         if self._since >= _TRY_EVERY + _TRIED:

@@ -26,6 +26,8 @@ _OWN: Mapping[str, str] = {
     "draft_model": "foredraft.drafters.draft_model:DraftModelDrafter",
     "draft_tree": "foredraft.drafters.draft_model:DraftTreeDrafter",
     "draft_graph": "foredraft.drafters.draft_model:DraftGraphDrafter",
+    "layer_skip": "foredraft.drafters.layer_skip:LayerSkipDrafter",
+    "lookahead": "foredraft.drafters.lookahead:LookaheadDrafter",
 }
 
 
@@ -40,6 +42,7 @@ class Resources:
         default_store: likewise, the datastore.
         draft_model: loads a draft model by name and checks that it fits the target; None where nothing can be loaded.
         default_draft: the draft model that comes with the target, if any.
+        target: the target itself, for drafters that draft with its own layers.
     """
 
     vocabulary: int
@@ -48,6 +51,7 @@ class Resources:
     default_store: Callable[[], Path] | None = None
     draft_model: Callable[[Any], Target] | None = None
     default_draft: str | None = None
+    target: Target | None = None
 
 
 class DrafterClass(Protocol):

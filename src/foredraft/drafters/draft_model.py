@@ -2,19 +2,16 @@
 
 Gong et al., "Graph-Structured Speculative Decoding" (ACL 2024), with its baselines: speculative decoding with a single
 sequence (Leviathan et al. 2023; Chen et al. 2023) and with a token tree. The three are one family here: they differ in
-the shape that they grow. Knows a rollout of the draft model; not the target.
+the shape that they grow. Knows which draft model is wanted and the rules of growth; not the target.
 """
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
-from foredraft.model.candidates import Imitation
-from foredraft.model.foresight import Foresight
 from foredraft.model.growth import GrowthRules
+from foredraft.model.rollout_drafter import RolloutDrafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class ChainOptions:
         Raises:
             UsageError: naming it.
         """
-        _check(self.levels, self.least_probability)
+        self.rules()
 
     def rules(self) -> GrowthRules:
         """Return what limits the chain."""
@@ -69,7 +66,7 @@ class TreeOptions:
         Raises:
             UsageError: naming it.
         """
-        _check(self.levels, self.least_probability, self.least_share, self.out_degree)
+        self.rules()
 
     def rules(self) -> GrowthRules:
         """Return what limits the tree."""
@@ -102,7 +99,7 @@ class GraphOptions:
         Raises:
             UsageError: naming it.
         """
-        _check(self.levels, self.least_probability, self.least_share, self.out_degree)
+        self.rules()
         if not 1 <= self.tau <= 8:
             raise UsageError(f"tau is {self.tau}; it must be 1 to 8.")
 
@@ -111,18 +108,9 @@ class GraphOptions:
         return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels, self.tau)
 
 
-def _check(levels: int, least_probability: float, least_share: float = 0.0, out_degree: int = 1) -> None:
-    for name, number, most in (("levels", levels, 64), ("out_degree", out_degree, 32)):
-        if not 1 <= number <= most:
-            raise UsageError(f"{name} is {number}; it must be 1 to {most}.")
-    for name, share in (("least_probability", least_probability), ("least_share", least_share)):
-        if not 0 <= share <= 1:
-            raise UsageError(f"{name} is {share}; it must be 0 to 1.")
-
-
 def load_drafter(
     method: str, options: ChainOptions | TreeOptions | GraphOptions, resources: Resources, *sources: str
-) -> "RolloutDrafter":
+) -> RolloutDrafter:
     """Load the draft model that the options name; `sources` are those behind the method's own name.
 
     Raises:
@@ -142,7 +130,7 @@ class DraftModelDrafter:
     Options = ChainOptions
 
     @classmethod
-    def create(cls, options: ChainOptions, resources: Resources) -> "RolloutDrafter":
+    def create(cls, options: ChainOptions, resources: Resources) -> RolloutDrafter:
         """Load the draft model; raises what `load_drafter` does."""
         return load_drafter(cls.name, options, resources)
 
@@ -155,7 +143,7 @@ class DraftTreeDrafter:
     Options = TreeOptions
 
     @classmethod
-    def create(cls, options: TreeOptions, resources: Resources) -> "RolloutDrafter":
+    def create(cls, options: TreeOptions, resources: Resources) -> RolloutDrafter:
         """Load the draft model; raises what `load_drafter` does."""
         return load_drafter(cls.name, options, resources)
 
@@ -168,51 +156,6 @@ class DraftGraphDrafter:
     Options = GraphOptions
 
     @classmethod
-    def create(cls, options: GraphOptions, resources: Resources) -> "RolloutDrafter":
+    def create(cls, options: GraphOptions, resources: Resources) -> RolloutDrafter:
         """Load the draft model; raises what `load_drafter` does."""
         return load_drafter(cls.name, options, resources, "draft_graph, merged")
-
-
-class RolloutDrafter:
-    """A draft model and the shape that it drafts.
-
-    Args:
-        sources: names for `Draft.source`, the method's own first.
-        rules: what limits the shape.
-        model: the draft model.
-    """
-
-    needs = Needs()
-    default_control = "cost_aware"  # each level costs a pass of the draft model, so when to stop matters most
-
-    def __init__(self, sources: tuple[str, ...], rules: GrowthRules, model: Any) -> None:
-        self.name = sources[0]
-        self.source_names = sources
-        self._rules, self._model = rules, model
-
-    def open(self, context: DraftContext) -> "RolloutDrafting":
-        """Begin drafting for one sequence."""
-        return RolloutDrafting(self._model, self._rules, context)
-
-
-class RolloutDrafting:
-    """One sequence's drafting by a draft model, whose cache follows the sequence."""
-
-    def __init__(self, model: Any, rules: GrowthRules, context: DraftContext) -> None:
-        imitation = Imitation.of(context.settings, context.seed, context.vocabulary)
-        # a draw that is used again deeper in the tree would be kept or not for what it is: the law would not hold
-        rules = dataclasses.replace(rules, tau=0) if imitation.draws else rules
-        self._foresight = Foresight(model, rules, imitation, context.max_nodes)
-
-    def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Grow a graph behind the sequence, and return its most probable paths as a tree."""
-        grown = self._foresight.grow(view.ids, budget)
-        return EMPTY_DRAFT if grown is None else grown.draft(budget.nodes)
-
-    def observe(self, verdict: Verdict) -> None:
-        """Keep what the draft model has computed of the accepted path."""
-        self._foresight.keep(verdict.tokens[:-1])
-
-    def close(self) -> None:
-        """Give the cache's memory back."""
-        self._foresight.close()

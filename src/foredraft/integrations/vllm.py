@@ -207,6 +207,11 @@ def parse_proposer_options(given: Mapping[str, Any]) -> ProposerOptions:
     parse_options(method, own)
     if method == "adaptix" and own.get("feedback") == "topk":
         raise UsageError("feedback is 'topk', and vLLM tells a proposer no probabilities; leave it out.")
+    if method == "lookahead":
+        raise UsageError(
+            "Method 'lookahead' lives on the model's best token after every drafted one, which vLLM does not tell a "
+            "proposer; choose adaptix, rest or prompt_lookup."
+        )
     return ProposerOptions(method, own, ChainOptions(nodes, float(least)), threads)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foredraft.contracts import Budget, Draft, TokenIds
+from foredraft.errors import UsageError
 from foredraft.graph.dag import DraftGraph, add_level, empty_graph, leaves
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.graph.unmerge import unmerge
@@ -35,6 +36,20 @@ class GrowthRules:
     least_share: float = 0.3
     most_levels: int = 10
     tau: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range, by the names that the drafters' options have.
+
+        Raises:
+            UsageError: naming it.
+        """
+        counts = (("levels", self.most_levels, 1, 64), ("out_degree", self.out_degree, 1, 32), ("tau", self.tau, 0, 8))
+        for name, number, least, most in counts:
+            if not least <= number <= most:
+                raise UsageError(f"{name} is {number}; it must be {least} to {most}.")
+        for name, share in (("least_probability", self.least_probability), ("least_share", self.least_share)):
+            if not 0 <= share <= 1:
+                raise UsageError(f"{name} is {share}; it must be 0 to 1.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +117,8 @@ def grow(
     logits = rollout.start(ids)
     used = 0
     depth = min(budget.depth, rules.most_levels)
+    if rules.out_degree == 1:
+        depth = min(depth, budget.nodes)  # a chain's further levels would be cut
     for level in range(depth):
         positions = np.full(len(frontier), len(ids) + level, np.int64)
         found = candidates(logits, k, imitation, positions)

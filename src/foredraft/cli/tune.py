@@ -1,0 +1,176 @@
+"""`foredraft tune`: what a method's options should be for one model, searched with a fixed budget.
+
+Parses, prints, and brings together the texts, the model and the search. Does not catch errors: the command's main
+function turns them into a sentence and an exit status.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foredraft.cli.screen import working
+from foredraft.cli.words import words_of
+from foredraft.errors import UsageError
+
+if TYPE_CHECKING:  # torch and transformers are imported when a verb runs, so that help stays quick
+    from foredraft.api import Generator
+    from foredraft.model.skipping import Skipped
+    from foredraft.training.layer_search import SkippingFigures, WrittenText
+
+app = typer.Typer(no_args_is_help=True, help="Find a method's options for a model, with a fixed budget.")
+
+_LEAST_TEXTS = 4
+_HELD_OUT_ONE_IN = 4
+
+
+@app.callback()
+def _verbs() -> None:  # so that one verb does not become the command itself
+    pass
+
+
+@app.command("layer-skip")
+def layer_skip(
+    data: Annotated[
+        list[Path],
+        typer.Option(help="Texts whose beginnings are prompts: .txt .md .py .jsonl (.gz), .parquet, a folder"),
+    ],
+    out: Annotated[Path, typer.Option(help="The file to write, for layer_skip's option skipped")],
+    model: Annotated[str, typer.Option(help="Embedded model, hub id or folder")] = "demo",
+    trials: Annotated[int, typer.Option(help="Sets of sub-layers to try")] = 300,
+    minutes: Annotated[float | None, typer.Option(help="End the search after so long, whatever was tried")] = None,
+    texts: Annotated[int, typer.Option(help="Texts to write; one in four only checks the result")] = 16,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each document to begin with")] = 48,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to write behind them")] = 64,
+    temperature: Annotated[float, typer.Option(help="Of the texts; 0 is greedy")] = 0.7,
+    top_p: Annotated[float, typer.Option(help="Where a temperature is given")] = 1.0,
+    levels: Annotated[int, typer.Option(help="Tokens drafted a step at most")] = 12,
+    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's")] = "auto",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; else the first GPU or the CPU")] = None,
+    seed: Annotated[int, typer.Option(help="Of the texts and the search")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists")] = False,
+) -> None:
+    """Search for the sub-layers that a model can do without when it drafts for itself (Self-SD)."""
+    _check(out, overwrite, trials=trials, texts=texts, levels=levels, prompt=prompt_tokens, new=max_new_tokens)
+    if minutes is not None and not minutes > 0:
+        raise UsageError(f"minutes is {minutes:g}; it must be above 0.")
+    prompts = _beginnings(data, model, texts, prompt_tokens)
+
+    from foredraft.api import load
+    from foredraft.model.skipped_file import write_skipped
+    from foredraft.training.layer_search import figures_of, measure_skipping, search
+
+    arguments = {"temperature": temperature, "top_p": top_p} if temperature else {}
+    with working("loading") as tell:
+        generator = load(model, method="none", dtype=dtype, device=device, progress=tell)
+        target, count = generator.target, int(generator.target.model.config.num_hidden_layers)
+        tell(0.0, "timing passes")
+        costs = measure_skipping(target)
+        written = []
+        for number, prompt in enumerate(prompts):
+            tell(number / len(prompts), "writing texts")
+            written.append(_written(generator, prompt, {**arguments, "seed": seed + number}, max_new_tokens))
+        held_out, searched = written[::_HELD_OUT_ONE_IN], [w for n, w in enumerate(written) if n % _HELD_OUT_ONE_IN]
+        found = search(
+            lambda skipped: figures_of(target, skipped, searched, costs, levels), count, trials=trials, seed=seed,
+            tried=_until(trials, minutes, tell),
+        )  # fmt: skip
+        checked = figures_of(target, found.skipped, held_out, costs, levels)
+    about = {
+        "searched": asdict(found.figures), "held_out": asdict(checked), "trials": found.trials, "texts": len(written),
+        "settings": {"model": model, "dtype": str(target.dtype), "seed": seed, **arguments},
+    }  # fmt: skip
+    write_skipped(out, found.skipped, target.model, about)
+    _print(out, count, found.skipped, checked, found.trials)
+
+
+def _until(
+    trials: int, minutes: float | None, tell: Callable[[float, str], None]
+) -> "Callable[[int, SkippingFigures], bool]":
+    """Return a function that shows how far the search is, and says whether there is time left."""
+    began = monotonic()
+
+    def tried(count: int, best: "SkippingFigures") -> bool:
+        spent = (monotonic() - began) / 60 / minutes if minutes is not None else 0.0
+        tell(max(count / trials, spent), f"searching, {count} tried, x{best.speed_up:.2f}")
+        return spent < 1.0
+
+    return tried
+
+
+def _check(out: Path, overwrite: bool, **numbers: int) -> None:
+    """Refuse what cannot be done before anything is read.
+
+    Raises:
+        UsageError: naming it.
+    """
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out} exists; give --overwrite to replace it, or another name.")
+    if not out.resolve().parent.is_dir():
+        raise UsageError(f"{out.parent} is no folder; make it, or name another file.")
+    least = {"trials": 1, "texts": _LEAST_TEXTS, "levels": 1, "prompt": 1, "new": 1}
+    options = {"prompt": "prompt-tokens", "new": "max-new-tokens"}
+    for name, number in numbers.items():
+        if number < least[name]:
+            raise UsageError(f"{options.get(name, name)} is {number}; it must be at least {least[name]}.")
+
+
+def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) -> list[list[int]]:
+    """Return the first ids of the first documents.
+
+    Raises:
+        UsageError: inputs that cannot be read, or hold too few documents.
+    """
+    from foredraft.corpus.documents import ReadReport, read_documents
+    from foredraft.corpus.inputs import find_inputs
+
+    words = words_of(model, None)
+    tokenizer = words.tokenizer()
+    files = find_inputs(data)
+    share = -(-texts // len(files))  # of each file, so that no kind of text is the only one
+    prompts = []
+    for file in files:
+        documents = read_documents([file], report=ReadReport(), render=words.render())
+        for document in islice(documents, share):
+            ids = tokenizer.encode(document.text[: 64 * prompt_tokens]).ids[:prompt_tokens]
+            if ids:
+                prompts.append(ids)
+    if len(prompts) < _LEAST_TEXTS:
+        raise UsageError(
+            f"{', '.join(map(str, data))}: {len(prompts)} documents can be used, and at least {_LEAST_TEXTS} are "
+            "needed; give files of more texts (.jsonl with a field text or messages has one a line)."
+        )
+    return prompts[:texts]
+
+
+def _written(generator: "Generator", prompt: list[int], arguments: dict[str, Any], new_tokens: int) -> "WrittenText":
+    """Let the model write behind a prompt."""
+    import numpy as np
+
+    from foredraft.request import GenerationOptions
+    from foredraft.training.layer_search import WrittenText
+
+    result = generator.generate(prompt, max_new_tokens=new_tokens, **arguments)
+    sampling = GenerationOptions.parse(arguments).sampling(generator.target.vocabulary)
+    return WrittenText(np.array([*prompt, *result.token_ids], np.int64), len(prompt), sampling)
+
+
+def _print(out: Path, layers: int, skipped: "Skipped", checked: "SkippingFigures", trials: int) -> None:
+    typer.echo(
+        f"{out}: of {layers} layers, attention of {list(skipped.attention)} and MLPs of {list(skipped.mlp)} are "
+        "skipped."
+    )
+    typer.echo(
+        f"On texts held out from the search of {trials} sets, {checked.agreement:.0%} of the tokens agree, a draft "
+        f"pass takes {checked.draft_cost:.2f} of a whole one, and {checked.levels} drafted tokens a step promise "
+        f"{checked.speed_up:.2f} times plain decoding's speed."
+    )
+    if checked.speed_up <= 1:
+        typer.echo("Drafting in this way does not pay for this model on this machine.")
+    options = json.dumps({"skipped": str(out)})
+    typer.echo(f"foredraft generate --method layer_skip --speculative-config '{options}' ...")

@@ -1,0 +1,84 @@
+"""The target drafts for itself with some of its sub-layers left out (Self-SD).
+
+Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (ACL 2024). No
+second model, no training, no further weights. Knows which sub-layers are left out; how, and how to draft, is the
+model's part of the house.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from foredraft.drafters import Resources
+from foredraft.errors import UsageError
+from foredraft.model.growth import GrowthRules
+from foredraft.model.rollout_drafter import RolloutDrafter
+from foredraft.model.skipped_file import read_skipped
+from foredraft.model.skipping import Skipped, default_skipped, layer_numbers, skipping
+from foredraft.model.target import TorchTarget
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSkipOptions:
+    """Options of `layer_skip`.
+
+    Attributes:
+        skipped: file that says which sub-layers are left out, from `foredraft tune layer-skip`.
+        attention: instead of a file, the layers whose attention is left out, a list of numbers from 0 on.
+        mlp: likewise, the layers whose MLP is left out. With none of the three, it is both of every second layer, from
+            a quarter of the way on, and never of the last one.
+        levels: tokens drafted a step at most (the paper's K).
+        least_probability: drafting stops behind a token less probable than this; the control may stop it sooner.
+    """
+
+    skipped: str | None = None
+    attention: Any = None
+    mlp: Any = None
+    levels: int = 12
+    least_probability: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range, and two ways of saying what is skipped.
+
+        Raises:
+            UsageError: naming it.
+        """
+        self.rules()
+        if self.skipped is not None and not (self.attention is None and self.mlp is None):
+            raise UsageError("skipped names a file, and attention or mlp is given too; give the file or the lists.")
+        layer_numbers(self.attention, "attention")
+        layer_numbers(self.mlp, "mlp")
+
+    def rules(self) -> GrowthRules:
+        """Return what limits the chain."""
+        return GrowthRules(1, self.least_probability, 0.0, self.levels)
+
+
+class LayerSkipDrafter:
+    """The door to the target as its own draft model."""
+
+    name: ClassVar[str] = "layer_skip"
+    summary: ClassVar[str] = "Chains from the target itself with some of its layers left out (Self-SD)."
+    Options = LayerSkipOptions
+
+    @classmethod
+    def create(cls, options: LayerSkipOptions, resources: Resources) -> RolloutDrafter:
+        """Make the draft model.
+
+        Raises:
+            UsageError: there is no target with layers here, or it does not have the layers named.
+            StoreError: the file is damaged or belongs to another model.
+            UnsupportedModelError: a model whose sub-layers cannot be left out one by one.
+        """
+        target = resources.target
+        if not isinstance(target, TorchTarget):
+            raise UsageError("Method 'layer_skip' drafts with the target's own layers, which are not at hand here.")
+        return RolloutDrafter((cls.name,), options.rules(), skipping(target, _chosen(options, target)))
+
+
+def _chosen(options: LayerSkipOptions, target: TorchTarget) -> Skipped:
+    if options.skipped is not None:
+        return read_skipped(Path(options.skipped), target.model)
+    if options.attention is None and options.mlp is None:
+        return default_skipped(int(target.model.config.num_hidden_layers))
+    return Skipped(layer_numbers(options.attention, "attention"), layer_numbers(options.mlp, "mlp"))

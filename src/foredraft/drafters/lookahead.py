@@ -1,0 +1,253 @@
+"""Lookahead decoding: the target foresees its own text. A window of guesses rides along in every verification.
+
+Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024). Needs no datastore,
+no training and no draft model. Knows token ids and what the target says after every row; no model, no text.
+
+The window is a tree. Its level 0 is a chain behind the root, and the row of a later level in column `j` stands behind
+the row of the level before in column `j`, one position further: what the paper's attention mask lets a row see is
+exactly its ancestors. So the paper's two branches are one draft, which is verified like any other.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds, Verdict
+from foredraft.drafters import Resources
+from foredraft.errors import UsageError
+
+_STREAM = 0x100CA  # so that a control that draws with the same seed draws other numbers
+_EVERY_ROW = 1 << 20
+_GUESS, _WINDOW = 0, 1  # sources
+_PRIOR_RATES, _PRIOR_NODES = (0.5, 0.1), 8.0  # share accepted of each source's nodes, before any was verified
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadOptions:
+    """Options of `lookahead`.
+
+    Attributes:
+        level: tokens of an n-gram, so the window has one row less (the paper's N, LEVEL in its code).
+        window: columns of the window: n-grams that each verification yields (W, WINDOW_SIZE).
+        guess: n-grams behind the last token that are verified in a step at most (G, GUESS_SET_SIZE).
+        learn: "window" collects the window's n-grams only; "text" also those of the prompt and of what is written
+            (POOL_FROM_PROMPT).
+    """
+
+    level: int = 4
+    window: int = 5
+    guess: int = 5
+    learn: Literal["window", "text"] = "window"
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range.
+
+        Raises:
+            UsageError: naming it.
+        """
+        for name, least, most in (("level", 2, 16), ("window", 1, 64), ("guess", 0, 64)):
+            if not least <= getattr(self, name) <= most:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be {least} to {most}.")
+        if self.learn not in ("window", "text"):
+            raise UsageError(f"learn is {self.learn!r}; choose one of window, text.")
+
+
+class LookaheadDrafter:
+    """Drafts out of what the target itself has said after guessed tokens."""
+
+    name: ClassVar[str] = "lookahead"
+    summary: ClassVar[str] = "N-grams that the target itself foresees in a window beside the text (lookahead decoding)."
+    Options = LookaheadOptions
+    needs = Needs(top_k=1, top_rows=_EVERY_ROW)
+    source_names = ("lookahead", "lookahead, window")
+    default_control = "whole"  # a window pays later than in its own step, so its rows cannot be weighed one by one
+
+    def __init__(self, options: LookaheadOptions) -> None:
+        self.options = options
+
+    @classmethod
+    def create(cls, options: LookaheadOptions, resources: Resources) -> "LookaheadDrafter":  # noqa: ARG003  # the family's signature
+        """Return the drafter."""
+        return cls(options)
+
+    def open(self, context: DraftContext) -> "LookaheadDrafting":
+        """Begin with an empty pool."""
+        return LookaheadDrafting(self.options, context.seed)
+
+
+class LookaheadDrafting:
+    """One sequence's window and pool.
+
+    The window begins as stretches of the prompt, at places that the seed chooses. At every step its oldest level
+    leaves, and what the target says after each column becomes the newest; a column and that token are an n-gram of the
+    pool. So the window moves on by one token a step, also where more were written: the paper's code does so too, and
+    following the text closely was not better. These tokens are the target's most probable ones, also where the text is
+    sampled, as in the paper: a pool is of use where a sampled token is a probable one.
+
+    A node's score is the share of nodes of its source that were accepted where their parents were, along its path. It
+    is low for the window's rows, which are verified for what the target says after them; a control that cuts by scores
+    empties the window, and without it the pool learns nothing. The drafter's own control, `whole`, keeps it.
+    """
+
+    def __init__(self, options: LookaheadOptions, seed: int) -> None:
+        self._options = options
+        self._generator = np.random.default_rng([seed, _STREAM])
+        self._pool = _Pool(options.level, options.guess)
+        self._window: TokenIds | None = None
+        self._columns: list[tuple[int, ...]] = []  # of the last draft: each column's tokens behind the root
+        self._read = 0  # tokens of the text whose n-grams are in the pool
+        self._accepted = [_PRIOR_NODES * rate for rate in _PRIOR_RATES]
+        self._tried = [_PRIOR_NODES] * len(_PRIOR_RATES)
+
+    def propose(self, view: SequenceView, budget: Budget) -> Draft:
+        """Return the pool's n-grams behind the last token, and the window, as one tree; guesses take half at most."""
+        self._columns = []
+        if budget.nodes <= 0 or budget.depth <= 0:
+            return EMPTY_DRAFT
+        if self._window is None:
+            self._window = self._begin(view.ids)
+        if self._options.learn == "text":
+            self._read = self._pool.read(view.ids, self._read)
+        root = int(view.ids[-1])
+        self._window[0, 0] = root
+        tree = _Tree(*(accepted / tried for accepted, tried in zip(self._accepted, self._tried, strict=True)))
+        for guess in self._pool.behind(root):
+            if len(tree.tokens) + len(guess) > (budget.nodes + 1) // 2:
+                break
+            tree.add(guess[: budget.depth], _GUESS)
+        self._columns = self._fitting(budget.nodes - len(tree.tokens), budget.depth)
+        for column in self._columns:
+            tree.add(column, _WINDOW)
+        return tree.draft()
+
+    def observe(self, verdict: Verdict) -> None:
+        """Collect the n-grams that the window has become, and move it on; nothing where it was not verified."""
+        self._count(verdict)
+        if self._window is None or verdict.top_rows is None or verdict.top_tokens is None:
+            return
+        said = dict(zip(verdict.top_rows.tolist(), verdict.top_tokens[:, 0].tolist(), strict=True))
+        child_of = verdict.draft.child_of()
+        newest = self._window[-1].copy()
+        for number, column in enumerate(self._columns):
+            token = said.get(_row_behind(column, child_of))
+            if token is not None:
+                newest[number] = token
+                self._pool.add((*self._window[:, number].tolist(), token))
+        if self._columns:
+            self._window = np.concatenate([self._window[1:], newest[None]])
+        self._columns = []
+
+    def close(self) -> None:
+        """Forget the sequence."""
+        self._pool = _Pool(self._options.level, self._options.guess)
+        self._window = None
+
+    def _begin(self, ids: TokenIds) -> TokenIds:
+        """Return int64[level - 1, window]: each column a stretch of the text, begun anew where the text ends."""
+        starts = self._generator.integers(len(ids), size=self._options.window)
+        places = (starts[None, :] + np.arange(self._options.level - 1)[:, None]) % len(ids)
+        columns: TokenIds = ids[places]
+        return columns
+
+    def _fitting(self, nodes: int, depth: int) -> list[tuple[int, ...]]:
+        """Return the tokens behind the root of the window's first columns, as many as need at most so many nodes."""
+        assert self._window is not None
+        levels, columns = self._window.shape
+        deep = depth - levels + 1  # column 0 stands at the root
+        columns = max(0, min(columns, (nodes + 1) // levels, deep + 1))
+        chain = self._window[0].tolist()
+        return [(*chain[1 : column + 1], *self._window[1:, column].tolist()) for column in range(columns)]
+
+    def _count(self, verdict: Verdict) -> None:
+        """Count what was accepted of the nodes that the target came to, by source."""
+        draft, path = verdict.draft, set(verdict.path)
+        if draft.source is None:
+            return
+        reached = {-1, *verdict.path}
+        if len(verdict.tokens) == len(verdict.path) and path:  # the text ended: what stands behind was not tried
+            reached.discard(verdict.path[-1])
+        for node, (parent, source) in enumerate(zip(draft.parents.tolist(), draft.source.tolist(), strict=True)):
+            if parent in reached:
+                self._tried[source] += 1
+                self._accepted[source] += node in path
+
+
+def _row_behind(path: Iterable[int], child_of: dict[tuple[int, int], int]) -> int:
+    """Return the row at the end of a path of tokens from the root, whose row is 0; -1 if it was cut away."""
+    node = -1
+    for token in path:
+        found = child_of.get((node, token))
+        if found is None:
+            return -1
+        node = found
+    return node + 1
+
+
+class _Pool:
+    """N-grams by their first token, a few of each, the newest first."""
+
+    def __init__(self, length: int, most: int) -> None:
+        self._length = length
+        self._most = most
+        self._behind: dict[int, dict[tuple[int, ...], None]] = {}
+
+    def behind(self, token: int) -> list[tuple[int, ...]]:
+        """Return what followed `token`, `length - 1` tokens each."""
+        return list(self._behind.get(token, ()))[::-1]
+
+    def add(self, ngram: Sequence[int]) -> None:
+        """Remember one as the newest, and forget the oldest of its first token where there are too many."""
+        known = self._behind.setdefault(ngram[0], {})
+        rest = tuple(ngram[1:])
+        known.pop(rest, None)
+        known[rest] = None
+        if len(known) > self._most:
+            del known[next(iter(known))]
+
+    def read(self, ids: TokenIds, read: int) -> int:
+        """Remember the n-grams of a text that end behind its first `read` tokens; return how many tokens it has."""
+        text = ids[max(0, read - self._length + 1) :].tolist()
+        for start in range(len(text) - self._length + 1):
+            self.add(text[start : start + self._length])
+        return len(ids)
+
+
+class _Tree:
+    """A tree that grows by paths from the root; the same path is the same node, whoever proposes it first.
+
+    Args:
+        guess: the chance of a guess behind an accepted node.
+        window: the same of a window's row.
+    """
+
+    def __init__(self, guess: float, window: float) -> None:
+        self._rates = (guess, window)
+        self._child_of: dict[tuple[int, int], int] = {}
+        self.tokens: list[int] = []
+        self._nodes: list[_Node] = []
+
+    def add(self, path: Iterable[int], source: int) -> None:
+        """Add the nodes of a path that are not there yet."""
+        node, score = -1, 1.0
+        for token in path:
+            above, node = node, self._child_of.setdefault((node, token), len(self.tokens))
+            if node == len(self.tokens):
+                self.tokens.append(token)
+                self._nodes.append(_Node(above, score * self._rates[source], source))
+            score = self._nodes[node].score
+
+    def draft(self) -> Draft:
+        """Return the tree."""
+        parents, score, source = zip(*self._nodes, strict=True) if self._nodes else ((), (), ())
+        return Draft(
+            np.array(self.tokens, np.int32), np.array(parents, np.int32), np.array(score, np.float32),
+            source=np.array(source, np.uint8),
+        )  # fmt: skip
+
+
+class _Node(NamedTuple):
+    parent: int
+    score: float
+    source: int

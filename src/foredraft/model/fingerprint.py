@@ -1,0 +1,26 @@
+"""What tells a model's weights from another's, in whatever dtype either was loaded.
+
+Knows weights by name. Does not know what is bound to the model by it.
+"""
+
+import hashlib
+from typing import Any
+
+import torch
+
+_SAMPLED = 64
+"""Numbers of each weight that are looked at."""
+
+
+def fingerprint(model: Any) -> str:
+    """Return a model's fingerprint: SHA-256 in hexadecimal.
+
+    Of each weight its name, its shape and 64 numbers spread over it count, rounded to bfloat16.
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        flat = weight.detach().reshape(-1)
+        picked = flat[torch.linspace(0, max(len(flat) - 1, 0), min(_SAMPLED, len(flat))).long().to(flat.device)]
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        digest.update(picked.to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes())
+    return digest.hexdigest()

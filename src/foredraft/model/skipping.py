@@ -1,0 +1,142 @@
+"""The target with some of its sub-layers left out: a draft model that shares every weight with it.
+
+Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (ACL 2024). A
+sub-layer, attention or MLP, adds to what passes by it; left out, it adds nothing. Knows how families name their
+sub-layers. Does not know which of them a model can do without.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from foredraft.errors import UnsupportedModelError, UsageError
+from foredraft.model.layers import model_parts, passed_on, standing_in, with_modules
+from foredraft.model.target import TorchTarget
+from foredraft.options import shown, whole_number
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Which sub-layers are left out, by the number of their layer, 0 for the first.
+
+    Attributes:
+        attention: ascending.
+        mlp: ascending.
+    """
+
+    attention: tuple[int, ...]
+    mlp: tuple[int, ...]
+
+    def check(self, layers: int) -> None:
+        """Refuse what a model of so many layers does not have, and leaving everything out, or nothing.
+
+        Raises:
+            UsageError: naming the layer.
+        """
+        for name, numbers in (("attention", self.attention), ("mlp", self.mlp)):
+            wrong = [number for number in numbers if not 0 <= number < layers]
+            if wrong:
+                raise UsageError(f"{name} names layer {wrong[0]}; this model has layers 0 to {layers - 1}.")
+        if not 0 < len(self.attention) + len(self.mlp) < 2 * layers:
+            raise UsageError(
+                f"Of the {2 * layers} sub-layers {'all' if self.attention else 'none'} would be skipped; name some."
+            )
+
+
+def layer_numbers(given: Any, name: str) -> tuple[int, ...]:
+    """Return a list of layers as ascending numbers; None gives none.
+
+    Raises:
+        UsageError: something that is no list of whole numbers, or one of them twice.
+    """
+    numbers = (
+        [whole_number(each) for each in given] if isinstance(given, Sequence) and not isinstance(given, str) else None
+    )
+    if given is None:
+        return ()
+    if numbers is None or None in numbers or len(set(numbers)) < len(numbers):
+        raise UsageError(f"{name} is {shown(given)}; it must be a list of different layer numbers such as [3, 5].")
+    return tuple(sorted(number for number in numbers if number is not None))
+
+
+def default_skipped(layers: int) -> Skipped:
+    """Return what is skipped unless anything else is known: every second layer from a quarter of the way on.
+
+    The last one stays, as the scores are made of what it says.
+    """
+    if layers == 1:
+        return Skipped((0,), ())
+    numbers = tuple(range(max(layers // 4, 1), max(layers - 1, 2), 2))
+    return Skipped(numbers, numbers)
+
+
+def skipping(target: TorchTarget, skipped: Skipped) -> TorchTarget:
+    """Return a model that is `target` without the sub-layers `skipped`; it shares all weights, and has its own caches.
+
+    Raises:
+        UsageError: layers that the target does not have.
+        UnsupportedModelError: a family whose sub-layers are not known, or layers that are no plain list.
+    """
+    model = target.model
+    names = _names(target.support.family)
+    parts = model_parts(model)
+    skipped.check(parts.count)
+    replaced: dict[str, nn.Module] = {}
+    for number, layer in enumerate(model.get_submodule(parts.layers)):
+        path = f"{parts.layers}.{number}"
+        if number in skipped.attention and number in skipped.mlp:
+            replaced[path] = standing_in(layer, passed_on, tuples=parts.tuples)
+        elif number in skipped.attention:
+            replaced |= _without(layer, path, names.attention, _no_attention, names.attention_norms)
+        elif number in skipped.mlp:
+            replaced |= _without(layer, path, names.mlp, _no_mlp, names.mlp_norms)
+    return TorchTarget(with_modules(model, replaced))
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """A family's names within a layer; the norms are those that serve one sub-layer only."""
+
+    attention: str
+    mlp: str
+    attention_norms: tuple[str, ...]
+    mlp_norms: tuple[str, ...]
+
+
+_USUAL = _Names("self_attn", "mlp", ("input_layernorm",), ("post_attention_layernorm",))
+_WRAPPED = _Names(
+    "self_attn", "mlp", ("input_layernorm", "post_attention_layernorm"),
+    ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+)  # fmt: skip
+_FAMILIES = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "granite", "smollm3"), _USUAL),
+    **dict.fromkeys(("gemma2", "gemma3_text"), _WRAPPED),
+    "gpt2": _Names("attn", "mlp", ("ln_1",), ("ln_2",)),
+    "gpt_neox": _Names("attention", "mlp", ("input_layernorm",), ("post_attention_layernorm",)),
+}
+
+
+def _names(family: str) -> _Names:
+    if family not in _FAMILIES:
+        raise UnsupportedModelError(
+            f"The sub-layers of {family} models cannot be skipped one by one; layer_skip drafts for "
+            f"{', '.join(sorted(_FAMILIES))}. Choose another method."
+        )
+    return _FAMILIES[family]
+
+
+def _without(layer: nn.Module, path: str, name: str, instead: Any, norms: tuple[str, ...]) -> dict[str, nn.Module]:
+    """Return what replaces a sub-layer that adds nothing, and its norms, which have nothing to do then."""
+    sub_layer = standing_in(getattr(layer, name), instead, tuples=False)
+    return {f"{path}.{name}": sub_layer, **{f"{path}.{norm}": nn.Identity() for norm in norms}}
+
+
+def _no_attention(hidden_states: torch.Tensor, *_args: object, **_kwargs: object) -> tuple[torch.Tensor, None]:
+    return torch.zeros_like(hidden_states), None
+
+
+def _no_mlp(hidden_states: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(hidden_states)

@@ -1,0 +1,234 @@
+"""Which sub-layers a model can do without: searched by what skipping saves and by what the rest still says alike.
+
+Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (ACL 2024),
+which searches by timing whole generations. Here the model's own texts are read once through each candidate, and the
+steps that it would have saved are counted: that is as true, and quicker. Knows models, token ids and seconds; no text.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foredraft.contracts import CostCurve, TokenIds
+from foredraft.graph.layout import lay_out_text
+from foredraft.graph.tree import BoolArray
+from foredraft.model.candidates import Imitation, candidates
+from foredraft.model.cost import measure_cost
+from foredraft.model.skipping import Skipped, default_skipped, skipping
+from foredraft.model.target import TorchTarget
+from foredraft.sampling import SamplingOptions
+
+_ANEW = 0.25  # share of trials that begin anew; the others change the best set so far
+_MOST_CHANGES = 3
+_LEAST_SHARE, _MOST_SHARE = 0.1, 0.7  # of the sub-layers, where a trial begins anew
+_MOST_REDRAWN = 200  # sets in a row that were tried already, before the search ends
+_SECONDS = 0.5  # that each kind of pass is timed for
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenText:
+    """A text that the model wrote.
+
+    Attributes:
+        ids: int64[n], prompt and text.
+        prompt_length: how many of them are the prompt, at least 1.
+        sampling: how its tokens were chosen.
+    """
+
+    ids: TokenIds
+    prompt_length: int
+    sampling: SamplingOptions
+
+
+@dataclass(frozen=True, slots=True)
+class SkippingCosts:
+    """What passes take.
+
+    Attributes:
+        curve: the whole model's, by rows.
+        attention: share that one layer's attention has of a pass of one row.
+        mlp: likewise, its MLP.
+    """
+
+    curve: CostCurve
+    attention: float
+    mlp: float
+
+    def draft_cost(self, skipped: Skipped) -> float:
+        """Return what a pass of one row takes without the sub-layers `skipped`, as a share of a whole one."""
+        return 1.0 - self.attention * len(skipped.attention) - self.mlp * len(skipped.mlp)
+
+
+@dataclass(frozen=True, slots=True)
+class SkippingFigures:
+    """What a set of skipped sub-layers promises.
+
+    Attributes:
+        speed_up: decode time of plain decoding over that of drafting, at the best number of drafted tokens.
+        levels: that number.
+        agreement: share of the texts' tokens that the draft model would have drafted, each behind the text so far.
+        draft_cost: seconds of one of its passes over those of a whole one.
+    """
+
+    speed_up: float
+    levels: int
+    agreement: float
+    draft_cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        skipped: the best set.
+        figures: what it promises on the texts that it was searched with.
+        trials: sets tried.
+    """
+
+    skipped: Skipped
+    figures: SkippingFigures
+    trials: int
+
+
+def measure_skipping(target: TorchTarget) -> SkippingCosts:
+    """Time passes of the model: whole, without all attention, without all MLPs, and without nearly everything.
+
+    Raises:
+        UnsupportedModelError: a model whose sub-layers cannot be left out.
+    """
+    layers = int(target.model.config.num_hidden_layers)
+    every = tuple(range(layers))
+    curve = measure_cost(target)
+    passes = {(layers, layers): target}  # by attentions and MLPs that are left
+    for skipped in (Skipped(every, ()), Skipped((), every), Skipped(every, every[:-1])):
+        left = layers - len(skipped.attention), layers - len(skipped.mlp)
+        if sum(left):
+            passes[left] = skipping(target, skipped)
+    seconds = [measure_cost(each, (1,), _SECONDS).seconds[0] for each in passes.values()]
+    terms = np.array([(1, *left) for left in passes], np.float64)  # what remains whatever is skipped, and each kind
+    shares = np.maximum(np.linalg.lstsq(terms, np.array(seconds), rcond=None)[0], 0.0)
+    shares /= terms[0] @ shares
+    return SkippingCosts(curve, float(shares[1]), float(shares[2]))
+
+
+def agreements(draft: TorchTarget, texts: Sequence[WrittenText]) -> list[BoolArray]:
+    """Return, for each written token of each text, whether `draft` would have drafted it behind the text so far.
+
+    A sampled token is drafted with the noise that chose it, as drafters do under matched verification.
+    """
+    found = []
+    for text in texts:
+        cache, start = draft.new_cache(), text.prompt_length - 1
+        draft.prefill(text.ids[:start], cache)
+        logits = draft.forward(lay_out_text(text.ids[start:-1], start), cache).logits
+        positions = np.arange(text.prompt_length, len(text.ids), dtype=np.int64)
+        drafted = candidates(logits, 1, Imitation(text.sampling), positions).tokens[:, 0]
+        found.append(drafted == text.ids[text.prompt_length :])
+    return found
+
+
+def promised(agreed: Sequence[BoolArray], curve: CostCurve, draft_cost: float, most_levels: int) -> SkippingFigures:
+    """Return what drafting would save of plain decoding's time, at the best fixed number of drafted tokens.
+
+    Args:
+        agreed: from `agreements`.
+        curve: what the model's passes take.
+        draft_cost: of a draft pass, as a share of one of them with one row.
+        most_levels: drafted tokens a step at most.
+    """
+    passes = curve.table(most_levels + 1)
+    tokens = sum(map(len, agreed))
+    best, best_levels = 0.0, 1
+    for levels in range(1, most_levels + 1):
+        accepted = np.concatenate([accepted_by_step(each, levels) for each in agreed])
+        drafting = levels * len(accepted) + (accepted == levels).sum()  # one more to catch up, where all were accepted
+        seconds = len(accepted) * passes[levels + 1] + drafting * draft_cost * passes[1]
+        speed_up = tokens * passes[1] / seconds
+        if speed_up > best:
+            best, best_levels = float(speed_up), levels
+    agreement = float(np.concatenate(list(agreed)).mean())
+    return SkippingFigures(best, best_levels, agreement, draft_cost)
+
+
+def accepted_by_step(agreed: BoolArray, levels: int) -> npt.NDArray[np.int64]:
+    """Return how many drafted tokens each step would accept, where `levels` are drafted a step."""
+    steps, place = [], 0
+    while place < len(agreed):
+        ahead = agreed[place : place + levels]
+        steps.append(len(ahead) if ahead.all() else int(ahead.argmin()))
+        place += steps[-1] + 1
+    return np.array(steps, np.int64)
+
+
+def figures_of(
+    target: TorchTarget, skipped: Skipped, texts: Sequence[WrittenText], costs: SkippingCosts, most_levels: int
+) -> SkippingFigures:
+    """Return what a set promises on some texts."""
+    agreed = agreements(skipping(target, skipped), texts)
+    return promised(agreed, costs.curve, costs.draft_cost(skipped), most_levels)
+
+
+def search(
+    figures: Callable[[Skipped], SkippingFigures],
+    layers: int,
+    *,
+    trials: int,
+    seed: int = 0,
+    tried: Callable[[int, SkippingFigures], bool] = lambda _number, _best: True,
+) -> Found:
+    """Search for the set with the best promised speed-up: sets drawn anew, and the best one changed a little.
+
+    Begins with `default_skipped`. What is tried depends on nothing but the seed and the figures.
+
+    Args:
+        figures: of a set.
+        layers: of the model.
+        trials: sets to try.
+        seed: of the draws.
+        tried: told how many sets were tried and the best figures, after each; False ends the search.
+    """
+    generator = np.random.default_rng(seed)
+    best = default_skipped(layers)
+    best_figures = figures(best)
+    known, count = {_marks(best, layers).tobytes()}, 1
+    while tried(count, best_figures) and count < trials:
+        marks = _next(generator, _marks(best, layers), known)
+        if marks is None:
+            break
+        known.add(marks.tobytes())
+        candidate = _skipped(marks)
+        found = figures(candidate)
+        count += 1
+        if found.speed_up > best_figures.speed_up:
+            best, best_figures = candidate, found
+    return Found(best, best_figures, count)
+
+
+def _next(generator: np.random.Generator, best: BoolArray, known: set[bytes]) -> BoolArray | None:
+    """Return a set that was not tried yet; None where none is found."""
+    for _ in range(_MOST_REDRAWN):
+        if generator.random() < _ANEW:
+            marks = generator.random(len(best)) < generator.uniform(_LEAST_SHARE, _MOST_SHARE)
+        else:
+            changed = generator.permutation(len(best))[: generator.integers(1, _MOST_CHANGES + 1)]
+            marks = best.copy()
+            marks[changed] = ~marks[changed]
+        if 0 < marks.sum() < len(marks) and marks.tobytes() not in known:
+            return marks
+    return None
+
+
+def _marks(skipped: Skipped, layers: int) -> BoolArray:
+    """Return bool[2 * layers]: attention, then MLPs."""
+    marks = np.zeros(2 * layers, np.bool_)
+    marks[list(skipped.attention)] = True
+    marks[[layers + number for number in skipped.mlp]] = True
+    return marks
+
+
+def _skipped(marks: BoolArray) -> Skipped:
+    attention, mlp = (tuple(np.flatnonzero(half).tolist()) for half in np.split(marks, 2))
+    return Skipped(attention, mlp)

@@ -1,0 +1,167 @@
+"""The search for skipped sub-layers: what it counts, what it finds, and what the command says of bad input."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+
+from foredraft.cli import main
+from foredraft.contracts import CostCurve
+from foredraft.model.skipping import Skipped, skipping
+from foredraft.sampling import SamplingOptions
+from foredraft.training.layer_search import (
+    SkippingCosts,
+    SkippingFigures,
+    WrittenText,
+    accepted_by_step,
+    agreements,
+    measure_skipping,
+    promised,
+    search,
+)
+from test_families import plain, prompt_of, target_of
+
+CURVE = CostCurve((1, 16), (1.0, 1.0))
+
+
+def marks(text):
+    return np.array([each == "+" for each in text], np.bool_)
+
+
+@pytest.mark.parametrize(
+    ("agreed", "levels", "accepted"),
+    [
+        ("+++++", 2, [2, 2]),  # three tokens, then two: the second step's bonus token lies behind the text
+        ("---", 4, [0, 0, 0]),
+        ("++-+", 4, [2, 1]),
+        ("+-+", 1, [1, 1]),
+        ("+", 8, [1]),
+    ],
+)
+def test_steps_are_those_that_drafting_would_take(agreed, levels, accepted):
+    assert accepted_by_step(marks(agreed), levels).tolist() == accepted
+
+
+def test_what_is_promised_counts_draft_passes_and_verification():
+    sure = promised([marks("+" * 30)], CURVE, 0.0, 4)
+    assert (sure.levels, sure.agreement) == (4, 1.0)
+    assert sure.speed_up == pytest.approx(30 / 6)
+    # 4 levels: 6 steps, of 4 draft passes each, and one more for each fully accepted draft
+    dear = promised([marks("+" * 30)], CURVE, 0.5, 4)
+    assert dear.speed_up == pytest.approx(30 / (6 + 0.5 * (6 * 4 + 6)))
+    never = promised([marks("-" * 10)], CURVE, 0.5, 4)
+    assert (never.levels, never.speed_up, never.agreement) == (1, pytest.approx(10 / 15), 0.0)
+
+
+def test_costs_are_shares_of_a_pass():
+    costs = SkippingCosts(CURVE, attention=0.1, mlp=0.05)
+    assert costs.draft_cost(Skipped((0, 1), (0, 1, 2))) == pytest.approx(0.65)
+    measured = measure_skipping(target_of("llama"))
+    assert 0 <= measured.attention <= 0.5
+    assert 0 <= measured.mlp <= 0.5
+    assert measured.draft_cost(Skipped((0, 1), (0, 1))) >= 0
+
+
+@pytest.mark.parametrize("sampling", [SamplingOptions(), SamplingOptions(do_sample=True, seed=12)])
+def test_a_model_agrees_with_its_own_texts_and_less_where_layers_are_missing(sampling):
+    target, prompt = target_of("llama"), prompt_of(40)
+    text = plain("llama", 40, "T=1" if sampling.do_sample else "greedy")
+    written = WrittenText(np.concatenate([prompt, text]), len(prompt), sampling)
+    own = agreements(target, [written])[0].mean()
+    assert own > 0.9 if sampling.do_sample else own == 1.0  # drafts look for a sampled token among the likeliest only
+    assert agreements(skipping(target, Skipped((0,), (0,))), [written])[0].mean() < 0.9
+
+
+def planted(good):
+    """Figures that are the better, the more of a set is as `good`."""
+    wanted = [set(good.attention), set(good.mlp)]
+
+    def figures(skipped):
+        missed = sum(len(each ^ set(got)) for each, got in zip(wanted, (skipped.attention, skipped.mlp), strict=True))
+        return SkippingFigures(2.0 - 0.1 * missed, 1, 0.5, 0.5)
+
+    return figures
+
+
+def test_a_search_finds_what_was_planted_and_depends_on_the_seed_only():
+    good = Skipped((1, 4, 5), (2, 5))
+    found = [search(planted(good), 6, trials=400, seed=seed) for seed in (1, 1, 2)]
+    assert found[0].skipped == found[2].skipped == good
+    assert found[0] == found[1]
+    few = [search(planted(good), 6, trials=5, seed=seed).skipped for seed in (1, 1)]
+    assert few[0] == few[1]
+
+
+def test_a_search_ends_with_its_trials_its_time_or_its_sets():
+    assert search(planted(Skipped((1,), ())), 6, trials=7).trials == 7
+    assert search(planted(Skipped((1,), ())), 6, trials=99, tried=lambda count, _: count < 3).trials == 3
+    assert search(planted(Skipped((1,), ())), 2, trials=10_000).trials == 14  # 2^4 without all and none
+    assert search(planted(Skipped((0,), ())), 1, trials=9).trials == 2
+
+
+# --- the command
+
+
+@functools.cache
+def documents():
+    return "".join(json.dumps({"text": f"{name} went to the market and bought"}) + "\n" for name in "ABCDEFGH")
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text(documents())
+    return path
+
+
+QUICK = ["--trials", "3", "--texts", "4", "--max-new-tokens", "8", "--prompt-tokens", "6"]
+
+
+def test_the_command_writes_a_file_that_the_method_takes(data, tmp_path, capsys):
+    out = tmp_path / "skipped.json"
+    assert main(["tune", "layer-skip", "--data", str(data), "--out", str(out), *QUICK]) == 0
+    said = capsys.readouterr().out
+    assert "of 8 layers, attention of" in said
+    assert "texts held out from the search of 3 sets" in said
+    content = json.loads(out.read_text())
+    assert content["trials"] == 3
+    assert content["settings"]["seed"] == 0
+    options = json.dumps({"skipped": str(out), "num_speculative_tokens": 2})
+    generate = ["generate", "--method", "layer_skip", "--speculative-config", options, "--max-new-tokens", "8"]
+    assert main([*generate, "--json", "A fox"]) == 0
+    assert json.loads(capsys.readouterr().out)["statistics"]["drafted"] > 0
+    assert main([*generate, "--model", "demo-draft", "A fox"]) == 1
+    assert "was made for another model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--trials", "0"], "trials is 0; it must be at least 1"),
+        (["--texts", "3"], "texts is 3; it must be at least 4"),
+        (["--prompt-tokens", "0"], "prompt-tokens is 0"),
+        (["--minutes", "0"], "minutes is 0; it must be above 0"),
+        (["--temperature", "-1"], "temperature is -1"),
+        (["--data", "no-such-file.jsonl"], "no-such-file.jsonl does not exist"),
+        (["--out", "no-folder/out.json"], "no-folder is no folder"),
+    ],
+)
+def test_bad_input_is_told_before_anything_is_loaded(arguments, says, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = ["--out", "out.json"] if "--out" not in arguments else []
+    base += ["--data", str(data)] if "--data" not in arguments else []
+    assert main(["tune", "layer-skip", *base, *arguments]) == 2
+    assert says in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_too_few_texts_and_an_existing_file_are_refused(tmp_path, capsys):
+    few, out = tmp_path / "few.txt", tmp_path / "out.json"
+    few.write_text("One text.")
+    assert main(["tune", "layer-skip", "--data", str(few), "--out", str(out)]) == 2
+    assert "1 documents can be used, and at least 4 are needed" in capsys.readouterr().err
+    out.write_text("mine")
+    assert main(["tune", "layer-skip", "--data", str(few), "--out", str(out)]) == 2
+    assert "give --overwrite" in capsys.readouterr().err
+    assert out.read_text() == "mine"

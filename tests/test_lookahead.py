@@ -1,0 +1,209 @@
+"""Lookahead decoding: window and pool are those of the algorithm, written naively, and texts stay the same."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import foredraft
+from foredraft.contracts import Budget, DraftContext, SequenceView, Verdict
+from foredraft.control import FixedControl
+from foredraft.drafters import Resources, make_drafter
+from foredraft.drafters.lookahead import LookaheadDrafter, LookaheadOptions
+from foredraft.engine.single import decode, prefill
+from foredraft.engine.state import SequenceState
+from foredraft.errors import UsageError
+from foredraft.graph.tree import depths, path_to
+from foredraft.integrations.vllm import parse_proposer_options
+from foredraft.sampling import SamplingOptions
+from foredraft.testing import VOCABULARY, ToyTarget
+
+WHOLE = Budget(64, 64)
+
+
+def drafting(seed=0, **options):
+    return make_drafter("lookahead", options, Resources(VOCABULARY)).open(DraftContext(VOCABULARY, seed))
+
+
+def view(*ids):
+    return SequenceView(np.array(ids, np.int64), len(ids))
+
+
+def paths(draft):
+    """The token path down to each node."""
+    return {tuple(int(draft.tokens[node]) for node in path_to(draft.parents, end)) for end in range(len(draft))}
+
+
+def prefixes(sequences):
+    return {tuple(each[:length]) for each in sequences for length in range(1, len(each) + 1)}
+
+
+class Notes:
+    """A drafter that notes what another one drafts, behind which ids."""
+
+    def __init__(self, drafter):
+        self._drafter = drafter
+        self.needs, self.source_names, self.drafts = drafter.needs, drafter.source_names, []
+
+    def open(self, context):
+        self._drafting = self._drafter.open(context)
+        self.observe, self.close = self._drafting.observe, self._drafting.close
+        return self
+
+    def propose(self, view, budget):
+        self.drafts.append((view.ids.tolist(), self._drafting.propose(view, budget)))
+        return self.drafts[-1][1]
+
+
+def noted(prompt, options, nodes=64, new_tokens=24):
+    target, notes = ToyTarget(), Notes(LookaheadDrafter(LookaheadOptions(**options)))
+    seq = SequenceState(np.array(prompt, np.int64), target.new_cache(), SamplingOptions(), max_new_tokens=new_tokens)
+    prefill(seq, target)
+    for _ in decode(seq, notes, FixedControl(nodes), target, DraftContext(VOCABULARY)):
+        pass
+    assert seq.emitted.tolist() == target.greedy(np.array(prompt, np.int64), new_tokens)
+    return notes.drafts
+
+
+class NaiveLookahead:
+    """The algorithm, a row at a time: every row of the window is a text of its own, continued by the target alone."""
+
+    def __init__(self, level, window, guess, token):
+        self.rows = [[token] * window for _ in range(level - 1)]
+        self.guess, self.pool = guess, []
+
+    def step(self, ids):
+        """Return the paths that are verified behind `ids`, and move on."""
+        self.rows[0][0] = ids[-1]
+        columns = [[*self.rows[0][: j + 1], *(row[j] for row in self.rows[1:])] for j in range(len(self.rows[0]))]
+        latest = []
+        for ngram in reversed(self.pool):
+            if ngram[0] == ids[-1] and ngram[1:] not in latest:
+                latest.append(ngram[1:])
+        said = [ToyTarget().greedy(np.array(ids[:-1] + column, np.int64), 1)[0] for column in columns]
+        self.pool += [[*(row[j] for row in self.rows), said[j]] for j in range(len(said))]
+        self.rows = [*self.rows[1:], said]
+        return prefixes([column[1:] for column in columns] + latest[: self.guess])
+
+
+@pytest.mark.parametrize(("level", "window", "guess"), [(2, 3, 2), (3, 4, 2), (4, 3, 9), (5, 1, 1)])
+def test_every_draft_is_the_window_and_the_guesses_of_the_algorithm(level, window, guess):
+    naive = NaiveLookahead(level, window, guess, token=7)
+    drafts = noted([7] * 9, {"level": level, "window": window, "guess": guess}, nodes=200)
+    whole = [(ids, draft) for ids, draft in drafts if 9 + 24 - len(ids) > window + level]  # limits cut the depth
+    assert len(whole) > 5
+    for ids, draft in whole:
+        assert paths(draft) == naive.step(ids)
+    assert any((draft.source == 0).any() for _, draft in drafts), "some n-gram was found again"
+
+
+def test_the_window_begins_as_stretches_of_the_prompt_at_places_that_the_seed_chooses():
+    prompt = list(range(1, 21))
+    first = [drafting(seed, level=4, window=4).propose(view(*prompt), WHOLE) for seed in (1, 1, 2)]
+    assert first[0].tokens.tolist() == first[1].tokens.tolist() != first[2].tokens.tolist()
+    rows = drafting(1, level=4, window=9)
+    rows.propose(view(*prompt), WHOLE)
+    columns = rows._window[1:]  # the root stands in row 0, column 0
+    assert ((columns[1:] - columns[:-1]) % 20 == 1).all()
+
+
+def test_scores_are_path_chances_and_sources_tell_guesses_from_the_window():
+    for _, draft in noted([7, 8, 9] * 5, {"level": 3}):
+        draft.check()
+        inner = draft.parents >= 0
+        assert (draft.score[inner] < draft.score[draft.parents[inner]]).all()
+        assert set(draft.source.tolist()) <= {0, 1}
+        guesses = draft.score[(draft.source == 0) & ~inner]
+        if len(guesses):
+            assert guesses.min() > draft.score[(draft.source == 1) & ~inner].max(initial=0)
+
+
+@pytest.mark.parametrize(
+    "budget", [Budget(1, 9), Budget(2, 2), Budget(5, 9), Budget(9, 3), Budget(12, 64), Budget(64, 1)]
+)
+def test_a_budget_cuts_columns_and_guesses_never_levels(budget):
+    current = drafting(level=4, window=6, guess=6, learn="text")
+    ids = [1, 2, 3, 4, 1, 2, 5, 6, 1]
+    draft = current.propose(view(*ids), budget)
+    draft.check()
+    assert len(draft) <= budget.nodes
+    assert depths(draft.parents).max(initial=0) <= budget.depth
+    assert (draft.source == 0).sum() <= (budget.nodes + 1) // 2
+    leaves = set(range(len(draft))) - set(draft.parents.tolist())
+    for node in leaves:
+        if draft.source[node] == 1:  # a column is there whole or not at all
+            assert depths(draft.parents)[node] >= 2  # the rows behind the root, in column 0
+
+
+def emptied(current, ids, budget):
+    draft = current.propose(view(*ids), budget)
+    current.observe(Verdict((5,), (), draft, len(ids) - 1))
+    return draft
+
+
+def test_steps_without_a_draft_keep_the_window_and_the_pool():
+    first, second = drafting(learn="text"), drafting(learn="text")
+    ids = [1, 2, 3, 4, 1, 2]
+    first.propose(view(*ids), WHOLE)
+    second.propose(view(*ids), WHOLE)
+    for _ in range(5):
+        assert len(emptied(second, ids, Budget(0, 8))) == len(emptied(second, ids, Budget(8, 0))) == 0
+    assert paths(first.propose(view(*ids), WHOLE)) == paths(second.propose(view(*ids), WHOLE)) >= {(3, 4, 1)}
+
+
+def test_a_window_that_was_cut_away_stays_where_it_is():
+    current = drafting(guess=0)
+    draft = current.propose(view(*range(1, 9)), WHOLE)
+    kept = draft.take(np.array([0], np.int32))
+    top = np.array([[3], [4]], np.int32)
+    before = current._window.copy()
+    current.observe(Verdict((3,), (), kept, 7, np.array([0, 1], np.int32), top, np.ones((2, 1), np.float32)))
+    np.testing.assert_array_equal(current._window[:-1], before[1:])
+    np.testing.assert_array_equal(current._window[-1], before[-1])
+
+
+def test_a_pool_keeps_the_newest_of_each_token():
+    current = drafting(level=2, guess=2, window=1, learn="text")
+    draft = current.propose(view(1, 2, 1, 3, 1, 4, 1), WHOLE)
+    assert draft.tokens[draft.source == 0].tolist() == [4, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"level": 1}, "level is 1; it must be 2 to 16"),
+        ({"window": 0}, "window is 0; it must be 1 to 64"),
+        ({"guess": -1}, "guess is -1; it must be 0 to 64"),
+        ({"learn": "prompt"}, "learn is 'prompt'; choose one of window, text"),
+        ({"ngram": 4}, "has no option 'ngram'"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, says):
+    with pytest.raises(UsageError, match=says):
+        make_drafter("lookahead", options, Resources(10))
+
+
+def test_where_nobody_tells_the_targets_best_tokens_it_is_refused():
+    with pytest.raises(UsageError, match="vLLM does not tell"):
+        parse_proposer_options({"method": "lookahead"})
+
+
+@functools.cache
+def generator():
+    return foredraft.load("demo", method="none", dtype="float32")
+
+
+SETTINGS = {"greedy": {}, "T=0.7": {"do_sample": True, "temperature": 0.7, "seed": 5}}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_text_is_that_of_plain_decoding_in_fewer_passes(setting):
+    prompt = "Write a short story about a fox and a"
+    generator().use("none")
+    plain = generator().generate(prompt, max_new_tokens=64, **SETTINGS[setting])
+    generator().use("lookahead", {"window": 8, "guess": 8}, nodes=64)
+    drafted = generator().generate(prompt, max_new_tokens=64, **SETTINGS[setting])
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.statistics.tokens_per_target_step > 1.15
+    generator().use("lookahead")  # its own control, which may stop drafting
+    assert generator().generate(prompt, max_new_tokens=64, **SETTINGS[setting]).token_ids == plain.token_ids
