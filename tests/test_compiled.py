@@ -135,6 +135,23 @@ def test_compiled_texts_equal_plain_texts(cache, several, method, options, nodes
     assert written(compiled_target(cache, "one", several), method, options, nodes, sampling) == expected
 
 
+def test_two_kinds_of_windows_and_a_time_limit(tmp_path):
+    """The time is over before the second package: plain decoding is compiled, the rest runs as it is."""
+    config = configuration("gemma3_text")
+    config.max_position_embeddings = 1024
+    model = tiny_model(config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        folder, record = compile_forward(model, tmp_path, seconds=0)
+    assert [package.name for package in record.packages] == ["one"]
+    used = CompiledRecord(record.packages, record.rows, {**record.seconds, EAGER: (1e6,) * len(record.rows)})
+    compiled = TorchTarget(model, CompiledForward(folder, used))
+    assert compiled.compiled.package_for(1) is not None
+    assert compiled.compiled.package_for(2) is None
+    for method, options, nodes in METHODS:
+        assert written(compiled, method, options, nodes, {}) == written(TorchTarget(model), "none", {}, 0, {})
+
+
 def test_a_second_compilation_keeps_what_is_there(cache):
     folder = compiled_folder(small_model(), cache)
     before = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.pt2")}

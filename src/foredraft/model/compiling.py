@@ -40,7 +40,8 @@ MOST_BYTES = 2**30
 
 _TIMED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _CONTEXT = 200
-_ROUNDS = 12
+_ROUNDS = 8
+_REPEATS = 3
 _DTYPES = (torch.float32, torch.bfloat16)
 _OWN_KERNELS: tuple[Mapping[str, Any], ...] = (
     {"max_autotune": True, "max_autotune_gemm_backends": "CPP"},
@@ -285,7 +286,9 @@ def _timed(model: Any, paths: Mapping[str, Path]) -> dict[str, tuple[float, ...]
         flat = torch.utils._pytree.tree_leaves(arguments)  # noqa: SLF001  # the order in which the exporter flattens
         for _ in range(_ROUNDS):
             for name, times in least.items():
-                if name == EAGER or takes[name][0] <= rows <= takes[name][1]:
+                if name != EAGER and not takes[name][0] <= rows <= takes[name][1]:
+                    continue
+                for _ in range(_REPEATS):  # as when steps follow each other: the first one finds others' weights cached
                     start = perf_counter()
                     functional(*arguments) if name == EAGER else run_package(packages[name], list(flat))
                     times[place] = min(times[place], perf_counter() - start)
