@@ -880,3 +880,44 @@ def learn_inner(rows, weights, trusted, known, a, b, drafted, written):
         part /= part + (1 - trusted(len(mine))) * foreseen(*known, before, last, written[k])
         found.append((len(mine), part))
     return found
+
+
+def halvings(score):
+    """As foredraft.control.measured's: how often 1 halves until it is no more than the score, up to 11 times."""
+    number = 0
+    while number < 11 and score <= 0.5 ** (number + 1) * (1 - 1e-12):
+        number += 1
+    return number
+
+
+def chances(evidence):
+    """As foredraft.control.measured's, bin by bin."""
+    ratio = (evidence.accepted.sum() + 3.0 * 0.8) / (evidence.promised.sum() + 3.0)
+    usual = [0.7 * 0.5**number for number in range(12)]
+    scores = [p / s if s > 0 else u for p, s, u in zip(evidence.promised, evidence.seen, usual, strict=True)]
+    return [
+        (accepted + 8.0 * min(ratio * score, 1.0)) / (seen + 8.0)
+        for accepted, seen, score in zip(evidence.accepted, evidence.seen, scores, strict=True)
+    ]
+
+
+def best_count(score, evidence, cost, pace, beside, plain, depth):
+    """As foredraft.control.measured's: every count of nodes is tried."""
+    chance = chances(evidence)
+    each = [chance[halvings(one)] for one in sorted(score.tolist(), reverse=True)][: len(cost) - 2]
+    rates = [1 / plain]
+    rates += [(1 + min(sum(each[:n]), depth)) / (pace * cost[n + 1] + beside) for n in range(1, len(each) + 1)]
+    return rates.index(max(rates))
+
+
+def credit(evidence, score, path):
+    """As foredraft.control.measured's: returns what was seen, accepted and promised afterwards."""
+    seen, accepted, promised = (each.tolist() for each in evidence)
+    for node, one in enumerate(score.tolist()):
+        seen[halvings(one)] += 1
+        promised[halvings(one)] += one
+        accepted[halvings(one)] += node in path.tolist()
+    for number in range(12):
+        share = 0.5 if seen[number] > 400 else 1
+        seen[number], accepted[number], promised[number] = (share * each[number] for each in (seen, accepted, promised))
+    return seen, accepted, promised

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import naive
 from foredraft.contracts import EMPTY_DRAFT, Budget, CostCurve, Draft, Verdict
-from foredraft.control import MOST_NODES, FixedControl, MeasuredControl, cut
+from foredraft.control import MOST_NODES, Beside, FixedControl, MeasuredControl, cut, measured
+from foredraft.control.measured import Evidence
 from foredraft.errors import UsageError
 from foredraft.graph.tree import chain_parents, depths
 
@@ -230,13 +232,14 @@ def test_one_hopeless_draft_among_good_ones_does_not_stop_drafting():
 
 
 def test_about_twice_as_many_nodes_are_asked_for_as_were_worth_it():
-    """A draft of 64 nodes of which 6 are worth verifying was drafted for nothing; where all are, more are asked for."""
-    control = MeasuredControl(MODERATE)
-    assert control.budget(30).nodes == MOST_NODES
+    """At first as many as usual drafts repay under the curve; where all of them are worth it, more are asked for."""
+    assert MeasuredControl(CHEAP).budget(30).nodes == MOST_NODES
+    assert MeasuredControl(DEAR).budget(30).nodes < MeasuredControl(MODERATE).budget(30).nodes + 1 < MOST_NODES
+    control = MeasuredControl(CHEAP)
     for _ in range(60):
         budget = control.budget(30)
         kept = control.trim(chain(budget.nodes, 0.5), budget)
-        control.observe(Verdict((0,), (), kept, 0), honest(MODERATE)(0, len(kept) + 1), 0.0)
+        control.observe(Verdict((0,), (), kept, 0), honest(DEAR)(0, len(kept) + 1), 0.0)
     assert control.budget(30).nodes < 32
     control = MeasuredControl(CHEAP)
     control.trim(chain(4, 0.3), Budget(64, 30))
@@ -246,3 +249,33 @@ def test_about_twice_as_many_nodes_are_asked_for_as_were_worth_it():
         path = tuple(range(len(kept)))
         control.observe(Verdict((*path, 0), path, kept, 0), honest(CHEAP)(0, len(kept) + 1), 0.0)
     assert control.budget(90).nodes == MOST_NODES
+
+
+@pytest.mark.kernels
+@settings(deadline=None)  # the first call compiles
+@given(seed=st.integers(0, 10_000))
+def test_the_measured_controls_kernels_do_what_their_twins_do(seed):
+    rng = np.random.default_rng(seed)
+    seen = rng.integers(0, 420, 12).astype(np.float64)
+    evidence = Evidence(seen, np.floor(seen * rng.random(12)), seen * rng.random(12))
+    score = rng.random(rng.integers(1, 40)).astype(np.float32) ** 3
+    np.testing.assert_allclose(measured.chances(evidence), naive.chances(evidence))
+    assert [measured.halvings(one) for one in score] == [naive.halvings(float(one)) for one in score]
+    cost = np.cumsum(rng.random(34))
+    told = (score, evidence, cost, 0.5 + rng.random(), rng.random(), cost[1] + rng.random(), int(rng.integers(1, 9)))
+    assert measured.best_count(*told) == naive.best_count(*told)
+    path = rng.permutation(len(score))[: rng.integers(0, len(score) + 1)].astype(np.int32)
+    expected = naive.credit(evidence, score, path)
+    measured.credit(evidence, score, path)
+    np.testing.assert_allclose(np.stack(evidence), np.array(expected))
+
+
+def test_what_a_step_takes_beside_its_pass_is_known_to_the_next_sequence():
+    beside = Beside()
+    first = MeasuredControl(MODERATE, beside=beside)
+    decide(first, lambda number: 0, honest(MODERATE), lambda nodes: 5.0 * (nodes > 0))
+    assert beside.drafted > beside.plain == 0.0
+    later = MeasuredControl(MODERATE, beside=beside)
+    draft = Draft(np.array([3], np.int32), np.array([-1], np.int32), np.array([0.5], np.float32))
+    assert len(MeasuredControl(MODERATE).trim(draft, Budget(4, 4))) == 1
+    assert len(later.trim(draft, Budget(4, 4))) == 0

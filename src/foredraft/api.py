@@ -13,7 +13,7 @@ import torch
 
 from foredraft.cache_folder import cache_folder, cache_path
 from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, TokenIds, Verification
-from foredraft.control import FixedControl, choose_control
+from foredraft.control import Beside, FixedControl, choose_control
 from foredraft.corpus.fingerprint import tokenizer_hash, vocabulary_size
 from foredraft.demo import EMBEDDED, EMBEDDED_DRAFT
 from foredraft.drafters import Resources, make_drafter, parse_options
@@ -189,6 +189,7 @@ class Generator:
         if nodes is None and control is None:
             control = getattr(drafter, "default_control", None)
         self._amount = choose_control(nodes, control, control_options)
+        self._beside = Beside()
         self.method, self.drafter = method, drafter
         self.verification = checked_verification(verification)
 
@@ -331,7 +332,7 @@ class Generator:
         )
 
     def _control(self, seed: int) -> Control:
-        return FixedControl(0) if self.method == "none" else self._amount.make(lambda: self.cost, seed)
+        return FixedControl(0) if self.method == "none" else self._amount.make(lambda: self.cost, seed, self._beside)
 
 
 def resources_for(

@@ -14,13 +14,14 @@ from foredraft.control.cost_aware import CostAwareOptions, CostAwareRule
 from foredraft.control.cutting import cut
 from foredraft.control.exit_threshold import ExitThresholdOptions, ExitThresholdRule
 from foredraft.control.fixed import FixedControl, FixedOptions
-from foredraft.control.measured import MOST_NODES, MeasuredControl, MeasuredOptions
+from foredraft.control.measured import MOST_NODES, Beside, MeasuredControl, MeasuredOptions
 from foredraft.control.stopping import Outcome, Rule, StoppingControl
 from foredraft.control.whole import WholeControl, WholeOptions
 from foredraft.errors import UsageError
 from foredraft.options import nearest, options_from, shown
 
 __all__ = [
+    "Beside",
     "BetaOptions",
     "BetaRule",
     "CONTROLS",
@@ -105,17 +106,18 @@ class ControlChoice:
         """Whether `make` will ask for the cost curve."""
         return CONTROLS[self.name].needs_cost and self.nodes != 0
 
-    def make(self, curve: Callable[[], CostCurve], seed: int) -> Control:
+    def make(self, curve: Callable[[], CostCurve], seed: int, beside: Beside | None = None) -> Control:
         """Return the control of one sequence.
 
         Args:
             curve: what a pass costs by its rows; called only if it is needed, as it may have to be measured.
             seed: decides every random draw.
+            beside: what `measured` found steps to take beside their pass in earlier sequences, kept up to date.
         """
         if self.name == "fixed" or self.nodes == 0:
             return FixedControl(self.most_nodes)
         if self.name == "measured":
-            return MeasuredControl(curve(), self.most_nodes)
+            return MeasuredControl(curve(), self.most_nodes, beside)
         if self.name == "whole":
             return WholeControl(self.options, self.most_nodes)
         return StoppingControl(self._rule(curve, seed), self.most_nodes)

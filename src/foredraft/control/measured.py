@@ -4,12 +4,17 @@ Does not know the drafter or the model; sees drafts with scores, verdicts, and s
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+from numba import njit
 
 from foredraft.contracts import Budget, CostCurve, Draft, Verdict
 from foredraft.control.cutting import cut
 from foredraft.graph.tree import FloatArray, IntArray, depths
+
+F64 = npt.NDArray[np.float64]
 
 MOST_NODES = 64
 """The largest draft that a measured budget asks for."""
@@ -17,7 +22,7 @@ MOST_NODES = 64
 _KEEP = 0.98  # what a step's evidence is worth one drafted step later
 _SCORE_BINS = 12  # by powers of two: [1/2, 1], [1/4, 1/2), ...
 _BIN_NODES = 8.0  # nodes of each bin seen before the first step, as it were, accepted as those of all bins are
-_USUAL_SCORES = 0.7 * 0.5 ** np.arange(_SCORE_BINS)  # of a bin that has not been seen
+_USUAL_SCORE = 0.7  # of the first bin while it has not been seen; of each further one, half as much
 _PRIOR_RATIO, _PRIOR_PROMISED = 0.8, 3.0  # accepted nodes / the sum of scores, and the sum that this is worth
 _MOST_NODES_SEEN = 400.0
 _ENOUGH_TOKENS = 40.0  # of recent drafted steps, before they are compared with plain ones
@@ -26,13 +31,40 @@ _REFERENCE_EVERY, _FIRST_REFERENCE = 64, 4  # drafted steps between plain ones t
 _MOST_WORTHLESS = 8  # drafts in a row without a node worth verifying, before drafting rests
 _MOST_WORTHLESS_AGAIN = 2  # the same after a rest, until drafting has paid
 _SHORTEST_REST, _LONGEST_REST = 8, 128  # plain steps before drafting is tried again
-_FEWEST_ASKED = 16  # nodes asked for at least: fewer would hardly be drafted quicker
+_FEWEST_ASKED = 4  # nodes asked for at least: fewer would hardly be drafted quicker
 _MOST_BESIDE = 16  # plain passes that the rest of a step may take before it is put down to something else
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOptions:
     """The measured control has no options; `num_speculative_tokens` caps its number."""
+
+
+class Evidence(NamedTuple):
+    """What became of nodes, by bins of their scores, float64[12] each.
+
+    Attributes:
+        seen: nodes verified.
+        accepted: of them.
+        promised: the sum of their scores.
+    """
+
+    seen: F64
+    accepted: F64
+    promised: F64
+
+
+@dataclass(slots=True)
+class Beside:
+    """What steps take beside their pass: a fact of the machine and the drafter, not of a text.
+
+    Attributes:
+        drafted: seconds of a drafted step, smoothed.
+        plain: seconds of a plain one, smoothed.
+    """
+
+    drafted: float = 0.0
+    plain: float = 0.0
 
 
 class MeasuredControl:
@@ -50,18 +82,21 @@ class MeasuredControl:
     Args:
         curve: the target's cost by rows.
         most_nodes: never ask for more.
+        beside: what steps took beside their pass in earlier sequences; kept up to date. None begins with nothing known.
     """
 
-    def __init__(self, curve: CostCurve, most_nodes: int = MOST_NODES) -> None:
+    def __init__(self, curve: CostCurve, most_nodes: int = MOST_NODES, beside: Beside | None = None) -> None:
         self._cost = curve.table(most_nodes + 1)
         self._most_nodes = most_nodes
-        self._seen, self._accepted, self._promised = (np.zeros(_SCORE_BINS) for _ in range(3))
-        self._worth = float(most_nodes)  # nodes worth verifying, smoothed
+        self._evidence = Evidence(*(np.zeros(_SCORE_BINS) for _ in range(3)))
+        typical = (_USUAL_SCORE / np.arange(1, most_nodes + 1)).astype(np.float32)
+        usual = best_count(typical, self._evidence, self._cost, 1.0, 0.0, self._cost[1], most_nodes)
+        self._worth = float(usual)  # nodes worth verifying, smoothed
         self._pace = 1.0  # seconds of a drafted pass / those of the curve, smoothed
         self._plain_pace: float | None = None  # the same of plain passes, once there was one
         self._since_plain = _REFERENCE_EVERY - _FIRST_REFERENCE
         self._worthless = 0  # drafts in a row of which no node was worth verifying
-        self._beside_drafted = self._beside_plain = 0.0  # seconds of a step beside its pass, smoothed
+        self._beside = Beside() if beside is None else beside
         self._tokens = self._seconds = 0.0  # of recent drafted steps
         self._rest = 0
         self._next_rest = _SHORTEST_REST
@@ -79,11 +114,9 @@ class MeasuredControl:
         if draft.q is not None:  # drawn: scores, and even how many were drawn, may tell what; only the budget may cut
             return cut(draft, budget)
         score = draft.score if draft.score is not None else _guessed_scores(draft.parents)
-        chances = self._chances()[_score_bin(np.sort(score)[::-1][: self._most_nodes])]
-        tokens = 1.0 + np.minimum(np.cumsum(chances), budget.depth)
-        seconds = self._pace * self._cost[2 : len(chances) + 2] + self._beside_drafted
-        rates = np.concatenate([[1.0 / self._plain_seconds()], tokens / seconds])
-        best = int(np.argmax(rates))
+        best = best_count(
+            score, self._evidence, self._cost, self._pace, self._beside.drafted, self._plain_seconds(), budget.depth
+        )
         self._worth = min(2.0 * best, self._most_nodes) if best >= budget.nodes else 0.9 * self._worth + 0.1 * best
         self._worthless = self._worthless + 1 if best == 0 else 0
         if self._worthless >= (_MOST_WORTHLESS if self._next_rest == _SHORTEST_REST else _MOST_WORTHLESS_AGAIN):
@@ -95,22 +128,18 @@ class MeasuredControl:
         verdict: Verdict,
         forward_seconds: float,
         other_seconds: float,
-        draft_seconds: float = 0.0,  # noqa: ARG002  # the protocol's; what drafting costs is in other_seconds
+        draft_seconds: float = 0.0,
     ) -> None:
         """Compare what the step gave with what its scores promised, and its time with what the curve says."""
         drafted = len(verdict.draft)
         if 0 < forward_seconds < np.inf and 0 <= other_seconds < np.inf:  # a clock may jump
+            if not drafted:  # a draft of which no node was worth verifying is no part of a plain step
+                other_seconds = max(other_seconds - draft_seconds, 0.0)
             self._observe_time(drafted, len(verdict.tokens), forward_seconds, other_seconds)
         if drafted:
             score = verdict.draft.score
             score = score if score is not None else _guessed_scores(verdict.draft.parents)
-            bins = _score_bin(score)
-            np.add.at(self._seen, bins, 1.0)
-            np.add.at(self._promised, bins, score)
-            np.add.at(self._accepted, bins[list(verdict.path)], 1.0)
-            crowded = self._seen > _MOST_NODES_SEEN  # older evidence counts for less
-            for evidence in (self._seen, self._promised, self._accepted):
-                evidence[crowded] *= 0.5
+            credit(self._evidence, score, np.array(verdict.path, np.int32))
             if self._tokens > _ENOUGH_TOKENS:
                 self._consider_resting()
         elif self._rest > 0:
@@ -123,7 +152,7 @@ class MeasuredControl:
             expected = self._cost[min(drafted + 1, len(self._cost) - 1)]
             forward_seconds = min(forward_seconds, 4 * self._pace * expected)
             self._pace += 0.05 * (forward_seconds / expected - self._pace)
-            self._beside_drafted += 0.1 * (other_seconds - self._beside_drafted)
+            self._beside.drafted += 0.1 * (other_seconds - self._beside.drafted)
             self._tokens = self._tokens * _KEEP + emitted
             self._seconds = self._seconds * _KEEP + forward_seconds + other_seconds
             self._since_plain += 1
@@ -131,27 +160,19 @@ class MeasuredControl:
             known = self._pace if self._plain_pace is None else self._plain_pace
             ratio = min(forward_seconds / self._cost[1], 4 * known)
             self._plain_pace = known + 0.2 * (ratio - known)
-            self._beside_plain += 0.1 * (other_seconds - self._beside_plain)
+            self._beside.plain += 0.1 * (other_seconds - self._beside.plain)
             self._since_plain = 0
-
-    def _chances(self) -> FloatArray:
-        """Return how likely a node of each bin is accepted, float64[12]."""
-        ratio = (self._accepted.sum() + _PRIOR_PROMISED * _PRIOR_RATIO) / (self._promised.sum() + _PRIOR_PROMISED)
-        scores = np.where(self._seen > 0, self._promised / np.maximum(self._seen, 1e-9), _USUAL_SCORES)
-        chances: FloatArray = (self._accepted + _BIN_NODES * np.minimum(ratio * scores, 1)) / (self._seen + _BIN_NODES)
-        return chances
 
     def _plain_seconds(self) -> float:
         pace = self._pace if self._plain_pace is None else self._plain_pace
-        return float(pace * self._cost[1] + self._beside_plain)
+        return float(pace * self._cost[1] + self._beside.plain)
 
     def _give_up_for_now(self) -> None:
         """Rest, and let what spoke against drafting fade: without drafts it would be believed for ever."""
         self._begin_rest()
-        self._seen, self._promised, self._accepted = (
-            _FADE * evidence for evidence in (self._seen, self._promised, self._accepted)
-        )
-        self._beside_drafted *= _FADE
+        for each in self._evidence:
+            np.multiply(each, _FADE, out=each)
+        self._beside.drafted *= _FADE
 
     def _begin_rest(self) -> None:
         self._rest = self._next_rest
@@ -171,7 +192,64 @@ def _guessed_scores(parents: IntArray) -> FloatArray:
     return np.power(np.float32(0.6), depths(parents)).astype(np.float32)
 
 
-def _score_bin(score: FloatArray) -> IntArray:
-    """Return the bin of each score, int32[N]."""
-    halvings = -np.log2(np.maximum(score, np.float32(1e-6)))
-    return np.clip(np.floor(halvings), 0, _SCORE_BINS - 1).astype(np.int32)
+@njit(cache=True)
+def halvings(score: float) -> int:
+    """Return the bin of a score: how often it halves."""
+    return min(max(int(np.floor(-np.log2(max(score, 1e-6)))), 0), _SCORE_BINS - 1)
+
+
+@njit(cache=True)
+def chances(evidence: Evidence) -> F64:
+    """Return how likely a node of each bin is accepted, float64[12].
+
+    With few nodes seen, it is their scores times the ratio of accepted to promised over all bins.
+    """
+    ratio = (evidence.accepted.sum() + _PRIOR_PROMISED * _PRIOR_RATIO) / (evidence.promised.sum() + _PRIOR_PROMISED)
+    found = np.empty(_SCORE_BINS, np.float64)
+    for number in range(_SCORE_BINS):
+        seen = evidence.seen[number]
+        score = evidence.promised[number] / seen if seen > 0 else _USUAL_SCORE * 0.5**number
+        found[number] = (evidence.accepted[number] + _BIN_NODES * min(ratio * score, 1.0)) / (seen + _BIN_NODES)
+    return found
+
+
+@njit(cache=True)
+def best_count(
+    score: FloatArray, evidence: Evidence, cost: F64, pace: float, beside: float, plain: float, depth: int
+) -> int:
+    """Return how many of the best nodes are worth verifying: the number with the most expected tokens per second.
+
+    Args:
+        score: float32[N].
+        evidence: what became of nodes.
+        cost: float64[M + 2], seconds of a pass by rows; at most M nodes are worth a thought.
+        pace: seconds of a drafted pass / those of `cost`.
+        beside: seconds of a drafted step beside its pass.
+        plain: seconds of a plain step.
+        depth: no more tokens than that can be accepted.
+    """
+    chance = chances(evidence)
+    order = np.sort(score)
+    best, best_rate, expected = 0, 1.0 / plain, 0.0
+    for nodes in range(1, min(len(score), len(cost) - 2) + 1):
+        expected += chance[halvings(order[len(score) - nodes])]
+        rate = (1.0 + min(expected, depth)) / (pace * cost[nodes + 1] + beside)
+        if rate > best_rate:
+            best, best_rate = nodes, rate
+    return best
+
+
+@njit(cache=True)
+def credit(evidence: Evidence, score: FloatArray, path: IntArray) -> None:
+    """Count the nodes of a draft, float32[N] scores, of which `path` was accepted; older evidence counts for less."""
+    for each in score:
+        number = halvings(each)
+        evidence.seen[number] += 1.0
+        evidence.promised[number] += each
+    for node in path:
+        evidence.accepted[halvings(score[node])] += 1.0
+    for number in range(_SCORE_BINS):
+        if evidence.seen[number] > _MOST_NODES_SEEN:
+            evidence.seen[number] *= 0.5
+            evidence.promised[number] *= 0.5
+            evidence.accepted[number] *= 0.5
