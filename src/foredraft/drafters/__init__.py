@@ -6,7 +6,7 @@ Does not import any drafter by itself. Third parties register a class under the 
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -26,6 +26,7 @@ _OWN: Mapping[str, str] = {
     "draft_model": "foredraft.drafters.draft_model:DraftModelDrafter",
     "draft_tree": "foredraft.drafters.draft_model:DraftTreeDrafter",
     "draft_graph": "foredraft.drafters.draft_model:DraftGraphDrafter",
+    "eesd": "foredraft.drafters.eesd:EesdDrafter",
 }
 
 
@@ -40,6 +41,8 @@ class Resources:
         default_store: likewise, the datastore.
         draft_model: loads a draft model by name and checks that it fits the target; None where nothing can be loaded.
         default_draft: the draft model that comes with the target, if any.
+        target: the target itself, for drafters that draft with its own layers.
+        default_heads: by method, the folder of the trained heads that come with the target.
     """
 
     vocabulary: int
@@ -48,6 +51,8 @@ class Resources:
     default_store: Callable[[], Path] | None = None
     draft_model: Callable[[Any], Target] | None = None
     default_draft: str | None = None
+    target: Target | None = None
+    default_heads: Mapping[str, Path] = field(default_factory=dict)
 
 
 class DrafterClass(Protocol):

@@ -38,7 +38,7 @@ class ChainOptions:
         Raises:
             UsageError: naming it.
         """
-        _check(self.levels, self.least_probability)
+        self.rules()
 
     def rules(self) -> GrowthRules:
         """Return what limits the chain."""
@@ -69,7 +69,7 @@ class TreeOptions:
         Raises:
             UsageError: naming it.
         """
-        _check(self.levels, self.least_probability, self.least_share, self.out_degree)
+        self.rules()
 
     def rules(self) -> GrowthRules:
         """Return what limits the tree."""
@@ -102,22 +102,13 @@ class GraphOptions:
         Raises:
             UsageError: naming it.
         """
-        _check(self.levels, self.least_probability, self.least_share, self.out_degree)
+        self.rules()
         if not 1 <= self.tau <= 8:
             raise UsageError(f"tau is {self.tau}; it must be 1 to 8.")
 
     def rules(self) -> GrowthRules:
         """Return what limits the graph."""
         return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels, self.tau)
-
-
-def _check(levels: int, least_probability: float, least_share: float = 0.0, out_degree: int = 1) -> None:
-    for name, number, most in (("levels", levels, 64), ("out_degree", out_degree, 32)):
-        if not 1 <= number <= most:
-            raise UsageError(f"{name} is {number}; it must be 1 to {most}.")
-    for name, share in (("least_probability", least_probability), ("least_share", least_share)):
-        if not 0 <= share <= 1:
-            raise UsageError(f"{name} is {share}; it must be 0 to 1.")
 
 
 def load_drafter(

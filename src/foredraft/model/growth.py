@@ -6,16 +6,21 @@ graph is cut to its budget afterwards.
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from foredraft.contracts import Budget, Draft, TokenIds
+from foredraft.errors import UsageError
 from foredraft.graph.dag import DraftGraph, add_level, empty_graph, leaves
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.graph.unmerge import unmerge
 from foredraft.model.candidates import Candidates, Imitation, candidates
 from foredraft.model.rollout import Rollout
+
+Calibrate = Callable[[Candidates, int], Candidates]
+"""Gives the candidates of a level, 1 for the first, other probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,20 @@ class GrowthRules:
     least_share: float = 0.3
     most_levels: int = 10
     tau: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range, by the names that the drafters' options have.
+
+        Raises:
+            UsageError: naming it.
+        """
+        counts = (("levels", self.most_levels, 1, 64), ("out_degree", self.out_degree, 1, 32), ("tau", self.tau, 0, 8))
+        for name, number, least, most in counts:
+            if not least <= number <= most:
+                raise UsageError(f"{name} is {number}; it must be {least} to {most}.")
+        for name, share in (("least_probability", self.least_probability), ("least_share", self.least_share)):
+            if not 0 <= share <= 1:
+                raise UsageError(f"{name} is {share}; it must be 0 to 1.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +104,19 @@ class Grown:
 
 
 def grow(
-    rollout: Rollout, ids: TokenIds, rules: GrowthRules, budget: Budget, imitation: Imitation, most_rows: int
+    rollout: Rollout,
+    ids: TokenIds,
+    rules: GrowthRules,
+    budget: Budget,
+    imitation: Imitation,
+    most_rows: int,
+    calibrate: Calibrate | None = None,
 ) -> Grown:
     """Grow a graph behind `ids`, int64[n].
 
     It ends when the budget's depth or `most_levels` is reached, no node is left to expand, `budget.more` says so, or
     `most_rows` rows have been put through the model; the most probable nodes of a level are expanded first.
+    `calibrate` is asked about chosen candidates, never about drawn ones.
 
     Raises:
         NumericsError: scores from which no token can be chosen.
@@ -105,6 +131,8 @@ def grow(
     for level in range(depth):
         positions = np.full(len(frontier), len(ids) + level, np.int64)
         found = candidates(logits, k, imitation, positions)
+        if calibrate is not None and found.q is None:
+            found = calibrate(found, level + 1)
         start, most_open = graph.size, most_rows - used if level + 1 < depth else 0
         opened = _add(grown, frontier, found, rules, most_open)
         best = float(graph.score[start : graph.size].max(initial=0.0))

@@ -1,0 +1,138 @@
+"""The target's first layers draft, through an early exit with a small head of its own: a chain, or a tree.
+
+Liu et al., "Speculative Decoding via Early-exiting for Faster LLM Inference with Thompson Sampling Control Mechanism"
+(EESD, ACL Findings 2024). When to stop drafting is a control's to say. Knows the target's two parts (model/split.py);
+not how a text is chosen.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
+from foredraft.drafters import Resources
+from foredraft.errors import UsageError
+from foredraft.model.candidates import Imitation
+from foredraft.model.foresight import Foresight
+from foredraft.model.growth import GrowthRules
+from foredraft.model.heads import load_exit_head
+from foredraft.model.split import ExitModel, SplitCache, SplitTarget
+from foredraft.model.target import TorchTarget
+
+NO_HEAD = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class EesdOptions:
+    """Options of `eesd`.
+
+    Attributes:
+        head: a folder or a hub id that `foredraft train eesd` wrote; None takes the one that comes with the target, if
+            any; "none" exits without one, through the target's own norm and LM head (which drafts poorly).
+        layers: layers before the exit; with a head, None or what it was trained for.
+        out_degree: children of a node at most; 1 drafts chains.
+        least_probability: drafting stops behind a token less probable than this.
+        least_share: a node below this share of its likeliest sibling's probability is not expanded.
+        levels: tokens drafted one behind another at most.
+    """
+
+    head: str | None = None
+    layers: int | None = None
+    out_degree: int = 1
+    least_probability: float = 0.0
+    least_share: float = 0.3
+    levels: int = 10
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range.
+
+        Raises:
+            UsageError: naming it.
+        """
+        self.rules()
+        if self.layers is not None and self.layers < 1:
+            raise UsageError(f"layers is {self.layers}; at least one layer must lie before the exit.")
+        if self.head == NO_HEAD and self.layers is None:
+            raise UsageError("Without a head, say after how many layers to exit: layers=N.")
+
+    def rules(self) -> GrowthRules:
+        """Return what limits a draft."""
+        return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels)
+
+
+class EesdDrafter:
+    """A target in two parts, and the shape that the first one drafts.
+
+    Args:
+        options: the shape.
+        target: both parts.
+    """
+
+    name: ClassVar[str] = "eesd"
+    summary: ClassVar[str] = "The target's first layers and a trained early-exit head (EESD)."
+    Options = EesdOptions
+    source_names = ("eesd",)
+    needs = Needs()
+    default_control = "cost_aware"  # each level costs a pass, so when to stop matters most
+
+    def __init__(self, options: EesdOptions, target: SplitTarget) -> None:
+        self._rules = options.rules()
+        self.target = target
+
+    @classmethod
+    def create(cls, options: EesdOptions, resources: Resources) -> "EesdDrafter":
+        """Load the head and take the target apart.
+
+        Raises:
+            UsageError: there is no head, it was trained for another model or exit, or `layers` is out of range.
+            StoreError: the head is damaged.
+            UnsupportedModelError: a model that does not come apart.
+        """
+        target = resources.target
+        if not isinstance(target, TorchTarget):
+            raise UsageError("Method 'eesd' drafts with the target's own layers, and no model is loaded here.")
+        if options.head == NO_HEAD:
+            assert options.layers is not None
+            return cls(options, SplitTarget(target, options.layers, None))
+        location: Any = options.head if options.head is not None else resources.default_heads.get("eesd")
+        if location is None:
+            raise UsageError(
+                "Method 'eesd' needs a head trained for this model; train one with `foredraft train eesd`, and name "
+                "its folder: head=FOLDER."
+            )
+        card, head = load_exit_head(location, target.model)
+        if options.layers not in (None, card.layers):
+            raise UsageError(
+                f"layers is {options.layers}, and the head in {location} was trained behind {card.layers} layers; "
+                "leave layers out, or train another head."
+            )
+        return cls(options, SplitTarget(target, card.layers, head))
+
+    def open(self, context: DraftContext) -> "EesdDrafting":
+        """Begin drafting for one sequence, whose cache must be one of `target`'s.
+
+        Raises:
+            UsageError: it is another's.
+        """
+        if not isinstance(context.cache, SplitCache):
+            raise UsageError("Method 'eesd' needs the cache of its own target, and cannot draft for another one here.")
+        return EesdDrafting(ExitModel(self.target, context.cache), self._rules, context)
+
+
+class EesdDrafting:
+    """One sequence's drafting in the first layers."""
+
+    def __init__(self, model: ExitModel, rules: GrowthRules, context: DraftContext) -> None:
+        imitation = Imitation.of(context.settings, context.seed, context.vocabulary)
+        self._foresight = Foresight(model, rules, imitation, context.max_nodes)
+
+    def propose(self, view: SequenceView, budget: Budget) -> Draft:
+        """Grow a tree behind the sequence; its rows wait in the cache for the verification."""
+        grown = self._foresight.grow(view.ids, budget)
+        return EMPTY_DRAFT if grown is None else grown.draft(budget.nodes)
+
+    def observe(self, verdict: Verdict) -> None:
+        """Learn nothing: the cache kept the accepted rows when it committed."""
+
+    def close(self) -> None:
+        """Forget the tree."""
+        self._foresight.close()
