@@ -5,6 +5,7 @@ forward embeds, scales, masks and rotates as ever. Knows transformers' modules; 
 """
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,9 +81,34 @@ def with_modules(model: Any, replaced: Mapping[str, nn.Module]) -> Any:
     return twin
 
 
+def with_layers(
+    model: Any,
+    parts: ModelParts,
+    chosen: Mapping[int, nn.Module | LayerForward],
+    replaced: Mapping[str, nn.Module] | None = None,
+) -> Any:
+    """Return a copy of `model` that runs `chosen` layers, by their place, and passes the others' input on.
+
+    Args:
+        model: whose weights are shared.
+        parts: what `model_parts` says of it.
+        chosen: layers, or functions that stand in for the layer in that place.
+        replaced: further modules, by path.
+    """
+    own = model.get_submodule(parts.layers)
+    places = [chosen.get(place, passed_on) for place in range(parts.count)]
+    layers = [
+        each if isinstance(each, nn.Module) else standing_in(own[place], each, tuples=parts.tuples)
+        for place, each in enumerate(places)
+    ]
+    return with_modules(model, {parts.layers: nn.ModuleList(layers), **(replaced or {})})
+
+
 def standing_in(layer: nn.Module, forward: LayerForward, *, tuples: bool) -> nn.Module:
-    """Return what stands in for `layer` in a list: it has the layer's attributes and runs `forward` instead."""
+    """Return what stands in for `layer` in a list: its attributes, none of its weights, and `forward` for its own."""
     twin: nn.Module = _shallow(layer)
+    for what in ("_modules", "_forward_hooks", "_forward_pre_hooks"):
+        vars(twin)[what] = OrderedDict()  # weights that nobody runs can be freed, and hooks are the layer's own
     twin.forward = (lambda *args, **kwargs: (forward(*args, **kwargs),)) if tuples else forward
     return twin
 

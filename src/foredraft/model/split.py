@@ -21,7 +21,7 @@ from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.graph.tree import BoolArray
 from foredraft.model.heads import ExitHead
 from foredraft.model.kv_cache import TreeCache
-from foredraft.model.layers import ModelParts, model_parts, passed_on, standing_in, with_modules
+from foredraft.model.layers import ModelParts, model_parts, standing_in, with_layers
 from foredraft.model.target import PREFILL_ROWS, TorchTarget
 
 _PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -201,9 +201,7 @@ class SplitTarget:
             return output[0] if parts.tuples else output  # type: ignore[no-any-return]  # a layer's output is Any
 
         own = model.get_submodule(parts.layers)
-        skipped = [standing_in(layer, passed_on, tuples=parts.tuples) for layer in own[layers:-1]]
-        exit_layer = standing_in(own[-1], leave, tuples=parts.tuples)
-        replaced: dict[str, nn.Module] = {parts.layers: nn.ModuleList([*own[:layers], *skipped, exit_layer])}
+        replaced: dict[str, nn.Module] = {}
         lm_head = model.get_output_embeddings() if head is None else head.lm_head
         if head is not None:
             replaced[parts.norm] = head.norm
@@ -213,7 +211,7 @@ class SplitTarget:
             return lm_head(hidden)  # type: ignore[no-any-return]  # a module's output is Any
 
         replaced[parts.lm_head] = standing_in(lm_head, score, tuples=False)
-        return with_modules(model, replaced)
+        return with_layers(model, parts, {**dict(enumerate(own[:layers])), parts.count - 1: leave}, replaced)
 
     def _second_part(self, model: Any, parts: ModelParts, layers: int) -> Any:
         """Return the model that begins behind the exit: its N-th layer gives what the first part left."""
@@ -222,18 +220,14 @@ class SplitTarget:
             return self._taken[None]
 
         own, lm_head = model.get_submodule(parts.layers), model.get_output_embeddings()
-        skipped = [standing_in(layer, passed_on, tuples=parts.tuples) for layer in own[: layers - 1]]
-        begin = standing_in(own[layers - 1], go_on, tuples=parts.tuples)
 
         def score(hidden: torch.Tensor) -> torch.Tensor:
             self._hidden = hidden[0]
             return lm_head(hidden)  # type: ignore[no-any-return]  # a module's output is Any
 
-        replaced: dict[str, nn.Module] = {
-            parts.layers: nn.ModuleList([*skipped, begin, *own[layers:]]),
-            parts.lm_head: standing_in(lm_head, score, tuples=False),
-        }
-        return with_modules(model, replaced)
+        rest = dict(enumerate(own[layers:], layers))
+        replaced = {parts.lm_head: standing_in(lm_head, score, tuples=False)}
+        return with_layers(model, parts, {layers - 1: go_on, **rest}, replaced)
 
     @torch.inference_mode()
     def _probe(self, target: TorchTarget) -> None:
