@@ -402,6 +402,78 @@ def test_the_command_trains_a_head_that_drafts(saved_model, tmp_path, capsys):
     assert main([*asked, "--max-new-tokens", "8", "--seed", "1", "w5 w6"]) == 0
 
 
+def test_the_command_trains_a_predictor_and_medusa_heads(saved_model, tmp_path, capsys):
+    from foredraft.model.agreement import load_predictor
+    from foredraft.model.loading import load_model
+    from foredraft.model.medusa import load_medusa
+
+    head, made = tmp_path / "head", tmp_path / "head.run" / "traces"
+    assert run_train("eesd", saved_model, data_file(tmp_path), head, *QUICKLY, "--layers", "1") == 0
+    given = ["train", "cali", "--model", str(saved_model), "--data", str(made), "--head", str(head)]
+    assert main([*given, "--set", "epochs=1"]) == 0
+    loaded = load_model(str(saved_model), device="cpu")
+    assert load_predictor(head, loaded) is not None
+    assert main([*given[:-1], str(tmp_path / "nowhere")]) == 2
+    assert "There is no folder" in " ".join(capsys.readouterr().err.split())
+    medusa = tmp_path / "medusa"
+    assert run_train("medusa", saved_model, made, medusa, "--set", "epochs=1", "--heads", "2") == 0
+    card, heads = load_medusa(medusa, loaded)
+    assert (card.count, len(heads.blocks)) == (2, 2)
+    assert (heads.accuracies.diff(dim=1) <= 1).all()
+    assert heads.accuracies.sum() > 0
+    assert run_train("medusa", saved_model, made, tmp_path / "none", "--heads", "0") == 2
+
+
+def test_a_predictor_learns_which_tokens_are_accepted(model, traces, tmp_path):
+    from foredraft.model.heads import new_exit_head
+    from foredraft.training.agreement import AgreementTask
+
+    task = AgreementTask(model, new_exit_head(model), 1, traces)
+    chosen, _ = chosen_windows(traces, "all")
+    with torch.no_grad():
+        before = float(task.loss(chosen))
+    trained(task, tmp_path, traces, LoopOptions(epochs=20, micro_batch=8, precision="float32", rate=0.02))
+    with torch.no_grad():
+        assert float(task.loss(chosen)) < before
+
+
+def test_labels_of_agreement_are_those_of_a_slow_comparison(model, traces):
+    from foredraft.model.agreement import POSITIONS
+    from foredraft.model.heads import new_exit_head
+    from foredraft.training.agreement import AgreementTask
+
+    task = AgreementTask(model, new_exit_head(model), 1, traces)
+    number = 4  # an even window is looked at greedily
+    target, draft, level, estimate, label = task._levels(number)
+    with torch.no_grad():
+        scores = task._exit.logits(np.array([number]))[0]
+    agree = (scores.argmax(-1).numpy() == traces.top_ids[number, :, 0]).tolist()
+    expected = []
+    for start in range(task.window):
+        for i in range(1, POSITIONS + 1):
+            if start + i >= task.window:
+                break
+            expected.append((i, float(agree[start + i])))
+            if not agree[start + i]:
+                break
+    assert list(zip(level.tolist(), label.tolist(), strict=True)) == expected
+    assert target.shape == draft.shape == (len(expected), 32)
+    assert ((estimate > 0) & (estimate <= 1)).all()
+
+
+def test_medusa_heads_learn(model, traces, tmp_path):
+    from foredraft.training.medusa import MedusaTask
+
+    task = MedusaTask(model, 2, traces)
+    chosen, _ = chosen_windows(traces, "all")
+    with torch.no_grad():
+        before = float(task.loss(chosen))
+    trained(task, tmp_path, traces, LoopOptions(epochs=10, micro_batch=8, precision="float32", rate=0.01))
+    with torch.no_grad():
+        assert float(task.loss(chosen)) < before - 0.05
+    assert task.measured(chosen[:4]).shape == (2, 10)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -94,16 +94,87 @@ def eesd(
     _say_outcome(outcome, out)
 
 
+@app.command()
+def cali(
+    model: Model,
+    data: Data,
+    head: Annotated[str, typer.Option(help="The early-exit head that `train eesd` wrote; the predictor goes into it")],
+    settings: Sets = None,
+    trace_settings: TraceSets = None,
+    max_minutes: Minutes = None,
+    device: Device = None,
+    dtype: Dtype = "auto",
+) -> None:
+    """Train a head's predictor of agreement, for the control `cali_ts`."""
+    from foredraft.model.agreement import FOLDER
+    from foredraft.model.heads import card_for, fingerprint, load_exit_head, save_head
+    from foredraft.training.agreement import AgreementTask
+
+    options, clock = _loop_options(settings), _clock(max_minutes)
+    out = Path(head).expanduser() / FOLDER
+    if not out.parent.is_dir():
+        raise UsageError(f"There is no folder {head}; give the one that `foredraft train eesd` wrote.")
+    generator = _generator(model, dtype, device)
+    transformer = generator.target.model
+    exit_card, exit_head = load_exit_head(head, transformer)
+    run = out.parent.with_name(out.parent.name + ".cali.run")
+    opened = _opened_traces(generator, model, data, run, _trace_options(trace_settings))
+    task = AgreementTask(transformer, exit_head, exit_card.layers, opened)
+    card = card_for(transformer, "cali", model, layers=exit_card.layers, dtype="float32")
+    identity = {"kind": "cali", "model": card.fingerprint, "head": fingerprint(exit_head)}
+    outcome = _trained(task, run, opened, "all", options, clock, identity)
+    save_head(out, card, task.module.state_dict())
+    _say_outcome(outcome, out)
+
+
+@app.command()
+def medusa(
+    model: Model,
+    data: Data,
+    out: Out,
+    heads: Annotated[int, typer.Option(help="How many heads, each for one more token ahead")] = 3,
+    settings: Sets = None,
+    trace_settings: TraceSets = None,
+    max_minutes: Minutes = None,
+    save_dtype: SaveDtype = "bfloat16",
+    device: Device = None,
+    dtype: Dtype = "auto",
+) -> None:
+    """Train Medusa heads, for `--method medusa`, and measure how often each is right."""
+    from foredraft.model.heads import card_for, save_head
+    from foredraft.training.medusa import MedusaTask
+    from foredraft.training.traces import chosen_windows
+
+    if not 1 <= heads <= 16:
+        raise UsageError(f"--heads is {heads}; it must be 1 to 16.")
+    options, clock = _loop_options(settings), _clock(max_minutes)
+    generator, opened, run = _prepared(model, data, out, _trace_options(trace_settings), dtype, device)
+    transformer = generator.target.model
+    card = card_for(transformer, "medusa", model, dtype=_checked_dtype(save_dtype), count=heads)
+    task = MedusaTask(transformer, heads, opened)
+    identity = {"kind": "medusa", "heads": heads, "model": card.fingerprint}
+    outcome = _trained(task, run, opened, "all", options, clock, identity)
+    trained, held = chosen_windows(opened, "all")
+    task.module.accuracies.copy_(task.measured((held if len(held) else trained)[:200]))
+    save_head(out, card, task.module.state_dict())
+    _say_outcome(outcome, out)
+
+
 def _prepared(
     model: str, data: list[Path], out: Path, options: "TraceOptions", dtype: str, device: str | None
 ) -> tuple[Any, "Traces", Path]:
     """Return the model's generator, its traces (made if `data` is text), and the folder of the run."""
+    run = out.with_name(out.name + ".run")
+    generator = _generator(model, dtype, device)
+    return generator, _opened_traces(generator, model, data, run, options), run
+
+
+def _opened_traces(generator: Any, model: str, data: list[Path], run: Path, options: "TraceOptions") -> "Traces":
+    """Return the traces in `data`, or those made of the texts in it, which are kept in the run's folder."""
     from foredraft.model.heads import fingerprint
     from foredraft.training.traces import is_traces, open_traces
 
-    run = out.with_name(out.name + ".run")
     ready = data[0] if len(data) == 1 and is_traces(data[0]) else None
-    generator = _generator(model, dtype, device)
     if ready is None:
         ready = run / "traces"
         if not is_traces(ready):
@@ -115,7 +186,7 @@ def _prepared(
             "traces`."
         )
     _say_traces(opened, ready)
-    return generator, opened, run
+    return opened
 
 
 def _make_traces(generator: Any, data: list[Path], out: Path, options: "TraceOptions") -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from foredraft.contracts import Control, CostCurve
 from foredraft.control.beta import BetaOptions, BetaRule
+from foredraft.control.cali import CaliOptions, CaliRule
 from foredraft.control.confidence import ConfidenceOptions, ConfidenceRule
 from foredraft.control.cost_aware import CostAwareOptions, CostAwareRule
 from foredraft.control.cutting import cut
@@ -22,6 +23,8 @@ __all__ = [
     "BetaOptions",
     "BetaRule",
     "CONTROLS",
+    "CaliOptions",
+    "CaliRule",
     "ConfidenceOptions",
     "ConfidenceRule",
     "ControlChoice",
@@ -61,6 +64,9 @@ CONTROLS: Mapping[str, ControlKind] = {
     "fixed": ControlKind("num_speculative_tokens nodes at every step.", FixedOptions),
     "confidence": ControlKind("Levels while the drafter believes in its best path.", ConfidenceOptions),
     "beta_ts": ControlKind("Levels by Thompson sampling of the acceptance rate (EESD's Beta-TS).", BetaOptions),
+    "cali_ts": ControlKind(
+        "Levels by Thompson sampling about the drafter's estimate, calibrated by counts (EESD's Cali-TS).", CaliOptions
+    ),
     "cost_aware": ControlKind(
         "Levels while the tokens they promise are worth the measured seconds.", CostAwareOptions, True
     ),
@@ -110,6 +116,8 @@ class ControlChoice:
             return ConfidenceRule(self.options)
         if self.name == "beta_ts":
             return BetaRule(self.options, seed)
+        if self.name == "cali_ts":
+            return CaliRule(self.options, seed)
         return CostAwareRule(curve(), self.options, self.most_nodes)
 
 

@@ -22,7 +22,7 @@ EMBEDDED_DRAFT = "demo-draft"
 def embedded_heads() -> Mapping[str, Path]:
     """Return the folders of the trained heads that come with `demo`, by the method that drafts with them."""
     folder = Path(__file__).parent
-    return {method: folder / method for method in ("eesd",)}
+    return {method: folder / method for method in ("eesd", "medusa")}
 
 
 def embedded_path(name: str) -> Path:

@@ -27,6 +27,7 @@ _OWN: Mapping[str, str] = {
     "draft_tree": "foredraft.drafters.draft_model:DraftTreeDrafter",
     "draft_graph": "foredraft.drafters.draft_model:DraftGraphDrafter",
     "eesd": "foredraft.drafters.eesd:EesdDrafter",
+    "medusa": "foredraft.drafters.medusa:MedusaDrafter",
 }
 
 

@@ -8,13 +8,17 @@ not how a text is chosen.
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
+
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
-from foredraft.model.candidates import Imitation
+from foredraft.model.agreement import AgreementPredictor, load_predictor
+from foredraft.model.candidates import Candidates, Imitation
 from foredraft.model.foresight import Foresight
 from foredraft.model.growth import GrowthRules
-from foredraft.model.heads import load_exit_head
+from foredraft.model.heads import head_folder, load_exit_head
 from foredraft.model.split import ExitModel, SplitCache, SplitTarget
 from foredraft.model.target import TorchTarget
 
@@ -33,6 +37,8 @@ class EesdOptions:
         least_probability: drafting stops behind a token less probable than this.
         least_share: a node below this share of its likeliest sibling's probability is not expanded.
         levels: tokens drafted one behind another at most.
+        calibrated: whether the head's predictor (`foredraft train cali`) says how likely a drafted token is to be
+            accepted, which controls and the pruning go by; None where it has one, false takes the head's own estimate.
     """
 
     head: str | None = None
@@ -41,6 +47,7 @@ class EesdOptions:
     least_probability: float = 0.0
     least_share: float = 0.3
     levels: int = 10
+    calibrated: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse values out of range.
@@ -65,18 +72,20 @@ class EesdDrafter:
     Args:
         options: the shape.
         target: both parts.
+        predictor: of agreement; None takes the head's own estimates.
     """
 
     name: ClassVar[str] = "eesd"
     summary: ClassVar[str] = "The target's first layers and a trained early-exit head (EESD)."
     Options = EesdOptions
     source_names = ("eesd",)
-    needs = Needs()
     default_control = "cost_aware"  # each level costs a pass, so when to stop matters most
 
-    def __init__(self, options: EesdOptions, target: SplitTarget) -> None:
+    def __init__(self, options: EesdOptions, target: SplitTarget, predictor: AgreementPredictor | None = None) -> None:
         self._rules = options.rules()
+        self._predictor = predictor
         self.target = target
+        self.needs = Needs(hidden=predictor is not None)
 
     @classmethod
     def create(cls, options: EesdOptions, resources: Resources) -> "EesdDrafter":
@@ -105,7 +114,15 @@ class EesdDrafter:
                 f"layers is {options.layers}, and the head in {location} was trained behind {card.layers} layers; "
                 "leave layers out, or train another head."
             )
-        return cls(options, SplitTarget(target, card.layers, head))
+        predictor = (
+            load_predictor(head_folder(str(location)), target.model) if options.calibrated is not False else None
+        )
+        if options.calibrated and predictor is None:
+            raise UsageError(
+                f"The head in {location} has no predictor; train one with `foredraft train cali --head {location}`, or "
+                "leave calibrated out."
+            )
+        return cls(options, SplitTarget(target, card.layers, head), predictor)
 
     def open(self, context: DraftContext) -> "EesdDrafting":
         """Begin drafting for one sequence, whose cache must be one of `target`'s.
@@ -115,15 +132,20 @@ class EesdDrafter:
         """
         if not isinstance(context.cache, SplitCache):
             raise UsageError("Method 'eesd' needs the cache of its own target, and cannot draft for another one here.")
-        return EesdDrafting(ExitModel(self.target, context.cache), self._rules, context)
+        return EesdDrafting(self.target, self._rules, context, self._predictor)
 
 
 class EesdDrafting:
     """One sequence's drafting in the first layers."""
 
-    def __init__(self, model: ExitModel, rules: GrowthRules, context: DraftContext) -> None:
+    def __init__(
+        self, target: SplitTarget, rules: GrowthRules, context: DraftContext, predictor: AgreementPredictor | None
+    ) -> None:
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary)
-        self._foresight = Foresight(model, rules, imitation, context.max_nodes)
+        calibrate = self._calibrate if predictor is not None else None
+        self._target, self._predictor = target, predictor
+        self._foresight = Foresight(ExitModel(target, context.cache), rules, imitation, context.max_nodes, calibrate)
+        self._hidden: torch.Tensor | None = None  # the target's last state at the token that gave the root
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Grow a tree behind the sequence; its rows wait in the cache for the verification."""
@@ -131,8 +153,21 @@ class EesdDrafting:
         return EMPTY_DRAFT if grown is None else grown.draft(budget.nodes)
 
     def observe(self, verdict: Verdict) -> None:
-        """Learn nothing: the cache kept the accepted rows when it committed."""
+        """Remember what the predictor looks at; the cache kept the accepted rows when it committed."""
+        if verdict.hidden is not None and self._predictor is not None:
+            self._hidden = verdict.hidden[verdict.path[-1] + 1 if verdict.path else 0]
 
     def close(self) -> None:
         """Forget the tree."""
         self._foresight.close()
+        self._hidden = None
+
+    def _calibrate(self, found: Candidates, level: int) -> Candidates:
+        """Give the likeliest candidate of each row the predictor's chance, and share the rest among the others."""
+        if self._predictor is None or self._hidden is None:
+            return found
+        own = found.probabilities[:, 0]
+        best = self._predictor.chances(self._hidden, self._target.exit_hidden, level, torch.from_numpy(own.copy()))
+        chance = best.cpu().numpy()
+        others = found.probabilities * ((1 - chance) / np.maximum(1 - own, 1e-6))[:, None]
+        return Candidates(found.tokens, np.column_stack([chance, np.minimum(others[:, 1:], chance[:, None])]))

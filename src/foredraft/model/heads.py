@@ -92,10 +92,12 @@ def fingerprint(model: Any) -> str:
     return digest.hexdigest()
 
 
-def card_for(model: Any, kind: str, base_model: str, *, layers: int = 0, dtype: str = "bfloat16") -> HeadCard:
+def card_for(
+    model: Any, kind: str, base_model: str, *, layers: int = 0, dtype: str = "bfloat16", count: int = 1
+) -> HeadCard:
     """Return the card of a new head of `model`, loaded under the name `base_model`."""
     vocabulary, width = model.get_output_embeddings().weight.shape
-    return HeadCard(kind, base_model, fingerprint(model), vocabulary, width, layers, dtype)
+    return HeadCard(kind, base_model, fingerprint(model), vocabulary, width, layers, dtype, count)
 
 
 def save_head(folder: Path, card: HeadCard, weights: Mapping[str, torch.Tensor]) -> None:
@@ -121,7 +123,7 @@ def read_head(location: str | Path, kind: str) -> tuple[HeadCard, dict[str, torc
         UsageError: there is none, or it is of another kind.
         StoreError: its files are damaged.
     """
-    folder = _folder(str(location))
+    folder = head_folder(str(location))
     try:
         data = json.loads((folder / CONFIG_FILE).read_text())
         card = HeadCard(**{field.name: data[field.name] for field in fields(HeadCard) if field.name in data})
@@ -186,8 +188,12 @@ def fill(module: nn.Module, weights: Mapping[str, torch.Tensor], location: str |
         raise StoreError(f"The head in {location} is damaged: {bad[0]} holds NaN or infinity.")
 
 
-def _folder(location: str) -> Path:
-    """Return the folder of a head: as it is named, or fetched from the hub."""
+def head_folder(location: str) -> Path:
+    """Return the folder of a head: as it is named, or fetched from the hub.
+
+    Raises:
+        UsageError: it cannot be fetched.
+    """
     path = Path(location).expanduser()
     if path.exists() or location.startswith((".", "/", "~")) or location.count("/") != 1:
         return path
@@ -195,7 +201,7 @@ def _folder(location: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(location, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
+        return Path(snapshot_download(location, allow_patterns=[f"**{CONFIG_FILE}", f"**{WEIGHTS_FILE}"]))
     except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UsageError(
