@@ -135,7 +135,7 @@ def with_predictor(tmp_path, chance):
 
 @pytest.mark.parametrize("setting", ["greedy", "T=1"])
 @pytest.mark.parametrize("out_degree", [1, 3])
-def test_drafts_go_by_the_predictor_and_the_text_is_the_same(setting, out_degree, tmp_path, heads):  # noqa: F811
+def test_drafts_go_by_the_predictor_and_the_text_is_the_same(setting, out_degree, tmp_path, heads):  # noqa: F811  # the fixture imported above
     with_predictor.heads = heads
     options = {"head": with_predictor(tmp_path, 0.6), "out_degree": out_degree, "least_share": 0.0}
     drafter = make_drafter("eesd", options, Resources(VOCABULARY, target=target_of("llama")))
@@ -157,7 +157,7 @@ def test_drafts_go_by_the_predictor_and_the_text_is_the_same(setting, out_degree
         assert np.allclose(scores[1].score, 0.6 ** np.arange(1, len(scores[1]) + 1), atol=1e-4)
 
 
-def test_a_predictor_that_is_asked_for_and_missing_is_refused(tmp_path, heads):  # noqa: F811
+def test_a_predictor_that_is_asked_for_and_missing_is_refused(tmp_path, heads):  # noqa: F811  # the fixture imported above
     with_predictor.heads = heads
     resources = Resources(VOCABULARY, target=target_of("llama"))
     with pytest.raises(UsageError, match="has no predictor; train one with `foredraft train cali"):

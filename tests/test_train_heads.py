@@ -46,9 +46,9 @@ def silent(*_said):
 def words():
     """A tokenizer of the words w0, w2, w3, ...; id 1 ends a text."""
     known = {"<end>" if i == 1 else f"w{i}": i for i in range(VOCABULARY)}
-    backend = Tokenizer(models.WordLevel(known, unk_token="w0"))  # noqa: S106  # a word
+    backend = Tokenizer(models.WordLevel(known, unk_token="w0"))  # noqa: S106  # a word of the vocabulary, no password
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")  # noqa: S106  # a word
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")  # noqa: S106  # a word of the vocabulary, no password
 
 
 def data_file(tmp_path, texts=60):
