@@ -262,6 +262,21 @@ def test_heads_that_do_not_fit_are_refused(heads, tmp_path):
         read_head(ours, "medusa")
 
 
+def test_a_head_comes_from_the_hub_where_there_is_no_such_folder(heads, monkeypatch):
+    ours = heads("llama", 1)
+    asked = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or ours)
+    assert load_exit_head("somebody/head", target_of("llama").model)[0].layers == 1
+    assert asked == ["somebody/head"]
+
+    def unreachable(name, **_):
+        raise OSError("no route to the hub")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    with pytest.raises(UsageError, match=r"no folder somebody/head, and no head .* no route to the hub"):
+        load_exit_head("somebody/head", target_of("llama").model)
+
+
 def test_damaged_heads_are_refused(heads, tmp_path):
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         folder = tmp_path / name

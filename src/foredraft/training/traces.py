@@ -144,7 +144,8 @@ def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Sou
             text = tokenizer(document.parts[0][1], truncation=True, max_length=_LONGEST_OPEN).input_ids
             prompt = text[: min(_PROMPT_OF_TEXT, (len(text) + 1) // 2)]
         if prompt:
-            yield Source(document.key, prompt, [*text[:_LONGEST_OPEN], tokenizer.eos_token_id])
+            end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+            yield Source(document.key, prompt, [*text[:_LONGEST_OPEN], *end])
 
 
 def in_turns(readers: Iterable[Iterator[Source]]) -> Iterator[Source]:
