@@ -98,6 +98,17 @@ def test_a_drafter_asks_after_each_level_whether_to_go_on():
     assert np.allclose(asked, found.score)
 
 
+def test_a_chain_of_its_whole_budget_puts_no_further_row_through_the_model():
+    ids, model = ids_of(PROMPT), TorchTarget(draft().model)
+    passes, forward = [], model.forward
+    model.forward = lambda layout, cache: passes.append(layout.rows) or forward(layout, cache)
+    drafter = make_drafter(
+        "draft_model", {"least_probability": 0.0}, Resources(8192, draft_model=lambda _: model, default_draft="x")
+    )
+    found = drafter.open(DraftContext(8192)).propose(SequenceView(ids, len(ids)), Budget(3, 16))
+    assert (len(found), passes) == (3, [1, 1, 1])
+
+
 def test_candidates_share_the_targets_noise():
     rng = np.random.default_rng(0)
     logits = torch.from_numpy(rng.normal(size=(2, 50)).astype(np.float32)) * 2

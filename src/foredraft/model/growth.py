@@ -139,7 +139,7 @@ def grow(
         goes_on = budget.more is None or budget.more(best)
         if not goes_on:
             return dataclasses.replace(grown, depth=level + 1)
-        if not len(opened):
+        if not len(opened) or (k == 1 and graph.size >= budget.nodes):  # a chain has nothing to choose its nodes from
             break
         above = graph.parents[opened]
         logits = rollout.expand(graph.tokens[opened], np.where(above < 0, -1, grown.rows[above]).astype(np.int32))
