@@ -101,8 +101,11 @@ def test_a_predictor_begins_as_the_heads_own_estimate():
     predictor = AgreementPredictor(8)
     hidden = torch.randn(3, 8)
     estimate = torch.tensor([0.1, 0.5, 0.9])
-    assert torch.allclose(predictor.chances(hidden[0], hidden, 4, estimate), estimate, atol=1e-5)
-    assert torch.isfinite(predictor.chances(hidden[0], hidden, 99, torch.tensor([0.0, 1.0, 0.5]))).all()
+    for sampled in (False, True):
+        found = predictor.chances(hidden[0], hidden, 4, estimate, sampled=sampled)
+        assert torch.allclose(found, estimate, atol=1e-5)
+    sure = torch.tensor([0.0, 1.0, 0.5])
+    assert torch.isfinite(predictor.chances(hidden[0], hidden, 99, sure, sampled=False)).all()
 
 
 def test_a_predictor_looks_at_both_states_and_the_level():
@@ -111,12 +114,14 @@ def test_a_predictor_looks_at_both_states_and_the_level():
         for weight in predictor.parameters():
             weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel())))
     target, draft, estimate = torch.randn(4), torch.randn(1, 4), torch.tensor([0.5])
-    first = predictor.chances(target, draft, 1, estimate)
-    assert not torch.isclose(first, predictor.chances(target, draft, 2, estimate))
-    assert not torch.isclose(first, predictor.chances(target + 1, draft, 1, estimate))
-    assert not torch.isclose(first, predictor.chances(target, draft + 1, 1, estimate))
-    last = predictor.chances(target, draft, POSITIONS, estimate)
-    assert torch.isclose(last, predictor.chances(target, draft, POSITIONS + 5, estimate))
+
+    def chance(target, draft, level, sampled=False):
+        return predictor.chances(target, draft, level, estimate, sampled=sampled)
+
+    first = chance(target, draft, 1)
+    others = [chance(target, draft, 2), chance(target + 1, draft, 1), chance(target, draft + 1, 1)]
+    assert not any(torch.isclose(first, other) for other in [*others, chance(target, draft, 1, sampled=True)])
+    assert torch.isclose(chance(target, draft, POSITIONS), chance(target, draft, POSITIONS + 5))
 
 
 def with_predictor(tmp_path, chance):

@@ -444,7 +444,7 @@ def test_labels_of_agreement_are_those_of_a_slow_comparison(model, traces):
 
     task = AgreementTask(model, new_exit_head(model), 1, traces)
     number = 4  # an even window is looked at greedily
-    target, draft, level, estimate, label = task._levels(number)
+    target, draft, level, estimate, sampled, label = task._levels(number)
     with torch.no_grad():
         scores = task._exit.logits(np.array([number]))[0]
     agree = (scores.argmax(-1).numpy() == traces.top_ids[number, :, 0]).tolist()
@@ -459,6 +459,8 @@ def test_labels_of_agreement_are_those_of_a_slow_comparison(model, traces):
     assert list(zip(level.tolist(), label.tolist(), strict=True)) == expected
     assert target.shape == draft.shape == (len(expected), 32)
     assert ((estimate > 0) & (estimate <= 1)).all()
+    assert not sampled.any()
+    assert task._levels(number + 1)[4].all()
 
 
 def test_medusa_heads_learn(model, traces, tmp_path):

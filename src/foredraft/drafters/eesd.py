@@ -144,6 +144,7 @@ class EesdDrafting:
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary)
         calibrate = self._calibrate if predictor is not None else None
         self._target, self._predictor = target, predictor
+        self._samples = imitation.sampling.do_sample
         self._foresight = Foresight(ExitModel(target, context.cache), rules, imitation, context.max_nodes, calibrate)
         self._hidden: torch.Tensor | None = None  # the target's last state at the token that gave the root
 
@@ -167,7 +168,9 @@ class EesdDrafting:
         if self._predictor is None or self._hidden is None:
             return found
         own = found.probabilities[:, 0]
-        best = self._predictor.chances(self._hidden, self._target.exit_hidden, level, torch.from_numpy(own.copy()))
+        best = self._predictor.chances(
+            self._hidden, self._target.exit_hidden, level, torch.from_numpy(own.copy()), sampled=self._samples
+        )
         chance = best.cpu().numpy()
         others = found.probabilities * ((1 - chance) / np.maximum(1 - own, 1e-6))[:, None]
         return Candidates(found.tokens, np.column_stack([chance, np.minimum(others[:, 1:], chance[:, None])]))

@@ -66,11 +66,11 @@ class AgreementTask:
         parts = [self._levels(int(number)) for number in windows]
         rows = [torch.cat(each) for each in zip(*parts, strict=True)]
         with torch.autocast(rows[0].device.type, enabled=False):
-            return self.module(*rows[:4]), rows[4]
+            return self.module(*rows[:5]), rows[5]
 
     @torch.no_grad()
     def _levels(self, number: int) -> tuple[torch.Tensor, ...]:
-        """Return the target's states, the head's, the levels, the head's estimates and the labels of a window."""
+        """Return a window's target's states, head's states, levels, head's estimates, whether sampled, and labels."""
         with torch.autocast(self._model.device.type, enabled=False):
             scores = self._exit.logits(np.array([number]))[0].float()
             draft = self._seen[0].float()
@@ -86,13 +86,14 @@ class AgreementTask:
         at, row = torch.nonzero(inside & reached, as_tuple=True)
         chosen = place[at, row]
         target = states.last_hidden_state[0].float()
-        return target[at], draft[chosen], row + 1, estimate[chosen], agree[chosen].float()
+        sampled = torch.full_like(estimate[chosen], float(_as_sampled(number)))
+        return target[at], draft[chosen], row + 1, estimate[chosen], sampled, agree[chosen].float()
 
     def _compared(self, number: int, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return whether head and target choose alike at each place, bool[T], and how sure the head is, float[T]."""
         device = scores.device
         theirs = torch.from_numpy(np.asarray(self._traces.top_ids[number], np.int64)).to(device)
-        if number % 2 == 0:
+        if not _as_sampled(number):
             best = torch.softmax(scores, -1).max(-1)
             return best.indices == theirs[:, 0], best.values
         generator = torch.Generator().manual_seed(number)
@@ -107,3 +108,8 @@ class AgreementTask:
 
     def _see(self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         self._seen = inputs[0]
+
+
+def _as_sampled(number: int) -> bool:
+    """Say whether a window is looked at as a sampled text."""
+    return number % 2 == 1

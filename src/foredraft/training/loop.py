@@ -169,6 +169,7 @@ def train(
     start, before, first = clock.now(), progress.minutes, progress.step
     saved = reported = before
     since, losses = progress.step, []  # since the last measurement
+    tell("training", progress.step, total, 0, "tokens")
     try:
         while progress.step < total and progress.minutes < clock.max_minutes:
             rate = options.rate_at(max((progress.step + 1) / total, progress.minutes / clock.max_minutes))

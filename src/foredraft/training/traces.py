@@ -229,6 +229,7 @@ def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, 
         ids = np.lib.format.open_memmap(folder / "top_ids.npy", "w+", np.int32, shape)
         probabilities = np.lib.format.open_memmap(folder / "top_probabilities.npy", "w+", np.float16, shape)
         batch = max(1, _LABELLED_TOKENS // options.window)
+        tell("labelling", 0, len(windows), 0, "tokens")
         for start in range(0, len(windows), batch):
             found = _top_tokens(model, windows[start : start + batch, :-1], options.top_k)
             ids[start : start + batch], probabilities[start : start + batch] = found
