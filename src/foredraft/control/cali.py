@@ -27,8 +27,8 @@ class CaliOptions:
         cap: levels drafted a step at most; None for as many as `num_speculative_tokens` allows.
     """
 
-    sigma_model: float = 0.15
-    sigma_sample: float = 1.0
+    sigma_model: float = 0.05
+    sigma_sample: float = 2.0
     theta0: float = 0.5
     cap: int | None = None
 
