@@ -376,7 +376,8 @@ def test_methods_lists_every_method_with_its_options(run):
 def test_methods_lists_the_controls_with_their_options(run):
     text = run("methods", "--controls").out
     found = {entry["name"]: entry for entry in json.loads(run("methods", "--controls", "--json").out)}
-    assert set(found) == {"measured", "fixed", "confidence", "beta_ts", "exit_threshold", "cost_aware", "whole"}
+    known = {"measured", "fixed", "confidence", "beta_ts", "cali_ts", "exit_threshold", "cost_aware", "whole"}
+    assert set(found) == known
     assert all(name in text and entry["summary"] for name, entry in found.items())
     assert [name for name, entry in found.items() if entry["default"]] == ["measured"]
     assert {option["name"]: option["default"] for option in found["beta_ts"]["options"]} == {

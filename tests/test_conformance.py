@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from foredraft.contracts import EMPTY_DRAFT, Draft, Needs
 from foredraft.drafters import Resources, drafter_class, make_drafter, method_names
 from foredraft.graph.tree import chain_parents
+from foredraft.model.heads import card_for, new_exit_head, save_head
+from foredraft.model.medusa import MedusaHeads
 from foredraft.model.target import TorchTarget
 from foredraft.testing import (
     CHECKS,
@@ -58,6 +62,8 @@ VARIANTS = {
     "draft_model": [{}, {"least_probability": 0.0, "levels": 3}],
     "draft_tree": [{"least_probability": 0.0, "least_share": 0.0}],
     "draft_graph": [{"least_probability": 0.0, "least_share": 0.0, "tau": 1}, {"least_probability": 0.0}],
+    "eesd": [{}, {"out_degree": 3, "least_share": 0.0}, {"head": "none", "layers": 2}],
+    "medusa": [{}, {"nodes": 5}],
 }
 """The options with which each registered method is tested; a new method needs an entry."""
 
@@ -80,9 +86,33 @@ def tiny_draft_model():
     return TorchTarget(LlamaForCausalLM(config).eval())
 
 
+@functools.cache
+def tiny_target():
+    """As wide as the toy target's states are, so that heads for the one can draft for the other."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=8, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2,
+        max_position_embeddings=512, initializer_range=1.0,
+    )  # fmt: skip
+    return TorchTarget(LlamaForCausalLM(config).eval())
+
+
+@functools.cache
+def tiny_heads():
+    folder, model = Path(tempfile.mkdtemp()), tiny_target().model
+    save_head(
+        folder / "eesd", card_for(model, "eesd", "tiny", layers=1, dtype="float32"), new_exit_head(model).state_dict()
+    )
+    heads = MedusaHeads(8, 3)
+    heads.accuracies.fill_(0.3)
+    save_head(folder / "medusa", card_for(model, "medusa", "tiny", dtype="float32", count=3), heads.state_dict())
+    return {method: folder / method for method in ("eesd", "medusa")}
+
+
 RESOURCES = Resources(
-    VOCABULARY, draft_model=lambda _: tiny_draft_model(), default_draft="tiny", target=tiny_draft_model()
-)
+    VOCABULARY, draft_model=lambda _: tiny_draft_model(), default_draft="tiny", target=tiny_target(),
+    default_heads=tiny_heads(),
+)  # fmt: skip
 
 
 def maker(method, options):

@@ -41,6 +41,11 @@ def test_a_profile_counts_what_was_emitted_and_where_it_came_from(prompts, capsy
         assert each["steps"] <= each["tokens"] <= each["steps"] + each["accepted"]
         assert each["reached"] == sorted(each["reached"], reverse=True)
         assert sum(each["reached"]) * each["steps"] <= each["accepted"] + 1e-6
+        v_d, r_d = each["accepted"] / each["drafted"], each["accepted"] / each["tokens"]
+        assert each["harmonic_mean"] == pytest.approx(2 / (1 / v_d + 1 / r_d))
+        steps, drafting = 1 - r_d, r_d / v_d * each["cost_ratio"]  # of a token, in plain steps
+        assert each["modelled_speed_up"] == pytest.approx(1 / (steps + drafting))
+    assert plain["modelled_speed_up"] == 1
     assert 0 <= drafted["merged"] <= drafted["accepted"]
     assert lookup["merged"] == 0
     assert drafted["drafted"] <= 16 * drafted["steps"]

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import torch
 
 from foredraft.cache_folder import cache_folder, cache_path
-from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, TokenIds, Verification
+from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, Target, TokenIds, Verification
 from foredraft.control import Beside, FixedControl, choose_control
 from foredraft.corpus.fingerprint import tokenizer_hash, vocabulary_size
-from foredraft.demo import EMBEDDED, EMBEDDED_DRAFT
+from foredraft.demo import EMBEDDED, EMBEDDED_DRAFT, embedded_heads
 from foredraft.drafters import Resources, make_drafter, parse_options
 from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.state import SequenceState
@@ -172,6 +172,7 @@ class Generator:
             draft_model=partial(pair_draft_model, target=self.target, tokenizer=self.tokenizer),
             default_draft=EMBEDDED_DRAFT if self._embedded else None,
             target=self.target,
+            default_heads=embedded_heads() if self._embedded else {},
         )
         drafter = make_drafter(method, options or {}, resources)
         self.attach(method, drafter, nodes, control, control_options, verification)
@@ -287,9 +288,10 @@ class Generator:
                 f"The prompt has {len(ids)} tokens and the model's window is {window}; shorten the prompt to at most "
                 f"{window - 1}."
             )
+        target: Target = getattr(self.drafter, "target", None) or self.target
         seq = SequenceState(
             ids,
-            self.target.new_cache(),
+            target.new_cache(),
             sampling,
             max_new_tokens=max_new_tokens,
             window=window,
@@ -299,8 +301,8 @@ class Generator:
             verification=self.verification,
         )
         settings = {**asdict(sampling), "verification": self.verification}
-        context = DraftContext(self.target.vocabulary, sampling.seed, self._amount.most_nodes, settings)
-        return Run(seq, self.target, GuardedDrafter(self.drafter), self._control(sampling.seed), context, sampling.seed)
+        context = DraftContext(target.vocabulary, sampling.seed, self._amount.most_nodes, settings, seq.cache)
+        return Run(seq, target, GuardedDrafter(self.drafter), self._control(sampling.seed), context, sampling.seed)
 
     def encode(self, prompt: Prompt) -> TokenIds:
         """Return the prompt's ids, int64[n]; a conversation goes through the model's chat template.

@@ -249,12 +249,14 @@ class DraftContext:
         settings: how the target will choose tokens, for drafters that imitate it: `verification`, and of the sampling
             `do_sample, temperature, top_k, top_p, min_p, repetition_penalty`, each at the value in force. What is not
             told stands at its default: matched, greedy. Logits processors are not told.
+        cache: the target's of this sequence, for drafters that draft with the target's own layers; else None will do.
     """
 
     vocabulary: int
     seed: int = 0
     max_nodes: int = 64
     settings: Mapping[str, Any] = field(default_factory=dict)
+    cache: Any = None
 
 
 class Drafting(Protocol):
@@ -274,7 +276,11 @@ class Drafting(Protocol):
 
 
 class Drafter(Protocol):
-    """Shared knowledge (tables, indexes, weights) from which per-sequence draftings are opened."""
+    """Shared knowledge (tables, indexes, weights) from which per-sequence draftings are opened.
+
+    A drafter that drafts with the target's own layers has an attribute `target` besides: the target that goes on from
+    what the drafting left in the cache.
+    """
 
     name: ClassVar[str]
     needs: Needs

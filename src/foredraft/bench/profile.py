@@ -1,6 +1,7 @@
 """Where a method's tokens and time go: acceptance by depth, tokens that came through a loan, and the parts of a step.
 
-The figures of GSD's tables 1 and 3 (Gong et al. 2024). Knows the generator's surface and step records.
+The figures of GSD's tables 1 and 3 (Gong et al. 2024) and of EESD's tables 1, 4 and 8 (Liu et al. 2024). Knows the
+generator's surface and step records.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ class Profile:
         forward_ms: likewise, of the target's passes.
         other_ms: likewise, of all else.
         speed_up: plain decoding's decode time a token, on the same prompts in the same run, over this method's.
+        cost_ratio: time of drafting one token over that of a plain step, EESD's alpha; 0 where nothing was drafted.
     """
 
     method: str
@@ -45,15 +47,42 @@ class Profile:
     forward_ms: float
     other_ms: float
     speed_up: float
+    cost_ratio: float = 0.0
 
     @property
     def tokens_per_target_step(self) -> float:
         """Emitted tokens / steps."""
         return self.tokens / max(self.steps, 1)
 
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted / drafted tokens; EESD's v_d."""
+        return self.accepted / max(self.drafted, 1)
+
+    @property
+    def drafted_share(self) -> float:
+        """Accepted / emitted tokens; EESD's r_d."""
+        return self.accepted / max(self.tokens, 1)
+
+    @property
+    def harmonic_mean(self) -> float:
+        """2 v_d r_d / (v_d + r_d), EESD's HM, as a fraction."""
+        v_d, r_d = self.draft_acceptance_rate, self.drafted_share
+        return 2 * v_d * r_d / (v_d + r_d) if v_d + r_d else 0.0
+
+    @property
+    def modelled_speed_up(self) -> float:
+        """What EESD's cost model expects (its equations 13 and 14), where a verification costs what a plain step does.
+
+        A text of L tokens takes r_d L / v_d drafted tokens and (1 - r_d) L steps.
+        """
+        v_d, r_d = self.draft_acceptance_rate, self.drafted_share
+        return v_d / ((self.cost_ratio - v_d) * r_d + v_d) if v_d else 1.0
+
     def as_dict(self) -> dict[str, Any]:
         """Return every figure by name."""
-        return asdict(self) | {"tokens_per_target_step": self.tokens_per_target_step}
+        names = "tokens_per_target_step draft_acceptance_rate drafted_share harmonic_mean modelled_speed_up"
+        return asdict(self) | {name: getattr(self, name) for name in names.split()}
 
 
 def profile_methods(
@@ -109,4 +138,11 @@ def _profile(label: str, steps: Sequence[StepRecord], plain: float) -> Profile:
         forward_ms=forward,
         other_ms=other,
         speed_up=plain / max(draft + forward + other, 1e-9),
+        cost_ratio=_cost_ratio(draft, steps, plain),
     )
+
+
+def _cost_ratio(draft_ms: float, steps: Sequence[StepRecord], plain_ms: float) -> float:
+    """Return the time of drafting one token over that of a plain step."""
+    tokens, drafted = sum(len(step.emitted) for step in steps), sum(step.drafted for step in steps)
+    return draft_ms * tokens / drafted / max(plain_ms, 1e-9) if drafted else 0.0

@@ -33,6 +33,7 @@ VERBS: Mapping[str, str] = {
     "replay": "foredraft.cli.replay:replay",
     "prove": "foredraft.cli.prove:prove",
     "bench": "foredraft.cli.bench:app",
+    "train": "foredraft.cli.train:app",
 }
 """Verb -> `module:name` of its function, or of a Typer app where it has verbs of its own; in the order of the help.
 

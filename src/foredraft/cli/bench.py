@@ -156,13 +156,14 @@ def profile(
         print(json.dumps([each.as_dict() for each in found], indent=1))  # the command's output
         return
     table = Table(
-        "method", "tokens / step", "nodes / step", "accepted / drafted", "through loans",
-        f"reached depth 1 to {DEPTHS}", "ms / token: draft + forward + other", "speed-up",
+        "method", "tokens / step", "nodes / step", "accepted / drafted", "/ emitted", "HM", "through loans",
+        f"reached depth 1 to {DEPTHS}", "ms / token: draft + forward + other", "speed-up", "modelled",
     )  # fmt: skip
     for each in found:
         table.add_row(
             each.method, f"{each.tokens_per_target_step:.2f}", f"{each.drafted / max(each.steps, 1):.1f}",
-            f"{each.accepted / max(each.drafted, 1):.2f}", str(each.merged),
+            f"{each.draft_acceptance_rate:.2f}", f"{each.drafted_share:.2f}", f"{100 * each.harmonic_mean:.1f}",
+            str(each.merged),
             " ".join(f"{share:.2f}" for share in each.reached),
             f"{each.draft_ms:.2f} + {each.forward_ms:.2f} + {each.other_ms:.2f}", f"{each.speed_up:.2f}",
         )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 
 from foredraft.contracts import Control, CostCurve
 from foredraft.control.beta import BetaOptions, BetaRule
+from foredraft.control.cali import CaliOptions, CaliRule
 from foredraft.control.confidence import ConfidenceOptions, ConfidenceRule
 from foredraft.control.cost_aware import CostAwareOptions, CostAwareRule
 from foredraft.control.cutting import cut
@@ -25,6 +26,8 @@ __all__ = [
     "BetaOptions",
     "BetaRule",
     "CONTROLS",
+    "CaliOptions",
+    "CaliRule",
     "ConfidenceOptions",
     "ConfidenceRule",
     "ControlChoice",
@@ -71,6 +74,9 @@ CONTROLS: Mapping[str, ControlKind] = {
     "exit_threshold": ControlKind(
         "Levels while the last token is probable, by a threshold that keeps a share accepted (Self-SD's).",
         ExitThresholdOptions,
+    ),
+    "cali_ts": ControlKind(
+        "Levels by Thompson sampling about the drafter's estimate, calibrated by counts (EESD's Cali-TS).", CaliOptions
     ),
     "cost_aware": ControlKind(
         "Levels while the tokens they promise are worth the measured seconds.", CostAwareOptions, True
@@ -129,6 +135,8 @@ class ControlChoice:
             return BetaRule(self.options, seed)
         if self.name == "exit_threshold":
             return ExitThresholdRule(self.options)
+        if self.name == "cali_ts":
+            return CaliRule(self.options, seed)
         return CostAwareRule(curve(), self.options, self.most_nodes)
 
 

@@ -3,9 +3,6 @@
 Liu et al., "Speculative Decoding via Early-exiting for Faster LLM Inference with Thompson Sampling Control Mechanism"
 (EESD, ACL Findings 2024), appendix A and algorithm 2, with plain counts. Knows what was accepted; neither what the
 drafter believes nor what anything costs.
-
-Cali-TS (its appendix B) will be another rule beside this one. It mixes the counts with the drafter's own calibrated
-estimate of the last token, which is `chance` over the chance of the level before: `more` is given what it needs.
 """
 
 from dataclasses import dataclass

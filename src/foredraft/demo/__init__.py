@@ -19,6 +19,12 @@ EMBEDDED_DRAFT = "demo-draft"
 """The one that drafts for the others."""
 
 
+def embedded_heads() -> Mapping[str, Path]:
+    """Return the folders of the trained heads that come with `demo`, by the method that drafts with them."""
+    folder = Path(__file__).parent
+    return {method: folder / method for method in ("eesd", "medusa")}
+
+
 def embedded_path(name: str) -> Path:
     """Return the transformers folder of an embedded model.
 

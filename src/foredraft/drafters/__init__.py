@@ -6,7 +6,7 @@ Does not import any drafter by itself. Third parties register a class under the 
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -28,6 +28,8 @@ _OWN: Mapping[str, str] = {
     "draft_graph": "foredraft.drafters.draft_model:DraftGraphDrafter",
     "layer_skip": "foredraft.drafters.layer_skip:LayerSkipDrafter",
     "lookahead": "foredraft.drafters.lookahead:LookaheadDrafter",
+    "eesd": "foredraft.drafters.eesd:EesdDrafter",
+    "medusa": "foredraft.drafters.medusa:MedusaDrafter",
 }
 
 
@@ -43,6 +45,7 @@ class Resources:
         draft_model: loads a draft model by name and checks that it fits the target; None where nothing can be loaded.
         default_draft: the draft model that comes with the target, if any.
         target: the target itself, for drafters that draft with its own layers.
+        default_heads: by method, the folder of the trained heads that come with the target.
     """
 
     vocabulary: int
@@ -52,6 +55,7 @@ class Resources:
     draft_model: Callable[[Any], Target] | None = None
     default_draft: str | None = None
     target: Target | None = None
+    default_heads: Mapping[str, Path] = field(default_factory=dict)
 
 
 class DrafterClass(Protocol):

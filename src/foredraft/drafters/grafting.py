@@ -21,6 +21,7 @@ class GraftingDrafter:
         self._drafter = drafter
         self.needs = drafter.needs
         self.source_names = drafter.source_names
+        self.target = getattr(drafter, "target", None)
 
     def open(self, context: DraftContext) -> "GraftingDrafting":
         """Begin drafting for one sequence."""

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from foredraft.contracts import Budget, TokenIds
+from foredraft.contracts import Budget, Target, TokenIds
 from foredraft.graph.tree import IntArray, depths
 from foredraft.model.candidates import Imitation
-from foredraft.model.growth import Grown, GrowthRules, grow
+from foredraft.model.growth import Calibrate, Grown, GrowthRules, grow
 from foredraft.model.rollout import Rollout
-from foredraft.model.target import TorchTarget
 
 
 class Foresight:
@@ -25,13 +24,22 @@ class Foresight:
         rules: what limits a graph.
         imitation: how the target will choose.
         most_rows: rows put through the model at a step, at most.
+        calibrate: corrects what the draft model says of its candidates.
     """
 
-    def __init__(self, model: TorchTarget, rules: GrowthRules, imitation: Imitation, most_rows: int) -> None:
+    def __init__(
+        self,
+        model: Target,
+        rules: GrowthRules,
+        imitation: Imitation,
+        most_rows: int,
+        calibrate: Calibrate | None = None,
+    ) -> None:
         self._model = model
         self._rules = rules
         self._imitation = imitation
         self._most_rows = max(most_rows, 1)
+        self._calibrate = calibrate
         self._rollout = Rollout(model, self._most_rows)
         self._grown: Grown | None = None
 
@@ -50,7 +58,7 @@ class Foresight:
         budget = dataclasses.replace(budget, depth=depth)
         self._imitation = dataclasses.replace(self._imitation, draft=self._imitation.draft + 1)
         rows = min(self._most_rows, budget.nodes)
-        self._grown = grow(self._rollout, ids, self._rules, budget, self._imitation, rows)
+        self._grown = grow(self._rollout, ids, self._rules, budget, self._imitation, rows, self._calibrate)
         return self._grown
 
     def keep(self, tokens: Sequence[int]) -> None:

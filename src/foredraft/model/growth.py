@@ -6,6 +6,7 @@ graph is cut to its budget afterwards.
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,9 @@ from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.graph.unmerge import unmerge
 from foredraft.model.candidates import Candidates, Imitation, candidates
 from foredraft.model.rollout import Rollout
+
+Calibrate = Callable[[Candidates, int], Candidates]
+"""Gives the candidates of a level, 1 for the first, other probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +104,19 @@ class Grown:
 
 
 def grow(
-    rollout: Rollout, ids: TokenIds, rules: GrowthRules, budget: Budget, imitation: Imitation, most_rows: int
+    rollout: Rollout,
+    ids: TokenIds,
+    rules: GrowthRules,
+    budget: Budget,
+    imitation: Imitation,
+    most_rows: int,
+    calibrate: Calibrate | None = None,
 ) -> Grown:
     """Grow a graph behind `ids`, int64[n].
 
     It ends when the budget's depth or `most_levels` is reached, no node is left to expand, `budget.more` says so, or
     `most_rows` rows have been put through the model; the most probable nodes of a level are expanded first.
+    `calibrate` is asked about chosen candidates, never about drawn ones.
 
     Raises:
         NumericsError: scores from which no token can be chosen.
@@ -122,6 +133,8 @@ def grow(
     for level in range(depth):
         positions = np.full(len(frontier), len(ids) + level, np.int64)
         found = candidates(logits, k, imitation, positions)
+        if calibrate is not None and found.q is None:
+            found = calibrate(found, level + 1)
         start, most_open = graph.size, most_rows - used if level + 1 < depth else 0
         opened = _add(grown, frontier, found, rules, most_open)
         best = float(graph.score[start : graph.size].max(initial=0.0))

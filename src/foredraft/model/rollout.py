@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from foredraft.contracts import TokenIds
+from foredraft.contracts import Target, TokenIds
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import BoolArray, IntArray
-from foredraft.model.target import TorchTarget
 
 
 class Rollout:
@@ -27,7 +26,7 @@ class Rollout:
         most_rows: rows of a tree at most; room for them is made once, at its start.
     """
 
-    def __init__(self, model: TorchTarget, most_rows: int) -> None:
+    def __init__(self, model: Target, most_rows: int) -> None:
         self._model = model
         self._most_rows = most_rows
         self._cache = model.new_cache()
@@ -38,7 +37,7 @@ class Rollout:
     @property
     def committed(self) -> int:
         """How many tokens of the sequence lie in the cache."""
-        return self._cache.length
+        return int(self._cache.length)
 
     @torch.inference_mode()
     def start(self, ids: TokenIds) -> torch.Tensor:

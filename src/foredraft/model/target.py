@@ -4,6 +4,7 @@ A prepared four-dimensional mask, explicit positions and our cache are all it ta
 not know how rows were drafted or which of them will be kept.
 """
 
+import copy
 import inspect as python_inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,13 +56,20 @@ class TorchTarget:
         self.device: torch.device = embedding.device
         self.dtype: torch.dtype = _compute_dtype(model)
         self._several_types = len(set(self.support.layer_types)) > 1
-        self._keeps_logits = "logits_to_keep" in python_inspect.signature(model.forward).parameters
+        self._keeps_logits = _keeps_logits(model)
         if not self.support.tested:
             self._probe()
 
     def new_cache(self) -> TreeCache:
         """Return an empty cache for one sequence."""
         return TreeCache(self.support.windows)
+
+    def with_model(self, model: Any) -> "TorchTarget":
+        """Return a target like this one that runs `model`, of the same configuration; layers.py makes such models."""
+        twin = copy.copy(self)
+        twin.model, twin.compiled = model, None
+        twin._keeps_logits = _keeps_logits(model)  # noqa: SLF001  # the twin is one of our own
+        return twin
 
     @torch.inference_mode()
     def prefill(self, token_ids: TokenIds, cache: TreeCache) -> None:
@@ -91,6 +99,11 @@ class TorchTarget:
             output = self._run(layout, cache, hidden=hidden)
         last = output.hidden_states[-1][0] if hidden else None
         return Scores(output.logits[0], last)
+
+    @torch.inference_mode()
+    def run(self, layout: Layout, cache: TreeCache) -> None:
+        """Put rows through the model for what they leave behind, their scores aside."""
+        self._run(layout, cache)
 
     def _run(self, layout: Layout, cache: TreeCache, *, last_row_only: bool = False, hidden: bool = False) -> Any:
         cache.reserve(layout.rows)
@@ -201,6 +214,11 @@ def _check_model(model: Any) -> None:
             f"This model runs the attention kernel {kernel!r}, which does not take the mask of a tree; choose one that "
             "does: model.set_attn_implementation('sdpa')."
         )
+
+
+def _keeps_logits(model: Any) -> bool:
+    """Say whether the model's forward can be told to score the last row alone."""
+    return "logits_to_keep" in python_inspect.signature(model.forward).parameters
 
 
 def _compute_dtype(model: Any) -> torch.dtype:

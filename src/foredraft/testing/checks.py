@@ -18,6 +18,7 @@ from foredraft.contracts import (
     Drafter,
     Drafting,
     SequenceView,
+    Target,
     TokenIds,
     Verdict,
     Verification,
@@ -93,7 +94,7 @@ def a_drafter_that_asks_obeys(make: MakeDrafter) -> None:
             asked.append(chance)
             return len(asked) <= allowed
 
-        drafting = make().open(_context())
+        drafting = _opened(make(), _PROMPT)
         draft = drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(16, 8, more))
         drafting.close()
         if not asked:
@@ -112,7 +113,7 @@ def a_drafter_that_asks_obeys(make: MakeDrafter) -> None:
 
 def the_view_is_left_as_it_was(make: MakeDrafter) -> None:
     """A drafter reads the sequence and changes nothing in it."""
-    drafting = make().open(_context())
+    drafting = _opened(make(), _PROMPT[:1])
     for length in range(1, len(_PROMPT) + 1):
         ids = _PROMPT[:length].copy()
         view = ids.view()
@@ -153,7 +154,7 @@ def a_sequence_of_one_token_is_drafted_for(make: MakeDrafter) -> None:
         text = _text(drafter, prompt, SamplingOptions())
     except Exception as error:
         raise AssertionError(f"A sequence of one token is drafted for; this raised {error!r}.") from error
-    same = text == ToyTarget().greedy(prompt, _NEW_TOKENS)
+    same = text == _plain(drafter, prompt, SamplingOptions())
     _require(same, "A sequence of one token is drafted for; its text differs from plain decoding.")
 
 
@@ -161,15 +162,16 @@ def greedy_text_equals_plain_decoding(make: MakeDrafter) -> None:
     """Without sampling, the text is the target's own most probable continuation, however drafts are verified."""
     verifications: tuple[Verification, ...] = ("matched", "rejection")
     for verification in verifications:
-        same = _text(make(), _PROMPT, SamplingOptions(), verification) == ToyTarget().greedy(_PROMPT, _NEW_TOKENS)
+        drafter = make()
+        same = _text(drafter, _PROMPT, SamplingOptions(), verification) == _plain(drafter, _PROMPT, SamplingOptions())
         _require(same, f"Greedy text equals plain decoding; with verification {verification!r} it differs.")
 
 
 def sampled_text_equals_plain_decoding(make: MakeDrafter) -> None:
     """With one seed, the text is the same as without drafting."""
     for options in (SamplingOptions(do_sample=True, seed=7), SamplingOptions(True, temperature=0.6, top_p=0.9, seed=8)):
-        plain = _text(OracleDrafter(lambda _ids: ()), _PROMPT, options)  # knows nothing, drafts nothing
-        same = _text(make(), _PROMPT, options) == plain
+        drafter = make()
+        same = _text(drafter, _PROMPT, options) == _plain(drafter, _PROMPT, options)
         _require(same, f"Sampled text equals plain decoding; with {options} it differs.")
 
 
@@ -183,7 +185,7 @@ def close_can_be_called_twice(make: MakeDrafter) -> None:
     """Closing is safe to repeat, and safe before anything was proposed."""
     drafter = make()
     for proposes in (False, True):
-        drafting = drafter.open(_context())
+        drafting = _opened(drafter, _PROMPT)
         if proposes:
             drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(8, 8))
         try:
@@ -255,10 +257,11 @@ class _Recorder:
 
 def _proposals(drafter: Drafter, budget: Budget | None = None, prompt: TokenIds | None = None) -> Iterator[_Proposal]:
     """Decode with `drafter`, within `budget` where one is given, and yield what it proposed at each step."""
-    target = ToyTarget()
+    target = _target_of(drafter)
     seq = _sequence(target, _PROMPT if prompt is None else prompt, SamplingOptions())
     recorder = _Recorder(drafter, budget)
-    for _ in decode(seq, recorder, FixedControl(16 if budget is None else budget.nodes), target, _context()):
+    control = FixedControl(16 if budget is None else budget.nodes)
+    for _ in decode(seq, recorder, control, target, _context(seq.cache)):
         yield recorder.note
 
 
@@ -271,24 +274,49 @@ def _text(
     drafter: Drafter, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched"
 ) -> list[int]:
     """Return what is written behind `prompt` with `drafter`."""
-    target = ToyTarget()
+    target = _target_of(drafter)
     seq = _sequence(target, prompt, options, verification)
     settings = {**dataclasses.asdict(options), "verification": verification}
-    for _ in decode(seq, drafter, FixedControl(12), target, dataclasses.replace(_context(), settings=settings)):
+    context = dataclasses.replace(_context(seq.cache), settings=settings)
+    for _ in decode(seq, drafter, FixedControl(12), target, context):
         pass
     return [int(token) for token in seq.emitted]
 
 
+def _plain(drafter: Drafter, prompt: TokenIds, options: SamplingOptions) -> list[int]:
+    """Return what the target that `drafter` drafts for writes behind `prompt` by itself."""
+    target = _target_of(drafter)
+    if isinstance(target, ToyTarget) and not options.do_sample:
+        return target.greedy(prompt, _NEW_TOKENS)  # without any of the engine
+    seq = _sequence(target, prompt, options)
+    nothing = OracleDrafter(lambda _ids: ())  # knows nothing, drafts nothing
+    for _ in decode(seq, nothing, FixedControl(12), target, _context()):
+        pass
+    return [int(token) for token in seq.emitted]
+
+
+def _target_of(drafter: Drafter) -> Target:
+    """Return the target that a drafter drafts with the layers of, or the toy."""
+    target: Target | None = getattr(drafter, "target", None)
+    return target if target is not None else ToyTarget()
+
+
+def _opened(drafter: Drafter, prompt: TokenIds) -> Drafting:
+    """Open a drafting for a sequence that is prefilled."""
+    target = _target_of(drafter)
+    return drafter.open(_context(_sequence(target, prompt, SamplingOptions()).cache))
+
+
 def _sequence(
-    target: ToyTarget, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched"
+    target: Target, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched"
 ) -> SequenceState:
     seq = SequenceState(prompt, target.new_cache(), options, max_new_tokens=_NEW_TOKENS, verification=verification)
     prefill(seq, target)
     return seq
 
 
-def _context() -> DraftContext:
-    return DraftContext(VOCABULARY, seed=5)
+def _context(cache: object = None) -> DraftContext:
+    return DraftContext(VOCABULARY, seed=5, cache=cache)
 
 
 def _require(holds: bool, sentence: str) -> None:

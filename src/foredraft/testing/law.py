@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from foredraft.contracts import DraftContext, Drafter, TokenIds, Verdict
+from foredraft.contracts import DraftContext, Drafter, Target, TokenIds, Verdict
 from foredraft.control import FixedControl
 from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
@@ -32,10 +32,11 @@ def departure_from_law(drafter: Drafter, prompt: TokenIds) -> float:
     It is 0 for a drafter that draws nothing.
 
     Args:
-        drafter: for the toy target's vocabulary.
+        drafter: for the toy target's vocabulary, or with a target of its own.
         prompt: int64[n].
     """
-    target, spread = ToyTarget(), np.random.default_rng(0)
+    target: Target = getattr(drafter, "target", None) or ToyTarget()
+    spread = np.random.default_rng(0)
     places: list[tuple[float, ...]] = []
     for seed in range(_TEXTS):
         options = SamplingOptions(do_sample=True, temperature=1.5, top_p=0.95, seed=seed)
@@ -72,7 +73,7 @@ def _place(law: Probabilities, order: Probabilities, token: int, spread: np.rand
 
 
 def _written(
-    drafter: Drafter, target: ToyTarget, prompt: TokenIds, options: SamplingOptions
+    drafter: Drafter, target: Target, prompt: TokenIds, options: SamplingOptions
 ) -> tuple[TokenIds, list[Verdict]]:
     """Write a text; return its ids, prompt included, and what was verified."""
     verdicts: list[Verdict] = []
@@ -90,7 +91,7 @@ def _written(
     seq = SequenceState(prompt, target.new_cache(), options, max_new_tokens=_NEW_TOKENS, verification="rejection")
     prefill(seq, target)
     settings = {**dataclasses.asdict(options), "verification": "rejection"}
-    context = DraftContext(target.vocabulary, options.seed, settings=settings)
+    context = DraftContext(target.vocabulary, options.seed, settings=settings, cache=seq.cache)
     for _ in decode(seq, drafter, Noting(12), target, context):
         pass
     return seq.view().ids.copy(), verdicts

@@ -3,6 +3,7 @@
 Knows how to write and read them safely. Does not know what a step does, nor what text the run saw.
 """
 
+import contextlib
 import copy
 import hashlib
 import os
@@ -30,8 +31,13 @@ def write_checkpoint(run: Path, state: Mapping[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(run / CHECKPOINT)
-    except OSError as error:
-        raise StoreError(f"No checkpoint can be written to {run} ({error.strerror}). Check its free space.") from error
+    except (OSError, RuntimeError) as error:  # torch's own writer raises the latter where the disk is full
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        why = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
+        raise StoreError(
+            f"No checkpoint can be written to {run} ({why}); the one before stays. Check its free space."
+        ) from error
 
 
 def read_checkpoint(run: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -1,0 +1,285 @@
+"""`foredraft train`: heads that draft for a model, learned from texts that it wrote itself.
+
+Parses, prints, and brings together a model, its traces, a task and the loop. Does not catch errors: the command's main
+function turns them into a sentence and an exit status.
+"""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foredraft.cli.building import progress_bars
+from foredraft.cli.screen import say
+from foredraft.errors import UsageError
+
+if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
+    from foredraft.training.loop import Clock, LoopOptions, Outcome, Task
+    from foredraft.training.traces import TraceOptions, Traces
+
+app = typer.Typer(no_args_is_help=True, help="Train heads that draft for a model, on texts that it wrote itself.")
+
+Model = Annotated[str, typer.Option(help="The model to draft for: demo, a hub id or a folder")]
+Data = Annotated[
+    list[Path], typer.Option(help="Texts: .jsonl of messages or text (also .gz), .txt, a folder; or a folder of traces")
+]
+Out = Annotated[Path, typer.Option(help="The folder of the head; a killed training goes on in OUT.run")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the training, such as rate=0.0005")]
+TraceSets = Annotated[
+    list[str] | None, typer.Option("--traces", help="NAME=VALUE of the traces, such as written_tokens=50000")
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the first GPU if there is one")]
+Dtype = Annotated[str, typer.Option(help="dtype of the model: auto, float32, bfloat16, ...")]
+Minutes = Annotated[float | None, typer.Option(help="Stop after so many minutes of training, with a finished head")]
+SaveDtype = Annotated[str, typer.Option(help="dtype of the saved head")]
+
+
+@app.command()
+def traces(
+    model: Model,
+    data: Data,
+    out: Annotated[Path, typer.Option(help="The folder to write; a killed run goes on in it")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, such as written_tokens=50000, open_tokens=0")
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = "auto",
+) -> None:
+    """Let the model write texts, mix them with open text, and note what it would have said at each place."""
+    from foredraft.training.traces import open_traces
+
+    _make_traces(_generator(model, dtype, device), data, out, _trace_options(settings))
+    _say_traces(open_traces(out), out)
+
+
+@app.command()
+def eesd(
+    model: Model,
+    data: Data,
+    out: Out,
+    layers: Annotated[int | None, typer.Option(help="Layers before the exit; a tenth of them, at least 1")] = None,
+    loss: Annotated[
+        str, typer.Option(help="distribution (of the target) or tokens (the next one, as in the paper)")
+    ] = "distribution",
+    texts: Annotated[str, typer.Option(help="Learn from all texts, those written by the model, or open ones")] = "all",
+    keep_states: Annotated[
+        bool, typer.Option(help="Keep the exit's states on disk: 2 bytes times the width a token")
+    ] = True,
+    settings: Sets = None,
+    trace_settings: TraceSets = None,
+    max_minutes: Minutes = None,
+    save_dtype: SaveDtype = "bfloat16",
+    device: Device = None,
+    dtype: Dtype = "auto",
+) -> None:
+    """Train an early-exit head, for `--method eesd`; the same command goes on where a killed one was."""
+    from foredraft.model.heads import card_for, save_head
+    from foredraft.training.exits import ExitTask
+
+    options, clock = _loop_options(settings), _clock(max_minutes)
+    generator, opened, run = _prepared(model, data, out, _trace_options(trace_settings), dtype, device)
+    transformer = generator.target.model
+    count = int(transformer.config.num_hidden_layers)
+    layers = max(1, round(count / 10)) if layers is None else layers
+    card = card_for(transformer, "eesd", model, layers=layers, dtype=_checked_dtype(save_dtype))
+    states = run / "states.npy" if keep_states and options.epochs > 1 else None
+    task = ExitTask(transformer, layers, opened, loss=loss, states=states)
+    del generator, transformer  # what lies behind the exit is not needed any more
+    identity = {"kind": "eesd", "layers": layers, "loss": loss, "texts": texts, "model": card.fingerprint}
+    outcome = _trained(task, run, opened, texts, options, clock, identity)
+    save_head(out, card, task.module.state_dict())
+    if states is not None:
+        states.unlink(missing_ok=True)
+    _say_outcome(outcome, out)
+
+
+@app.command()
+def cali(
+    model: Model,
+    data: Data,
+    head: Annotated[str, typer.Option(help="The early-exit head that `train eesd` wrote; the predictor goes into it")],
+    settings: Sets = None,
+    trace_settings: TraceSets = None,
+    max_minutes: Minutes = None,
+    device: Device = None,
+    dtype: Dtype = "auto",
+) -> None:
+    """Train a head's predictor of agreement, for the control `cali_ts`."""
+    from foredraft.model.agreement import FOLDER
+    from foredraft.model.fingerprint import fingerprint
+    from foredraft.model.heads import card_for, load_exit_head, save_head
+    from foredraft.training.agreement import AgreementTask
+
+    options, clock = _loop_options(settings), _clock(max_minutes)
+    out = Path(head).expanduser() / FOLDER
+    if not out.parent.is_dir():
+        raise UsageError(f"There is no folder {head}; give the one that `foredraft train eesd` wrote.")
+    generator = _generator(model, dtype, device)
+    transformer = generator.target.model
+    exit_card, exit_head = load_exit_head(head, transformer)
+    run = out.parent.with_name(out.parent.name + ".cali.run")
+    opened = _opened_traces(generator, model, data, run, _trace_options(trace_settings))
+    task = AgreementTask(transformer, exit_head, exit_card.layers, opened)
+    card = card_for(transformer, "cali", model, layers=exit_card.layers, dtype="float32")
+    identity = {"kind": "cali", "model": card.fingerprint, "head": fingerprint(exit_head)}
+    outcome = _trained(task, run, opened, "all", options, clock, identity)
+    save_head(out, card, task.module.state_dict())
+    _say_outcome(outcome, out)
+
+
+@app.command()
+def medusa(
+    model: Model,
+    data: Data,
+    out: Out,
+    heads: Annotated[int, typer.Option(help="How many heads, each for one more token ahead")] = 3,
+    settings: Sets = None,
+    trace_settings: TraceSets = None,
+    max_minutes: Minutes = None,
+    save_dtype: SaveDtype = "bfloat16",
+    device: Device = None,
+    dtype: Dtype = "auto",
+) -> None:
+    """Train Medusa heads, for `--method medusa`, and measure how often each is right."""
+    from foredraft.model.heads import card_for, save_head
+    from foredraft.training.medusa import MedusaTask
+    from foredraft.training.traces import chosen_windows
+
+    if not 1 <= heads <= 16:
+        raise UsageError(f"--heads is {heads}; it must be 1 to 16.")
+    options, clock = _loop_options(settings), _clock(max_minutes)
+    generator, opened, run = _prepared(model, data, out, _trace_options(trace_settings), dtype, device)
+    transformer = generator.target.model
+    card = card_for(transformer, "medusa", model, dtype=_checked_dtype(save_dtype), count=heads)
+    task = MedusaTask(transformer, heads, opened)
+    identity = {"kind": "medusa", "heads": heads, "model": card.fingerprint}
+    outcome = _trained(task, run, opened, "all", options, clock, identity)
+    trained, held = chosen_windows(opened, "all")
+    task.module.accuracies.copy_(task.measured((held if len(held) else trained)[:200]))
+    save_head(out, card, task.module.state_dict())
+    _say_outcome(outcome, out)
+
+
+def _prepared(
+    model: str, data: list[Path], out: Path, options: "TraceOptions", dtype: str, device: str | None
+) -> tuple[Any, "Traces", Path]:
+    """Return the model's generator, its traces (made if `data` is text), and the folder of the run."""
+    run = out.with_name(out.name + ".run")
+    generator = _generator(model, dtype, device)
+    return generator, _opened_traces(generator, model, data, run, options), run
+
+
+def _opened_traces(generator: Any, model: str, data: list[Path], run: Path, options: "TraceOptions") -> "Traces":
+    """Return the traces in `data`, or those made of the texts in it, which are kept in the run's folder."""
+    from foredraft.model.fingerprint import fingerprint
+    from foredraft.training.traces import is_traces, open_traces
+
+    ready = data[0] if len(data) == 1 and is_traces(data[0]) else None
+    if ready is None:
+        ready = run / "traces"
+        if not is_traces(ready):
+            _make_traces(generator, data, ready, options)
+    opened = open_traces(ready)
+    if opened.fingerprint != fingerprint(generator.target.model):
+        raise UsageError(
+            f"The traces in {ready} were written by another model than {model}; make its own with `foredraft train "
+            "traces`."
+        )
+    _say_traces(opened, ready)
+    return opened
+
+
+def _make_traces(generator: Any, data: list[Path], out: Path, options: "TraceOptions") -> None:
+    """Write traces of the generator's model."""
+    from foredraft.corpus.documents import ReadReport
+    from foredraft.model.fingerprint import fingerprint
+    from foredraft.training.traces import in_turns, label_texts, read_sources, write_texts
+
+    report = ReadReport()
+    identity = fingerprint(generator.target.model)
+    sources = in_turns([read_sources(path, generator.tokenizer, report) for path in data])
+
+    def write(ids: list[int], most: int, sampled: bool, seed: int) -> list[int]:
+        window = generator.target.window
+        ids = ids if window is None else ids[: max(1, window - most)]
+        how = {"do_sample": True, "temperature": options.temperature, "seed": seed} if sampled else {}
+        return list(generator.generate(ids, max_new_tokens=most, **how).token_ids)
+
+    with progress_bars() as tell:
+        write_texts(out, sources, write, options, identity, tell)
+        label_texts(out, generator.target.model, options, identity, tell)
+    if report.skipped:
+        say(f"{report.skipped} lines or rows were left out.", "yellow")
+
+
+def _trained(
+    task: "Task", run: Path, opened: "Traces", texts: str, options: "LoopOptions", clock: "Clock", identity: Any
+) -> "Outcome":
+    """Train a task on the windows of one kind of texts, and draw its curve."""
+    from foredraft.training.curve import draw_curve
+    from foredraft.training.loop import train
+    from foredraft.training.traces import chosen_windows
+
+    trained, held = chosen_windows(opened, texts)
+    with progress_bars() as tell:
+        outcome = train(task, run, trained, held, options, clock, identity, tell)
+    if not draw_curve(outcome.history, run / "curve.png"):
+        say("No curve was drawn, as matplotlib is not installed: pip install 'foredraft[report]'.", "yellow")
+    return outcome
+
+
+def _generator(model: str, dtype: str, device: str | None) -> Any:
+    """Load a model to write with; drafts would only pay with a table made for its texts."""
+    import foredraft
+    from foredraft.cli.screen import working
+
+    with working(f"loading {model}") as tell:
+        return foredraft.load(model, method="none", dtype=dtype, device=device, progress=tell)
+
+
+def _trace_options(settings: list[str] | None) -> "TraceOptions":
+    from foredraft.training.recipe import assigned
+    from foredraft.training.traces import TraceOptions
+
+    return assigned(TraceOptions, settings or [], "the traces")
+
+
+def _loop_options(settings: list[str] | None) -> "LoopOptions":
+    from foredraft.training.loop import LoopOptions
+    from foredraft.training.recipe import assigned
+
+    return assigned(LoopOptions, settings or [], "the training")
+
+
+def _clock(max_minutes: float | None) -> "Clock":
+    from foredraft.training.loop import Clock
+
+    if max_minutes is not None and not 0 < max_minutes < math.inf:
+        raise UsageError(f"--max-minutes is {max_minutes:g}; it must be above 0.")
+    return Clock(max_minutes=math.inf if max_minutes is None else max_minutes)
+
+
+def _checked_dtype(name: str) -> str:
+    from foredraft.model.loading import DTYPES
+
+    if name not in DTYPES:
+        raise UsageError(f"--save-dtype is {name!r}; choose {', '.join(DTYPES)}.")
+    return name
+
+
+def _say_traces(opened: "Traces", folder: Path) -> None:
+    from foredraft.training.traces import KINDS
+
+    window = opened.windows.shape[1] - 1
+    counts = [f"{int((opened.kinds == number).sum()) * window:,} {kind}" for number, kind in enumerate(KINDS)]
+    typer.echo(f"{folder}: {', '.join(counts)} tokens, {int(opened.held.sum()) * window:,} of them held out.")
+
+
+def _say_outcome(outcome: "Outcome", out: Path) -> None:
+    last = outcome.history[-1]
+    agreement = "" if math.isnan(last["agreement"]) else f", {last['agreement']:.1%} held-out agreement"
+    typer.echo(
+        f"{out}: {outcome.steps:,} steps in {outcome.minutes:.1f} minutes, loss {last['loss']:.3f}{agreement}, "
+        f"{last['tokens_per_second']:,.0f} tokens/s at the end."
+    )

@@ -1,0 +1,176 @@
+"""The target's first layers draft, through an early exit with a small head of its own: a chain, or a tree.
+
+Liu et al., "Speculative Decoding via Early-exiting for Faster LLM Inference with Thompson Sampling Control Mechanism"
+(EESD, ACL Findings 2024). When to stop drafting is a control's to say. Knows the target's two parts (model/split.py);
+not how a text is chosen.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
+from foredraft.drafters import Resources
+from foredraft.errors import UsageError
+from foredraft.model.agreement import AgreementPredictor, load_predictor
+from foredraft.model.candidates import Candidates, Imitation
+from foredraft.model.foresight import Foresight
+from foredraft.model.growth import GrowthRules
+from foredraft.model.heads import head_folder, load_exit_head
+from foredraft.model.split import ExitModel, SplitCache, SplitTarget
+from foredraft.model.target import TorchTarget
+
+NO_HEAD = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class EesdOptions:
+    """Options of `eesd`.
+
+    Attributes:
+        head: a folder or a hub id that `foredraft train eesd` wrote; None takes the one that comes with the target, if
+            any; "none" exits without one, through the target's own norm and LM head (which drafts poorly).
+        layers: layers before the exit; with a head, None or what it was trained for.
+        out_degree: children of a node at most; 1 drafts chains.
+        least_probability: drafting stops behind a token less probable than this.
+        least_share: a node below this share of its likeliest sibling's probability is not expanded.
+        levels: tokens drafted one behind another at most.
+        calibrated: whether the head's predictor (`foredraft train cali`) says how likely a drafted token is to be
+            accepted, which controls and the pruning go by; None where it has one, false takes the head's own estimate.
+    """
+
+    head: str | None = None
+    layers: int | None = None
+    out_degree: int = 1
+    least_probability: float = 0.0
+    least_share: float = 0.3
+    levels: int = 10
+    calibrated: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range.
+
+        Raises:
+            UsageError: naming it.
+        """
+        self.rules()
+        if self.layers is not None and self.layers < 1:
+            raise UsageError(f"layers is {self.layers}; at least one layer must lie before the exit.")
+        if self.head == NO_HEAD and self.layers is None:
+            raise UsageError("Without a head, say after how many layers to exit: layers=N.")
+
+    def rules(self) -> GrowthRules:
+        """Return what limits a draft."""
+        return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels)
+
+
+class EesdDrafter:
+    """A target in two parts, and the shape that the first one drafts.
+
+    Args:
+        options: the shape.
+        target: both parts.
+        predictor: of agreement; None takes the head's own estimates.
+    """
+
+    name: ClassVar[str] = "eesd"
+    summary: ClassVar[str] = "The target's first layers and a trained early-exit head (EESD)."
+    Options = EesdOptions
+    source_names = ("eesd",)
+    default_control = "cost_aware"  # each level costs a pass, so when to stop matters most
+
+    def __init__(self, options: EesdOptions, target: SplitTarget, predictor: AgreementPredictor | None = None) -> None:
+        self._rules = options.rules()
+        self._predictor = predictor
+        self.target = target
+        self.needs = Needs(hidden=predictor is not None)
+
+    @classmethod
+    def create(cls, options: EesdOptions, resources: Resources) -> "EesdDrafter":
+        """Load the head and take the target apart.
+
+        Raises:
+            UsageError: there is no head, it was trained for another model or exit, or `layers` is out of range.
+            StoreError: the head is damaged.
+            UnsupportedModelError: a model that does not come apart.
+        """
+        target = resources.target
+        if not isinstance(target, TorchTarget):
+            raise UsageError("Method 'eesd' drafts with the target's own layers, and no model is loaded here.")
+        if options.head == NO_HEAD:
+            assert options.layers is not None
+            return cls(options, SplitTarget(target, options.layers, None))
+        location: Any = options.head if options.head is not None else resources.default_heads.get("eesd")
+        if location is None:
+            raise UsageError(
+                "Method 'eesd' needs a head trained for this model; train one with `foredraft train eesd`, and name "
+                "its folder: head=FOLDER."
+            )
+        card, head = load_exit_head(location, target.model)
+        if options.layers not in (None, card.layers):
+            raise UsageError(
+                f"layers is {options.layers}, and the head in {location} was trained behind {card.layers} layers; "
+                "leave layers out, or train another head."
+            )
+        predictor = (
+            load_predictor(head_folder(str(location)), target.model) if options.calibrated is not False else None
+        )
+        if options.calibrated and predictor is None:
+            raise UsageError(
+                f"The head in {location} has no predictor; train one with `foredraft train cali --head {location}`, or "
+                "leave calibrated out."
+            )
+        return cls(options, SplitTarget(target, card.layers, head), predictor)
+
+    def open(self, context: DraftContext) -> "EesdDrafting":
+        """Begin drafting for one sequence, whose cache must be one of `target`'s.
+
+        Raises:
+            UsageError: it is another's.
+        """
+        if not isinstance(context.cache, SplitCache):
+            raise UsageError("Method 'eesd' needs the cache of its own target, and cannot draft for another one here.")
+        return EesdDrafting(self.target, self._rules, context, self._predictor)
+
+
+class EesdDrafting:
+    """One sequence's drafting in the first layers."""
+
+    def __init__(
+        self, target: SplitTarget, rules: GrowthRules, context: DraftContext, predictor: AgreementPredictor | None
+    ) -> None:
+        imitation = Imitation.of(context.settings, context.seed, context.vocabulary)
+        calibrate = self._calibrate if predictor is not None else None
+        self._target, self._predictor = target, predictor
+        self._samples = imitation.sampling.do_sample
+        self._foresight = Foresight(ExitModel(target, context.cache), rules, imitation, context.max_nodes, calibrate)
+        self._hidden: torch.Tensor | None = None  # the target's last state at the token that gave the root
+
+    def propose(self, view: SequenceView, budget: Budget) -> Draft:
+        """Grow a tree behind the sequence; its rows wait in the cache for the verification."""
+        grown = self._foresight.grow(view.ids, budget)
+        return EMPTY_DRAFT if grown is None else grown.draft(budget.nodes)
+
+    def observe(self, verdict: Verdict) -> None:
+        """Remember what the predictor looks at; the cache kept the accepted rows when it committed."""
+        if verdict.hidden is not None and self._predictor is not None:
+            self._hidden = verdict.hidden[verdict.path[-1] + 1 if verdict.path else 0]
+
+    def close(self) -> None:
+        """Forget the tree."""
+        self._foresight.close()
+        self._hidden = None
+
+    def _calibrate(self, found: Candidates, level: int) -> Candidates:
+        """Give the likeliest candidate of each row the predictor's chance, and share the rest among the others."""
+        if self._predictor is None or self._hidden is None:
+            return found
+        own = found.probabilities[:, 0]
+        best = self._predictor.chances(
+            self._hidden, self._target.exit_hidden, level, torch.from_numpy(own.copy()), sampled=self._samples
+        )
+        chance = best.cpu().numpy()
+        others = found.probabilities * ((1 - chance) / np.maximum(1 - own, 1e-6))[:, None]
+        return Candidates(found.tokens, np.column_stack([chance, np.minimum(others[:, 1:], chance[:, None])]))

@@ -1,0 +1,127 @@
+"""Heads on the target's last hidden state draft a tree, all levels at once; verified exactly, like all drafts here.
+
+Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (ICML 2024), Medusa-1.
+Its typical acceptance, which changes the text, is left out. Knows heads and the target's LM head; not how a text is
+chosen.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
+from foredraft.drafters import Resources
+from foredraft.errors import UsageError
+from foredraft.model.candidates import Imitation, candidates
+from foredraft.model.medusa import RANKS, MedusaHeads, load_medusa, static_tree
+from foredraft.model.target import TorchTarget
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaOptions:
+    """Options of `medusa`.
+
+    Attributes:
+        head: a folder or a hub id that `foredraft train medusa` wrote; None takes those that come with the target.
+        nodes: of the tree at most; those whose paths were accepted most often when the heads were measured.
+    """
+
+    head: str | None = None
+    nodes: int = 24
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range.
+
+        Raises:
+            UsageError: naming it.
+        """
+        if not 1 <= self.nodes <= 64:
+            raise UsageError(f"nodes is {self.nodes}; it must be 1 to 64.")
+
+
+class MedusaDrafter:
+    """Heads, and what scores their states.
+
+    Args:
+        options: the tree's size.
+        heads: on the target's last hidden state.
+        lm_head: the target's.
+    """
+
+    name: ClassVar[str] = "medusa"
+    summary: ClassVar[str] = "Trained heads on the target's last hidden state draft a tree at once (Medusa)."
+    Options = MedusaOptions
+    source_names = ("medusa",)
+    needs = Needs(hidden=True)
+
+    def __init__(self, options: MedusaOptions, heads: MedusaHeads, lm_head: torch.nn.Module) -> None:
+        self._options, self._heads, self._lm_head = options, heads, lm_head
+
+    @classmethod
+    def create(cls, options: MedusaOptions, resources: Resources) -> "MedusaDrafter":
+        """Load the heads.
+
+        Raises:
+            UsageError: there are none, or they were trained for another model.
+            StoreError: they are damaged.
+        """
+        target = resources.target
+        if not isinstance(target, TorchTarget):
+            raise UsageError("Method 'medusa' drafts from the target's hidden states, and no model is loaded here.")
+        location: Any = options.head if options.head is not None else resources.default_heads.get("medusa")
+        if location is None:
+            raise UsageError(
+                "Method 'medusa' needs heads trained for this model; train them with `foredraft train medusa`, and "
+                "name their folder: head=FOLDER."
+            )
+        _, heads = load_medusa(location, target.model)
+        return cls(options, heads, target.model.get_output_embeddings())
+
+    def open(self, context: DraftContext) -> "MedusaDrafting":
+        """Begin drafting for one sequence."""
+        return MedusaDrafting(self._options, self._heads, self._lm_head, context)
+
+
+class MedusaDrafting:
+    """One sequence's drafting, from the target's state at the token that gave the root."""
+
+    def __init__(
+        self, options: MedusaOptions, heads: MedusaHeads, lm_head: torch.nn.Module, context: DraftContext
+    ) -> None:
+        self._options, self._heads, self._lm_head = options, heads, lm_head
+        # tokens are the best ones, never drawn, whatever the verification
+        self._imitation = dataclasses.replace(
+            Imitation.of(context.settings, context.seed, context.vocabulary), draws=False
+        )
+        self._accuracies = heads.accuracies.float().cpu().numpy()
+        self._hidden: torch.Tensor | None = None
+
+    def propose(self, view: SequenceView, budget: Budget) -> Draft:
+        """Fill the tree's ranks with the heads' tokens; nothing before the first verification, which shows a state."""
+        nodes = min(budget.nodes, self._options.nodes)
+        if self._hidden is None or nodes <= 0 or budget.depth <= 0:
+            return EMPTY_DRAFT
+        parents, ranks, score = static_tree(self._accuracies, nodes, budget.depth)
+        positions = len(view.ids) + np.arange(len(self._accuracies))
+        found = candidates(self._scores(self._hidden), RANKS, self._imitation, positions)
+        level = np.zeros(len(parents), np.int32)
+        for node, parent in enumerate(parents.tolist()):
+            level[node] = level[parent] + 1 if parent >= 0 else 0
+        return Draft(found.tokens[level, ranks], parents, score)
+
+    def observe(self, verdict: Verdict) -> None:
+        """Remember the state at the last token that was verified: it gave the new root."""
+        if verdict.hidden is not None:
+            self._hidden = verdict.hidden[verdict.path[-1] + 1 if verdict.path else 0]
+
+    def close(self) -> None:
+        """Forget the state."""
+        self._hidden = None
+
+    @torch.inference_mode()
+    def _scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the heads' scores, float[K, V]."""
+        return self._lm_head(self._heads(hidden))  # type: ignore[no-any-return]  # a module's output is Any

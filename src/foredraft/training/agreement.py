@@ -1,0 +1,115 @@
+"""Training Cali-TS's predictor: does the target agree with what an early-exit head drafts?
+
+EESD (Liu et al. 2024), section 3.3. The labels come from comparing the head's token with the target's at each place of
+a window, for levels whose levels above agreed, as only those are ever asked about. Every other window is looked at as
+a sampled text would be: both choose with the same noise, as they do when drafting. Knows traces and a head; not the
+loop.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from foredraft.model.agreement import POSITIONS, AgreementPredictor
+from foredraft.model.heads import ExitHead
+from foredraft.training.exits import ExitTask
+from foredraft.training.loop import Numbers
+from foredraft.training.traces import Traces
+
+TEMPERATURE = 0.7
+"""Of the windows that are looked at as sampled."""
+_LOOKED_AT = 32
+"""Tokens of a row that noise may bring to the top, as when drafting (model/candidates.py)."""
+
+
+class AgreementTask:
+    """A predictor in training.
+
+    Args:
+        model: the target, whole.
+        head: the early-exit head whose tokens are predicted to be accepted or not.
+        layers: before its exit.
+        traces: what to learn from.
+
+    Attributes:
+        module: the predictor.
+        window: tokens of a window.
+    """
+
+    module: AgreementPredictor
+
+    def __init__(self, model: Any, head: ExitHead, layers: int, traces: Traces) -> None:
+        self._exit = ExitTask(model, layers, traces, loss="tokens", states=None)
+        self._exit.module.load_state_dict(head.state_dict())
+        self._exit.module.eval().requires_grad_(requires_grad=False)
+        self._exit.module.lm_head.register_forward_pre_hook(self._see)
+        self._model, self._traces = model, traces
+        self._seen = torch.empty(0)
+        self.window = self._exit.window
+        width = model.get_output_embeddings().weight.shape[1]
+        self.module = AgreementPredictor(width).to(model.get_input_embeddings().weight.device)
+
+    def loss(self, windows: Numbers) -> torch.Tensor:
+        """Return the mean cross-entropy over all levels that a draft could reach in these windows."""
+        logits, labels = self._predicted(windows)
+        return binary_cross_entropy_with_logits(logits, labels)
+
+    def agreement(self, windows: Numbers) -> float:
+        """Return how often a level is rightly predicted to be accepted or not."""
+        logits, labels = self._predicted(windows)
+        return float(((logits > 0) == (labels > 0.5)).float().mean())
+
+    def _predicted(self, windows: Numbers) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the predictor's logits and the labels, float[n], of all levels reached in these windows."""
+        parts = [self._levels(int(number)) for number in windows]
+        rows = [torch.cat(each) for each in zip(*parts, strict=True)]
+        with torch.autocast(rows[0].device.type, enabled=False):
+            return self.module(*rows[:5]), rows[5]
+
+    @torch.no_grad()
+    def _levels(self, number: int) -> tuple[torch.Tensor, ...]:
+        """Return a window's target's states, head's states, levels, head's estimates, whether sampled, and labels."""
+        with torch.autocast(self._model.device.type, enabled=False):
+            scores = self._exit.logits(np.array([number]))[0].float()
+            draft = self._seen[0].float()
+            ids = torch.from_numpy(np.asarray(self._traces.windows[number, :-1], np.int64))[None].to(scores.device)
+            states = self._model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+        agree, estimate = self._compared(number, scores)
+        start = torch.arange(self.window, device=scores.device)[:, None]
+        level = torch.arange(1, POSITIONS + 1, device=scores.device)[None]
+        place = start + level
+        inside = place < self.window
+        place = place.clamp(max=self.window - 1)
+        reached = torch.cumprod(torch.cat([torch.ones_like(inside[:, :1]), agree[place[:, :-1]]], 1).int(), 1).bool()
+        at, row = torch.nonzero(inside & reached, as_tuple=True)
+        chosen = place[at, row]
+        target = states.last_hidden_state[0].float()
+        sampled = torch.full_like(estimate[chosen], float(_as_sampled(number)))
+        return target[at], draft[chosen], row + 1, estimate[chosen], sampled, agree[chosen].float()
+
+    def _compared(self, number: int, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return whether head and target choose alike at each place, bool[T], and how sure the head is, float[T]."""
+        device = scores.device
+        theirs = torch.from_numpy(np.asarray(self._traces.top_ids[number], np.int64)).to(device)
+        if not _as_sampled(number):
+            best = torch.softmax(scores, -1).max(-1)
+            return best.indices == theirs[:, 0], best.values
+        generator = torch.Generator().manual_seed(number)
+        noise = -torch.log(-torch.log(torch.rand(scores.shape, generator=generator).clamp(1e-10, 1 - 1e-7))).to(device)
+        known = torch.from_numpy(np.asarray(self._traces.top_probabilities[number], np.float32)).to(device)
+        target = known.clamp_min(1e-8).log() / TEMPERATURE + noise.gather(1, theirs)
+        ours = torch.log_softmax(scores, -1).topk(min(_LOOKED_AT, scores.shape[-1]))
+        drawn = ours.values / TEMPERATURE + noise.gather(1, ours.indices)
+        best = torch.softmax(drawn, -1).max(-1)
+        chosen = ours.indices.gather(1, best.indices[:, None])[:, 0]
+        return chosen == theirs.gather(1, target.argmax(-1)[:, None])[:, 0], best.values
+
+    def _see(self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        self._seen = inputs[0]
+
+
+def _as_sampled(number: int) -> bool:
+    """Say whether a window is looked at as a sampled text."""
+    return number % 2 == 1

@@ -1,0 +1,159 @@
+"""Training an early-exit head: behind the frozen first layers, on the target's own texts.
+
+EESD (Liu et al. 2024), section 3.2, trains with cross-entropy on the next token; learning the target's distribution,
+as far as its traces hold it, is offered beside that. The exit's states of a window are computed once and kept in a
+file; only the first layers and the head are in memory, once the caller lets go of the model. Knows traces and a model's
+layers; not the loop.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn.functional import cross_entropy, log_softmax
+
+from foredraft.errors import StoreError, UsageError
+from foredraft.model.heads import ExitHead, new_exit_head
+from foredraft.model.layers import LayerForward, model_parts, with_layers
+from foredraft.training.loop import Numbers
+from foredraft.training.traces import Traces
+
+LOSSES = ("distribution", "tokens")
+
+
+class ExitTask:
+    """An early-exit head in training.
+
+    Args:
+        model: the target; afterwards only its first layers are held here.
+        layers: how many (N).
+        traces: what to learn from.
+        loss: "distribution" (the target's, of its most probable tokens) or "tokens" (the next token; the paper's).
+        states: the file that keeps the exit's states; None computes them anew each time.
+
+    Attributes:
+        module: the head, float32.
+        window: tokens of a window.
+
+    Raises:
+        UsageError: N out of range, or an unknown loss.
+        UnsupportedModelError: the model's layers are no plain list.
+        StoreError: the states' file cannot be written.
+    """
+
+    module: ExitHead
+
+    def __init__(self, model: Any, layers: int, traces: Traces, *, loss: str, states: Path | None) -> None:
+        if loss not in LOSSES:
+            raise UsageError(f"loss is {loss!r}; it may be {' or '.join(LOSSES)}.")
+        parts = model_parts(model)
+        if not 1 <= layers < parts.count:
+            raise UsageError(f"layers is {layers}; this model has {parts.count}, so it must be 1 to {parts.count - 1}.")
+        self.window = traces.windows.shape[1] - 1
+        self.module = new_exit_head(model).float().requires_grad_(requires_grad=True)
+        self.module.train()
+        self._traces, self._loss = traces, loss
+        self._device: torch.device = model.get_input_embeddings().weight.device
+        self._taken = self._left = torch.empty(0)
+        own = model.get_submodule(parts.layers)
+        first: dict[int, torch.nn.Module | LayerForward] = {
+            **dict(enumerate(own[:layers])),
+            parts.count - 1: self._leave,
+        }
+        nothing = torch.nn.Identity()
+        self._first = with_layers(model, parts, first, {parts.norm: nothing, parts.lm_head: nothing}).base_model
+        behind: dict[int, torch.nn.Module | LayerForward] = {
+            layers - 1: self._go_on,
+            parts.count - 1: self.module.layer,
+        }
+        replaced = {parts.norm: self.module.norm, parts.lm_head: self.module.lm_head}
+        self._behind = with_layers(model, parts, behind, replaced)
+        width = model.get_output_embeddings().weight.shape[1]
+        self._kept = _KeptStates(states, (len(traces.windows), self.window, width)) if states is not None else None
+
+    def loss(self, windows: Numbers) -> torch.Tensor:
+        """Return the mean loss over the tokens of these windows."""
+        logits = self.logits(windows).flatten(0, 1).float()
+        if self._loss == "tokens":
+            return cross_entropy(logits, self._tensor(self._traces.windows[windows, 1:]).long().flatten())
+        top_ids = self._tensor(self._traces.top_ids[windows]).long().flatten(0, 1)
+        return distribution_loss(
+            logits, top_ids, self._tensor(self._traces.top_probabilities[windows]).float().flatten(0, 1)
+        )
+
+    def agreement(self, windows: Numbers) -> float:
+        """Return how often the head's most probable token is the target's."""
+        right = 0
+        for number in windows.tolist():
+            chosen = self.logits(np.array([number]))[0].argmax(dim=-1).cpu().numpy()
+            right += int((chosen == self._traces.top_ids[number, :, 0]).sum())
+        return float(right / (len(windows) * self.window))
+
+    def logits(self, windows: Numbers) -> torch.Tensor:
+        """Return the head's scores, float[B, T, V]."""
+        ids = self._tensor(self._traces.windows[windows, :-1]).long()
+        self._taken = self._states(windows, ids)
+        return self._behind(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
+
+    @torch.no_grad()
+    def _states(self, windows: Numbers, ids: torch.Tensor) -> torch.Tensor:
+        if self._kept is not None and self._kept.has(windows):
+            return self._kept.get(windows).to(self._device)
+        with torch.autocast(self._device.type, enabled=False):  # as they are when drafting
+            self._first(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+        if self._kept is not None:
+            self._kept.put(windows, self._left)
+        return self._left.float()
+
+    def _leave(self, hidden: torch.Tensor, *_args: object, **_kwargs: object) -> torch.Tensor:
+        self._left = hidden
+        return hidden
+
+    def _go_on(self, _hidden: torch.Tensor, *_args: object, **_kwargs: object) -> torch.Tensor:
+        return self._taken
+
+    def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def distribution_loss(logits: torch.Tensor, top_ids: torch.Tensor, top_probabilities: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy to a distribution of which only the top is known; the rest counts as one token.
+
+    Args:
+        logits: float[R, V].
+        top_ids: int64[R, K].
+        top_probabilities: float[R, K].
+    """
+    found = log_softmax(logits, dim=-1).gather(-1, top_ids)
+    left = (1 - top_probabilities.sum(-1)).clamp_min(0)
+    ours_left = (1 - found.exp().sum(-1)).clamp_min(1e-6).log()
+    return -((top_probabilities * found).sum(-1) + left * ours_left).mean()
+
+
+class _KeptStates:
+    """States of windows in a file, bfloat16; which of them it holds is known to this run alone."""
+
+    def __init__(self, file: Path, shape: tuple[int, int, int]) -> None:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._array = np.lib.format.open_memmap(file, "w+", np.int16, shape)
+        except OSError as error:
+            raise StoreError(
+                f"{file} cannot be written ({error.strerror}); it needs {2 * np.prod(shape) / 2**30:.1f} GiB."
+            ) from error
+        self._known = np.zeros(shape[0], np.bool_)
+
+    def has(self, windows: Numbers) -> bool:
+        """Say whether the states of all these windows are kept."""
+        return bool(self._known[windows].all())
+
+    def get(self, windows: Numbers) -> torch.Tensor:
+        """Return states, float32[B, T, D]."""
+        return torch.from_numpy(self._array[windows]).view(torch.bfloat16).float()
+
+    def put(self, windows: Numbers, states: torch.Tensor) -> None:
+        """Keep states, float[B, T, D]."""
+        self._array[windows] = states.to(torch.bfloat16).view(torch.int16).cpu().numpy()
+        self._known[windows] = True

@@ -1,0 +1,358 @@
+"""Traces for training heads: texts that the target wrote itself, open texts, and what the target would have said there.
+
+Self-distillation as in EESD (Liu et al. 2024), section 3.2: greedy and sampled texts of the target, mixed with open
+text. Beside each token lie the target's most probable next tokens, so that a head can learn its distribution without
+the target in memory. Knows files, a tokenizer, a model for the labels, and a function that writes; not which head
+learns from them.
+
+A folder holds `texts.jsonl` (what was written so far; a killed run goes on behind its last whole line), and once it is
+complete `windows.npy` int32[W, T + 1], `kinds.npy` uint8[W], `held.npy` bool[W], `top_ids.npy` int32[W, T, K],
+`top_probabilities.npy` float16[W, T, K] and, last of all, `manifest.json`.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from foredraft.corpus.documents import ReadReport, join_messages
+from foredraft.errors import NumericsError, StoreError, UsageError
+from foredraft.training.text_data import documents_in, is_held_out, write_atomically
+
+KINDS = ("greedy", "sampled", "open")
+MANIFEST, TEXTS = "manifest.json", "texts.jsonl"
+FORMAT = 1
+_PROMPT_OF_TEXT = 48
+"""Tokens of a text that is no chat which the target is given to go on from."""
+_LONGEST_OPEN = 1024
+_LABELLED_TOKENS = 4096
+"""Tokens of one pass that makes labels."""
+
+Write = Callable[[list[int], int, bool, int], list[int]]
+"""Writes behind a prompt: (ids, tokens at most, whether to sample, seed) to the new ids."""
+Tell = Callable[[str, int, int, int, str], None]
+"""Is told how far a phase is: its name, done, total, and a count of what a unit names."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """What traces are made of.
+
+    Attributes:
+        written_tokens: tokens that the target writes, prompts included, about.
+        open_tokens: tokens of open text at most.
+        greedy_share: of the texts that the target writes; the others are sampled. Small models loop when greedy.
+        temperature: of the sampled ones.
+        answer_tokens: new tokens of a text at most.
+        window: tokens of a training window.
+        top_k: the target's most probable tokens that are kept of each position.
+        hold_out_one_in: texts of a prompt are held out when the prompt's hash is 0 modulo this.
+        seed: of the sampled texts.
+    """
+
+    written_tokens: int = 200_000
+    open_tokens: int = 200_000
+    greedy_share: float = 0.5
+    temperature: float = 0.7
+    answer_tokens: int = 160
+    window: int = 256
+    top_k: int = 16
+    hold_out_one_in: int = 25
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work.
+
+        Raises:
+            UsageError: naming it.
+        """
+        for name in ("answer_tokens", "window", "top_k"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if not 0 <= self.greedy_share <= 1:
+            raise UsageError(f"greedy_share is {self.greedy_share}; it must be 0 to 1.")
+        if not self.temperature > 0:
+            raise UsageError(f"temperature is {self.temperature}; it must be above 0.")
+        if self.written_tokens < 0 or self.open_tokens < 0 or self.written_tokens + self.open_tokens == 0:
+            raise UsageError("Give written_tokens or open_tokens, or both; neither may be negative.")
+        if self.hold_out_one_in < 2:
+            raise UsageError(f"hold_out_one_in is {self.hold_out_one_in}; below 2 nothing is left to train on.")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A text to learn from.
+
+    Attributes:
+        key: decides whether it is held out.
+        prompt: int[n], what the target is given.
+        text: int[m], the whole of it, ended.
+    """
+
+    key: str
+    prompt: list[int]
+    text: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """Traces, opened; the arrays are memory-mapped.
+
+    Attributes:
+        windows: int32[W, T + 1], ids; a window's last one is a label only.
+        kinds: uint8[W], indices into `KINDS`.
+        held: bool[W], whether the window is held out.
+        top_ids: int32[W, T, K], the target's most probable tokens after each position.
+        top_probabilities: float16[W, T, K], theirs under the plain softmax.
+        fingerprint: of the target's weights (model/heads.py).
+    """
+
+    windows: npt.NDArray[np.int32]
+    kinds: npt.NDArray[np.uint8]
+    held: npt.NDArray[np.bool_]
+    top_ids: npt.NDArray[np.int32]
+    top_probabilities: npt.NDArray[np.float16]
+    fingerprint: str
+
+
+def is_traces(folder: Path) -> bool:
+    """Say whether `folder` holds complete traces."""
+    return (folder / MANIFEST).is_file() and (folder / TEXTS).is_file()
+
+
+def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Source]:
+    """Yield the texts of a file or folder (see `text_data.documents_in`), each prompt once.
+
+    Raises:
+        UsageError: the path is missing, damaged, or of an unknown kind.
+    """
+    seen: set[str] = set()
+    for document in documents_in(path, report):
+        if document.key in seen:
+            continue
+        seen.add(document.key)
+        chat = [{"role": role, "content": content} for role, content in document.parts if role]
+        if chat:
+            asked = chat[: next((i for i, each in enumerate(chat) if each["role"] == "assistant"), len(chat))]
+            prompt, text = _templated(tokenizer, asked, ask=True), _templated(tokenizer, chat, ask=False)
+        else:
+            text = tokenizer(document.parts[0][1], truncation=True, max_length=_LONGEST_OPEN).input_ids
+            prompt = text[: min(_PROMPT_OF_TEXT, (len(text) + 1) // 2)]
+        if prompt:
+            end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+            yield Source(document.key, prompt, [*text[:_LONGEST_OPEN], *end])
+
+
+def in_turns(readers: Iterable[Iterator[Source]]) -> Iterator[Source]:
+    """Yield one source of each reader in turn, until all are read."""
+    left = list(readers)
+    while left:
+        for reader in list(left):
+            source = next(reader, None)
+            if source is None:
+                left.remove(reader)
+            else:
+                yield source
+
+
+def chosen_windows(traces: Traces, texts: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the numbers of the windows to learn from, of the `texts` asked for, and of all those held out.
+
+    Raises:
+        UsageError: `texts` is not "all", "written" or "open", or there is no such window.
+    """
+    is_open = np.asarray(traces.kinds) == KINDS.index("open")
+    wanted = {"all": np.ones(len(is_open), np.bool_), "written": ~is_open, "open": is_open}
+    if texts not in wanted:
+        raise UsageError(f"texts is {texts!r}; it may be {', '.join(wanted)}.")
+    held = np.asarray(traces.held)
+    chosen = np.flatnonzero(wanted[texts] & ~held)
+    if not len(chosen):
+        raise UsageError(f"The traces hold no window of {texts} texts to learn from.")
+    return chosen, np.flatnonzero(held)
+
+
+def write_texts(
+    folder: Path, sources: Iterable[Source], write: Write, options: TraceOptions, identity: str, tell: Tell
+) -> None:
+    """Let the target write behind the sources' prompts until there is enough; what is there already counts.
+
+    Raises:
+        UsageError: the folder holds texts of another model or with other options.
+        StoreError: nothing can be written there.
+    """
+    head = {"format": FORMAT, "fingerprint": identity, "options": asdict(options)}
+    known = _known_texts(folder, head)
+    done, tokens = 1 + max((int(text["source"]) for text in known), default=-1), _count(known)
+    try:
+        with (folder / TEXTS).open("a") as file:
+            for number, source in enumerate(sources):
+                if number < done:
+                    continue
+                if tokens[0] >= options.written_tokens and tokens[1] >= options.open_tokens:
+                    break
+                for text in _texts_of(number, source, write, options, tokens):
+                    file.write(json.dumps(text) + "\n")
+                    tokens[text["kind"] == "open"] += len(text["ids"])
+                file.flush()
+                tell("writing", min(tokens[0], options.written_tokens), options.written_tokens, tokens[0], "tokens")
+    except OSError as error:
+        raise StoreError(
+            f"Texts cannot be written to {folder} ({error.strerror}); what was written stays. Check its free space."
+        ) from error
+
+
+def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, tell: Tell) -> Traces:
+    """Pack the texts into windows, and put the target's most probable tokens beside each position.
+
+    Raises:
+        UsageError: too little text to fill a window.
+        NumericsError: the target's scores are not finite.
+        StoreError: nothing can be written there.
+    """
+    head = {"format": FORMAT, "fingerprint": identity, "options": asdict(options)}
+    windows, kinds, held = _packed(_known_texts(folder, head), options.window)
+    if not (~held).any():
+        raise UsageError(
+            f"The texts in {folder} do not fill one window of {options.window} tokens; give more text, or a smaller "
+            "window."
+        )
+    shape = (len(windows), options.window, options.top_k)
+    try:
+        for name, array in (("windows", windows), ("kinds", kinds), ("held", held)):
+            np.save(folder / f"{name}.npy", array)
+        ids = np.lib.format.open_memmap(folder / "top_ids.npy", "w+", np.int32, shape)
+        probabilities = np.lib.format.open_memmap(folder / "top_probabilities.npy", "w+", np.float16, shape)
+        batch = max(1, _LABELLED_TOKENS // options.window)
+        tell("labelling", 0, len(windows), 0, "tokens")
+        for start in range(0, len(windows), batch):
+            found = _top_tokens(model, windows[start : start + batch, :-1], options.top_k)
+            ids[start : start + batch], probabilities[start : start + batch] = found
+            done = min(start + batch, len(windows))
+            tell("labelling", done, len(windows), done * options.window, "tokens")
+        ids.flush()
+        probabilities.flush()
+    except OSError as error:
+        raise StoreError(f"Labels cannot be written to {folder} ({error.strerror}). Check its free space.") from error
+    counts = {kind: int((kinds == number).sum()) for number, kind in enumerate(KINDS)}
+    write_atomically(folder / MANIFEST, json.dumps({**head, "windows": counts, "held": int(held.sum())}).encode())
+    return open_traces(folder)
+
+
+def open_traces(folder: Path) -> Traces:
+    """Open complete traces.
+
+    Raises:
+        UsageError: there are none.
+        StoreError: they are damaged or of another version.
+    """
+    if not is_traces(folder):
+        raise UsageError(f"{folder} holds no complete traces; make them with `foredraft train traces`.")
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        if manifest["format"] != FORMAT:
+            raise StoreError(f"The traces in {folder} have format {manifest['format']}, and this is format {FORMAT}.")
+        names = ("windows", "kinds", "held", "top_ids", "top_probabilities")
+        arrays = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in names]
+        if {len(array) for array in arrays} != {len(arrays[0])}:
+            raise ValueError("its arrays have different lengths")
+        windows, kinds, held, top_ids, top_probabilities = arrays
+        return Traces(windows, kinds, held, top_ids, top_probabilities, str(manifest["fingerprint"]))
+    except (OSError, ValueError, KeyError, EOFError, TypeError) as error:
+        raise StoreError(
+            f"The traces in {folder} are damaged ({error}). Remove the folder and make them again."
+        ) from error
+
+
+def _texts_of(
+    number: int, source: Source, write: Write, options: TraceOptions, tokens: list[int]
+) -> Iterator[dict[str, Any]]:
+    """Yield what one source gives: a text of the target's, and the source's own."""
+    held = is_held_out(source.key, options.hold_out_one_in)
+    if tokens[0] < options.written_tokens:
+        greedy = int((number + 1) * options.greedy_share) > int(number * options.greedy_share)
+        new = write(source.prompt, options.answer_tokens, not greedy, options.seed + number)
+        kind = "greedy" if greedy else "sampled"
+        yield {"source": number, "kind": kind, "held": held, "ids": [*map(int, source.prompt), *map(int, new)]}
+    if tokens[1] < options.open_tokens:
+        yield {"source": number, "kind": "open", "held": held, "ids": [*map(int, source.text)]}
+
+
+def _known_texts(folder: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the texts in a folder, which is begun if it is new; a line that a kill cut short is removed.
+
+    Raises:
+        UsageError: the texts there are of another model, or were written with other options.
+        StoreError: they are damaged, or nothing can be written there.
+    """
+    file = folder / TEXTS
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            write_atomically(file, (json.dumps(head) + "\n").encode())
+            return []
+        data = file.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            write_atomically(file, whole)
+        first, *rest = whole.decode().splitlines()
+        begun = json.loads(first)
+        texts = [json.loads(line) for line in rest]
+    except OSError as error:
+        raise StoreError(f"{file} cannot be read or written ({error.strerror}).") from error
+    except ValueError as error:
+        raise StoreError(f"{file} is damaged ({error}). Remove it to write the texts again.") from error
+    different = [name for name in head if begun.get(name) != head[name]]
+    if different:
+        raise UsageError(
+            f"The texts in {folder} were written with another {' and '.join(different)}; give the same, or another "
+            "folder."
+        )
+    return texts
+
+
+def _count(texts: list[dict[str, Any]]) -> list[int]:
+    """Return the tokens that the target wrote and those of open text."""
+    return [sum(len(text["ids"]) for text in texts if (text["kind"] == "open") is other) for other in (False, True)]
+
+
+def _packed(
+    texts: list[dict[str, Any]], window: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+    """Return windows, their kinds, and which are held out; those of one side and kind follow one another."""
+    found, kinds, held = [np.empty((0, window + 1), np.int32)], [], []
+    for side in (False, True):
+        for number, kind in enumerate(KINDS):
+            ids = [token for text in texts if text["kind"] == kind and text["held"] is side for token in text["ids"]]
+            count = max(0, (len(ids) - 1) // window)
+            starts = np.arange(count)[:, None] * window + np.arange(window + 1)[None]
+            found.append(np.array(ids, np.int32)[starts] if count else np.empty((0, window + 1), np.int32))
+            kinds += [number] * count
+            held += [side] * count
+    return np.concatenate(found), np.array(kinds, np.uint8), np.array(held, np.bool_)
+
+
+@torch.inference_mode()
+def _top_tokens(
+    model: Any, windows: npt.NDArray[np.int32], k: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float16]]:
+    """Return the model's most probable tokens after each position, int32[B, T, K], and their probabilities."""
+    ids = torch.from_numpy(windows.astype(np.int64)).to(model.get_input_embeddings().weight.device)
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits.float()
+    top = torch.softmax(logits, dim=-1).topk(min(k, logits.shape[-1]), dim=-1)
+    if not torch.isfinite(top.values).all():
+        raise NumericsError("The target's scores are NaN or infinite; check its weights and dtype.")
+    return top.indices.to(torch.int32).cpu().numpy(), top.values.to(torch.float16).cpu().numpy()
+
+
+def _templated(tokenizer: Any, messages: list[dict[str, str]], *, ask: bool) -> list[int]:
+    """Return a chat's ids, in the words of the tokenizer's template if it has one."""
+    if getattr(tokenizer, "chat_template", None):
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
+        return list(tokenizer(text, add_special_tokens=False).input_ids)
+    return list(tokenizer(join_messages(messages)).input_ids)

@@ -1,0 +1,174 @@
+"""Cali-TS: the posterior of equations 6 and 7, plain counts, and the predictor that drafts go by."""
+
+import numpy as np
+import pytest
+import torch
+
+from foredraft.control import CONTROLS, CaliOptions, CaliRule, Outcome, choose_control
+from foredraft.drafters import Resources, make_drafter
+from foredraft.errors import UsageError
+from foredraft.model.agreement import FOLDER, POSITIONS, AgreementPredictor, load_predictor
+from foredraft.model.heads import card_for, load_exit_head, save_head
+from test_eesd import VOCABULARY, heads, plain, target_of, written  # noqa: F401  # `heads` is a fixture
+
+
+def outcome(accepted, rejected, levels=None):
+    levels = accepted + rejected if levels is None else levels
+    return Outcome(levels, levels, accepted, bool(rejected), False, (None,) * levels, levels)
+
+
+def test_the_posterior_is_that_of_a_gaussian_mean():
+    rule = CaliRule(CaliOptions(sigma_model=0.2, sigma_sample=0.5, theta0=0.4), seed=0)
+    assert rule.posterior(0.9) == pytest.approx((0.9, 0.04))  # nothing counted: the prediction and its error
+    rule.observe(outcome(3, 1))
+    theta = (0.4 + 3) / (1 + 4)
+    assert rule.theta == pytest.approx(theta)
+    # equations 6 and 7, and the same from precisions
+    precision = 1 / 0.04 + 1 / 0.25
+    assert rule.posterior(0.9) == pytest.approx(((0.9 / 0.04 + theta / 0.25) / precision, 1 / precision))
+    for _ in range(5000):
+        rule.observe(outcome(3, 1))
+    mean, variance = rule.posterior(0.1)
+    assert mean == pytest.approx(0.75, abs=0.01)  # in the end the counts alone
+    assert variance < 1e-4
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_the_share_accepted_tends_to_the_acceptance_rate(rate):
+    """The paper's equation 8 tends to 1 whatever is accepted."""
+    rng, rule = np.random.default_rng(0), CaliRule(CaliOptions(), seed=0)
+    for _ in range(3000):
+        accepted = 0
+        while accepted < 4 and rng.random() < rate:
+            accepted += 1
+        rule.observe(outcome(accepted, int(accepted < 4), 4))
+    assert rule.theta == pytest.approx(rate, abs=0.03)
+
+
+def test_a_level_follows_as_often_as_the_last_one_is_predicted_to_be_accepted():
+    rule = CaliRule(CaliOptions(sigma_model=0.01), seed=1)
+    went_on = np.zeros(2)
+    for _ in range(4000):
+        rule.begins(8)
+        went_on += rule.more(1, 0.8), rule.more(2, 0.8 * 0.3)  # chances are of the whole path
+    assert went_on / 4000 == pytest.approx([0.8, 0.3], abs=0.03)
+
+
+def test_without_an_estimate_the_counts_decide_and_draws_stay_chances():
+    rule = CaliRule(CaliOptions(sigma_model=5.0, theta0=1.0), seed=2)
+    rule.begins(8)
+    assert {rule.more(1, None) for _ in range(200)} == {True, False}  # wide draws are clipped, not refused
+    sure = CaliRule(CaliOptions(sigma_model=1e-6, theta0=1.0), seed=2)
+    sure.begins(8)
+    assert all(sure.more(level, None) for level in range(1, 9))
+    assert not sure.more(9, 0.0)
+    assert not sure.more(10, 0.0)  # behind a chance of 0 nothing is divided by it
+
+
+def test_the_cap_ends_a_draft_and_a_plain_step_is_no_verification():
+    rule = CaliRule(CaliOptions(theta0=1.0, sigma_model=1e-6, cap=2), seed=0)
+    rule.begins(8)
+    assert rule.more(1, 1.0)
+    assert not rule.more(2, 1.0)
+    rule.observe(outcome(0, 0))
+    assert rule.verifications == 0
+    rule.observe(outcome(2, 0))
+    assert rule.verifications == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sigma_model": 0}, "sigma_model is 0"),
+        ({"sigma_sample": 2000.0}, "sigma_sample is 2000"),
+        ({"theta0": 1.5}, "theta0 is 1.5"),
+        ({"cap": 0}, "cap is 0"),
+        ({"sigma": 1}, "has no option 'sigma'"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        choose_control(None, "cali_ts", options)
+
+
+def test_its_name_makes_a_control():
+    assert "cali_ts" in CONTROLS
+    control = choose_control(6, "cali_ts").make(lambda: None, 3)
+    assert control.budget(4).nodes == 6
+
+
+def test_a_predictor_begins_as_the_heads_own_estimate():
+    predictor = AgreementPredictor(8)
+    hidden = torch.randn(3, 8)
+    estimate = torch.tensor([0.1, 0.5, 0.9])
+    for sampled in (False, True):
+        found = predictor.chances(hidden[0], hidden, 4, estimate, sampled=sampled)
+        assert torch.allclose(found, estimate, atol=1e-5)
+    sure = torch.tensor([0.0, 1.0, 0.5])
+    assert torch.isfinite(predictor.chances(hidden[0], hidden, 99, sure, sampled=False)).all()
+
+
+def test_a_predictor_looks_at_both_states_and_the_level():
+    predictor = AgreementPredictor(4)
+    with torch.no_grad():
+        for weight in predictor.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel())))
+    target, draft, estimate = torch.randn(4), torch.randn(1, 4), torch.tensor([0.5])
+
+    def chance(target, draft, level, sampled=False):
+        return predictor.chances(target, draft, level, estimate, sampled=sampled)
+
+    first = chance(target, draft, 1)
+    others = [chance(target, draft, 2), chance(target + 1, draft, 1), chance(target, draft + 1, 1)]
+    assert not any(torch.isclose(first, other) for other in [*others, chance(target, draft, 1, sampled=True)])
+    assert torch.isclose(chance(target, draft, POSITIONS), chance(target, draft, POSITIONS + 5))
+
+
+def with_predictor(tmp_path, chance):
+    """A head of the tiny llama with a predictor that holds every token to be accepted with the same chance."""
+    model = target_of("llama").model
+    _, head = load_exit_head(with_predictor.heads("llama", 1), model)
+    folder = tmp_path / "head"
+    save_head(folder, card_for(model, "eesd", "llama", layers=1, dtype="float32"), head.state_dict())
+    predictor = AgreementPredictor(model.config.hidden_size)
+    with torch.no_grad():
+        predictor.estimate.weight.zero_()
+        predictor.target.bias.fill_(float(np.log(chance / (1 - chance))))
+    save_head(folder / FOLDER, card_for(model, "cali", "llama", dtype="float32"), predictor.state_dict())
+    return str(folder)
+
+
+@pytest.mark.parametrize("setting", ["greedy", "T=1"])
+@pytest.mark.parametrize("out_degree", [1, 3])
+def test_drafts_go_by_the_predictor_and_the_text_is_the_same(setting, out_degree, tmp_path, heads):  # noqa: F811  # the fixture imported above
+    with_predictor.heads = heads
+    options = {"head": with_predictor(tmp_path, 0.6), "out_degree": out_degree, "least_share": 0.0}
+    drafter = make_drafter("eesd", options, Resources(VOCABULARY, target=target_of("llama")))
+    scores = []
+    original = drafter.open
+
+    def watched(context):
+        drafting = original(context)
+        propose = drafting.propose
+        drafting.propose = lambda view, budget: scores.append(propose(view, budget)) or scores[-1]
+        return drafting
+
+    drafter.open = watched
+    text, _ = written(drafter.target, "llama", setting, drafter)
+    assert text == plain("llama", setting)
+    best = [draft.score.max() for draft in scores[1:] if len(draft)]  # the first draft knows no state of the target
+    assert np.allclose(best, 0.6, atol=1e-4)
+    if out_degree == 1:
+        assert np.allclose(scores[1].score, 0.6 ** np.arange(1, len(scores[1]) + 1), atol=1e-4)
+
+
+def test_a_predictor_that_is_asked_for_and_missing_is_refused(tmp_path, heads):  # noqa: F811  # the fixture imported above
+    with_predictor.heads = heads
+    resources = Resources(VOCABULARY, target=target_of("llama"))
+    with pytest.raises(UsageError, match="has no predictor; train one with `foredraft train cali"):
+        make_drafter("eesd", {"head": heads("llama", 1), "calibrated": True}, resources)
+    head = with_predictor(tmp_path, 0.5)
+    assert make_drafter("eesd", {"head": head}, resources).needs.hidden
+    assert not make_drafter("eesd", {"head": head, "calibrated": False}, resources).needs.hidden
+    with pytest.raises(UsageError, match="whose weights are not this model's"):
+        load_predictor(tmp_path / "head", target_of("qwen3").model)

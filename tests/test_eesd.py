@@ -1,0 +1,337 @@
+"""EESD: the text of plain decoding; each layer runs once for a row; rejected rows leave no trace; heads fit or not."""
+
+import functools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+import foredraft
+from foredraft.contracts import Budget, DraftContext, SequenceView
+from foredraft.control import FixedControl
+from foredraft.drafters import Resources, make_drafter
+from foredraft.engine.single import decode, prefill
+from foredraft.engine.state import SequenceState
+from foredraft.errors import StoreError, UnsupportedModelError, UsageError
+from foredraft.graph.layout import lay_out
+from foredraft.graph.tree import path_to
+from foredraft.model.heads import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    card_for,
+    fingerprint,
+    load_exit_head,
+    new_exit_head,
+    read_head,
+    save_head,
+)
+from foredraft.model.split import SplitTarget
+from foredraft.model.target import TorchTarget
+from foredraft.testing import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
+from test_families import LONG, NEW_TOKENS, SETTINGS, VOCABULARY, configuration, prompt_of, tiny_model
+
+FAMILIES = ["llama", "qwen3", "gpt2", "gemma2", "gpt_neox", "mistral", "falcon"]
+"""Those of the paper's kind, a sliding window, learned positions, scaled embeddings, layers that return tuples."""
+LAYERS = 4
+SHAPES = {
+    "chain": {},
+    "tree": {"out_degree": 3, "least_share": 0.0},
+    "deep exit": {"layers": 3},
+    "no head": {"head": "none", "layers": 1},
+}
+
+
+@functools.cache
+def target_of(family):
+    config = configuration(family)
+    config.num_hidden_layers = LAYERS
+    if getattr(config, "layer_types", None):
+        config.layer_types = (config.layer_types * LAYERS)[:LAYERS]
+    return TorchTarget(tiny_model(config))
+
+
+@functools.cache
+def head_folder(family, layers, folder):
+    model = target_of(family).model
+    save_head(
+        folder, card_for(model, "eesd", family, layers=layers, dtype="float32"), new_exit_head(model).state_dict()
+    )
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def heads(tmp_path_factory):
+    root = tmp_path_factory.mktemp("heads")
+    return lambda family, layers: head_folder(family, layers, root / f"{family}-{layers}")
+
+
+def drafter_of(family, shape, heads):
+    options = dict(SHAPES[shape])
+    if shape != "no head":
+        options["head"] = heads(family, options.get("layers", 1))
+    return make_drafter("eesd", options, Resources(VOCABULARY, target=target_of(family)))
+
+
+def written(target, family, setting, drafter, nodes=8):
+    prompt = prompt_of(LONG)
+    sampling = SETTINGS[setting]
+    seq = SequenceState(prompt, target.new_cache(), sampling, max_new_tokens=NEW_TOKENS, window=target.window)
+    prefill(seq, target)
+    settings = {"do_sample": sampling.do_sample, "temperature": sampling.temperature, "top_p": sampling.top_p}
+    context = DraftContext(target.vocabulary, seed=sampling.seed, settings=settings, cache=seq.cache)
+    records = list(decode(seq, drafter, FixedControl(nodes), target, context))
+    return seq.emitted.tolist(), records
+
+
+@functools.cache
+def plain(family, setting):
+    return written(target_of(family), family, setting, make_drafter("none", {}, Resources(VOCABULARY)))[0]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_text_is_that_of_plain_decoding(family, shape, setting, heads):
+    drafter = drafter_of(family, shape, heads)
+    text, records = written(drafter.target, family, setting, drafter)
+    assert text == plain(family, setting)
+    assert sum(record.drafted for record in records) > NEW_TOKENS // 2
+
+
+@pytest.mark.parametrize("name", ["oracle", "adversary", "random", "none"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_split_target_verifies_what_others_drafted(family, name):
+    target = SplitTarget(target_of(family), 2, None)
+    known = continuation_in(np.concatenate([prompt_of(LONG), np.array(plain(family, "T=1"), np.int64)]))
+    drafter = {
+        "oracle": lambda: OracleDrafter(known, distractors=1, vocabulary=VOCABULARY),
+        "adversary": lambda: AdversaryDrafter(known, vocabulary=VOCABULARY),
+        "random": lambda: RandomTreeDrafter(5, vocabulary=VOCABULARY),
+        "none": lambda: make_drafter("none", {}, Resources(VOCABULARY)),
+    }[name]()
+    assert written(target, family, "T=1", drafter)[0] == plain(family, "T=1")
+
+
+class LayerCounter:
+    """Counts the rows that each layer of a model has computed, by what the layers are made of: their MLPs."""
+
+    def __init__(self, model, head):
+        self.rows = Counter()
+        self._handles = [
+            layer.mlp.register_forward_hook(functools.partial(self._count, name))
+            for name, layer in [*enumerate(model.model.layers), ("head", head.layer)]
+        ]
+
+    def _count(self, name, _module, _inputs, output):
+        self.rows[name] += output.shape[-2]
+
+    def close(self):
+        for handle in self._handles:
+            handle.remove()
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_each_layer_runs_once_for_a_row(shape):
+    base, head = target_of("llama"), new_exit_head(target_of("llama").model)
+    options = {"out_degree": 1} if shape == "chain" else SHAPES["tree"]
+    target = SplitTarget(base, 2, head)
+    drafter = make_drafter("eesd", {"head": "none", "layers": 1, **options}, Resources(VOCABULARY, target=base))
+    drafter.target = target
+    counter = LayerCounter(base.model, head)
+    try:
+        text, records = written(target, "llama", "greedy", drafter, nodes=8)
+    finally:
+        counter.close()
+    prompt = LONG - 1  # the last token of the prompt is the first root
+    verified = prompt + sum(1 + record.drafted for record in records)
+    assert counter.rows[2] == counter.rows[3] == verified
+    assert counter.rows[0] == counter.rows[1] == counter.rows["head"]
+    if shape == "chain":  # every drafted token is verified, so the first layers see exactly the same rows
+        assert counter.rows[0] == verified
+    kept = prompt + len(text)  # a plain text computes each token but the last in every layer, and once
+    drafted_in_vain = sum(record.drafted - record.accepted for record in records)
+    assert verified <= kept + drafted_in_vain + 1
+
+
+def stored(cache, layers):
+    """The keys that a cache holds of its committed tokens, by layer, float[tokens, heads * head_dim]."""
+    found = {}
+    for number in layers:
+        layer = cache.layers[number]
+        found[number] = layer.keys[0, :, : layer.span.stored].transpose(0, 1).flatten(1)
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_rejected_rows_leave_no_trace_in_either_part(family, heads):
+    target = drafter_of(family, "tree", heads).target
+    rng, ids = np.random.default_rng(4), prompt_of(LONG)
+    cache = target.new_cache()
+    target.prefill(ids[:-1], cache)
+    for _ in range(4):
+        tokens = rng.permutation(np.arange(1, VOCABULARY))[:9].astype(np.int32)
+        parents = np.array([rng.integers(-1, node) for node in range(9)], np.int32)
+        target.forward(lay_out(int(ids[-1]), tokens, parents, len(ids) - 1), cache)
+        path = path_to(parents, int(rng.integers(0, 9)))
+        cache.commit([0, *(node + 1 for node in path)])
+        ids = np.concatenate([ids, tokens[path].astype(np.int64), rng.integers(1, VOCABULARY, 1)])
+    fresh = target.new_cache()
+    target.prefill(ids[:-1], fresh)
+    assert cache.length == fresh.length == len(ids) - 1
+    for part, layers in (("first", [0, LAYERS - 1]), ("rest", [1, 2, 3])):
+        ours, theirs = stored(getattr(cache, part), layers), stored(getattr(fresh, part), layers)
+        for number in layers:
+            assert torch.allclose(ours[number], theirs[number], atol=1e-4), (part, number)
+
+
+def test_a_draft_that_the_model_agrees_with_takes_few_steps():
+    """With all layers but the last one before the exit, and that one as the head, drafts are the text."""
+    base = target_of("llama")
+    target = SplitTarget(base, LAYERS - 1, new_exit_head(base.model))
+    drafter = make_drafter("eesd", {"head": "none", "layers": 1}, Resources(VOCABULARY, target=base))
+    drafter.target = target
+    for setting in SETTINGS:
+        text, records = written(target, "llama", setting, drafter)
+        assert text == plain("llama", setting)
+        assert len(records) <= NEW_TOKENS // 8 + 3
+
+
+def test_another_root_than_the_one_drafted_behind_is_refused():
+    target = SplitTarget(target_of("llama"), 1, None)
+    cache = target.new_cache()
+    target.prefill(prompt_of(LONG)[:-1], cache)
+    nothing = np.empty(0, np.int32)
+    target.forward(lay_out(3, nothing, nothing, LONG - 1), cache)
+    with pytest.raises(ValueError, match="first layers hold"):
+        target.forward(lay_out(4, nothing, nothing, LONG - 1), cache)
+    with pytest.raises(ValueError, match="must begin with the root"):
+        cache.commit([])
+
+
+def test_a_drafter_of_another_targets_cache_is_refused(heads):
+    drafter = drafter_of("llama", "chain", heads)
+    with pytest.raises(UsageError, match="needs the cache of its own target"):
+        drafter.open(DraftContext(VOCABULARY, cache=target_of("llama").new_cache()))
+
+
+@pytest.mark.parametrize("budget", [Budget(1, 8), Budget(16, 1), Budget(5, 3), Budget(0, 5), Budget(5, 0)])
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_a_draft_stays_within_its_budget(shape, budget, heads):
+    drafter = drafter_of("llama", shape, heads)
+    cache, ids = drafter.target.new_cache(), prompt_of(LONG)
+    drafter.target.prefill(ids[:-1], cache)
+    found = drafter.open(DraftContext(VOCABULARY, cache=cache)).propose(SequenceView(ids, len(ids)), budget)
+    found.check()
+    assert len(found) <= budget.nodes
+    assert (len(found) > 0) == (budget.nodes > 0 and budget.depth > 0)
+
+
+def test_a_head_comes_back_from_its_files(heads):
+    model = target_of("llama").model
+    card, head = load_exit_head(heads("llama", 1), model)
+    assert (card.layers, card.base_model, card.vocabulary) == (1, "llama", VOCABULARY)
+    for name, weight in new_exit_head(model).state_dict().items():
+        assert torch.equal(head.state_dict()[name], weight)
+
+
+def test_a_fingerprint_survives_a_change_of_dtype_and_no_change_of_weights():
+    model = tiny_model(configuration("llama"))
+    before = fingerprint(model)
+    assert fingerprint(model.to(torch.bfloat16).to(torch.float32)) == before
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, 0] += 1
+    assert fingerprint(model) != before
+
+
+def test_heads_that_do_not_fit_are_refused(heads, tmp_path):
+    ours = heads("llama", 1)
+    with pytest.raises(UsageError, match=r"trained for llama, whose weights are not this model's.*train eesd"):
+        load_exit_head(ours, target_of("qwen3").model)
+    with pytest.raises(UsageError, match=r"layers is 2, and the head in .* trained behind 1 layers"):
+        make_drafter("eesd", {"head": ours, "layers": 2}, Resources(VOCABULARY, target=target_of("llama")))
+    with pytest.raises(UsageError, match=f"layers is {LAYERS}; this model has {LAYERS}, so it must be 1 to 3"):
+        make_drafter("eesd", {"head": "none", "layers": LAYERS}, Resources(VOCABULARY, target=target_of("llama")))
+    larger = configuration("llama")
+    larger.vocab_size += 1
+    with pytest.raises(UsageError, match=r"vocabulary of 97; this model's is 98"):
+        load_exit_head(ours, tiny_model(larger))
+    with pytest.raises(UsageError, match=r"holds no trained head: head.json is missing"):
+        load_exit_head(tmp_path, target_of("llama").model)
+    with pytest.raises(UsageError, match="is a head for eesd, not for medusa"):
+        read_head(ours, "medusa")
+
+
+def test_a_head_comes_from_the_hub_where_there_is_no_such_folder(heads, monkeypatch):
+    ours = heads("llama", 1)
+    asked = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or ours)
+    assert load_exit_head("somebody/head", target_of("llama").model)[0].layers == 1
+    assert asked == ["somebody/head"]
+
+    def unreachable(name, **_):
+        raise OSError("no route to the hub")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    with pytest.raises(UsageError, match=r"no folder somebody/head, and no head .* no route to the hub"):
+        load_exit_head("somebody/head", target_of("llama").model)
+
+
+def test_damaged_heads_are_refused(heads, tmp_path):
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in (CONFIG_FILE, WEIGHTS_FILE):
+            data = (tmp_path.parent / heads("llama", 1) / file).read_bytes()
+            (folder / file).write_bytes(data[: len(data) // 2] if file == name else data)
+        with pytest.raises(StoreError, match="is damaged"):
+            load_exit_head(folder, target_of("llama").model)
+    model, folder = target_of("llama").model, tmp_path / "nan"
+    weights = new_exit_head(model).state_dict()
+    weights["norm.weight"] = torch.full_like(weights["norm.weight"], float("nan"))
+    save_head(folder, card_for(model, "eesd", "llama", layers=1, dtype="float32"), weights)
+    with pytest.raises(StoreError, match=r"damaged: norm.weight holds NaN"):
+        load_exit_head(folder, model)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"levels": 0}, "levels is 0"),
+        ({"out_degree": 33}, "out_degree is 33"),
+        ({"layers": 0}, "layers is 0"),
+        ({"head": "none"}, "say after how many layers"),
+        ({"heads": 1}, "Did you mean 'head'"),
+        ({}, "needs a head trained for this model"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        make_drafter("eesd", options, Resources(VOCABULARY, target=target_of("llama")))
+
+
+def test_without_a_model_the_method_says_what_it_needs():
+    with pytest.raises(UsageError, match="no model is loaded here"):
+        make_drafter("eesd", {}, Resources(100))
+
+
+def test_a_model_that_does_not_come_apart_is_refused():
+    model = tiny_model(configuration("llama"))
+    model.model.layers = torch.nn.ModuleList([*model.model.layers, torch.nn.Identity()])
+    with pytest.raises(UnsupportedModelError, match="not a plain list"):
+        SplitTarget(TorchTarget(model), 1, None)
+    wrapped = tiny_model(configuration("llama"))
+    wrapped.model.forward = wrapped.model.forward
+    with pytest.raises(UnsupportedModelError, match="load it onto one device"):
+        SplitTarget(TorchTarget(wrapped), 1, None)
+
+
+def test_a_generator_writes_the_same_text_through_an_early_exit():
+    generator = foredraft.load("demo", method="none", dtype="float32")
+    settings = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.7, "seed": 3}
+    expected = generator.generate("The old lighthouse", **settings)
+    for graph in (False, True):
+        generator.use("eesd", {"head": "none", "layers": 6, "out_degree": 2, "graph": graph}, nodes=6)
+        found = generator.generate("The old lighthouse", **settings)
+        assert found.token_ids == expected.token_ids
+        assert found.statistics.accepted > 0

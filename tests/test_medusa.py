@@ -1,0 +1,105 @@
+"""Medusa: the text of plain decoding; the tree that accuracies give; heads that fit or not."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foredraft.contracts import Budget, DraftContext, SequenceView, Verdict
+from foredraft.drafters import Resources, make_drafter
+from foredraft.errors import UsageError
+from foredraft.graph.tree import check_tree, depths, path_to
+from foredraft.model.heads import card_for, save_head
+from foredraft.model.medusa import RANKS, MedusaHeads, load_medusa, static_tree
+from test_eesd import NEW_TOKENS, SETTINGS, VOCABULARY, plain, target_of, written
+
+HEADS = 3
+
+
+def head_of(family, folder):
+    model = target_of(family).model
+    heads = MedusaHeads(model.config.hidden_size, HEADS)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in heads.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.3)
+    heads.accuracies.copy_(0.6 ** torch.arange(1, RANKS + 1).float().expand(HEADS, -1))
+    card = card_for(model, "medusa", family, dtype="float32", count=HEADS)
+    save_head(folder, card, heads.state_dict())
+    return str(folder)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gemma2", "gpt_neox"])
+def test_the_text_is_that_of_plain_decoding(family, setting, tmp_path):
+    target = target_of(family)
+    drafter = make_drafter("medusa", {"head": head_of(family, tmp_path)}, Resources(VOCABULARY, target=target))
+    text, records = written(target, family, setting, drafter)
+    assert text == plain(family, setting)
+    assert sum(record.drafted for record in records) > NEW_TOKENS
+
+
+def test_each_level_holds_the_tokens_of_its_head(tmp_path):
+    """An LM head that scores one token for each head: 10, 11, 12."""
+    target = target_of("llama")
+    drafter = make_drafter("medusa", {"head": head_of("llama", tmp_path)}, Resources(VOCABULARY, target=target))
+    rows = iter(range(1000))
+    drafter._lm_head = lambda states: torch.nn.functional.one_hot(
+        torch.tensor([(10 + next(rows)) % VOCABULARY for _ in range(len(states))]), VOCABULARY
+    ).float()
+    drafting = drafter.open(DraftContext(VOCABULARY))
+    ids = np.arange(5, dtype=np.int64)
+    assert len(drafting.propose(SequenceView(ids, 5), Budget(8, 8))) == 0  # no state has been seen
+    from foredraft.contracts import EMPTY_DRAFT
+
+    drafting.observe(Verdict((1,), (), EMPTY_DRAFT, 4, hidden=torch.zeros(1, 32)))
+    draft = drafting.propose(SequenceView(ids, 5), Budget(24, 8))
+    draft.check()
+    best = path_to(draft.parents, int(np.argmax(depths(draft.parents))))
+    assert draft.tokens[best].tolist() == [10, 11, 12]
+    assert max(depths(draft.parents)) == HEADS
+
+
+def slow_tree(accuracies, nodes, depth):
+    """Every path of ranks, best first, cut: the obvious way."""
+    paths = {(): 1.0}
+    level = [()]
+    for head in accuracies[:depth]:
+        level = [(*path, rank) for path in level for rank in range(len(head))]
+        for path in level:
+            paths[path] = paths[path[:-1]] * float(head[path[-1]])
+    found = sorted((chance for path, chance in paths.items() if path and chance > 0), reverse=True)
+    return found[:nodes]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 12), st.integers(0, 5), st.integers(0, 99))
+def test_the_static_tree_holds_the_likeliest_paths(heads, ranks, nodes, depth, seed):
+    rng = np.random.default_rng(seed)
+    accuracies = -np.sort(-rng.random((heads, ranks)).astype(np.float32), axis=1)
+    parents, found, score = static_tree(accuracies, nodes, depth)
+    expected = slow_tree(accuracies, nodes, depth)
+    np.testing.assert_allclose(score, expected[: len(score)], rtol=1e-5)
+    assert len(score) == len(expected)
+    if len(score):
+        check_tree(found, parents)  # a parent before its child, siblings of different ranks
+        for node in range(len(score)):
+            path = path_to(parents, node)
+            assert score[node] == pytest.approx(
+                np.prod([accuracies[i, found[n]] for i, n in enumerate(path)]), rel=1e-4
+            )
+
+
+def test_heads_that_do_not_fit_are_refused(tmp_path):
+    folder = head_of("llama", tmp_path)
+    with pytest.raises(UsageError, match=r"whose weights are not this model's.*train medusa"):
+        load_medusa(folder, target_of("qwen3").model)
+    with pytest.raises(UsageError, match="is a head for medusa, not for eesd"):
+        make_drafter("eesd", {"head": folder}, Resources(VOCABULARY, target=target_of("llama")))
+    with pytest.raises(UsageError, match="needs heads trained for this model"):
+        make_drafter("medusa", {}, Resources(VOCABULARY, target=target_of("llama")))
+    with pytest.raises(UsageError, match="no model is loaded here"):
+        make_drafter("medusa", {"head": folder}, Resources(VOCABULARY))
+    with pytest.raises(UsageError, match="nodes is 0"):
+        make_drafter("medusa", {"nodes": 0}, Resources(VOCABULARY, target=target_of("llama")))

@@ -1,0 +1,528 @@
+"""Training heads: traces, the loop's exact resume, what a bad run leaves behind, and the command."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from foredraft.cli import main
+from foredraft.corpus.documents import ReadReport
+from foredraft.errors import NumericsError, StoreError, UsageError
+from foredraft.model.fingerprint import fingerprint
+from foredraft.model.heads import load_exit_head
+from foredraft.model.split import SplitTarget
+from foredraft.model.target import TorchTarget
+from foredraft.training import checkpoints
+from foredraft.training.exits import ExitTask, distribution_loss
+from foredraft.training.loop import Clock, LoopOptions, train
+from foredraft.training.traces import (
+    TraceOptions,
+    chosen_windows,
+    in_turns,
+    label_texts,
+    open_traces,
+    read_sources,
+    write_texts,
+)
+from test_families import VOCABULARY, configuration, tiny_model
+
+OPTIONS = TraceOptions(written_tokens=600, open_tokens=600, answer_tokens=12, window=16, top_k=8, hold_out_one_in=3)
+QUICK = LoopOptions(epochs=2, micro_batch=4, precision="float32")
+
+
+def four_layers(family):
+    config = configuration(family)
+    config.num_hidden_layers = 4
+    return tiny_model(config)
+
+
+def silent(*_said):
+    """Progress that nobody reads."""
+
+
+def words():
+    """A tokenizer of the words w0, w2, w3, ...; id 1 ends a text."""
+    known = {"<end>" if i == 1 else f"w{i}": i for i in range(VOCABULARY)}
+    backend = Tokenizer(models.WordLevel(known, unk_token="w0"))  # noqa: S106  # a word of the vocabulary, no password
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")  # noqa: S106  # a word of the vocabulary, no password
+
+
+def data_file(tmp_path, texts=60):
+    rng = np.random.default_rng(0)
+    lines = [" ".join(f"w{i}" for i in rng.integers(2, VOCABULARY, 30)) for _ in range(texts)]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    return path
+
+
+class Writer:
+    """Writes what a model writes greedily, and counts how often it was asked."""
+
+    def __init__(self, model):
+        self.model, self.calls = model, 0
+
+    def __call__(self, ids, most, sampled, seed):
+        self.calls += 1
+        prompt = torch.tensor([ids])
+        with torch.inference_mode():
+            out = self.model.generate(
+                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=most, do_sample=False, pad_token_id=0
+            )
+        return out[0, len(ids) :].tolist()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return four_layers("llama")
+
+
+@pytest.fixture(scope="module")
+def traces(model, tmp_path_factory):
+    root = tmp_path_factory.mktemp("traces")
+    sources = read_sources(data_file(root), words(), ReadReport())
+    write_texts(root / "out", sources, Writer(model), OPTIONS, fingerprint(model), silent)
+    return label_texts(root / "out", model, OPTIONS, fingerprint(model), silent)
+
+
+def test_traces_hold_the_texts_and_what_the_target_says_of_them(traces, model):
+    assert {0, 1, 2} == set(np.asarray(traces.kinds).tolist())
+    assert 0 < traces.held.sum() < len(traces.held)
+    number = int(np.flatnonzero(traces.kinds == 2)[0])
+    ids = torch.from_numpy(np.asarray(traces.windows[number, :-1], np.int64))[None]
+    with torch.inference_mode():
+        expected = torch.softmax(model(ids).logits[0], -1).topk(8)
+    assert np.array_equal(traces.top_ids[number], expected.indices.numpy())
+    assert np.allclose(traces.top_probabilities[number], expected.values.numpy(), atol=1e-3)
+
+
+def test_texts_are_what_the_model_writes_behind_a_prompt(model, tmp_path):
+    out, sources = tmp_path / "out", read_sources(data_file(tmp_path), words(), ReadReport())
+    write_texts(out, sources, Writer(model), OPTIONS, "x", silent)
+    texts = [json.loads(line) for line in (out / "texts.jsonl").read_text().splitlines()[1:]]
+    own, source = texts[0], texts[1]
+    assert (own["kind"], source["kind"], own["source"]) == ("sampled", "open", source["source"])
+    prompt = source["ids"][:15]  # half of a short text
+    assert own["ids"] == prompt + Writer(model)(prompt, OPTIONS.answer_tokens, False, 0)
+    kinds = [text["kind"] for text in texts if text["kind"] != "open"]
+    assert abs(kinds.count("greedy") - kinds.count("sampled")) <= 1
+    assert sum(len(text["ids"]) for text in texts if text["kind"] != "open") >= OPTIONS.written_tokens
+
+
+def test_a_killed_writing_goes_on_behind_its_last_whole_line(model, tmp_path):
+    def sources():
+        return read_sources(data_file(tmp_path), words(), ReadReport())
+
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    everything = Writer(model)
+    write_texts(whole, sources(), everything, OPTIONS, "x", silent)
+    expected = (whole / "texts.jsonl").read_bytes()
+    broken.mkdir()
+    (broken / "texts.jsonl").write_bytes(expected[: len(expected) // 2])
+    rest = Writer(model)
+    write_texts(broken, sources(), rest, OPTIONS, "x", silent)
+    lines = [json.loads(line) for line in (broken / "texts.jsonl").read_text().splitlines()]
+    written = [line["ids"] for line in lines[1:] if line["kind"] != "open"]
+    assert written == [
+        json.loads(line)["ids"] for line in expected.splitlines()[1:] if json.loads(line)["kind"] != "open"
+    ]
+    assert 0 < rest.calls < everything.calls
+    with pytest.raises(UsageError, match="written with another fingerprint"):
+        write_texts(broken, sources(), rest, OPTIONS, "y", silent)
+
+
+def test_sources_come_in_turns_and_each_prompt_once(tmp_path):
+    path = tmp_path / "twice.jsonl"
+    chat = [{"role": "user", "content": "w5 w6"}, {"role": "assistant", "content": "w7 w8"}]
+    path.write_text((json.dumps({"messages": chat}) + "\n") * 2 + json.dumps({"text": "w9 w10"}) + "\n")
+    found = list(read_sources(path, words(), ReadReport()))
+    assert len(found) == 2
+    assert found[0].text[: len(found[0].prompt)] == found[0].prompt
+    assert found[0].text[-3:] == [7, 8, 1]
+    assert found[1].text == [9, 10, 1]
+    assert list(in_turns([iter("ac"), iter("b")])) == ["a", "b", "c"]
+
+
+def parameters(module):
+    return torch.cat([weight.detach().flatten() for weight in module.parameters()])
+
+
+def trained(task, run, traces, options=QUICK, **clock):
+    chosen, held = chosen_windows(traces, "all")
+    return train(task, run, chosen, held, options, Clock(**clock), {"kind": "test"}, silent)
+
+
+def exit_task(model, traces, loss="distribution", states=None):
+    return ExitTask(model, 1, traces, loss=loss, states=states)
+
+
+@pytest.mark.parametrize("loss", ["distribution", "tokens"])
+def test_a_head_learns_and_the_model_stays_as_it_was(loss, model, traces, tmp_path):
+    before = parameters(model).clone()
+    task = exit_task(model, traces, loss)
+    outcome = trained(task, tmp_path, traces, LoopOptions(epochs=6, micro_batch=4, precision="float32", rate=3e-3))
+    first = exit_task(model, traces, loss)
+    chosen, _ = chosen_windows(traces, "all")
+    with torch.no_grad():
+        assert task.loss(chosen) < 0.95 * first.loss(chosen)
+    assert outcome.history[-1]["step"] == outcome.steps
+    assert torch.equal(parameters(model), before)
+    assert SplitTarget(TorchTarget(model), 1, task.module.eval()).vocabulary == VOCABULARY
+
+
+def test_what_is_kept_of_the_exit_is_what_is_computed(model, traces, tmp_path):
+    kept, fresh = exit_task(model, traces, states=tmp_path / "states.npy"), exit_task(model, traces)
+    numbers = np.array([3, 0, 5])
+    with torch.no_grad():
+        once = kept.logits(numbers)
+        assert torch.equal(once, fresh.logits(numbers))
+        calls = []
+        handle = model.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
+        again = kept.logits(numbers[::-1].copy()).flip(0)
+        handle.remove()
+    assert not calls
+    assert torch.allclose(again, once, atol=0.3)  # kept in bfloat16
+
+
+def test_the_exit_trained_is_the_exit_that_drafts(model, traces):
+    """The same states through the same head: window rows here, cached rows there."""
+    task = exit_task(model, traces)
+    target = SplitTarget(TorchTarget(model), 1, task.module.eval())
+    ids = np.asarray(traces.windows[2, :-1], np.int64)
+    with torch.no_grad():
+        expected = task.logits(np.array([2]))[0]
+    from foredraft.graph.layout import lay_out_text
+
+    cache = target.new_cache()
+    states, found = target.draft(lay_out_text(ids, 0), cache.first)
+    assert states.shape == (len(ids), 32)
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_only_the_first_layers_are_held_while_training(traces):
+    model = four_layers("llama")
+    task = exit_task(model, traces)
+    import gc
+    import weakref
+
+    behind = weakref.ref(model.model.layers[1].mlp.up_proj.weight)
+    first = weakref.ref(model.model.layers[0].mlp.up_proj.weight)
+    del model
+    gc.collect()
+    assert first() is not None
+    assert behind() is None
+    with torch.no_grad():
+        assert math.isfinite(task.loss(np.array([0])))
+
+
+class KilledError(Exception):
+    pass
+
+
+def killed_at(task, step):
+    """Let the task's loss raise at the given call."""
+    original, calls = task.loss, []
+
+    def loss(windows):
+        calls.append(1)
+        if len(calls) > step:
+            raise KilledError
+        return original(windows)
+
+    task.loss = loss
+    return task
+
+
+def test_a_killed_training_ends_with_the_weights_of_one_that_was_not(model, traces, tmp_path):
+    whole = exit_task(model, traces)
+    steps = trained(whole, tmp_path / "whole", traces).steps
+    with pytest.raises(KilledError):
+        trained(killed_at(exit_task(model, traces), steps // 2), tmp_path / "killed", traces, checkpoint_minutes=0)
+    resumed = exit_task(model, traces)
+    assert trained(resumed, tmp_path / "killed", traces).steps == steps
+    assert torch.equal(parameters(resumed.module), parameters(whole.module))
+    with pytest.raises(UsageError, match="begun with other settings: options"):
+        trained(exit_task(model, traces), tmp_path / "killed", traces, LoopOptions(epochs=3, precision="float32"))
+
+
+def test_an_interrupted_training_keeps_what_it_did(model, traces, tmp_path):
+    task = exit_task(model, traces)
+    original, calls = task.loss, []
+
+    def loss(windows):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return original(windows)
+
+    task.loss = loss
+    with pytest.raises(KeyboardInterrupt):
+        trained(task, tmp_path, traces)
+    assert torch.load(tmp_path / checkpoints.CHECKPOINT, weights_only=True)["step"] == 3
+
+
+def test_a_loss_that_is_no_number_stops_and_the_last_checkpoint_stays(model, traces, tmp_path):
+    task = exit_task(model, traces)
+    original, calls = task.loss, []
+
+    def loss(windows):
+        calls.append(1)
+        return original(windows) * (math.nan if len(calls) == 4 else 1)
+
+    task.loss = loss
+    with pytest.raises(NumericsError, match=r"loss became nan at step 3.*checkpoint.*good.*Lower the rate"):
+        trained(task, tmp_path, traces, checkpoint_minutes=0)
+    state = torch.load(tmp_path / checkpoints.CHECKPOINT, weights_only=True)
+    assert state["step"] == 3
+    assert all(torch.isfinite(weight).all() for weight in state["module"].values())
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("unexpected pos 64 vs 0")])
+def test_a_full_disk_leaves_the_checkpoint_before(error, model, traces, tmp_path, monkeypatch):
+    trained(exit_task(model, traces), tmp_path, traces, LoopOptions(epochs=1, precision="float32"))
+    before = (tmp_path / checkpoints.CHECKPOINT).read_bytes()
+
+    def full(state, file):
+        file.write(b"half")
+        raise error
+
+    monkeypatch.setattr(checkpoints.torch, "save", full)
+    with pytest.raises(StoreError, match=r"No checkpoint can be written.*the one before stays. Check its free space"):
+        checkpoints.write_checkpoint(tmp_path, {})
+    assert (tmp_path / checkpoints.CHECKPOINT).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoints.CHECKPOINT]
+
+
+def test_a_time_limit_ends_the_run_with_the_rate_decayed(model, traces, tmp_path):
+    ticks = iter(range(10_000))
+    options = LoopOptions(epochs=1000, precision="float32")
+    outcome = trained(exit_task(model, traces), tmp_path, traces, options, max_minutes=1, now=lambda: next(ticks) * 6.0)
+    assert 5 <= outcome.steps <= 12
+    assert options.rate_at(1.0) == pytest.approx(options.rate * options.floor)
+    assert options.rate_at(options.warmup) == pytest.approx(options.rate)
+    assert options.rate_at(options.warmup / 2) == pytest.approx(options.rate / 2)
+
+
+def test_the_distribution_loss_is_least_where_the_head_agrees():
+    target = torch.tensor([[0.5, 0.3, 0.15, 0.05]])
+    top = (torch.tensor([[0, 1]]), target[:, :2])
+    agreed = distribution_loss(target.log(), *top)
+    expected = -(0.5 * math.log(0.5) + 0.3 * math.log(0.3) + 0.2 * math.log(0.2))
+    assert float(agreed) == pytest.approx(expected, abs=1e-5)
+    for other in ([0.3, 0.5, 0.1, 0.1], [0.25] * 4, [0.45, 0.25, 0.2, 0.1]):
+        assert distribution_loss(torch.tensor([other]).log(), *top) > agreed
+
+
+def test_bad_traces_are_refused(model, tmp_path):
+    source = data_file(tmp_path, texts=1)
+    out = tmp_path / "out"
+    options = TraceOptions(written_tokens=10, open_tokens=10, answer_tokens=4, window=256)
+    write_texts(out, read_sources(source, words(), ReadReport()), Writer(model), options, "x", silent)
+    with pytest.raises(UsageError, match="do not fill one window of 256 tokens"):
+        label_texts(out, model, options, "x", silent)
+    with pytest.raises(UsageError, match="holds no complete traces"):
+        open_traces(out)
+    (out / "manifest.json").write_text("{")
+    with pytest.raises(StoreError, match="are damaged"):
+        open_traces(out)
+    (out / "texts.jsonl").write_text("not JSON\n")
+    with pytest.raises(StoreError, match=r"is damaged.*Remove it"):
+        label_texts(out, model, options, "x", silent)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"greedy_share": 2}, "greedy_share is 2"),
+        ({"window": 0}, "window is 0"),
+        ({"temperature": 0}, "temperature is 0"),
+        ({"written_tokens": 0, "open_tokens": 0}, "Give written_tokens or open_tokens"),
+        ({"hold_out_one_in": 1}, "hold_out_one_in is 1"),
+    ],
+)
+def test_trace_options_out_of_range_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        TraceOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs is 0"),
+        ({"micro_batch": 0}, "micro_batch is 0"),
+        ({"floor": 2}, "floor is 2"),
+        ({"rate": math.inf}, "rate is inf"),
+        ({"precision": "float8"}, "precision is 'float8'"),
+    ],
+)
+def test_loop_options_out_of_range_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        LoopOptions(**options)
+
+
+# --- the command
+
+
+@pytest.fixture
+def saved_model(model, tmp_path):
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    words().save_pretrained(folder)
+    return folder
+
+
+QUICKLY = ["--set", "epochs=1", "--set", "micro_batch=4", "--traces", "window=16", "--traces", "answer_tokens=6"]
+QUICKLY += ["--traces", "written_tokens=200", "--traces", "open_tokens=400", "--traces", "hold_out_one_in=3"]
+
+
+def run_train(verb, model, data, out, *options):
+    return main(["train", verb, "--model", str(model), "--data", str(data), "--out", str(out), *options])
+
+
+def test_the_command_trains_a_head_that_drafts(saved_model, tmp_path, capsys):
+    head = tmp_path / "head"
+    assert run_train("eesd", saved_model, data_file(tmp_path), head, *QUICKLY, "--layers", "1") == 0
+    said = capsys.readouterr().out
+    assert "greedy" in said
+    assert "held-out agreement" in said
+    from foredraft.model.loading import load_model
+
+    card, _ = load_exit_head(head, load_model(str(saved_model), device="cpu"))
+    assert (card.layers, card.dtype) == (1, "bfloat16")
+    assert (tmp_path / "head.run" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    # its traces serve again
+    again = tmp_path / "again"
+    assert run_train("eesd", saved_model, tmp_path / "head.run" / "traces", again, "--set", "epochs=1") == 0
+    asked = ["generate", "--model", str(saved_model), "--method", "eesd"]
+    asked += ["--speculative-config", json.dumps({"head": str(head)})]
+    capsys.readouterr()
+    assert main([*asked, "--max-new-tokens", "8", "--seed", "1", "w5 w6"]) == 0
+
+
+def test_the_command_trains_a_predictor_and_medusa_heads(saved_model, tmp_path, capsys):
+    from foredraft.model.agreement import load_predictor
+    from foredraft.model.loading import load_model
+    from foredraft.model.medusa import load_medusa
+
+    head, made = tmp_path / "head", tmp_path / "head.run" / "traces"
+    assert run_train("eesd", saved_model, data_file(tmp_path), head, *QUICKLY, "--layers", "1") == 0
+    given = ["train", "cali", "--model", str(saved_model), "--data", str(made), "--head", str(head)]
+    assert main([*given, "--set", "epochs=1"]) == 0
+    loaded = load_model(str(saved_model), device="cpu")
+    assert load_predictor(head, loaded) is not None
+    assert main([*given[:-1], str(tmp_path / "nowhere")]) == 2
+    assert "There is no folder" in " ".join(capsys.readouterr().err.split())
+    medusa = tmp_path / "medusa"
+    assert run_train("medusa", saved_model, made, medusa, "--set", "epochs=1", "--heads", "2") == 0
+    card, heads = load_medusa(medusa, loaded)
+    assert (card.count, len(heads.blocks)) == (2, 2)
+    assert (heads.accuracies.diff(dim=1) <= 1).all()
+    assert heads.accuracies.sum() > 0
+    assert run_train("medusa", saved_model, made, tmp_path / "none", "--heads", "0") == 2
+
+
+def test_a_predictor_learns_which_tokens_are_accepted(model, traces, tmp_path):
+    from foredraft.model.heads import new_exit_head
+    from foredraft.training.agreement import AgreementTask
+
+    task = AgreementTask(model, new_exit_head(model), 1, traces)
+    chosen, _ = chosen_windows(traces, "all")
+    with torch.no_grad():
+        before = float(task.loss(chosen))
+    trained(task, tmp_path, traces, LoopOptions(epochs=20, micro_batch=8, precision="float32", rate=0.02))
+    with torch.no_grad():
+        assert float(task.loss(chosen)) < before
+
+
+def test_labels_of_agreement_are_those_of_a_slow_comparison(model, traces):
+    from foredraft.model.agreement import POSITIONS
+    from foredraft.model.heads import new_exit_head
+    from foredraft.training.agreement import AgreementTask
+
+    task = AgreementTask(model, new_exit_head(model), 1, traces)
+    number = 4  # an even window is looked at greedily
+    target, draft, level, estimate, sampled, label = task._levels(number)
+    with torch.no_grad():
+        scores = task._exit.logits(np.array([number]))[0]
+    agree = (scores.argmax(-1).numpy() == traces.top_ids[number, :, 0]).tolist()
+    expected = []
+    for start in range(task.window):
+        for i in range(1, POSITIONS + 1):
+            if start + i >= task.window:
+                break
+            expected.append((i, float(agree[start + i])))
+            if not agree[start + i]:
+                break
+    assert list(zip(level.tolist(), label.tolist(), strict=True)) == expected
+    assert target.shape == draft.shape == (len(expected), 32)
+    assert ((estimate > 0) & (estimate <= 1)).all()
+    assert not sampled.any()
+    assert task._levels(number + 1)[4].all()
+
+
+def test_medusa_heads_learn(model, traces, tmp_path):
+    from foredraft.training.medusa import MedusaTask
+
+    task = MedusaTask(model, 2, traces)
+    chosen, _ = chosen_windows(traces, "all")
+    with torch.no_grad():
+        before = float(task.loss(chosen))
+    trained(task, tmp_path, traces, LoopOptions(epochs=10, micro_batch=8, precision="float32", rate=0.01))
+    with torch.no_grad():
+        assert float(task.loss(chosen)) < before - 0.05
+    assert task.measured(chosen[:4]).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--layers", "4"], "layers is 4; this model has 4, so it must be 1 to 3"),
+        (["--layers", "0"], "layers is 0"),
+        (["--loss", "l2"], "loss is 'l2'; it may be distribution or tokens"),
+        (["--texts", "some"], "texts is 'some'; it may be all, written, open"),
+        (["--max-minutes", "0"], "--max-minutes is 0"),
+        (["--save-dtype", "int8"], "--save-dtype is 'int8'"),
+        (["--set", "rates=1"], "Did you mean 'rate'"),
+        (["--traces", "windows=1"], "Did you mean 'window'"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be(options, message, saved_model, tmp_path, capsys):
+    data = data_file(tmp_path)
+    assert run_train("eesd", saved_model, data, tmp_path / "head", *QUICKLY, *options) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "head").exists()
+
+
+def test_empty_or_short_data_is_refused(saved_model, tmp_path, capsys):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    assert run_train("traces", saved_model, empty, tmp_path / "none") == 2
+    short = tmp_path / "short.jsonl"
+    short.write_text('{"text": "w5 w6"}\n')
+    assert run_train("eesd", saved_model, short, tmp_path / "head", *QUICKLY) == 2
+    assert "do not fill one window" in " ".join(capsys.readouterr().err.split())
+
+
+def test_traces_of_another_model_are_refused(saved_model, tmp_path, capsys):
+    other = tmp_path / "other"
+    model = tiny_model(configuration("qwen3"))
+    model.save_pretrained(other)
+    words().save_pretrained(other)
+    made = tmp_path / "traces"
+    given = [
+        "--set",
+        "window=16",
+        "--set",
+        "written_tokens=100",
+        "--set",
+        "open_tokens=300",
+        "--set",
+        "answer_tokens=4",
+    ]
+    assert run_train("traces", other, data_file(tmp_path), made, *given) == 0
+    assert run_train("eesd", saved_model, made, tmp_path / "head") == 2
+    assert "were written by another model" in " ".join(capsys.readouterr().err.split())
