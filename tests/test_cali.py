@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from foredraft.contracts import DraftContext
 from foredraft.control import CONTROLS, CaliOptions, CaliRule, Outcome, choose_control
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UsageError
@@ -143,6 +144,8 @@ def with_predictor(tmp_path, chance):
 def test_drafts_go_by_the_predictor_and_the_text_is_the_same(setting, out_degree, tmp_path, heads):  # noqa: F811  # the fixture imported above
     with_predictor.heads = heads
     options = {"head": with_predictor(tmp_path, 0.6), "out_degree": out_degree, "least_share": 0.0}
+    if setting != "greedy":
+        options["calibrated"] = True  # a sampled text goes by the head's own estimate, which knows the noise
     drafter = make_drafter("eesd", options, Resources(VOCABULARY, target=target_of("llama")))
     scores = []
     original = drafter.open
@@ -160,6 +163,16 @@ def test_drafts_go_by_the_predictor_and_the_text_is_the_same(setting, out_degree
     assert np.allclose(best, 0.6, atol=1e-4)
     if out_degree == 1:
         assert np.allclose(scores[1].score, 0.6 ** np.arange(1, len(scores[1]) + 1), atol=1e-4)
+
+
+def test_a_sampled_text_goes_by_the_heads_own_estimate(tmp_path, heads):  # noqa: F811  # the fixture imported above
+    with_predictor.heads = heads
+    drafter = make_drafter(
+        "eesd", {"head": with_predictor(tmp_path, 0.6)}, Resources(VOCABULARY, target=target_of("llama"))
+    )
+    for settings, predicts in (({}, True), ({"do_sample": True}, False)):
+        context = DraftContext(VOCABULARY, settings=settings, cache=drafter.target.new_cache())
+        assert (drafter.open(context)._predictor is not None) == predicts
 
 
 def test_a_predictor_that_is_asked_for_and_missing_is_refused(tmp_path, heads):  # noqa: F811  # the fixture imported above

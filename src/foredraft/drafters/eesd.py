@@ -38,7 +38,8 @@ class EesdOptions:
         least_share: a node below this share of its likeliest sibling's probability is not expanded.
         levels: tokens drafted one behind another at most.
         calibrated: whether the head's predictor (`foredraft train cali`) says how likely a drafted token is to be
-            accepted, which controls and the pruning go by; None where it has one, false takes the head's own estimate.
+            accepted, which controls and the pruning go by; None where it has one and the text is greedy (when sampling,
+            the head's own estimate knows the noise), true always, false never.
     """
 
     head: str | None = None
@@ -82,7 +83,7 @@ class EesdDrafter:
     default_control = "cost_aware"  # each level costs a pass, so when to stop matters most
 
     def __init__(self, options: EesdOptions, target: SplitTarget, predictor: AgreementPredictor | None = None) -> None:
-        self._rules = options.rules()
+        self._rules, self._calibrated = options.rules(), options.calibrated
         self._predictor = predictor
         self.target = target
         self.needs = Needs(hidden=predictor is not None)
@@ -132,7 +133,9 @@ class EesdDrafter:
         """
         if not isinstance(context.cache, SplitCache):
             raise UsageError("Method 'eesd' needs the cache of its own target, and cannot draft for another one here.")
-        return EesdDrafting(self.target, self._rules, context, self._predictor)
+        imitation = Imitation.of(context.settings, context.seed, context.vocabulary)
+        asked = not imitation.sampling.do_sample if self._calibrated is None else self._calibrated
+        return EesdDrafting(self.target, self._rules, context, self._predictor if asked else None)
 
 
 class EesdDrafting:
