@@ -365,6 +365,25 @@ def test_what_a_drafter_needs_reaches_it():
     assert bare[0].top_tokens is bare[0].hidden is None
 
 
+def test_top_tokens_are_told_only_where_drafting_goes_on(monkeypatch):
+    told = []
+
+    class Curious(Scripted):
+        needs = Needs(top_k=2)
+
+        def open(self, context):
+            drafting = super().open(context)
+            drafting.observe = lambda verdict: told.append(verdict.top_tokens is not None)
+            return drafting
+
+    run(Curious(lambda view, budget: tree([], [])), max_new_tokens=2)  # at the last token no draft is of use
+    run(Curious(lambda view, budget: tree([1], [-1])), max_new_tokens=1, nodes=0)
+    monkeypatch.setattr(FixedControl, "trim", lambda self, draft, budget: draft.take(np.empty(0, np.int32)))
+    run(Curious(lambda view, budget: tree([1], [-1])), max_new_tokens=2)
+    assert told[0]
+    assert not any(told[1:])
+
+
 def redraws_after_a_mismatch(draft, scores, policy, at):
     """The classic mistake: the draw that did not match is thrown away, and another one is emitted in its place."""
     verdict = verify(draft, scores, policy, at)

@@ -145,8 +145,8 @@ class SequenceView:
 class Needs:
     """What a drafter wants to see of each verification beyond the emitted tokens.
 
-    The top tokens are told only of steps that asked for a draft: where the control allows no node, finding them is not
-    worth its time.
+    The top tokens are told only where drafting goes on: where the control allows no node, or keeps none of those that
+    were proposed, finding them is not worth its time.
 
     Attributes:
         top_k: the target's `top_k` most probable tokens after a row; 0 for none.

@@ -38,9 +38,9 @@ def step(
     """
     clock = [perf_counter_ns()]
     budget = control.budget(seq.useful_depth)
-    draft = drafting.propose(seq.view(), budget)
-    check_draft(draft, target.vocabulary, len(names))
-    draft = control.trim(draft, budget)
+    proposed = drafting.propose(seq.view(), budget)
+    check_draft(proposed, target.vocabulary, len(names))
+    draft = control.trim(proposed, budget)
     clock.append(perf_counter_ns())
     at = seq.length - 1
     layout = lay_out(seq.root, draft.tokens, draft.parents, at)
@@ -51,8 +51,9 @@ def step(
     clock.append(perf_counter_ns())
     seq.commit(verdict)
     clock.append(perf_counter_ns())
-    # where no draft was asked for, what only serves drafting is not worth its time either
-    drafting.observe(_with_needs(verdict, scores, needs) if budget.nodes else verdict)
+    # where drafting is not worth its time, what only serves drafting is not either
+    drafts = budget.nodes > 0 and (len(draft) > 0 or len(proposed) == 0)
+    drafting.observe(_with_needs(verdict, scores, needs) if drafts else verdict)
     clock.append(perf_counter_ns())
     parts = ("draft", "layout", "forward", "verify", "commit", "observe")
     nanoseconds = {part: clock[i + 1] - clock[i] for i, part in enumerate(parts)}
