@@ -32,6 +32,7 @@ from foredraft.model.compiling import PACKAGES, compile_forward
 from foredraft.model.functional import FunctionalForward, grouped_attention
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
+from forward_against_bandwidth import weight_bytes
 from test_families import FAMILIES, VOCABULARY, configuration, prompt_of, random_tree, tiny_model
 
 SAMPLINGS = ({}, {"do_sample": True, "temperature": 0.8, "seed": 3})
@@ -150,6 +151,13 @@ def test_two_kinds_of_windows_and_a_time_limit(tmp_path):
     assert compiled.compiled.package_for(2) is None
     for method, options, nodes in METHODS:
         assert written(compiled, method, options, nodes, {}) == written(TorchTarget(model), "none", {}, 0, {})
+
+
+def test_the_bytes_of_a_pass_leave_out_an_embedding_that_is_only_looked_up():
+    untied, tied = (llama(tie_word_embeddings=tie) for tie in (False, True))
+    embedding = VOCABULARY * 32 * 4
+    assert weight_bytes(untied) == 4 * sum(weight.numel() for weight in untied.parameters()) - embedding
+    assert weight_bytes(tied) == weight_bytes(untied)
 
 
 def test_a_second_compilation_keeps_what_is_there(cache):

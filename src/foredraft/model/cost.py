@@ -50,15 +50,17 @@ def measured_cost(target: TorchTarget, folder: Path | None) -> CostCurve:
     return curve
 
 
-def measure_cost(target: TorchTarget, rows: tuple[int, ...] = ROWS, seconds: float = _SECONDS) -> CostCurve:
-    """Time forward passes of `rows` rows behind a short context, for about `seconds` in all.
+def measure_cost(
+    target: TorchTarget, rows: tuple[int, ...] = ROWS, seconds: float = _SECONDS, context: int = _CONTEXT
+) -> CostCurve:
+    """Time forward passes of `rows` rows behind `context` tokens, for about `seconds` in all.
 
     Row counts are interleaved, so that a slow moment of the machine does not fall on one of them, and the least time of
     each counts: what other processes add to a pass is not a cost of its rows. A curve that still falls somewhere shows
     such a moment, and is measured on. On a slow model only a few row counts are timed.
     """
     window = target.window or 4096
-    context = min(_CONTEXT, max(1, window - max(rows) - 1))
+    context = min(context, max(1, window - max(rows) - 1))
     rows = tuple(count for count in rows if context + count <= window) or (1,)
     cache = target.new_cache()
     target.prefill(np.arange(context, dtype=np.int64) % target.vocabulary, cache)
