@@ -1,10 +1,12 @@
-"""What every test shares: a cache folder of its own, so that no test reads or writes the user's."""
+"""What every test shares: a cache folder of its own, so that no test reads or writes the user's, and no network."""
 
 import os
 
 import pytest
 
 from foredraft.cache_folder import CACHE_VARIABLE
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read at its import; else unknown names are retried for minutes
 
 
 @pytest.fixture(scope="session", autouse=True)
