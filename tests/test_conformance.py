@@ -77,24 +77,22 @@ def named(value):
 
 
 @functools.cache
-def tiny_draft_model():
-    torch.manual_seed(0)
+def tiny_llama(seed, width, layers):
+    torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=VOCABULARY, hidden_size=width, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=2,
         max_position_embeddings=512, initializer_range=1.0,
     )  # fmt: skip
     return TorchTarget(LlamaForCausalLM(config).eval())
 
 
-@functools.cache
+def tiny_draft_model():
+    return tiny_llama(seed=0, width=16, layers=1)
+
+
 def tiny_target():
     """As wide as the toy target's states are, so that heads for the one can draft for the other."""
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=8, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2,
-        max_position_embeddings=512, initializer_range=1.0,
-    )  # fmt: skip
-    return TorchTarget(LlamaForCausalLM(config).eval())
+    return tiny_llama(seed=1, width=8, layers=3)
 
 
 @functools.cache

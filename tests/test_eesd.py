@@ -302,7 +302,7 @@ def test_damaged_heads_are_refused(heads, tmp_path):
         ({"layers": 0}, "layers is 0"),
         ({"head": "none"}, "say after how many layers"),
         ({"heads": 1}, "Did you mean 'head'"),
-        ({}, "needs a head trained for this model"),
+        ({}, "needs heads trained for this model"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

@@ -57,6 +57,20 @@ class Resources:
     target: Target | None = None
     default_heads: Mapping[str, Path] = field(default_factory=dict)
 
+    def heads_for(self, method: str, named: str | None) -> str | Path:
+        """Return where a method's trained heads are: where the options name them, or beside the target.
+
+        Raises:
+            UsageError: they are named nowhere.
+        """
+        found = named if named is not None else self.default_heads.get(method)
+        if found is None:
+            raise UsageError(
+                f"Method {method!r} needs heads trained for this model; train them with `foredraft train {method}`, "
+                "and name their folder: head=FOLDER."
+            )
+        return found
+
 
 class DrafterClass(Protocol):
     """What a registered class provides."""

@@ -6,7 +6,7 @@ not how a text is chosen.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -103,12 +103,7 @@ class EesdDrafter:
         if options.head == NO_HEAD:
             assert options.layers is not None
             return cls(options, SplitTarget(target, options.layers, None))
-        location: Any = options.head if options.head is not None else resources.default_heads.get("eesd")
-        if location is None:
-            raise UsageError(
-                "Method 'eesd' needs a head trained for this model; train one with `foredraft train eesd`, and name "
-                "its folder: head=FOLDER."
-            )
+        location = resources.heads_for("eesd", options.head)
         card, head = load_exit_head(location, target.model)
         if options.layers not in (None, card.layers):
             raise UsageError(

@@ -7,7 +7,7 @@ chosen.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -71,13 +71,7 @@ class MedusaDrafter:
         target = resources.target
         if not isinstance(target, TorchTarget):
             raise UsageError("Method 'medusa' drafts from the target's hidden states, and no model is loaded here.")
-        location: Any = options.head if options.head is not None else resources.default_heads.get("medusa")
-        if location is None:
-            raise UsageError(
-                "Method 'medusa' needs heads trained for this model; train them with `foredraft train medusa`, and "
-                "name their folder: head=FOLDER."
-            )
-        _, heads = load_medusa(location, target.model)
+        _, heads = load_medusa(resources.heads_for("medusa", options.head), target.model)
         return cls(options, heads, target.model.get_output_embeddings())
 
     def open(self, context: DraftContext) -> "MedusaDrafting":
