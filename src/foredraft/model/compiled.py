@@ -114,7 +114,7 @@ def run_package(package: Any, tensors: list[torch.Tensor]) -> torch.Tensor:
     The call that torch's wrapper offers reads a description of the arguments anew each time, which costs more than a
     layer; shapes are not checked here, so they must be what the package was compiled for.
     """
-    logits: torch.Tensor = package.loader.boxed_run(tensors)[0]
+    logits: torch.Tensor = package.boxed_run(tensors)[0]
     return logits
 
 
@@ -124,10 +124,8 @@ def load_package(path: Path) -> Any:
     Raises:
         StoreError: torch cannot load it.
     """
-    from torch._inductor import aoti_load_package  # the documented loader; slow to import
-
-    try:
-        return aoti_load_package(str(path), run_single_threaded=True)
+    try:  # what torch's documented loader wraps; that one imports the whole compiler first, which takes a second
+        return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)  # noqa: SLF001  # see above
     except RuntimeError as error:
         raise StoreError(f"The compiled forward {path} cannot be loaded. {_REMEDY}") from error
 
