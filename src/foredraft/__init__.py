@@ -11,7 +11,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from foredraft.errors import ForedraftError, NumericsError, StoreError, UnsupportedModelError, UsageError
+from foredraft.errors import (
+    ForedraftError,
+    NumericsError,
+    OutOfMemoryError,
+    StoreError,
+    UnsupportedModelError,
+    UsageError,
+)
 
 __version__ = "0.1.0"
 
@@ -20,6 +27,7 @@ __all__ = [
     "Generation",
     "Generator",
     "NumericsError",
+    "OutOfMemoryError",
     "Piece",
     "StoreError",
     "UnsupportedModelError",
