@@ -196,6 +196,11 @@ class Verdict:
     top_probabilities: FloatArray | None = None
     hidden: "torch.Tensor | None" = None
 
+    @property
+    def last_row(self) -> int:
+        """The row that gave the last token that the target chose by itself: the accepted path's end, or the root's."""
+        return self.path[-1] + 1 if self.path else 0
+
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:

@@ -13,6 +13,7 @@ from foredraft.bench.method import BASE, Method, prepared
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.bench.writer import time_split
 from foredraft.contracts import StepRecord
+from foredraft.engine.statistics import harmonic_mean
 
 DEPTHS = 8
 
@@ -33,7 +34,6 @@ class Profile:
         forward_ms: likewise, of the target's passes.
         other_ms: likewise, of all else.
         speed_up: plain decoding's decode time a token, on the same prompts in the same run, over this method's.
-        cost_ratio: time of drafting one token over that of a plain step, EESD's alpha; 0 where nothing was drafted.
     """
 
     method: str
@@ -47,7 +47,6 @@ class Profile:
     forward_ms: float
     other_ms: float
     speed_up: float
-    cost_ratio: float = 0.0
 
     @property
     def tokens_per_target_step(self) -> float:
@@ -67,8 +66,13 @@ class Profile:
     @property
     def harmonic_mean(self) -> float:
         """2 v_d r_d / (v_d + r_d), EESD's HM, as a fraction."""
-        v_d, r_d = self.draft_acceptance_rate, self.drafted_share
-        return 2 * v_d * r_d / (v_d + r_d) if v_d + r_d else 0.0
+        return harmonic_mean(self.draft_acceptance_rate, self.drafted_share)
+
+    @property
+    def cost_ratio(self) -> float:
+        """Time of drafting one token over that of a plain step, EESD's alpha; 0 where nothing was drafted."""
+        plain_ms = self.speed_up * (self.draft_ms + self.forward_ms + self.other_ms)
+        return self.draft_ms * self.tokens / self.drafted / max(plain_ms, 1e-9) if self.drafted else 0.0
 
     @property
     def modelled_speed_up(self) -> float:
@@ -81,7 +85,7 @@ class Profile:
 
     def as_dict(self) -> dict[str, Any]:
         """Return every figure by name."""
-        names = "tokens_per_target_step draft_acceptance_rate drafted_share harmonic_mean modelled_speed_up"
+        names = "tokens_per_target_step draft_acceptance_rate drafted_share harmonic_mean cost_ratio modelled_speed_up"
         return asdict(self) | {name: getattr(self, name) for name in names.split()}
 
 
@@ -138,11 +142,4 @@ def _profile(label: str, steps: Sequence[StepRecord], plain: float) -> Profile:
         forward_ms=forward,
         other_ms=other,
         speed_up=plain / max(draft + forward + other, 1e-9),
-        cost_ratio=_cost_ratio(draft, steps, plain),
     )
-
-
-def _cost_ratio(draft_ms: float, steps: Sequence[StepRecord], plain_ms: float) -> float:
-    """Return the time of drafting one token over that of a plain step."""
-    tokens, drafted = sum(len(step.emitted) for step in steps), sum(step.drafted for step in steps)
-    return draft_ms * tokens / drafted / max(plain_ms, 1e-9) if drafted else 0.0

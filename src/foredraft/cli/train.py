@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft.cli.building import progress_bars
-from foredraft.cli.screen import say
+from foredraft.cli.screen import say, working
 from foredraft.errors import UsageError
 
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
@@ -232,7 +232,6 @@ def _trained(
 def _generator(model: str, dtype: str, device: str | None) -> Any:
     """Load a model to write with; drafts would only pay with a table made for its texts."""
     import foredraft
-    from foredraft.cli.screen import working
 
     with working(f"loading {model}") as tell:
         return foredraft.load(model, method="none", dtype=dtype, device=device, progress=tell)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foredraft.control.stopping import Outcome
+from foredraft.control.stopping import Outcome, check_cap
 from foredraft.errors import UsageError
 
 _STREAM = 0xBE7A  # so that a drafter that draws with the same seed draws other numbers
@@ -39,8 +39,7 @@ class BetaOptions:
         for name, evidence in (("alpha0", self.alpha0), ("beta0", self.beta0)):
             if not 0 < evidence <= _MOST_EVIDENCE:
                 raise UsageError(f"{name} is {evidence}; it must be above 0 and at most {_MOST_EVIDENCE:.0f}.")
-        if self.cap is not None and self.cap < 1:
-            raise UsageError(f"cap is {self.cap}; it must be at least 1, or None.")
+        check_cap(self.cap)
 
 
 class BetaRule:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foredraft.control.stopping import Outcome
+from foredraft.control.stopping import Outcome, check_cap
 from foredraft.errors import UsageError
 
 _STREAM = 0xCA11  # so that a drafter that draws with the same seed draws other numbers
@@ -43,8 +43,7 @@ class CaliOptions:
                 raise UsageError(f"{name} is {sigma}; it must be above 0 and at most 1000.")
         if not 0 <= self.theta0 <= 1:
             raise UsageError(f"theta0 is {self.theta0}; it must be 0 to 1.")
-        if self.cap is not None and self.cap < 1:
-            raise UsageError(f"cap is {self.cap}; it must be at least 1, or None.")
+        check_cap(self.cap)
 
 
 class CaliRule:

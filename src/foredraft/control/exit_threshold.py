@@ -6,7 +6,7 @@ adaptive draft-exiting mechanism. Knows the drafter's own estimates and what was
 
 from dataclasses import dataclass
 
-from foredraft.control.stopping import Outcome
+from foredraft.control.stopping import Outcome, check_cap
 from foredraft.errors import UsageError
 
 
@@ -39,8 +39,7 @@ class ExitThresholdOptions:
         for name in ("threshold", "acceptance", "change", "keep_rate", "keep_threshold"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 0 to 1.")
-        if self.cap is not None and self.cap < 1:
-            raise UsageError(f"cap is {self.cap}; it must be at least 1, or None.")
+        check_cap(self.cap)
 
 
 class ExitThresholdRule:

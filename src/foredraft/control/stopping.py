@@ -12,6 +12,7 @@ import numpy as np
 
 from foredraft.contracts import Budget, Draft, Verdict
 from foredraft.control.cutting import cut
+from foredraft.errors import UsageError
 from foredraft.graph.tree import depths
 
 
@@ -127,6 +128,16 @@ class StoppingControl:
         self._chances.append(chance)
         self._stopped = not self._rule.more(len(self._chances), chance)
         return not self._stopped
+
+
+def check_cap(cap: int | None) -> None:
+    """Refuse a rule's cap that allows nothing.
+
+    Raises:
+        UsageError: below 1.
+    """
+    if cap is not None and cap < 1:
+        raise UsageError(f"cap is {cap}; it must be at least 1, or None.")
 
 
 def level_chances(draft: Draft) -> list[float | None]:

@@ -103,16 +103,14 @@ class EesdDrafter:
         if options.head == NO_HEAD:
             assert options.layers is not None
             return cls(options, SplitTarget(target, options.layers, None))
-        location = resources.heads_for("eesd", options.head)
+        location = head_folder(str(resources.heads_for("eesd", options.head)))
         card, head = load_exit_head(location, target.model)
         if options.layers not in (None, card.layers):
             raise UsageError(
                 f"layers is {options.layers}, and the head in {location} was trained behind {card.layers} layers; "
                 "leave layers out, or train another head."
             )
-        predictor = (
-            load_predictor(head_folder(str(location)), target.model) if options.calibrated is not False else None
-        )
+        predictor = load_predictor(location, target.model) if options.calibrated is not False else None
         if options.calibrated and predictor is None:
             raise UsageError(
                 f"The head in {location} has no predictor; train one with `foredraft train cali --head {location}`, or "
@@ -130,16 +128,21 @@ class EesdDrafter:
             raise UsageError("Method 'eesd' needs the cache of its own target, and cannot draft for another one here.")
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary)
         asked = not imitation.sampling.do_sample if self._calibrated is None else self._calibrated
-        return EesdDrafting(self.target, self._rules, context, self._predictor if asked else None)
+        predictor = self._predictor if asked else None
+        return EesdDrafting(self.target, self._rules, context, imitation, predictor)
 
 
 class EesdDrafting:
     """One sequence's drafting in the first layers."""
 
     def __init__(
-        self, target: SplitTarget, rules: GrowthRules, context: DraftContext, predictor: AgreementPredictor | None
+        self,
+        target: SplitTarget,
+        rules: GrowthRules,
+        context: DraftContext,
+        imitation: Imitation,
+        predictor: AgreementPredictor | None,
     ) -> None:
-        imitation = Imitation.of(context.settings, context.seed, context.vocabulary)
         calibrate = self._calibrate if predictor is not None else None
         self._target, self._predictor = target, predictor
         self._samples = imitation.sampling.do_sample
@@ -154,7 +157,7 @@ class EesdDrafting:
     def observe(self, verdict: Verdict) -> None:
         """Remember what the predictor looks at; the cache kept the accepted rows when it committed."""
         if verdict.hidden is not None and self._predictor is not None:
-            self._hidden = verdict.hidden[verdict.path[-1] + 1 if verdict.path else 0]
+            self._hidden = verdict.hidden[verdict.last_row]
 
     def close(self) -> None:
         """Forget the tree."""

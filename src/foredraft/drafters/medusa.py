@@ -7,6 +7,7 @@ chosen.
 
 import dataclasses
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import ClassVar
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
+from foredraft.graph.tree import depths
 from foredraft.model.candidates import Imitation, candidates
 from foredraft.model.medusa import RANKS, MedusaHeads, load_medusa, static_tree
 from foredraft.model.target import TorchTarget
@@ -91,6 +93,7 @@ class MedusaDrafting:
             Imitation.of(context.settings, context.seed, context.vocabulary), draws=False
         )
         self._accuracies = heads.accuracies.float().cpu().numpy()
+        self._tree = lru_cache(partial(static_tree, self._accuracies))  # the same at nearly every step
         self._hidden: torch.Tensor | None = None
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
@@ -98,18 +101,15 @@ class MedusaDrafting:
         nodes = min(budget.nodes, self._options.nodes)
         if self._hidden is None or nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT
-        parents, ranks, score = static_tree(self._accuracies, nodes, budget.depth)
+        parents, ranks, score = self._tree(nodes, min(budget.depth, len(self._accuracies)))
         positions = len(view.ids) + np.arange(len(self._accuracies))
         found = candidates(self._scores(self._hidden), RANKS, self._imitation, positions)
-        level = np.zeros(len(parents), np.int32)
-        for node, parent in enumerate(parents.tolist()):
-            level[node] = level[parent] + 1 if parent >= 0 else 0
-        return Draft(found.tokens[level, ranks], parents, score)
+        return Draft(found.tokens[depths(parents) - 1, ranks], parents, score)
 
     def observe(self, verdict: Verdict) -> None:
         """Remember the state at the last token that was verified: it gave the new root."""
         if verdict.hidden is not None:
-            self._hidden = verdict.hidden[verdict.path[-1] + 1 if verdict.path else 0]
+            self._hidden = verdict.hidden[verdict.last_row]
 
     def close(self) -> None:
         """Forget the state."""

@@ -54,8 +54,7 @@ class Statistics:
     @property
     def harmonic_mean(self) -> float:
         """2 v_d r_d / (v_d + r_d), EESD's HM, as a fraction."""
-        v_d, r_d = self.draft_acceptance_rate, self.drafted_share
-        return 2 * v_d * r_d / (v_d + r_d) if v_d + r_d else 0.0
+        return harmonic_mean(self.draft_acceptance_rate, self.drafted_share)
 
     @property
     def decode_seconds_per_token(self) -> float:
@@ -96,6 +95,11 @@ def add_up(parts: Sequence[Statistics]) -> Statistics:
         prefill_seconds=sum(part.prefill_seconds for part in parts),
         decode_seconds=sum(part.decode_seconds for part in parts),
     )
+
+
+def harmonic_mean(one: float, other: float) -> float:
+    """Return the harmonic mean of two rates; 0 where both are."""
+    return 2 * one * other / (one + other) if one + other else 0.0
 
 
 def _ratio(part: float, whole: float) -> float:

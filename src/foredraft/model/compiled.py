@@ -148,9 +148,10 @@ def find_compiled(model: Any, cache: Path) -> CompiledForward | None:
     Raises:
         StoreError: what lies there is damaged.
     """
-    if not (cache / _FOLDER / _setting(model)).exists():  # then there is no need to read every weight
+    setting = cache / _FOLDER / _setting(model)
+    if not setting.exists():  # then there is no need to read every weight
         return None
-    folder = compiled_folder(model, cache)
+    folder = setting / weights_hash(model)
     record = read_record(folder)
     if record is None or not record.packages:
         return None
@@ -160,9 +161,14 @@ def find_compiled(model: Any, cache: Path) -> CompiledForward | None:
     return CompiledForward(folder, record)
 
 
+def runs_on_cpu(model: Any) -> bool:
+    """Say whether all of a model lies on the CPU, the only device that is compiled for."""
+    return model.device.type == "cpu" and not getattr(model, "hf_device_map", None)
+
+
 def kept_forward(model: Any) -> CompiledForward | None:
     """Load what the cache folder holds for this model; a damaged package is told as a warning, and not used."""
-    if model.device.type != "cpu" or getattr(model, "hf_device_map", None):
+    if not runs_on_cpu(model):
         return None
     try:
         return find_compiled(model, cache_path())

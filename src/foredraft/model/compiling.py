@@ -30,6 +30,7 @@ from foredraft.model.compiled import (
     package_record,
     read_record,
     run_package,
+    runs_on_cpu,
     write_record,
 )
 from foredraft.model.functional import FunctionalForward, grouped_attention
@@ -78,6 +79,59 @@ PACKAGES = (
 Progress = Callable[[float, str], None]
 
 
+class _Subject:
+    """A model as what is compiled and timed: its functional forward, with arguments for it.
+
+    Args:
+        model: a transformers model.
+
+    Raises:
+        UsageError: a layer that keeps no keys and values of its own.
+    """
+
+    def __init__(self, model: Any) -> None:
+        support = inspect(model.config)
+        self.forward = FunctionalForward(model, support.layer_types, support.windows).eval()
+        self.config = model.config
+        self._dtype = model.dtype
+        self._windows = support.windows
+        self._spans = list(dict.fromkeys(support.windows))
+        self._shapes = _buffer_shapes(model)
+
+    def dynamic(self, package: Package) -> tuple[Any, ...]:
+        """Say which dimensions of the arguments vary: the slots in use and allocated of each window, and the rows."""
+        several = package.most_rows > package.least_rows
+        rows = torch.export.Dim("rows", min=package.least_rows, max=package.most_rows) if several else None
+        visible = [torch.export.Dim(f"visible{number}", min=2, max=2**20) for number in range(len(self._spans))]
+        capacity = [torch.export.Dim(f"capacity{number}", min=2, max=2**20) for number in range(len(self._spans))]
+        buffers = [{2: capacity[self._spans.index(window)]} for window in self._windows]
+        by_row = {1: rows} if several else None
+        masks = [{2: rows, 3: dim} if several else {3: dim} for dim in visible]
+        slots = [{0: rows} if several else None for _ in self._spans]
+        return (by_row, by_row, masks, slots, buffers, list(buffers))
+
+    def arguments(self, rows: int) -> tuple[Any, ...]:
+        """Return arguments of `FunctionalForward.forward`: a chain of `rows` rows behind some context."""
+        # windows differ in what is allocated, lest the exporter take them for one
+        capacity = {window: _CONTEXT + MOST_ROWS + 56 + 8 * number for number, window in enumerate(self._spans)}
+        keys = [
+            torch.zeros(1, heads, capacity[window], size, dtype=self._dtype)
+            for (heads, size), window in zip(self._shapes, self._windows, strict=True)
+        ]
+        positions = torch.arange(_CONTEXT, _CONTEXT + rows)
+        mask = torch.zeros(1, 1, rows, _CONTEXT + rows, dtype=self._dtype)
+        later = ~torch.ones(rows, rows, dtype=torch.bool).tril()
+        mask[..., _CONTEXT:].masked_fill_(later, torch.finfo(self._dtype).min)
+        return (
+            torch.zeros(1, rows, dtype=torch.int64),
+            positions[None],
+            [mask.clone() for _ in self._spans],
+            [positions.clone() for _ in self._spans],
+            keys,
+            [key.clone() for key in keys],
+        )
+
+
 def compile_forward(
     model: Any, cache: Path, *, again: bool = False, seconds: float | None = None, progress: Progress | None = None
 ) -> tuple[Path, CompiledRecord]:
@@ -108,24 +162,25 @@ def compile_forward(
         folder.mkdir(parents=True, exist_ok=True)
         record = None if again else read_record(folder)
         done = {package.name: package for package in record.packages} if record is not None else {}
+        subject = _Subject(model)
         missing = [package for package in PACKAGES if package.name not in done]
         for number, package in enumerate(missing):
             if done and seconds is not None and perf_counter() - start > seconds:
                 break
             tell(number / len(missing), f"compiling the forward for {_rows(package)}")
-            path = _compiled(model, package, folder)
+            path = _compiled(subject, package, folder)
             done[package.name] = package_record(path, package.name, (package.least_rows, package.most_rows))
-            record = _time(model, folder, tuple(done.values()))  # from now on others can use it
+            record = _time(subject, folder, tuple(done.values()))  # from now on others can use it
         if not missing:
             tell(0.0, "timing what was compiled earlier")
-            record = _time(model, folder, tuple(done.values()))
+            record = _time(subject, folder, tuple(done.values()))
     assert record is not None  # the first package is compiled whatever the time
     return folder, record
 
 
-def _time(model: Any, folder: Path, packages: tuple[PackageRecord, ...]) -> CompiledRecord:
+def _time(subject: _Subject, folder: Path, packages: tuple[PackageRecord, ...]) -> CompiledRecord:
     """Time every package and the model itself, and keep the figures."""
-    seconds = _timed(model, {package.name: folder / package.file for package in packages})
+    seconds = _timed(subject, {package.name: folder / package.file for package in packages})
     record = CompiledRecord(packages, _TIMED_ROWS, seconds)
     write_record(folder, record)
     return record
@@ -141,7 +196,7 @@ def _check(model: Any) -> None:
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
     if not hasattr(torch._C._aoti.AOTIModelPackageLoader, "boxed_run"):  # noqa: SLF001  # what older torch lacks
         raise UsageError(f"This is torch {torch.__version__}; foredraft compiles with 2.8 or newer.")
-    if model.device.type != "cpu" or getattr(model, "hf_device_map", None):
+    if not runs_on_cpu(model):
         raise UsageError(f"The model is on {model.device}; foredraft compiles for the CPU. Load it with --device cpu.")
     if model.dtype not in _DTYPES or getattr(model, "is_quantized", False):
         raise UsageError(f"The model's dtype is {model.dtype}; foredraft compiles float32 and bfloat16.")
@@ -180,7 +235,7 @@ def _rows(package: Package) -> str:
     return "one row" if package.most_rows == 1 else f"{package.name} rows"
 
 
-def _compiled(model: Any, package: Package, folder: Path) -> Path:
+def _compiled(subject: _Subject, package: Package, folder: Path) -> Path:
     """Compile one package; the file is there whole or not at all."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
     from torch._inductor.exc import InductorError
@@ -188,13 +243,13 @@ def _compiled(model: Any, package: Package, folder: Path) -> Path:
     path = folder / f"{package.name}.pt2"
     beside = folder / f"{package.name}.{os.getpid()}{TEMPORARY_SUFFIX}.pt2"  # torch insists on the ending
     try:
-        with torch.no_grad(), grouped_attention(model.config):
+        with torch.no_grad(), grouped_attention(subject.config):
             for options in package.options:
                 program = torch.export.export(
-                    _functional(model),
-                    _arguments(model, package.rows),
+                    subject.forward,
+                    subject.arguments(package.rows),
                     strict=False,
-                    dynamic_shapes=_dynamic(model, package),
+                    dynamic_shapes=subject.dynamic(package),
                 )
                 with suppress(*(() if options is package.options[-1] else (InductorError,))):
                     aoti_compile_and_package(
@@ -205,53 +260,6 @@ def _compiled(model: Any, package: Package, folder: Path) -> Path:
     finally:
         beside.unlink(missing_ok=True)
     return path
-
-
-def _functional(model: Any) -> FunctionalForward:
-    support = inspect(model.config)
-    return FunctionalForward(model, support.layer_types, support.windows).eval()
-
-
-def _spans(model: Any) -> list[int | None]:
-    return list(dict.fromkeys(inspect(model.config).windows))
-
-
-def _dynamic(model: Any, package: Package) -> tuple[Any, ...]:
-    """Say which dimensions of the arguments vary: the slots in use and allocated of each window, and the rows."""
-    several = package.most_rows > package.least_rows
-    rows = torch.export.Dim("rows", min=package.least_rows, max=package.most_rows) if several else None
-    spans = _spans(model)
-    visible = [torch.export.Dim(f"visible{number}", min=2, max=2**20) for number in range(len(spans))]
-    capacity = [torch.export.Dim(f"capacity{number}", min=2, max=2**20) for number in range(len(spans))]
-    buffers = [{2: capacity[spans.index(window)]} for window in inspect(model.config).windows]
-    by_row = {1: rows} if several else None
-    masks = [{2: rows, 3: dim} if several else {3: dim} for dim in visible]
-    slots = [{0: rows} if several else None for _ in spans]
-    return (by_row, by_row, masks, slots, buffers, list(buffers))
-
-
-def _arguments(model: Any, rows: int) -> tuple[Any, ...]:
-    """Return arguments of `FunctionalForward.forward`: a chain of `rows` rows behind some context."""
-    config, dtype = model.config, model.dtype
-    windows = inspect(config).windows
-    capacity = {window: _CONTEXT + MOST_ROWS + 56 + 8 * number for number, window in enumerate(_spans(model))}
-    shapes = _buffer_shapes(model)
-    keys = [
-        torch.zeros(1, heads, capacity[window], size, dtype=dtype)
-        for (heads, size), window in zip(shapes, windows, strict=True)
-    ]
-    positions = torch.arange(_CONTEXT, _CONTEXT + rows)
-    mask = torch.zeros(1, 1, rows, _CONTEXT + rows, dtype=dtype)
-    mask[..., _CONTEXT:].masked_fill_(~torch.ones(rows, rows, dtype=torch.bool).tril(), torch.finfo(dtype).min)
-    spans = range(len(capacity))
-    return (
-        torch.zeros(1, rows, dtype=torch.int64),
-        positions[None],
-        [mask.clone() for _ in spans],
-        [positions.clone() for _ in spans],
-        keys,
-        [key.clone() for key in keys],
-    )
 
 
 def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
@@ -275,14 +283,13 @@ def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
 
 
 @torch.inference_mode()
-def _timed(model: Any, paths: Mapping[str, Path]) -> dict[str, tuple[float, ...]]:
+def _timed(subject: _Subject, paths: Mapping[str, Path]) -> dict[str, tuple[float, ...]]:
     """Return the least seconds of passes of each of the timed row counts, of the model itself and of each package."""
     takes = {package.name: (package.least_rows, package.most_rows) for package in PACKAGES}
     packages = {name: load_package(path) for name, path in paths.items()}
-    functional = _functional(model)
     least = {name: np.full(len(_TIMED_ROWS), np.inf) for name in (EAGER, *packages)}
     for place, rows in enumerate(_TIMED_ROWS):
-        arguments = _arguments(model, rows)
+        arguments = subject.arguments(rows)
         flat = torch.utils._pytree.tree_leaves(arguments)  # noqa: SLF001  # the order in which the exporter flattens
         for _ in range(_ROUNDS):
             for name, times in least.items():
@@ -290,7 +297,7 @@ def _timed(model: Any, paths: Mapping[str, Path]) -> dict[str, tuple[float, ...]
                     continue
                 for _ in range(_REPEATS):  # as when steps follow each other: the first one finds others' weights cached
                     start = perf_counter()
-                    functional(*arguments) if name == EAGER else run_package(packages[name], list(flat))
+                    subject.forward(*arguments) if name == EAGER else run_package(packages[name], list(flat))
                     times[place] = min(times[place], perf_counter() - start)
     # more rows that took less time show that the fewer were disturbed
     return {name: _never_falling(times) for name, times in least.items()}

@@ -116,9 +116,9 @@ def read_head(location: str | Path, kind: str) -> tuple[HeadCard, dict[str, torc
         return card, load_tensors((folder / WEIGHTS_FILE).read_bytes())
     except FileNotFoundError as error:
         raise UsageError(f"{location} holds no trained head: {Path(error.filename).name} is missing.") from error
+    except UsageError:  # which is a ValueError too
+        raise
     except (OSError, ValueError, TypeError, SafetensorError) as error:
-        if isinstance(error, UsageError):
-            raise
         raise StoreError(f"The head in {location} is damaged ({error}). Train it again, or copy it again.") from error
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from foredraft.errors import UnsupportedModelError
+from foredraft.errors import UnsupportedModelError, UsageError
 
 LayerForward = Callable[..., torch.Tensor]
 """What stands in for a layer: hidden states, float[B, R, D], and all that the model gives a layer, to hidden states."""
@@ -36,6 +36,15 @@ class ModelParts:
     lm_head: str
     count: int
     tuples: bool
+
+    def check_exit(self, layers: int) -> None:
+        """Refuse an exit behind `layers` layers where there is none before it, or none behind.
+
+        Raises:
+            UsageError: N out of range.
+        """
+        if not 1 <= layers < self.count:
+            raise UsageError(f"layers is {layers}; this model has {self.count}, so it must be 1 to {self.count - 1}.")
 
 
 def model_parts(model: Any) -> ModelParts:

@@ -93,7 +93,7 @@ def skipping(target: TorchTarget, skipped: Skipped) -> TorchTarget:
             replaced |= _without(layer, path, names.attention, _no_attention, names.attention_norms)
         elif number in skipped.mlp:
             replaced |= _without(layer, path, names.mlp, _no_mlp, names.mlp_norms)
-    return TorchTarget(with_modules(model, replaced))
+    return target.with_model(with_modules(model, replaced))
 
 
 @dataclass(frozen=True, slots=True)

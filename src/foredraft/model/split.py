@@ -16,15 +16,14 @@ import torch
 from torch import nn
 
 from foredraft.contracts import Scores, TokenIds
-from foredraft.errors import UnsupportedModelError, UsageError
+from foredraft.errors import UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.graph.tree import BoolArray
 from foredraft.model.heads import ExitHead
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.layers import ModelParts, model_parts, standing_in, with_layers
-from foredraft.model.target import PREFILL_ROWS, TorchTarget
+from foredraft.model.target import PREFILL_ROWS, TorchTarget, relative_error, within_rounding
 
-_PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _ROOT_ROW = 0
 
 
@@ -136,8 +135,7 @@ class SplitTarget:
 
     def __init__(self, target: TorchTarget, layers: int, head: ExitHead | None) -> None:
         parts = model_parts(target.model)
-        if not 1 <= layers < parts.count:
-            raise UsageError(f"layers is {layers}; this model has {parts.count}, so it must be 1 to {parts.count - 1}.")
+        parts.check_exit(layers)
         self.vocabulary, self.window = target.vocabulary, target.window
         self._windows = target.support.windows
         self._left = self._taken = torch.empty(0)
@@ -243,8 +241,8 @@ class SplitTarget:
             cache: Any = each.new_cache()
             each.prefill(ids[:3], cache)
             logits.append(each.forward(layout, cache).logits.float())
-        error = float((logits[1] - logits[0]).norm() / logits[0].norm().clamp_min(1e-30))
-        if not error < _PROBE_TOLERANCE.get(target.dtype, 5e-2):
+        error = relative_error(logits[1], logits[0])
+        if not within_rounding(error, target.dtype):
             raise UnsupportedModelError(
                 f"This {target.support.family} model scores tokens differently when its first layers are run apart "
                 f"(relative error {error:.1e}), so it cannot exit early; draft with another method."

@@ -172,8 +172,8 @@ class TorchTarget:
         plain = self.new_cache()
         self.prefill(ids[:5], plain)
         chained = self.forward(lay_out_text(ids[5:6], 5), plain).logits[0].float()
-        error = float((forked - chained).norm() / chained.norm().clamp_min(1e-30))
-        if not error < _PROBE_TOLERANCE.get(self.dtype, 5e-2):
+        error = relative_error(forked, chained)
+        if not within_rounding(error, self.dtype):
             raise UnsupportedModelError(
                 f"This {self.support.family} model scores a token differently inside a tree (relative error "
                 f"{error:.1e}), so drafts cannot be verified exactly; foredraft supports models with rotary or learned "
@@ -193,6 +193,16 @@ def _memory_told(rows: int, context: int) -> Iterator[None]:
             f"There is no memory left for {rows} more rows behind {context} tokens; ask for fewer tokens, or use a "
             "smaller model or dtype."
         ) from error
+
+
+def relative_error(scores: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the norm of the difference over the norm of what was expected."""
+    return float((scores - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def within_rounding(error: float, dtype: torch.dtype) -> bool:
+    """Say whether so large a relative error is what two orders of calculation give in `dtype`; NaN is not."""
+    return error < _PROBE_TOLERANCE.get(dtype, 5e-2)
 
 
 def _check_model(model: Any) -> None:

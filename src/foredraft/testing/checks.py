@@ -29,7 +29,7 @@ from foredraft.engine.state import SequenceState
 from foredraft.engine.step import check_draft
 from foredraft.graph.tree import depths
 from foredraft.sampling import SamplingOptions
-from foredraft.testing.law import departure_from_law
+from foredraft.testing.law import departure_from_law, target_of
 from foredraft.testing.scripted import OracleDrafter
 from foredraft.testing.toy import VOCABULARY, ToyTarget
 
@@ -257,7 +257,7 @@ class _Recorder:
 
 def _proposals(drafter: Drafter, budget: Budget | None = None, prompt: TokenIds | None = None) -> Iterator[_Proposal]:
     """Decode with `drafter`, within `budget` where one is given, and yield what it proposed at each step."""
-    target = _target_of(drafter)
+    target = target_of(drafter)
     seq = _sequence(target, _PROMPT if prompt is None else prompt, SamplingOptions())
     recorder = _Recorder(drafter, budget)
     control = FixedControl(16 if budget is None else budget.nodes)
@@ -274,7 +274,7 @@ def _text(
     drafter: Drafter, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched"
 ) -> list[int]:
     """Return what is written behind `prompt` with `drafter`."""
-    target = _target_of(drafter)
+    target = target_of(drafter)
     seq = _sequence(target, prompt, options, verification)
     settings = {**dataclasses.asdict(options), "verification": verification}
     context = dataclasses.replace(_context(seq.cache), settings=settings)
@@ -285,7 +285,7 @@ def _text(
 
 def _plain(drafter: Drafter, prompt: TokenIds, options: SamplingOptions) -> list[int]:
     """Return what the target that `drafter` drafts for writes behind `prompt` by itself."""
-    target = _target_of(drafter)
+    target = target_of(drafter)
     if isinstance(target, ToyTarget) and not options.do_sample:
         return target.greedy(prompt, _NEW_TOKENS)  # without any of the engine
     seq = _sequence(target, prompt, options)
@@ -295,15 +295,9 @@ def _plain(drafter: Drafter, prompt: TokenIds, options: SamplingOptions) -> list
     return [int(token) for token in seq.emitted]
 
 
-def _target_of(drafter: Drafter) -> Target:
-    """Return the target that a drafter drafts with the layers of, or the toy."""
-    target: Target | None = getattr(drafter, "target", None)
-    return target if target is not None else ToyTarget()
-
-
 def _opened(drafter: Drafter, prompt: TokenIds) -> Drafting:
     """Open a drafting for a sequence that is prefilled."""
-    target = _target_of(drafter)
+    target = target_of(drafter)
     return drafter.open(_context(_sequence(target, prompt, SamplingOptions()).cache))
 
 

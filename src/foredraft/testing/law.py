@@ -26,6 +26,12 @@ _SOON = 5
 """Texts without a drawn node, after which there will be none."""
 
 
+def target_of(drafter: Drafter) -> Target:
+    """Return the target that a drafter drafts with the layers of, or the toy."""
+    target: Target | None = getattr(drafter, "target", None)
+    return target if target is not None else ToyTarget()
+
+
 def departure_from_law(drafter: Drafter, prompt: TokenIds) -> float:
     """Return the chi-square of u over what it may be: above 1, the law of the text is not the target's.
 
@@ -35,7 +41,7 @@ def departure_from_law(drafter: Drafter, prompt: TokenIds) -> float:
         drafter: for the toy target's vocabulary, or with a target of its own.
         prompt: int64[n].
     """
-    target: Target = getattr(drafter, "target", None) or ToyTarget()
+    target = target_of(drafter)
     spread = np.random.default_rng(0)
     places: list[tuple[float, ...]] = []
     for seed in range(_TEXTS):

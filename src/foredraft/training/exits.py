@@ -49,8 +49,7 @@ class ExitTask:
         if loss not in LOSSES:
             raise UsageError(f"loss is {loss!r}; it may be {' or '.join(LOSSES)}.")
         parts = model_parts(model)
-        if not 1 <= layers < parts.count:
-            raise UsageError(f"layers is {layers}; this model has {parts.count}, so it must be 1 to {parts.count - 1}.")
+        parts.check_exit(layers)
         self.window = traces.windows.shape[1] - 1
         self.module = new_exit_head(model).float().requires_grad_(requires_grad=True)
         self.module.train()

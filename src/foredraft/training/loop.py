@@ -8,7 +8,6 @@ Knows numbers of windows; not what a task makes of them.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -258,9 +257,7 @@ class _Progress:
 
 def autocast(device: torch.device, precision: str) -> Any:
     """Return the context in which a pass is calculated."""
-    if precision == "float32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
 class _Order:
