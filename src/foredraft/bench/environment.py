@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from foredraft.model.quantized import dtype_name
 from foredraft.model.target import TorchTarget
 
 Environment = Mapping[str, Mapping[str, str]]
@@ -40,7 +41,7 @@ def describe_environment(target: TorchTarget, model: str) -> Environment:
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "model": {
             "name": model,
-            "dtype": str(target.dtype).removeprefix("torch."),
+            "dtype": dtype_name(target.model),
             "hash": model_hash(target.model),
             "forward": "compiled" if target.compiled is not None else "as it is",
         },

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _REPETITIONS = 3
 _WARM_UP_TOKENS = 8
-_EXACT = ("float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,7 @@ class _Pair:
         difference: the first token that differs, counted from 1, or 0.
         gap: between the two best scores there.
         dtype: of the model.
+        exact: whether texts must not differ in it.
         same_text: whether both must write the same; sampled rejection keeps the law of the text, not its tokens.
     """
 
@@ -48,6 +48,7 @@ class _Pair:
     difference: int
     gap: float
     dtype: str
+    exact: bool
     same_text: bool = True
 
 
@@ -81,13 +82,14 @@ def compare_with_plain(generator: "Generator", job: "Job", prompt: "Prompt") -> 
         shared = " What is learned is shared, so later repetitions knew the text." if job.config.get("share") else ""
         seed = f", seed {options['seed']}" if job.samples(generator) else ""
         say(f"Median of {_REPETITIONS} repetitions in {pair.dtype}{seed}.{shared}", "dim")
-    return pair.difference == 0 or pair.dtype not in _EXACT
+    return pair.difference == 0 or not pair.exact
 
 
 def _run(generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], ink: Ink | None) -> _Pair:
     """Run both `_REPETITIONS` times, the first drafted one showing its text in `ink`, if any."""
     from foredraft.api import Generator
     from foredraft.bench.metrics import first_difference, repeated_share
+    from foredraft.model.quantized import EXACT, dtype_name
 
     plain = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
     brief = {**options, "max_new_tokens": min(_WARM_UP_TOKENS, options.get("max_new_tokens", _WARM_UP_TOKENS))}
@@ -107,6 +109,7 @@ def _run(generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], i
             tell(number / len(rest), "repeating, with and without drafting")
             runs[drafts].append((generator if drafts else plain).generate(prompt, **options))
     times = {drafts: statistics.median(_time(run) for run in each) for drafts, each in runs.items()}
+    dtype = dtype_name(generator.target.model)
     pairs = [(drafted.token_ids, other.token_ids) for drafted, other in zip(runs[True], runs[False], strict=True)]
     difference = next((first_difference(*pair) + 1 for pair in pairs if pair[0] != pair[1]), 0)
     return _Pair(
@@ -116,7 +119,8 @@ def _run(generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], i
         repeated=repeated_share(runs[False][0].token_ids),
         difference=difference,
         gap=_gap(generator, prompt, runs[False][0], difference, options) if difference else 0.0,
-        dtype=str(generator.target.dtype).removeprefix("torch."),
+        dtype=dtype,
+        exact=dtype in EXACT,
     )
 
 
@@ -145,7 +149,7 @@ def _verdict(pair: _Pair) -> str:
         return "not compared (sampled under rejection, both texts have the same law, not the same tokens)"
     if not pair.difference:
         return "yes"
-    if pair.dtype in _EXACT:
+    if pair.exact:
         excuse = f"{pair.dtype} must not differ, so please report this"
     else:
         excuse = f"in {pair.dtype} near-ties may flip, --dtype float32 is exact"

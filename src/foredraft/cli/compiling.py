@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def compile_model(
     model: Annotated[str, typer.Argument(help="demo, demo-draft, a hub id, or a folder")] = "demo",
-    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's; int8 rounds layers")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads to compile for; else torch's number")] = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="Begin no further part after this many")] = None,
     again: Annotated[bool, typer.Option("--again", help="Compile also what was compiled before")] = False,

@@ -53,7 +53,7 @@ def generate(
     prompt: PromptArgument = None,
     file: FileOption = None,
     model: ModelOption = "demo",
-    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's; float32 compares exactly")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's; float32 and int8 compare exactly")] = "auto",
     device: DeviceOption = None,
     eager: EagerOption = False,
     method: MethodOption = None,

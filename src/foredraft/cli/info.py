@@ -69,13 +69,14 @@ def _measured(model: str, dtype: str, device: str | None) -> dict[str, Any]:
     """Load the weights; return what only they tell, and what passes cost by their rows."""
     with working(f"loading {model}") as tell:
         from foredraft.model.loading import load_model
+        from foredraft.model.quantized import dtype_name
         from foredraft.model.target import TorchTarget
 
         target = TorchTarget(load_model(model, dtype, device))
         tell(0.0, "measuring what verification costs")
         curve = _cost(target)
     return {
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": dtype_name(target.model),
         "device": str(target.device),
         "cost": [
             {"rows": rows, "milliseconds": 1e3 * seconds, "relative": seconds / curve.seconds[0]}

@@ -27,7 +27,7 @@ def prove(
     max_new_tokens: Annotated[int, typer.Option(help="Tokens a text")] = 128,
     temperature: Annotated[float, typer.Option(help="Of the sampled half of the comparison; 0 leaves it out")] = 0.7,
     top_p: Annotated[float, typer.Option(help="Of the sampled half")] = 1.0,
-    dtype: Annotated[str, typer.Option(help="float32 must hold without exception")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32 and int8 must hold without exception")] = "float32",
     eager: EagerOption = False,
     seed: Annotated[int, typer.Option(help="Of the sampling")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
@@ -42,6 +42,7 @@ def prove(
     from foredraft.bench.prove import prove as compare
     from foredraft.bench.rule import prove_rule
     from foredraft.drafters import method_names
+    from foredraft.model.quantized import EXACT, dtype_name
     from foredraft.request import GenerationOptions
 
     methods = chosen_methods(method or ["prompt_lookup", "adaptix"], method_names())
@@ -62,7 +63,7 @@ def prove(
             sampling = GenerationOptions.parse(given).sampling(vocabulary)
             for rule in sorted({each.verification for each in methods}):
                 rules += [(name, proof) for proof in prove_rule(rule, sampling)]
-    exact = dtype in ("float32", "float64")
+    exact = dtype_name(generator.target.model) in EXACT
     differing = [proof for _, proof in rows if (proof.differences if exact else not proof.holds)]
     broken = [proof for _, proof in rules if not proof.holds]
     if as_json:

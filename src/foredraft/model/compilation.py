@@ -14,6 +14,7 @@ import torch
 from foredraft.cache_folder import cache_folder
 from foredraft.errors import ForedraftWarning
 from foredraft.model.compiled import compiled_folder, record_path
+from foredraft.model.quantized import dtype_name
 
 MOST_SECONDS = 900.0
 """A package that is begun within this time is finished; no other is begun after it."""
@@ -34,7 +35,7 @@ class Compilation:
         self._record = record_path(compiled_folder(model, cache_folder()))
         self._seen = self._stamp()
         command = [
-            sys.executable, "-m", "foredraft", "compile", name, "--dtype", str(model.dtype).removeprefix("torch."),
+            sys.executable, "-m", "foredraft", "compile", name, "--dtype", dtype_name(model),
             "--threads", str(torch.get_num_threads()), "--seconds", str(MOST_SECONDS), "--background",
         ]  # fmt: skip
         self._process: subprocess.Popen[str] | None = subprocess.Popen(  # noqa: S603  # our own command

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -34,6 +35,7 @@ from foredraft.model.compiled import (
     write_record,
 )
 from foredraft.model.functional import FunctionalForward, grouped_attention
+from foredraft.model.quantized import INT8, dtype_name
 from foredraft.model.support import inspect
 
 MOST_BYTES = 2**30
@@ -43,7 +45,7 @@ _TIMED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _CONTEXT = 200
 _ROUNDS = 8
 _REPEATS = 3
-_DTYPES = (torch.float32, torch.bfloat16)
+_DTYPES = ("float32", "bfloat16", INT8)
 _OWN_KERNELS: tuple[Mapping[str, Any], ...] = (
     {"max_autotune": True, "max_autotune_gemm_backends": "CPP"},
     {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"},  # for products that there is no own kernel for
@@ -193,13 +195,13 @@ def _check(model: Any) -> None:
         UsageError: with the reason.
     """
     support = inspect(model.config)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+    size = sum(each.numel() * each.element_size() for each in chain(model.parameters(), model.buffers()))
     if not hasattr(torch._C._aoti.AOTIModelPackageLoader, "boxed_run"):  # noqa: SLF001  # what older torch lacks
         raise UsageError(f"This is torch {torch.__version__}; foredraft compiles with 2.8 or newer.")
     if not runs_on_cpu(model):
         raise UsageError(f"The model is on {model.device}; foredraft compiles for the CPU. Load it with --device cpu.")
-    if model.dtype not in _DTYPES or getattr(model, "is_quantized", False):
-        raise UsageError(f"The model's dtype is {model.dtype}; foredraft compiles float32 and bfloat16.")
+    if dtype_name(model) not in _DTYPES or getattr(model, "is_quantized", False):
+        raise UsageError(f"The model's dtype is {dtype_name(model)}; foredraft compiles {', '.join(_DTYPES)}.")
     if size > MOST_BYTES:
         raise UsageError(
             f"The model's weights take {size / 2**30:.1f} GiB and foredraft compiles up to {MOST_BYTES / 2**30:.0f} "

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 
 from foredraft.demo import EMBEDDED, embedded_path
 from foredraft.errors import UnsupportedModelError, UsageError
+from foredraft.model.quantized import INT8, quantize
 
 DTYPES = {
     "float32": torch.float32,
@@ -74,18 +75,18 @@ def load_model(model: str, dtype: str | torch.dtype = "auto", device: str | None
 
     Args:
         model: `demo`, `demo-draft`, a hub id, or a folder.
-        dtype: a torch dtype or its name; "auto" takes the checkpoint's.
+        dtype: a torch dtype or its name; "auto" takes the checkpoint's; "int8" rounds linear layers to eight bits.
         device: where to put it, "auto" to spread it over what there is (accelerate), None for the first GPU or the CPU.
 
     Raises:
-        UsageError: nothing of that name, an unknown dtype, or a device that is not there.
+        UsageError: nothing of that name, an unknown dtype, a device that is not there, or a model that int8 is not for.
         UnsupportedModelError: transformers has no causal language model class for it.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     location = _location(model)
-    chosen_dtype = _dtype(dtype)
+    chosen_dtype = _dtype("auto" if dtype == INT8 else dtype)
     chosen_device = _device(device)
     load_config(model)  # refuses before anything large is read
     logging.disable_progress_bar()
@@ -98,7 +99,7 @@ def load_model(model: str, dtype: str | torch.dtype = "auto", device: str | None
         logging.enable_progress_bar()
     if chosen_device != "auto":
         loaded = loaded.to(chosen_device)  # type: ignore[arg-type]  # transformers wraps the method and drops its self
-    return loaded.eval()
+    return (quantize(loaded) if dtype == INT8 else loaded).eval()
 
 
 def _location(model: str) -> str:
@@ -117,7 +118,7 @@ def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return dtype
     if dtype not in DTYPES:
-        raise UsageError(f"dtype is {dtype!r}; choose auto, {', '.join(DTYPES)}.")
+        raise UsageError(f"dtype is {dtype!r}; choose auto, {', '.join(DTYPES)}, {INT8}.")
     return DTYPES[dtype]
 
 

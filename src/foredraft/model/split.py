@@ -242,7 +242,7 @@ class SplitTarget:
             each.prefill(ids[:3], cache)
             logits.append(each.forward(layout, cache).logits.float())
         error = relative_error(logits[1], logits[0])
-        if not within_rounding(error, target.dtype):
+        if not within_rounding(error, target.model):
             raise UnsupportedModelError(
                 f"This {target.support.family} model scores tokens differently when its first layers are run apart "
                 f"(relative error {error:.1e}), so it cannot exit early; draft with another method."

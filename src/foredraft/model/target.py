@@ -18,6 +18,7 @@ from foredraft.errors import OutOfMemoryError, UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model.compiled import CompiledForward, run_package
 from foredraft.model.kv_cache import Span, TreeCache
+from foredraft.model.quantized import dtype_name
 from foredraft.model.support import Support, inspect
 
 PREFILL_ROWS = 512
@@ -25,7 +26,7 @@ PREFILL_ROWS = 512
 
 _MASKED_KERNELS = (None, "eager", "sdpa")
 
-_PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+_PROBE_TOLERANCE = {"float32": 1e-3, "float64": 1e-6}
 
 
 class TorchTarget:
@@ -173,7 +174,7 @@ class TorchTarget:
         self.prefill(ids[:5], plain)
         chained = self.forward(lay_out_text(ids[5:6], 5), plain).logits[0].float()
         error = relative_error(forked, chained)
-        if not within_rounding(error, self.dtype):
+        if not within_rounding(error, self.model):
             raise UnsupportedModelError(
                 f"This {self.support.family} model scores a token differently inside a tree (relative error "
                 f"{error:.1e}), so drafts cannot be verified exactly; foredraft supports models with rotary or learned "
@@ -200,9 +201,9 @@ def relative_error(scores: torch.Tensor, expected: torch.Tensor) -> float:
     return float((scores - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
-def within_rounding(error: float, dtype: torch.dtype) -> bool:
-    """Say whether so large a relative error is what two orders of calculation give in `dtype`; NaN is not."""
-    return error < _PROBE_TOLERANCE.get(dtype, 5e-2)
+def within_rounding(error: float, model: Any) -> bool:
+    """Say whether so large a relative error is what two orders of calculation give in a model's dtype; NaN is not."""
+    return error < _PROBE_TOLERANCE.get(dtype_name(model), 5e-2)
 
 
 def _check_model(model: Any) -> None:
