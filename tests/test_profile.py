@@ -48,6 +48,11 @@ def test_a_profile_counts_what_was_emitted_and_where_it_came_from(prompts, capsy
     assert plain["modelled_speed_up"] == 1
     assert 0 <= drafted["merged"] <= drafted["accepted"]
     assert lookup["merged"] == 0
+    assert plain["reliability"] == []
+    assert sum(each["nodes"] for each in drafted["reliability"]) == drafted["drafted"]
+    assert sum(each["nodes"] * each["happened"] for each in drafted["reliability"]) == pytest.approx(
+        drafted["accepted"]
+    )
     assert drafted["drafted"] <= 16 * drafted["steps"]
 
 

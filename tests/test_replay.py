@@ -1,12 +1,14 @@
 """Replay: recorded answers drive drafters, greedy ones only count as greedy, and processes change nothing."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
 from foredraft.bench.replay import replay
 from foredraft.cli import main
+from foredraft.contracts import Draft, Needs
 from foredraft.testing import OracleDrafter, continuation_in
 
 
@@ -58,3 +60,49 @@ def test_a_drafter_that_knows_the_record_needs_one_step_for_each_budget():
     result = replay(OracleDrafter(continuation_in(text)), [(text[:4], text[4:])], 3, 7)
     assert (result.tokens, result.steps) == (36, 9)
     assert result.tokens_per_target_step == result.macro == 4
+
+
+class HalfRightDrafter:
+    """Two guesses at every token, each believed in by a half: the record's next token and one that it does not hold."""
+
+    name, needs, source_names = "half right", Needs(), ("half right",)
+
+    def __init__(self, texts):
+        self._texts = [np.concatenate(text) for text in texts]
+
+    def open(self, context):
+        return self
+
+    def propose(self, view, budget):
+        whole = next(text for text in self._texts if text[: len(view.ids)].tolist() == view.ids.tolist())
+        tokens = np.array([whole[len(view.ids)], 5], np.int32)[: budget.nodes if budget.depth else 0]
+        return Draft(tokens, np.full(len(tokens), -1, np.int32), np.full(len(tokens), 0.5, np.float32))
+
+    def observe(self, verdict):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_quarters_and_estimates_are_counted_by_hand():
+    texts = [(np.array([number]), np.arange(10, 10 + length)) for number, length in enumerate((4, 2, 1, 6, 3))]
+    result = replay(HalfRightDrafter(texts), texts, 2, 99)
+    # two tokens a step while two are left; five records are quarters of two, one, one and one
+    assert result.quarters == (6 / 3, 1 / 1, 6 / 3, 3 / 2)
+    assert replay(HalfRightDrafter(texts), texts[:2], 2, 99).quarters == (2, 2)
+    (curve,) = [each for each in result.reliability if each.nodes]
+    assert (curve.low, curve.high, curve.believed) == (0.4, 0.6, 0.5)
+    assert curve.nodes == 2 * (2 + 1 + 3 + 1)
+    assert curve.happened == 0.5
+    assert result.as_dict()["reliability"] == [asdict(curve)]
+
+
+def test_quarters_and_estimates_are_shown_where_asked_for(records, capsys):
+    options = ["--method", "adaptix", "--nodes", "4", "--sampling", ""]
+    assert main(["replay", records, *options]) == 0
+    assert "quarter" not in capsys.readouterr().out
+    assert main(["replay", records, *options, "--by-quarter", "--reliability"]) == 0
+    shown = capsys.readouterr().out
+    assert "1st quarter" in shown
+    assert "adaptix, 4 nodes" in shown

@@ -3,7 +3,6 @@
 Listens to a drafter at work; changes neither drafts nor text. Does not know how drafts are made.
 """
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,12 +12,10 @@ import numpy as np
 from foredraft.api import Generator, Prompt
 from foredraft.bench.metrics import finite, mean
 from foredraft.bench.recording import RecordedDrafter, count_drafts
+from foredraft.bench.reliability import Reliability, reliability
 from foredraft.contracts import CostCurve, Draft, StepRecord, Verdict
 from foredraft.generation import Generation
 from foredraft.graph.tree import depths
-
-BINS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
-"""Edges of the bins of estimated acceptance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +36,6 @@ class SourceAccount:
     def wasted(self) -> int:
         """Nodes that were verified for nothing."""
         return self.drafted - self.accepted
-
-
-@dataclass(frozen=True, slots=True)
-class Reliability:
-    """Nodes of about the same estimate: a drafter is calibrated where `believed` is `happened`.
-
-    Attributes:
-        low: least estimate that the path down to a node is accepted.
-        high: the greatest.
-        nodes: how many were verified.
-        believed: their mean estimate; NaN without nodes.
-        happened: share that was accepted; NaN without nodes.
-    """
-
-    low: float
-    high: float
-    nodes: int
-    believed: float
-    happened: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +116,7 @@ def make_account(
     return Account(
         generation=generation,
         sources=_sources(drafted, names),
-        reliability=_reliability(scored),
+        reliability=reliability(scored),
         plain_steps=len(plain),
         tokens_believed=mean(_believed_tokens(verdict.draft) for verdict in scored),
         tokens_happened=mean(len(step.emitted) for step in with_draft),
@@ -160,22 +138,6 @@ def _sources(verdicts: Iterable[Verdict], names: Sequence[str]) -> tuple[SourceA
     counts = count_drafts(verdicts, names)
     drafted, accepted = counts.drafted_by_source, counts.accepted_by_source
     return tuple(SourceAccount(name, drafted.get(name, 0), accepted.get(name, 0)) for name in names)
-
-
-def _reliability(verdicts: Iterable[Verdict]) -> tuple[Reliability, ...]:
-    scores: list[float] = []
-    accepted: list[bool] = []
-    for verdict in verdicts:
-        assert verdict.draft.score is not None
-        scores += verdict.draft.score.tolist()
-        accepted += np.isin(np.arange(len(verdict.draft)), verdict.path).tolist()
-    bins = np.clip(np.searchsorted(BINS, scores, side="right") - 1, 0, len(BINS) - 2)
-    found = []
-    for number, (low, high) in enumerate(itertools.pairwise(BINS)):
-        inside = np.flatnonzero(bins == number)
-        believed, happened = mean(scores[i] for i in inside), mean(accepted[i] for i in inside)
-        found.append(Reliability(low, high, len(inside), believed, happened))
-    return tuple(found)
 
 
 def _forward_ms(step: StepRecord) -> float:

@@ -4,14 +4,13 @@ Knows the generator's surface. Does not know prompts, clocks or results.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from foredraft.api import Generator
 from foredraft.contracts import Verification
 from foredraft.errors import UsageError
-from foredraft.generation import Generation
 from foredraft.options import nearest
 from foredraft.speculation import take_amount, take_verification
 
@@ -123,15 +122,3 @@ def chosen_methods(texts: Sequence[str], known: Sequence[str]) -> list[Method]:
 def use(generator: Generator, method: Method) -> None:
     """Make the generator draft by `method`."""
     generator.use(method.name, method.options, **method.amount, verification=method.verification)
-
-
-def prepared(generator: Generator, method: Method) -> Callable[[Any, Mapping[str, Any]], Generation]:
-    """Build the method's drafter now; return what writes with it, whatever the generator was used for in between."""
-    use(generator, method)
-    drafter = generator.drafter
-
-    def write(prompt: Any, arguments: Mapping[str, Any]) -> Generation:
-        generator.attach(method.name, drafter, **method.amount, verification=method.verification)
-        return generator.generate(prompt, **arguments)
-
-    return write

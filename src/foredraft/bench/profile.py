@@ -1,4 +1,4 @@
-"""Where a method's tokens and time go: acceptance by depth, tokens that came through a loan, and the parts of a step.
+"""Where a method's tokens and time go: acceptance by depth and by estimate, tokens that came through a loan, step parts.
 
 The figures of GSD's tables 1 and 3 (Gong et al. 2024) and of EESD's tables 1, 4 and 8 (Liu et al. 2024). Knows the
 generator's surface and step records.
@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from foredraft.api import Generator
-from foredraft.bench.method import BASE, Method, prepared
+from foredraft.bench.method import BASE, Method, use
+from foredraft.bench.recording import RecordedDrafter
+from foredraft.bench.reliability import Reliability, ReliabilityTally
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.bench.writer import time_split
 from foredraft.contracts import StepRecord
 from foredraft.engine.statistics import harmonic_mean
+from foredraft.generation import Generation
 
 DEPTHS = 8
 
@@ -34,6 +37,7 @@ class Profile:
         forward_ms: likewise, of the target's passes.
         other_ms: likewise, of all else.
         speed_up: plain decoding's decode time a token, on the same prompts in the same run, over this method's.
+        reliability: how far the drafter's estimates were right; all empty where it gives none.
     """
 
     method: str
@@ -47,6 +51,7 @@ class Profile:
     forward_ms: float
     other_ms: float
     speed_up: float
+    reliability: tuple[Reliability, ...]
 
     @property
     def tokens_per_target_step(self) -> float:
@@ -84,9 +89,10 @@ class Profile:
         return v_d / ((self.cost_ratio - v_d) * r_d + v_d) if v_d else 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return every figure by name."""
+        """Return every figure by name; bins of estimates without nodes are left out."""
         names = "tokens_per_target_step draft_acceptance_rate drafted_share harmonic_mean cost_ratio modelled_speed_up"
-        return asdict(self) | {name: getattr(self, name) for name in names.split()}
+        figures = asdict(self) | {name: getattr(self, name) for name in names.split()}
+        return figures | {"reliability": [asdict(each) for each in self.reliability if each.nodes]}
 
 
 def profile_methods(
@@ -106,17 +112,38 @@ def profile_methods(
         setting: generation arguments, `seed` among them, to which a prompt's number is added.
         done: called after each prompt.
     """
-    everyone = [Method(BASE, BASE), *methods]
-    ready = {method.label: prepared(generator, method) for method in everyone}
-    for write in ready.values():
-        write(prompts[0].prompt, {**setting, "max_new_tokens": 16})
-    records: dict[str, list[StepRecord]] = {label: [] for label in ready}
+    ready = {method.label: _Recording(generator, method) for method in [Method(BASE, BASE), *methods]}
+    for recording in ready.values():
+        recording.write(prompts[0].prompt, {**setting, "max_new_tokens": 16})
     for prompt in prompts:
-        for label, write in ready.items():
-            records[label] += write(prompt.prompt, {**setting, "seed": setting["seed"] + prompt.number}).steps
+        for recording in ready.values():
+            recording.count(recording.write(prompt.prompt, {**setting, "seed": setting["seed"] + prompt.number}))
         done()
-    plain = sum(_milliseconds(records[BASE]))
-    return [_profile(label, steps, plain) for label, steps in records.items()]
+    plain = sum(_milliseconds(ready[BASE].steps))
+    return [_profile(label, each.steps, each.tally.curve(), plain) for label, each in ready.items()]
+
+
+class _Recording:
+    """A method made ready to write, and the steps that it was counted to take."""
+
+    def __init__(self, generator: Generator, method: Method) -> None:
+        use(generator, method)
+        self._generator, self._method = generator, method
+        self._drafter = RecordedDrafter(generator.drafter)
+        self.steps: list[StepRecord] = []
+        self.tally = ReliabilityTally()
+
+    def write(self, prompt: Any, arguments: Mapping[str, Any]) -> Generation:
+        """Write a text, whatever the generator was used for in between."""
+        method = self._method
+        self._generator.attach(method.name, self._drafter, **method.amount, verification=method.verification)
+        return self._generator.generate(prompt, **arguments)
+
+    def count(self, generation: Generation) -> None:
+        """Take up the steps of the text that was written last."""
+        self.steps += generation.steps
+        for verdict in self._drafter.verdicts:
+            self.tally.add(verdict)
 
 
 def _milliseconds(steps: Sequence[StepRecord]) -> tuple[float, float, float]:
@@ -127,7 +154,9 @@ def _milliseconds(steps: Sequence[StepRecord]) -> tuple[float, float, float]:
     return a_token * draft, a_token * forward, a_token * sum(seconds.values())
 
 
-def _profile(label: str, steps: Sequence[StepRecord], plain: float) -> Profile:
+def _profile(
+    label: str, steps: Sequence[StepRecord], curve: tuple[Reliability, ...], plain: float
+) -> Profile:
     accepted = [step.accepted for step in steps]
     draft, forward, other = _milliseconds(steps)
     return Profile(
@@ -142,4 +171,5 @@ def _profile(label: str, steps: Sequence[StepRecord], plain: float) -> Profile:
         forward_ms=forward,
         other_ms=other,
         speed_up=plain / max(draft + forward + other, 1e-9),
+        reliability=curve,
     )

@@ -6,7 +6,7 @@ with are accepted. Knows drafters and ids; the only text it reads is a file of r
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from foredraft.bench.json_lines import read_json_lines
+from foredraft.bench.reliability import Reliability, ReliabilityTally
 from foredraft.contracts import Budget, Draft, DraftContext, Drafter, SequenceView, TokenIds, Verdict
 from foredraft.control import cut
 from foredraft.errors import UsageError
@@ -45,7 +46,9 @@ class ReplayResult:
         steps: forward passes a target would have needed.
         drafted: nodes.
         accepted: drafted tokens that the records hold.
-        macro: mean over records of tokens per step.
+        tokens_by_record: int64[records], tokens of each answer.
+        steps_by_record: int64[records], forward passes of each.
+        reliability: how far the drafter's estimates were right; all empty where it gives none.
         propose_nanoseconds: int64[steps], the time of each `propose`.
     """
 
@@ -54,7 +57,9 @@ class ReplayResult:
     steps: int
     drafted: int
     accepted: int
-    macro: float
+    tokens_by_record: np.ndarray
+    steps_by_record: np.ndarray
+    reliability: tuple[Reliability, ...]
     propose_nanoseconds: np.ndarray
 
     @property
@@ -62,8 +67,19 @@ class ReplayResult:
         """Tokens / steps over all records: the micro average."""
         return self.tokens / max(self.steps, 1)
 
-    def as_dict(self) -> dict[str, float]:
-        """Return the figures by name, times in microseconds."""
+    @property
+    def macro(self) -> float:
+        """Mean over records of tokens / steps; 0 of no record."""
+        return float(np.mean(self.tokens_by_record / self.steps_by_record)) if self.records else 0.0
+
+    @property
+    def quarters(self) -> tuple[float, ...]:
+        """Tokens / steps over the first, second, third and last quarter of the records; fewer of fewer than four."""
+        pairs = zip(*(np.array_split(each, 4) for each in (self.tokens_by_record, self.steps_by_record)), strict=True)
+        return tuple(float(tokens.sum() / steps.sum()) for tokens, steps in pairs if len(steps))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures by name, times in microseconds; bins of estimates without nodes are left out."""
         micros = self.propose_nanoseconds / 1e3
         return {
             "records": self.records,
@@ -73,6 +89,8 @@ class ReplayResult:
             "accepted": self.accepted,
             "tokens_per_target_step": self.tokens_per_target_step,
             "tokens_per_target_step_macro": self.macro,
+            "tokens_per_target_step_by_quarter": self.quarters,
+            "reliability": [asdict(each) for each in self.reliability if each.nodes],
             "propose_median_us": float(np.median(micros)) if len(micros) else 0.0,
             "propose_p99_us": float(np.quantile(micros, 0.99)) if len(micros) else 0.0,
         }
@@ -113,20 +131,21 @@ def encode_records(records: Iterable[Record], tokenizer: Any) -> list[tuple[Toke
 
 def replay(drafter: Drafter, texts: Sequence[tuple[TokenIds, TokenIds]], nodes: int, vocabulary: int) -> ReplayResult:
     """Drive `drafter` through every text, with at most `nodes` nodes a step; each text is a sequence of its own."""
-    steps = drafted = accepted = 0
-    ratios, times = [], []
-    for prompt, output in texts:
-        count = 0
+    steps_by_record = np.zeros(len(texts), np.int64)
+    drafted = accepted = 0
+    tally, times = ReliabilityTally(), []
+    for number, (prompt, output) in enumerate(texts):
         for verdict, elapsed in replay_steps(drafter, prompt, output, nodes, vocabulary):
-            count += 1
+            steps_by_record[number] += 1
             drafted += len(verdict.draft)
             accepted += len(verdict.path)
+            tally.add(verdict)
             times.append(elapsed)
-        steps += count
-        ratios.append(len(output) / count)
-    tokens = sum(len(output) for _, output in texts)
-    macro = float(np.mean(ratios)) if ratios else 0.0
-    return ReplayResult(len(texts), tokens, steps, drafted, accepted, macro, np.array(times, np.int64))
+    tokens_by_record = np.array([len(output) for _, output in texts], np.int64)
+    return ReplayResult(
+        len(texts), int(tokens_by_record.sum()), int(steps_by_record.sum()), drafted, accepted, tokens_by_record,
+        steps_by_record, tally.curve(), np.array(times, np.int64),
+    )  # fmt: skip
 
 
 def resident_bytes() -> int:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from foredraft.cli.bench_table import show_summaries
 from foredraft.cli.generate import EagerOption
+from foredraft.cli.reliability import show_reliability
 from foredraft.cli.screen import counting, say, working
 
 DEFAULT_METHODS = ("prompt_lookup", "adaptix", "rest", "auto", "transformers")
@@ -139,7 +140,7 @@ def profile(
     seed: Annotated[int, typer.Option(help="Of sampling")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Where a method's tokens and time go: acceptance by depth, loans of draft graphs, and the parts of a step."""
+    """Where a method's tokens and time go: acceptance by depth and by estimate, loans, and the parts of a step."""
     from foredraft.api import load
     from foredraft.bench.method import parse_method
     from foredraft.bench.profile import DEPTHS, profile_methods
@@ -167,7 +168,10 @@ def profile(
             " ".join(f"{share:.2f}" for share in each.reached),
             f"{each.draft_ms:.2f} + {each.forward_ms:.2f} + {each.other_ms:.2f}", f"{each.speed_up:.2f}",
         )  # fmt: skip
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for each in found:
+        show_reliability(console, f"how far estimates were right: {each.method}", each.reliability)
 
 
 @app.command()

@@ -25,6 +25,7 @@ from foredraft.cli.generate import (
     prompt_text,
     speculative_options,
 )
+from foredraft.cli.reliability import show_reliability
 from foredraft.cli.screen import Ink, wants_color, working
 
 if TYPE_CHECKING:
@@ -92,14 +93,7 @@ def _print(account: "Account") -> None:
     for source in account.sources:
         table.add_row(source.name, str(source.drafted), str(source.accepted), str(source.wasted))
     console.print(table)
-    if any(each.nodes for each in account.reliability):
-        table = Table("estimate", "nodes", "believed", "accepted", title="how far estimates were right")
-        for each in account.reliability:
-            if each.nodes:
-                table.add_row(
-                    f"{each.low:g} to {each.high:g}", str(each.nodes), f"{each.believed:.2f}", f"{each.happened:.2f}"
-                )
-        console.print(table)
+    show_reliability(console, "how far estimates were right", account.reliability)
     table = Table("", "believed", "happened", title="what steps cost and gave")
     rows = (
         ("tokens of a step with a draft", account.tokens_believed, account.tokens_happened),

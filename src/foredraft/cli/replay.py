@@ -12,9 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from foredraft.cli.reliability import show_reliability
 from foredraft.cli.screen import working
 
 _DEFAULT_METHODS = ["prompt_lookup", "adaptix"]
+_QUARTERS = ("1st quarter", "2nd quarter", "3rd quarter", "4th quarter")
 
 
 def replay(
@@ -26,10 +28,13 @@ def replay(
     sampling: Annotated[str, typer.Option(help="Only records sampled this way; an empty text takes all")] = "greedy",
     limit: Annotated[int, typer.Option(help="Records at most; 0 takes all")] = 0,
     processes: Annotated[int, typer.Option(help="Settings replayed at the same time; times are best with 1")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    by_quarter: Annotated[bool, typer.Option(help="Tokens a step of each quarter of the records too")] = False,
+    reliability: Annotated[bool, typer.Option(help="How far the drafters' estimates were right too")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; everything is in it")] = False,
 ) -> None:
     """Tokens per target step that drafters would have reached on recorded texts; feedback needs a model and is off."""
     from foredraft.bench.method import parse_method
+    from foredraft.bench.reliability import Reliability
     from foredraft.errors import UsageError
 
     methods = method or _DEFAULT_METHODS
@@ -64,7 +69,17 @@ def replay(
             f"{row['tokens_per_target_step_macro']:.3f}", f"{row['drafted'] / row['steps']:.1f}",
             f"{row['propose_median_us']:.0f}", f"{row['propose_p99_us']:.0f}", f"{row['memory_mib']:.0f}",
         )  # fmt: skip
-    Console().print(shown)
+    console = Console()
+    console.print(shown)
+    if by_quarter:
+        quarters = Table("method", "nodes", *_QUARTERS, title="tokens / target step")
+        for row in rows:
+            figures = (f"{each:.3f}" for each in row["tokens_per_target_step_by_quarter"])
+            quarters.add_row(row["method"], str(row["nodes"]), *figures)
+        console.print(quarters)
+    for row in rows if reliability else ():
+        curve = [Reliability(**each) for each in row["reliability"]]
+        show_reliability(console, f"{row['method']}, {row['nodes']} nodes", curve)
 
 
 def _run(job: tuple[str, str, int, str | None, str, str, int]) -> dict[str, Any]:
