@@ -8,13 +8,13 @@ import numpy as np
 from numba import njit, prange
 
 from foredraft.drafters.adaptix import AdaptixDrafter, AdaptixOptions
-from foredraft.graph.tree import IntArray, best_chain
+from foredraft.graph.tree import FloatArray, IntArray, best_chain
 from foredraft.index.best_first import best_first
 from foredraft.index.learned import NO_TOKEN, STRETCH, LearnedArrays, empty_learned, learn_text, with_room
 from foredraft.index.successors import BLENDED, Trust
 from foredraft.index.trigram import TableArrays
 from foredraft.integrations.arena import Arena
-from foredraft.integrations.batches import I64, Batch, ChainOptions
+from foredraft.integrations.batches import I64, Batch, ChainOptions, Chains
 
 _UNIT = 1024
 
@@ -40,19 +40,19 @@ class AdaptixBatch:
         self._arena: Arena[LearnedArrays] = Arena(empty_learned, _UNIT)
         self._regions = np.zeros((slots, 2), np.int64)
 
-    def draft(self, batch: Batch) -> tuple[IntArray, IntArray]:
+    def draft(self, batch: Batch) -> Chains:
         """Learn what is new in the rows, and search behind each."""
         known = batch.known.copy()
         self._make_room(batch, known)
         own = self._drafter.options
-        tokens, counts = batch.no_chains(self._most)
+        chains = batch.no_chains(self._most)
         _draft(
             self._drafter.table.arrays, self._arena.pool, self._regions[batch.slots], BLENDED,
             batch.token_ids, batch.rows, batch.lengths, known, np.minimum(batch.depth, own.depth),
             own.learn == "tokens", own.keep, self._options.tree_nodes, self._options.least_probability,
-            self._vocabulary, tokens, counts,
+            self._vocabulary, *chains,
         )  # fmt: skip
-        return tokens, counts
+        return chains
 
     def forget(self, slot: int) -> None:
         """Give the slot's memory back."""
@@ -113,9 +113,9 @@ def region(pool: LearnedArrays, start: int, units: int) -> LearnedArrays:
 @njit(cache=True)
 def _draft_row(
     table: TableArrays, learned: LearnedArrays, trust: Trust, ids: IntArray, known: int, depth: int, learns: bool,
-    keep: float, nodes: int, least: float, vocabulary: int, chain: IntArray,
+    keep: float, nodes: int, least: float, vocabulary: int, chain: IntArray, chain_scores: FloatArray,
 ) -> int:  # fmt: skip
-    """Learn `ids` from `known` on, write the best chain behind them into `chain`, and return its length."""
+    """Learn `ids` from `known` on, write the best chain behind them and its scores, and return its length."""
     if learns:
         start = max(known - 2, 0)  # a token is learned behind the two before it
         learn_text(learned, ids[start:].astype(np.int64), known - start, 1.0, keep, np.inf)
@@ -129,7 +129,7 @@ def _draft_row(
         if len(kept) == 0:
             break
         for node in kept:
-            chain[count] = tokens[node]
+            chain[count], chain_scores[count] = tokens[node], reached * scores[node]
             before, last = last, int(tokens[node])
             count += 1
         reached *= float(scores[kept[-1]])
@@ -140,11 +140,11 @@ def _draft_row(
 def _draft(
     table: TableArrays, pool: LearnedArrays, regions: I64, trust: Trust, token_ids: IntArray, rows: I64, lengths: I64,
     known: I64, depth: I64, learns: bool, keep: float, nodes: int, least: float, vocabulary: int, chains: IntArray,
-    counts: IntArray,
+    scores: FloatArray, counts: IntArray,
 ) -> None:  # fmt: skip
     for i in prange(len(rows)):
         learned = region(pool, regions[i, 0], regions[i, 1])
         ids = token_ids[rows[i], : lengths[i]]
         counts[i] = _draft_row(
-            table, learned, trust, ids, known[i], depth[i], learns, keep, nodes, least, vocabulary, chains[i]
+            table, learned, trust, ids, known[i], depth[i], learns, keep, nodes, least, vocabulary, chains[i], scores[i]
         )

@@ -8,7 +8,7 @@ from numba import njit, prange
 
 from foredraft.drafters.prompt_lookup import PromptLookupOptions, earlier_match
 from foredraft.graph.tree import IntArray
-from foredraft.integrations.batches import I64, Batch
+from foredraft.integrations.batches import I64, Batch, Chains, guessed_scores
 
 
 class LookupBatch:
@@ -22,13 +22,14 @@ class LookupBatch:
     def __init__(self, options: PromptLookupOptions, most: int) -> None:
         self._options, self._most = options, most
 
-    def draft(self, batch: Batch) -> tuple[IntArray, IntArray]:
+    def draft(self, batch: Batch) -> Chains:
         """Return what followed the earlier occurrence in each row."""
-        tokens, counts = batch.no_chains(self._most)
+        chains = batch.no_chains(self._most)
+        chains.scores[:] = guessed_scores(self._most)
         depth = np.minimum(batch.depth, self._options.prompt_lookup_num_tokens)
         shortest, longest = self._options.prompt_lookup_min, self._options.longest
-        _draft(batch.token_ids, batch.rows, batch.lengths, depth, shortest, longest, tokens, counts)
-        return tokens, counts
+        _draft(batch.token_ids, batch.rows, batch.lengths, depth, shortest, longest, chains.tokens, chains.counts)
+        return chains
 
     def forget(self, slot: int) -> None:
         """Nothing to forget."""

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit, prange
 
 from foredraft.drafters.rest import STRENGTH, RestOptions
-from foredraft.graph.tree import IntArray, best_chain
+from foredraft.graph.tree import FloatArray, IntArray, best_chain
 from foredraft.index.backoff import F64, UNFORESEEN, Trust, learn_trust, prior_trust, weigh
 from foredraft.index.prefixes import best_nodes
 from foredraft.index.recent_text import RecentText, append, empty_text, occurrences
@@ -29,7 +29,7 @@ from foredraft.index.retrieval import (
 )
 from foredraft.index.suffix_array import Places, SuffixArrays, Symbols, follow
 from foredraft.integrations.arena import Arena
-from foredraft.integrations.batches import I64, Batch, ChainOptions
+from foredraft.integrations.batches import I64, Batch, ChainOptions, Chains
 
 _UNIT = 256
 
@@ -122,16 +122,16 @@ class RestBatch:
             float(options.doubt), chains.tree_nodes, chains.least_probability,
         )  # fmt: skip
 
-    def draft(self, batch: Batch) -> tuple[IntArray, IntArray]:
+    def draft(self, batch: Batch) -> Chains:
         """Read what is new in the rows, and retrieve what follows each."""
         self._make_room(batch)
-        tokens, counts = batch.no_chains(self._most)
+        chains = batch.no_chains(self._most)
         _draft(
             *self._segments, self._arena.pool, self._regions, self._ranges, self._trust, self._asked, self._settings,
             batch.token_ids, batch.rows, batch.lengths, batch.slots, batch.known,
-            np.minimum(batch.depth, self._options.continuation), tokens, counts,
+            np.minimum(batch.depth, self._options.continuation), *chains,
         )  # fmt: skip
-        return tokens, counts
+        return chains
 
     def forget(self, slot: int) -> None:
         """Give the slot's memory back, and begin again with the prior trust."""
@@ -233,9 +233,9 @@ def _retrieved(
 @njit(cache=True)
 def _draft_row(
     segments: _Segments, text: RecentText, ranges: I64, trust: Trust, asked: _Asked,
-    settings: _Settings, ids: IntArray, slot: int, known: int, depth: int, chain: IntArray,
+    settings: _Settings, ids: IntArray, slot: int, known: int, depth: int, chain: IntArray, chain_scores: FloatArray,
 ) -> int:  # fmt: skip
-    """Read `ids` from `known` on, write the best chain behind them into `chain`, and return its length."""
+    """Read `ids` from `known` on, write the best chain behind them and its scores, and return its length."""
     length, longest = len(ids), settings.longest
     new = ids[known:].astype(np.int64)
     if settings.backoff and len(new):
@@ -254,7 +254,7 @@ def _draft_row(
     tokens, parents, scores = best_nodes(rows, max(settings.nodes, depth), settings.doubt)
     kept = best_chain(parents, scores, depth, settings.least)
     for place in range(len(kept)):
-        chain[place] = tokens[kept[place]]
+        chain[place], chain_scores[place] = tokens[kept[place]], scores[kept[place]]
     return len(kept)
 
 
@@ -262,7 +262,7 @@ def _draft_row(
 def _draft(
     symbols: tuple[Symbols, ...], suffixes: tuple[Places, ...], first: tuple[I64, ...], pool: RecentText, regions: I64,
     ranges: I64, trust: Trust, asked: _Asked, settings: _Settings, token_ids: IntArray, rows: I64, lengths: I64,
-    slots: I64, known: I64, depth: I64, chains: IntArray, counts: IntArray,
+    slots: I64, known: I64, depth: I64, chains: IntArray, scores: FloatArray, counts: IntArray,
 ) -> None:  # fmt: skip
     for i in prange(len(rows)):
         slot = slots[i]
@@ -280,4 +280,5 @@ def _draft(
             known[i],
             depth[i],
             chains[i],
+            scores[i],
         )

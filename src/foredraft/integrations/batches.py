@@ -4,16 +4,30 @@ Chains only: a tree is cut to its best path. Knows rows, slots and drafters' pro
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Drafter, Drafting, SequenceView, Verdict
 from foredraft.engine.guard import GuardedDrafter
-from foredraft.graph.tree import IntArray, best_chain
+from foredraft.graph.tree import FloatArray, IntArray, best_chain, chain_parents
 
 I64 = npt.NDArray[np.int64]
+
+
+class Chains(NamedTuple):
+    """What R rows are drafted, up to K tokens each.
+
+    Attributes:
+        tokens: int32[R, K].
+        scores: float32[R, K], the estimates that the chain is accepted down to each token.
+        counts: int32[R], how many of each row are meant.
+    """
+
+    tokens: IntArray
+    scores: FloatArray
+    counts: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +50,10 @@ class Batch:
     known: I64
     depth: I64
 
-    def no_chains(self, most: int) -> tuple[IntArray, IntArray]:
-        """Return room for chains of `most` tokens: tokens int32[R, most], and counts int32[R], all 0."""
-        return np.zeros((len(self.rows), most), np.int32), np.zeros(len(self.rows), np.int32)
+    def no_chains(self, most: int) -> Chains:
+        """Return room for chains of `most` tokens; all counts are 0."""
+        room = (len(self.rows), most)
+        return Chains(np.zeros(room, np.int32), np.zeros(room, np.float32), np.zeros(len(self.rows), np.int32))
 
     def only(self, i: int) -> "Batch":
         """Return a batch of the `i`-th row alone."""
@@ -64,8 +79,8 @@ class ChainOptions:
 class BatchDrafting(Protocol):
     """The state of many texts in a drafter."""
 
-    def draft(self, batch: Batch) -> tuple[IntArray, IntArray]:
-        """Return a chain for each row: tokens int32[R, K], of which the first counts int32[R] are meant."""
+    def draft(self, batch: Batch) -> Chains:
+        """Return a chain for each row."""
         ...
 
     def forget(self, slot: int) -> None:
@@ -88,14 +103,16 @@ class SingleDrafting:
         self._context, self._most, self._options = context, most, options
         self._open: dict[int, tuple[Drafting, Draft, int]] = {}
 
-    def draft(self, batch: Batch) -> tuple[IntArray, IntArray]:
+    def draft(self, batch: Batch) -> Chains:
         """Let each row's drafting see what became of its last draft, and ask it for the next one."""
-        tokens, counts = batch.no_chains(self._most)
+        chains = batch.no_chains(self._most)
         for i, slot in enumerate(batch.slots.tolist()):
             ids = batch.token_ids[batch.rows[i], : batch.lengths[i]].astype(np.int64)
             chain = self._chain(slot, ids, int(batch.known[i]), int(batch.depth[i]))
-            tokens[i, : len(chain)], counts[i] = chain, len(chain)
-        return tokens, counts
+            count = chains.counts[i] = len(chain)
+            chains.tokens[i, :count] = chain.tokens
+            chains.scores[i, :count] = guessed_scores(count) if chain.score is None else chain.score
+        return chains
 
     def forget(self, slot: int) -> None:
         """Close the text's drafting."""
@@ -103,7 +120,7 @@ class SingleDrafting:
         if opened is not None:
             opened[0].close()
 
-    def _chain(self, slot: int, ids: I64, known: int, depth: int) -> IntArray:
+    def _chain(self, slot: int, ids: I64, known: int, depth: int) -> Draft:
         if slot not in self._open:
             self._open[slot] = (self._drafter.open(self._context), EMPTY_DRAFT, len(ids))
         drafting, last, prompt_length = self._open[slot]
@@ -115,16 +132,22 @@ class SingleDrafting:
         # without scores, all nodes are as good: the deepest path
         score = np.ones(len(draft), np.float32) if draft.score is None else draft.score
         kept = best_chain(draft.parents, score, depth, self._options.least_probability)
-        # what is observed is what was verified
-        chain = Draft(draft.tokens[kept], np.arange(-1, len(kept) - 1, dtype=np.int32), score[kept])
+        # what is observed is at most what was drafted
+        own = None if draft.score is None else score[kept]
+        chain = Draft(draft.tokens[kept], chain_parents(len(kept)), own)
         self._open[slot] = (drafting, chain, prompt_length)
-        return chain.tokens
+        return chain
 
 
 def _verdict(draft: Draft, ids: I64, known: int) -> Verdict:
-    """Return what became of a chain that was drafted behind `ids[:known]`."""
+    """Return what became of a chain that was drafted behind `ids[:known]`: all tokens but the last may be of it."""
     new = tuple(ids[known:].tolist())
     accepted = 0
-    while accepted < min(len(new), len(draft)) and draft.tokens[accepted] == new[accepted]:
+    while accepted < min(len(new) - 1, len(draft)) and draft.tokens[accepted] == new[accepted]:
         accepted += 1
     return Verdict(new, tuple(range(accepted)), draft, known - 1)
+
+
+def guessed_scores(count: int) -> FloatArray:
+    """Return scores, float32[count], for a chain without any: a typical guess's rate, to the power of the depth."""
+    return np.power(np.float32(0.6), np.arange(1, count + 1)).astype(np.float32)

@@ -21,7 +21,8 @@ from foredraft.integrations import batch_adaptix, batch_rest
 from foredraft.integrations.batch_adaptix import AdaptixBatch
 from foredraft.integrations.batch_lookup import LookupBatch
 from foredraft.integrations.batch_rest import RestBatch
-from foredraft.integrations.batches import Batch, BatchDrafting, ChainOptions, SingleDrafting
+from foredraft.integrations.batch_control import BatchControl
+from foredraft.integrations.batches import Batch, BatchDrafting, ChainOptions, Chains, SingleDrafting
 from foredraft.integrations.request_table import RequestTable
 
 _SPARE = 2
@@ -32,7 +33,8 @@ class RequestDrafter:
     """Chains for the requests of a server, found again by content at every step.
 
     What a request is drafted depends on its tokens and on the steps that it was drafted in, and on nothing that differs
-    between processes: ranks that see the same batches draft the same.
+    between processes: ranks that see the same batches draft the same. How much of it is handed over follows the clock
+    where `measured` says so, and may differ between ranks: a server takes the drafts of one of them.
 
     Args:
         drafter: any drafter.
@@ -42,17 +44,19 @@ class RequestDrafter:
         longest: tokens of a request at most.
         options: how trees become chains.
         threads: threads of a batch; as many as numba has at most.
+        measured: whether as much of the chains is handed over as the time between the calls repays, instead of all.
     """
 
     def __init__(
         self, drafter: Drafter, *, vocabulary: int, most: int, rows: int, longest: int,
-        options: ChainOptions | None = None, threads: int = 1,
+        options: ChainOptions | None = None, threads: int = 1, measured: bool = False,
     ) -> None:  # fmt: skip
         self._name, self._most, self._longest = drafter.name, most, longest
         self._threads = max(1, min(threads, get_num_threads()))
         self._table = RequestTable(_SPARE * rows, longest)
         self._failed: set[int] = set()
         self._warned = False
+        self._control = BatchControl(_SPARE * rows, most) if measured else None
         self._batched = batched(drafter, vocabulary, most, _SPARE * rows, options or ChainOptions())
 
     def propose(
@@ -78,32 +82,42 @@ class RequestDrafter:
         # the target adds a token of its own behind the draft, which must fit too
         depth = np.minimum(self._most, self._longest - mine - 1)
         batch = Batch(token_ids, rows, mine, slots, known, depth)
-        for row, chain in zip(rows.tolist(), self._chains(batch), strict=True):
-            drafts[row] = chain
+        for row, tokens, count in zip(rows.tolist(), *self._handed_over(batch, len(rows) == len(sampled)), strict=True):
+            drafts[row] = tokens[:count]
         return drafts
 
-    def _chains(self, batch: Batch) -> list[list[int]]:
+    def _handed_over(self, batch: Batch, whole: bool) -> tuple[list[list[int]], list[int]]:
+        """Return each row's tokens, and how many of them the server gets; `whole` as `BatchControl.begin` takes it."""
+        if self._control is None:
+            chains = self._chains(batch)
+            return chains.tokens.tolist(), chains.counts.tolist()
+        if not self._control.begin(batch, whole):
+            batch.depth[:] = 0  # what is new in the texts is still read
+        chains = self._chains(batch)
+        return chains.tokens.tolist(), self._control.trim(batch, chains).tolist()
+
+    def _chains(self, batch: Batch) -> Chains:
         threads = get_num_threads()
         set_num_threads(self._threads)
         try:
             if not self._failed:
-                return _lists(*self._batched.draft(batch))
+                return self._batched.draft(batch)
         except Exception as error:  # noqa: BLE001  # the row that it comes from is found below
             self._warn(error)
         finally:
             set_num_threads(threads)
-        return [self._chain(batch.only(i), int(slot)) for i, slot in enumerate(batch.slots)]
+        rows = [self._chain(batch.only(i), int(slot)) for i, slot in enumerate(batch.slots)]
+        return Chains(*(np.concatenate(arrays) for arrays in zip(*rows, strict=True)))
 
-    def _chain(self, row: Batch, slot: int) -> list[int]:
+    def _chain(self, row: Batch, slot: int) -> Chains:
         """Return the chain of one row; nothing, from then on, where drafting for it raises."""
-        if slot in self._failed:
-            return []
-        try:
-            return _lists(*self._batched.draft(row))[0]
-        except Exception as error:  # noqa: BLE001  # the server goes on without drafts for this request
-            self._failed.add(slot)
-            self._warn(error)
-            return []
+        if slot not in self._failed:
+            try:
+                return self._batched.draft(row)
+            except Exception as error:  # noqa: BLE001  # the server goes on without drafts for this request
+                self._failed.add(slot)
+                self._warn(error)
+        return row.no_chains(self._most)
 
     def _warn(self, error: Exception) -> None:
         if not self._warned:
@@ -126,7 +140,3 @@ def batched(drafter: Any, vocabulary: int, most: int, slots: int, options: Chain
     if isinstance(drafter, PromptLookupDrafter):
         return LookupBatch(drafter.options, most)
     return SingleDrafting(drafter, context, most, options)
-
-
-def _lists(tokens: IntArray, counts: IntArray) -> list[list[int]]:
-    return [chain[:count] for chain, count in zip(tokens.tolist(), counts.tolist(), strict=True)]

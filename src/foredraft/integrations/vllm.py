@@ -20,6 +20,7 @@ from foredraft.api import resources_for
 from foredraft.demo import EMBEDDED, embedded_path
 from foredraft.drafters import drafter_class, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
+from foredraft.integrations.batch_control import BatchControl
 from foredraft.integrations.batches import ChainOptions
 from foredraft.integrations.bound_tokenizer import tokenizer_for
 from foredraft.integrations.request_drafter import RequestDrafter
@@ -47,12 +48,14 @@ class ProposerOptions:
         method: the drafting method.
         own: the method's own options.
         chains: how trees become the chains that vLLM verifies.
+        measured: whether as much of them is handed over as the time of vLLM's steps repays.
         threads: threads that a batch is drafted on.
     """
 
     method: str
     own: Mapping[str, Any]
     chains: ChainOptions
+    measured: bool
     threads: int
 
 
@@ -79,6 +82,7 @@ class Proposer:
             "longest": int(model.max_model_len),
             "options": options.chains,
             "threads": options.threads,
+            "measured": options.measured,
         }
         _compile(RequestDrafter(drafter, rows=1, **sizes), int(model.max_model_len))
         self._requests = RequestDrafter(drafter, rows=int(vllm_config.scheduler_config.max_num_seqs), **sizes)
@@ -192,10 +196,12 @@ def parse_proposer_options(given: Mapping[str, Any]) -> ProposerOptions:
         raise UsageError(f"method is {shown(method)}; give a method's name as text.")
     default = ChainOptions(tree_nodes=_TREE_NODES.get(method, ChainOptions().tree_nodes))
     nodes = whole_number(own.pop("tree_nodes", default.tree_nodes))
-    least = own.pop("least_probability", default.least_probability)
+    least = own.pop("least_probability", None)
     threads = whole_number(own.pop("threads", max(1, min(8, (os.cpu_count() or 1) // 2))))
     if nodes is None or not 1 <= nodes <= 1024:
         raise UsageError(f"tree_nodes is {shown(given['tree_nodes'])}; it must be a whole number, 1 to 1024.")
+    measured = least is None
+    least = default.least_probability if measured else least
     if isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 1:
         raise UsageError(f"least_probability is {shown(least)}; it must be a number from 0 to 1.")
     if threads is None or threads < 1:
@@ -212,7 +218,7 @@ def parse_proposer_options(given: Mapping[str, Any]) -> ProposerOptions:
             "Method 'lookahead' lives on the model's best token after every drafted one, which vLLM does not tell a "
             "proposer; choose adaptix, rest or prompt_lookup."
         )
-    return ProposerOptions(method, own, ChainOptions(nodes, float(least)), threads)
+    return ProposerOptions(method, own, ChainOptions(nodes, float(least)), measured, threads)
 
 
 def served_drafter(options: ProposerOptions, model: str, tokenizer: str, vocabulary: int) -> Any:
