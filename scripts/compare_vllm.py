@@ -64,13 +64,16 @@ class Tally:
 def methods(most: int, table: str | None, store: str | None) -> dict[str, tuple[Any, Any]]:
     """Return each method's `speculative_config` and options."""
     adaptix = {"method": "adaptix"} | ({"table": table} if table else {})
-    own = {"rest, own store": (proposer(most), {"method": "rest", "store": store})} if store else {}
+    stored = {"store": store} if store else {}
+    own = {"rest, own store": (proposer(most), {"method": "rest", **stored})} if store else {}
     ngram = {"method": "ngram", "num_speculative_tokens": most, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
     return {
         "none": (None, None),
         "vLLM ngram": (ngram, None),
         "vLLM suffix": ({"method": "suffix", "num_speculative_tokens": most}, None),
+        "adaptix, whole chains": (proposer(most), {**adaptix, "least_probability": 0}),
         "adaptix": (proposer(most), adaptix),
+        "auto": (proposer(most), {"method": "auto", **stored} | ({"table": table} if table else {})),
         "rest": (proposer(most), {"method": "rest"}),
         **own,
     }
@@ -151,9 +154,14 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=8, help="num_speculative_tokens of every method")
     parser.add_argument("--streams", type=int, action="append", help="concurrent requests; 1 and 8 by default")
     parser.add_argument("--table", help="for adaptix; the embedded model's own by default")
-    parser.add_argument("--store", help="a datastore for rest, compared beside the embedded model's own")
+    parser.add_argument("--store", help="a datastore for auto, and for rest beside the embedded model's own")
+    parser.add_argument("--method", action="append", help="one of the table's methods; all by default, none always")
     parser.add_argument("--json", type=Path, help="write the raw counts here too")
     given = parser.parse_args()
+    known = methods(given.most, given.table, given.store)
+    if unknown := set(given.method or ()) - set(known):
+        parser.error(f"no method {unknown.pop()!r}; methods are {', '.join(known)}")
+    chosen = {name: each for name, each in known.items() if name in {"none", *(given.method or known)}}
     raw = []
     print(
         "| task | streams | method | same ids | tokens / target step | accepted / drafted | tokens / s | of none | "
@@ -161,7 +169,7 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for streams in given.streams or (1, 8):
-        with started(methods(given.most, given.table, given.store)) as urls:
+        with started(chosen) as urls:
             for task in given.task or DEFAULT_TASKS:
                 prompts = load_task(task, given.data, given.prompts)
                 tallies = measure(urls, prompts, streams, given.tokens, given.temperature)

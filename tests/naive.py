@@ -921,3 +921,33 @@ def credit(evidence, score, path):
         share = 0.5 if seen[number] > 400 else 1
         seen[number], accepted[number], promised[number] = (share * each[number] for each in (seen, accepted, promised))
     return seen, accepted, promised
+
+
+# --- integrations/batch_control
+
+
+def worth_verifying(scores, counts, evidence, plain, base, slope):
+    chance = chances(evidence)
+    tokens = [(row, k) for row in range(len(counts)) for k in range(counts[row])]
+    tokens.sort(key=lambda token: -scores[token])  # the earlier one first where scores are equal
+
+    def rate(number):
+        expected = len(counts) + sum(chance[halvings(scores[token])] for token in tokens[:number])
+        return expected / (base + slope * number if number else plain)
+
+    best = max(range(len(tokens) + 1), key=rate)
+    return [sum(row == each for row, _ in tokens[:best]) for each in range(len(counts))]
+
+
+def verified(token_ids, rows, lengths, known, slots, tokens, scores, counts):
+    found, path = [], []
+    for row, length, before, slot in zip(rows, lengths, known, slots, strict=True):
+        if before == 0:
+            continue
+        new, chain = token_ids[row, before:length].tolist(), tokens[slot, : counts[slot]].tolist()
+        right = 0
+        while right < min(len(chain), len(new) - 1) and chain[right] == new[right]:
+            right += 1
+        path += range(len(found), len(found) + right)
+        found += scores[slot, : counts[slot]].tolist()
+    return found, path

@@ -4,7 +4,9 @@ The rule of `foredraft.control.measured`, for many texts at once: a server tells
 has to. Knows chains and their scores, what texts went on with, and the clock. Does not know drafters.
 """
 
+from collections import deque
 from collections.abc import Callable
+from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -20,15 +22,15 @@ F64 = npt.NDArray[np.float64]
 _SCORE_BINS = 12  # of `Evidence`
 _KEEP = 0.98  # what a step's evidence is worth one drafted step later
 _PRIOR, _LEAST_PRIOR = 2.0, 0.1  # steps that the flat curve counts for, at no token and at all there may be; it fades
-_PACE = 0.2  # part that a new plain step has in what plain steps are believed to take
-_STALLED = 4.0  # a step that takes longer than so many expected ones is put down to something else
+_PLAIN_KEPT = 9  # plain steps, of whose times the median is believed
+_STALLED = 2.0  # a drafted step that takes longer than so many expected ones is put down to something else
 _REFERENCE_EVERY, _FIRST_REFERENCE = 64, 4  # drafted steps between plain ones taken for reference, and before the first
 _ENOUGH_STEPS = 16.0  # recent drafted steps, before they are compared with plain ones
 _MOST_WORTHLESS = 8  # steps in a row in which no drafted token was worth verifying, before drafting rests
 _MOST_WORTHLESS_AGAIN = 2  # the same after a rest, until drafting has paid
 _SHORTEST_REST, _LONGEST_REST = 8, 128  # plain steps before drafting is tried again
 _NOISE = 1.02  # drafted steps may be worse by this before drafting rests
-_FADE = 0.8  # what is left of the evidence against drafting after a rest
+_FADE, _FADE_COST = 0.8, 0.5  # what is left of the evidence against drafting and of what it costs after a rest
 
 
 class StepCost:
@@ -44,6 +46,7 @@ class StepCost:
     def __init__(self, most: int) -> None:
         self._most = most
         self.plain: float | None = None
+        self._plain_seconds: deque[float] = deque(maxlen=_PLAIN_KEPT)
         self._sums = np.zeros(5)  # of 1, n, n^2, seconds, n * seconds
         self._prior = _PRIOR
         self._plain_steps = 0
@@ -78,8 +81,8 @@ class StepCost:
             seconds: what it took; of a step that drafted nothing, without looking for drafts.
         """
         if drafted == 0:
-            believed = seconds if self.plain is None else self.plain
-            self.plain = believed + _PACE * (min(seconds, _STALLED * believed) - believed)
+            self._plain_seconds.append(seconds)
+            self.plain = median(self._plain_seconds)
             self._plain_steps += 1
             self._since_plain = 0
             self._rest = max(self._rest - 1, 0)
@@ -110,6 +113,7 @@ class StepCost:
 
     def _begin_rest(self) -> None:
         self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)
+        self._sums, self._prior = _FADE_COST * self._sums, max(self._prior, 1.0)  # it may have become cheaper
         self._paid[:] = 0.0
         self._worthless = 0
 
