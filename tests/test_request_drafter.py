@@ -208,6 +208,22 @@ def test_a_long_prompt_is_read_whole(method, length):
     assert len(draft) > 0
 
 
+def test_a_measured_server_is_handed_everything_at_first_and_nothing_where_a_plain_step_is_due(make):
+    server = Server([text(seed, 300) for seed in range(3)])
+    whole, measured = (
+        RequestDrafter(make(), vocabulary=VOCABULARY, most=MOST, rows=3, longest=LONGEST, measured=each)
+        for each in (False, True)
+    )
+    handed = []
+    for step in range(40):
+        sampled = server.show([30 + 2 * step, 40 + step, 50 + 3 * step])
+        first, second = (each.propose(sampled, server.lengths, server.token_ids) for each in (whole, measured))
+        assert first == second or step > 0
+        handed.append(sum(len(chain) for chain in second))
+    assert handed[0] > 0
+    assert min(handed) == 0
+
+
 class FaultyDrafter:
     """Raises for texts that begin with 9."""
 

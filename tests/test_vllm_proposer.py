@@ -50,7 +50,14 @@ def rows(*texts):
 
 
 @pytest.mark.parametrize(
-    "options", [{"table": "none"}, {"method": "rest", "store": "none"}, {"method": "prompt_lookup"}]
+    "options",
+    [
+        {"table": "none"},
+        {"table": "none", "least_probability": 0.01},
+        {"method": "rest", "store": "none"},
+        {"method": "auto", "store": "none", "table": "none"},
+        {"method": "prompt_lookup"},
+    ],
 )
 def test_a_proposer_is_made_and_called_as_vllm_does(vllm, options):
     proposer = Proposer(configuration(options))
@@ -123,6 +130,13 @@ REFUSED = {
 def test_options_that_cannot_be_honoured_are_refused(options, words):
     with pytest.raises(UsageError, match=words):
         parse_proposer_options(options)
+
+
+def test_a_least_probability_overrides_the_measured_number():
+    assert parse_proposer_options({}).measured
+    for least in (0, 0.2):
+        options = parse_proposer_options({"least_probability": least})
+        assert (options.measured, options.chains.least_probability) == (False, least)
 
 
 def test_a_store_for_another_tokenizer_is_refused(vllm, tmp_path):
