@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from foredraft.bench.metrics import LOOP_SHARE, repeated_share
@@ -29,7 +30,7 @@ class Tally:
 
     Attributes:
         answers: one a prompt.
-        seconds: of all groups of prompts.
+        seconds: of each group of prompts.
         drafted: tokens, by vLLM's counter.
         accepted: tokens, by vLLM's counter, which goes on behind a text's last token.
         iterations: passes of the model, by vLLM's counter.
@@ -37,7 +38,7 @@ class Tally:
     """
 
     answers: list[Answer] = field(default_factory=list)
-    seconds: float = 0.0
+    seconds: list[float] = field(default_factory=list)
     drafted: float = 0.0
     accepted: float = 0.0
     iterations: float = 0.0
@@ -59,6 +60,13 @@ class Tally:
         if self.streams == 1:
             return behind_first / (self.iterations - len(self.answers))
         return behind_first / (behind_first - self.accepted)
+
+    @property
+    def speeds(self) -> list[float]:
+        """Tokens per second of each group."""
+        groups = (self.answers[start : start + self.streams] for start in range(0, len(self.answers), self.streams))
+        tokens = (sum(len(answer.token_ids) for answer in group) for group in groups)
+        return [each / seconds for each, seconds in zip(tokens, self.seconds, strict=True)]
 
 
 def methods(most: int, table: str | None, store: str | None) -> dict[str, tuple[Any, Any]]:
@@ -114,7 +122,7 @@ def measure(
                     group,
                 )
                 tallies[name].answers += list(answers)
-            tallies[name].seconds += time.perf_counter() - clock
+            tallies[name].seconds.append(time.perf_counter() - clock)
     for name, url in urls.items():
         tally, more = tallies[name], (b - a for a, b in zip(before[name], counts(url), strict=True))
         tally.drafted, tally.accepted, tally.iterations = more
@@ -134,11 +142,12 @@ def rows(task: str, streams: int, tallies: Mapping[str, Tally]) -> list[str]:
     for name, tally in tallies.items():
         same = sum(a.token_ids == b.token_ids for a, b in zip(tally.answers, plain.answers, strict=True))
         loops = sum(repeated_share(answer.token_ids) > LOOP_SHARE for answer in tally.answers)
-        speed, base = tally.tokens / tally.seconds, plain.tokens / plain.seconds
+        speed, base = (each.tokens / sum(each.seconds) for each in (tally, plain))
+        paired = median(own / theirs for own, theirs in zip(tally.speeds, plain.speeds, strict=True))
         rate = f"{tally.accepted / tally.drafted:.2f}" if tally.drafted else "-"
         lines.append(
             f"| {task} | {streams} | {name} | {same}/{len(tally.answers)} | {tally.tokens_per_target_step:.2f} | "
-            f"{rate} | {speed:.0f} | {speed / base:.2f} | {loops} |"
+            f"{rate} | {speed:.0f} | {speed / base:.2f} | {paired:.2f} | {loops} |"
         )
     return lines
 
@@ -165,9 +174,9 @@ def main() -> None:
     raw = []
     print(
         "| task | streams | method | same ids | tokens / target step | accepted / drafted | tokens / s | of none | "
-        "loops |"
+        "median | loops |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for streams in given.streams or (1, 8):
         with started(chosen) as urls:
             for task in given.task or DEFAULT_TASKS:

@@ -24,6 +24,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "rest, 64 samples": {"samples": 64},
     "rest without a store": {"store": "none"},
     "prompt_lookup": {},
+    "auto": {},
 }
 
 

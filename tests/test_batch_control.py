@@ -1,4 +1,4 @@
-"""How much of a server's chains is handed over: simulated servers with known costs and texts, and compiled against naive."""
+"""How much of a server's chains is handed over: simulated servers with known costs, and kernels against naive ones."""
 
 import numpy as np
 import pytest
@@ -92,6 +92,15 @@ def test_costs_that_change_are_followed():
     server.a_token = 0.0
     server.run(1500)
     assert server.run(300)[1] > 0.8 * MOST
+
+
+def test_drafting_that_pays_goes_on_while_the_machine_grows_slow_and_quick_again():
+    server = Server(1, right=0.7, a_token=0.05)
+    for number in range(2400):
+        slow = 1 + number // 150 % 2  # twice as slow in every other stretch
+        server.fixed, server.a_token = slow, 0.05 * slow
+        server.step()
+    assert np.mean([drafts for _, _, drafts in server.steps[150:]]) > 0.8
 
 
 def test_steps_that_read_a_prompt_or_stall_are_not_timed():

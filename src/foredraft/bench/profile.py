@@ -1,4 +1,4 @@
-"""Where a method's tokens and time go: acceptance by depth and by estimate, tokens that came through a loan, step parts.
+"""Where a method's tokens and time go: acceptance by depth and by estimate, loans, and the parts of a step.
 
 The figures of GSD's tables 1 and 3 (Gong et al. 2024) and of EESD's tables 1, 4 and 8 (Liu et al. 2024). Knows the
 generator's surface and step records.
@@ -154,9 +154,7 @@ def _milliseconds(steps: Sequence[StepRecord]) -> tuple[float, float, float]:
     return a_token * draft, a_token * forward, a_token * sum(seconds.values())
 
 
-def _profile(
-    label: str, steps: Sequence[StepRecord], curve: tuple[Reliability, ...], plain: float
-) -> Profile:
+def _profile(label: str, steps: Sequence[StepRecord], curve: tuple[Reliability, ...], plain: float) -> Profile:
     accepted = [step.accepted for step in steps]
     draft, forward, other = _milliseconds(steps)
     return Profile(

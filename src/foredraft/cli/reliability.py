@@ -20,7 +20,5 @@ def show_reliability(console: Console, title: str, curve: "Iterable[Reliability]
         return
     table = Table("estimate", "nodes", "believed", "accepted", title=title)
     for each in filled:
-        table.add_row(
-            f"{each.low:g} to {each.high:g}", str(each.nodes), f"{each.believed:.3f}", f"{each.happened:.3f}"
-        )
+        table.add_row(f"{each.low:g} to {each.high:g}", str(each.nodes), f"{each.believed:.3f}", f"{each.happened:.3f}")
     console.print(table)

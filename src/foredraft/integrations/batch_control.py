@@ -22,7 +22,8 @@ F64 = npt.NDArray[np.float64]
 _SCORE_BINS = 12  # of `Evidence`
 _KEEP = 0.98  # what a step's evidence is worth one drafted step later
 _PRIOR, _LEAST_PRIOR = 2.0, 0.1  # steps that the flat curve counts for, at no token and at all there may be; it fades
-_PLAIN_KEPT = 9  # plain steps, of whose times the median is believed
+_PLAIN_KEPT = 5  # plain steps, of whose times the median is believed
+_PLAIN_ASKED = 3  # plain steps in a row that are asked what they take now, before drafting rests for what they took
 _STALLED = 2.0  # a drafted step that takes longer than so many expected ones is put down to something else
 _REFERENCE_EVERY, _FIRST_REFERENCE = 64, 4  # drafted steps between plain ones taken for reference, and before the first
 _ENOUGH_STEPS = 16.0  # recent drafted steps, before they are compared with plain ones
@@ -51,6 +52,7 @@ class StepCost:
         self._prior = _PRIOR
         self._plain_steps = 0
         self._since_plain = 0
+        self._doubt = 0  # plain steps that are still to be asked, before drafting is judged
         self._paid = np.zeros(3)  # recent drafted steps, their tokens over a plain step's, their seconds
         self._worthless = 0
         self._rest, self._next_rest = 0, _SHORTEST_REST
@@ -58,7 +60,7 @@ class StepCost:
     def drafts(self) -> bool:
         """Say whether the next step should draft: not while drafting rests, nor where a plain step is due."""
         due = min(_REFERENCE_EVERY, _FIRST_REFERENCE * (1 + self._plain_steps))
-        return self._rest == 0 and self._since_plain < due
+        return self._rest == 0 and self._doubt == 0 and self._since_plain < due
 
     def line(self) -> tuple[float, float]:
         """Return the seconds of a drafted step without its tokens, at least those of a plain one, and of a token."""
@@ -86,7 +88,10 @@ class StepCost:
             self._plain_steps += 1
             self._since_plain = 0
             self._rest = max(self._rest - 1, 0)
-            return False
+            if self._doubt == 0:
+                return False
+            self._doubt -= 1
+            return self._doubt == 0 and self._pays() is False and self._begin_rest()
         base, slope = self.line()
         if base:
             seconds = min(seconds, _STALLED * (base + slope * drafted))
@@ -94,28 +99,33 @@ class StepCost:
         self._sums = _KEEP * self._sums + (1, drafted, drafted**2, seconds, drafted * seconds)
         self._paid = _KEEP * self._paid + (1, gain, seconds)
         self._since_plain += 1
+        pays = self._pays()
+        if pays:
+            self._next_rest = _SHORTEST_REST
+        elif pays is False:
+            self._doubt = _PLAIN_ASKED
+        return False
+
+    def _pays(self) -> bool | None:
+        """Say whether recent drafted steps gave tokens as quickly as plain ones; None while that is not known."""
         steps, gained, taken = self._paid
         if steps < _ENOUGH_STEPS or self.plain is None:
-            return False
-        if taken > _NOISE * gained * self.plain:
-            self._begin_rest()
-            return True
-        self._next_rest = _SHORTEST_REST
-        return False
+            return None
+        return bool(taken <= _NOISE * gained * self.plain)
 
     def judged(self, worth: int) -> bool:
         """Take up how many drafted tokens were worth verifying; say whether drafting begins to rest for want of any."""
         self._worthless = 0 if worth else self._worthless + 1
         if self._worthless < (_MOST_WORTHLESS if self._next_rest == _SHORTEST_REST else _MOST_WORTHLESS_AGAIN):
             return False
-        self._begin_rest()
-        return True
+        return self._begin_rest()
 
-    def _begin_rest(self) -> None:
+    def _begin_rest(self) -> bool:
         self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)
         self._sums, self._prior = _FADE_COST * self._sums, max(self._prior, 1.0)  # it may have become cheaper
         self._paid[:] = 0.0
         self._worthless = 0
+        return True
 
 
 class BatchControl:

@@ -19,9 +19,9 @@ from foredraft.errors import ForedraftWarning, told
 from foredraft.graph.tree import IntArray
 from foredraft.integrations import batch_adaptix, batch_rest
 from foredraft.integrations.batch_adaptix import AdaptixBatch
+from foredraft.integrations.batch_control import BatchControl
 from foredraft.integrations.batch_lookup import LookupBatch
 from foredraft.integrations.batch_rest import RestBatch
-from foredraft.integrations.batch_control import BatchControl
 from foredraft.integrations.batches import Batch, BatchDrafting, ChainOptions, Chains, SingleDrafting
 from foredraft.integrations.request_table import RequestTable
 

@@ -20,7 +20,6 @@ from foredraft.api import resources_for
 from foredraft.demo import EMBEDDED, embedded_path
 from foredraft.drafters import drafter_class, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
-from foredraft.integrations.batch_control import BatchControl
 from foredraft.integrations.batches import ChainOptions
 from foredraft.integrations.bound_tokenizer import tokenizer_for
 from foredraft.integrations.request_drafter import RequestDrafter
