@@ -103,6 +103,15 @@ def test_drafting_that_pays_goes_on_while_the_machine_grows_slow_and_quick_again
     assert np.mean([drafts for _, _, drafts in server.steps[150:]]) > 0.8
 
 
+def test_drafting_that_pays_goes_on_where_times_are_erratic():
+    server, drawn = Server(1, right=0.7), np.random.default_rng(3)
+    for _ in range(1500):
+        factor = drawn.choice([1, 1.3, 6], p=[0.6, 0.25, 0.15])
+        server.fixed, server.a_token = factor, 0.05 * factor
+        server.step()
+    assert np.mean([drafts for _, _, drafts in server.steps[150:]]) > 0.8
+
+
 def test_steps_that_read_a_prompt_or_stall_are_not_timed():
     def given(disturbed):
         server = Server(1, right=0.5, a_token=0.02)

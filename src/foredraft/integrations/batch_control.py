@@ -6,7 +6,7 @@ has to. Knows chains and their scores, what texts went on with, and the clock. D
 
 from collections import deque
 from collections.abc import Callable
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 
 import numpy as np
@@ -22,9 +22,10 @@ F64 = npt.NDArray[np.float64]
 _SCORE_BINS = 12  # of `Evidence`
 _KEEP = 0.98  # what a step's evidence is worth one drafted step later
 _PRIOR, _LEAST_PRIOR = 2.0, 0.1  # steps that the flat curve counts for, at no token and at all there may be; it fades
-_PLAIN_KEPT = 5  # plain steps, of whose times the median is believed
+_PLAIN_KEPT = 5  # plain steps, by whose times the next ones are believed to go
 _PLAIN_ASKED = 3  # plain steps in a row that are asked what they take now, before drafting rests for what they took
-_STALLED = 2.0  # a drafted step that takes longer than so many expected ones is put down to something else
+_USUAL = 1.5  # times that are further than so many times from what is believed count as if they were so far
+_MOST_STRANGE = 4  # drafted steps in a row that may: what goes on is believed
 _REFERENCE_EVERY, _FIRST_REFERENCE = 64, 4  # drafted steps between plain ones taken for reference, and before the first
 _ENOUGH_STEPS = 16.0  # recent drafted steps, before they are compared with plain ones
 _MOST_WORTHLESS = 8  # steps in a row in which no drafted token was worth verifying, before drafting rests
@@ -52,6 +53,7 @@ class StepCost:
         self._prior = _PRIOR
         self._plain_steps = 0
         self._since_plain = 0
+        self._strange = 0  # drafted steps in a row of unusual times
         self._doubt = 0  # plain steps that are still to be asked, before drafting is judged
         self._paid = np.zeros(3)  # recent drafted steps, their tokens over a plain step's, their seconds
         self._worthless = 0
@@ -84,7 +86,8 @@ class StepCost:
         """
         if drafted == 0:
             self._plain_seconds.append(seconds)
-            self.plain = median(self._plain_seconds)
+            middle = median(self._plain_seconds)
+            self.plain = fmean(min(max(each, middle / _USUAL), middle * _USUAL) for each in self._plain_seconds)
             self._plain_steps += 1
             self._since_plain = 0
             self._rest = max(self._rest - 1, 0)
@@ -92,9 +95,7 @@ class StepCost:
                 return False
             self._doubt -= 1
             return self._doubt == 0 and self._pays() is False and self._begin_rest()
-        base, slope = self.line()
-        if base:
-            seconds = min(seconds, _STALLED * (base + slope * drafted))
+        seconds = self._usual(drafted, seconds)
         self._prior = max(_KEEP * self._prior, _LEAST_PRIOR)
         self._sums = _KEEP * self._sums + (1, drafted, drafted**2, seconds, drafted * seconds)
         self._paid = _KEEP * self._paid + (1, gain, seconds)
@@ -105,6 +106,14 @@ class StepCost:
         elif pays is False:
             self._doubt = _PLAIN_ASKED
         return False
+
+    def _usual(self, drafted: int, seconds: float) -> float:
+        """Return the seconds of a drafted step, brought nearer to what is believed where they are unusual."""
+        base, slope = self.line()
+        believed = base + slope * drafted if base else seconds
+        usual = min(max(seconds, believed / _USUAL), believed * _USUAL)
+        self._strange = self._strange + 1 if usual != seconds else 0
+        return usual if self._strange <= _MOST_STRANGE else seconds
 
     def _pays(self) -> bool | None:
         """Say whether recent drafted steps gave tokens as quickly as plain ones; None while that is not known."""
