@@ -73,15 +73,17 @@ def methods(most: int, table: str | None, store: str | None) -> dict[str, tuple[
     """Return each method's `speculative_config` and options."""
     adaptix = {"method": "adaptix"} | ({"table": table} if table else {})
     stored = {"store": store} if store else {}
+    auto = {"method": "auto", **stored} | ({"table": table} if table else {})
     own = {"rest, own store": (proposer(most), {"method": "rest", **stored})} if store else {}
     ngram = {"method": "ngram", "num_speculative_tokens": most, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
     return {
         "none": (None, None),
         "vLLM ngram": (ngram, None),
         "vLLM suffix": ({"method": "suffix", "num_speculative_tokens": most}, None),
-        "adaptix, whole chains": (proposer(most), {**adaptix, "least_probability": 0}),
         "adaptix": (proposer(most), adaptix),
-        "auto": (proposer(most), {"method": "auto", **stored} | ({"table": table} if table else {})),
+        "adaptix, measured": (proposer(most), {**adaptix, "measured": True}),
+        "auto": (proposer(most), auto),
+        "auto, measured": (proposer(most), {**auto, "measured": True}),
         "rest": (proposer(most), {"method": "rest"}),
         **own,
     }

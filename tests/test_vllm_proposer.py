@@ -1,7 +1,10 @@
 """The proposer as vLLM makes and calls it, without vLLM: options, refusals, and a server that lives on."""
 
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -53,7 +56,7 @@ def rows(*texts):
     "options",
     [
         {"table": "none"},
-        {"table": "none", "least_probability": 0.01},
+        {"table": "none", "measured": True},
         {"method": "rest", "store": "none"},
         {"method": "auto", "store": "none", "table": "none"},
         {"method": "prompt_lookup"},
@@ -67,6 +70,26 @@ def test_a_proposer_is_made_and_called_as_vllm_does(vllm, options):
     assert drafts[0][:2] == [7, 8]
     assert drafts[1:] == [[], []]
     assert all(type(token) is int for token in drafts[0])
+
+
+THREADS = """
+import sys, types
+sys.modules["vllm"] = types.SimpleNamespace(__version__="0.32.0")
+import torch
+from test_vllm_proposer import Proposer, configuration, rows
+before = torch.get_num_threads()
+proposer = Proposer(configuration({"table": "none"}))
+proposer.propose(*rows([5, 6, 7, 8, 5, 6]))
+print(before, torch.get_num_threads())
+"""
+
+
+def test_the_models_number_of_threads_stays_what_it_was():
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "2"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command = [sys.executable, "-c", THREADS]  # numba's threads are made once in a process
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "1"]
 
 
 def test_the_embedded_model_is_drafted_for_from_its_own_table(vllm):
@@ -122,6 +145,8 @@ REFUSED = {
     "tree_nodes": ({"tree_nodes": 0}, "tree_nodes is 0; it must be a whole number, 1 to 1024"),
     "least_probability": ({"least_probability": 2}, "it must be a number from 0 to 1"),
     "threads": ({"threads": 0}, "threads is 0"),
+    "measured": ({"measured": "yes"}, "measured is 'yes'; it must be true or false"),
+    "two rules": ({"measured": True, "least_probability": 0.1}, "give one"),
     "feedback": ({"feedback": "topk"}, "tells a proposer no probabilities"),
 }
 
@@ -130,13 +155,6 @@ REFUSED = {
 def test_options_that_cannot_be_honoured_are_refused(options, words):
     with pytest.raises(UsageError, match=words):
         parse_proposer_options(options)
-
-
-def test_a_least_probability_overrides_the_measured_number():
-    assert parse_proposer_options({}).measured
-    for least in (0, 0.2):
-        options = parse_proposer_options({"least_probability": least})
-        assert (options.measured, options.chains.least_probability) == (False, least)
 
 
 def test_a_store_for_another_tokenizer_is_refused(vllm, tmp_path):

@@ -9,12 +9,14 @@ import importlib
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from foredraft.api import resources_for
 from foredraft.demo import EMBEDDED, embedded_path
@@ -36,7 +38,7 @@ KEY = "foredraft"
 _DEFAULT_METHOD = "adaptix"
 _TREE_NODES = {"adaptix": 1}
 """Where the default differs: Adaptix's trees grow on from the end of the chain, and larger ones gained nothing."""
-_OWN = ("method", "tree_nodes", "least_probability", "threads")
+_OWN = ("method", "tree_nodes", "least_probability", "measured", "threads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,9 @@ class Proposer:
             "threads": options.threads,
             "measured": options.measured,
         }
-        _compile(RequestDrafter(drafter, rows=1, **sizes), int(model.max_model_len))
-        self._requests = RequestDrafter(drafter, rows=int(vllm_config.scheduler_config.max_num_seqs), **sizes)
+        with _torch_threads_kept():
+            _compile(RequestDrafter(drafter, rows=1, **sizes), int(model.max_model_len))
+            self._requests = RequestDrafter(drafter, rows=int(vllm_config.scheduler_config.max_num_seqs), **sizes)
         self._warned = False
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -184,7 +187,7 @@ def read_options(additional_config: Any, environment: Mapping[str, str]) -> Mapp
 
 
 def parse_proposer_options(given: Mapping[str, Any]) -> ProposerOptions:
-    """Read the options: `method`, `tree_nodes`, `least_probability`, `threads`, and the method's own.
+    """Read the options: `method`, `tree_nodes`, `least_probability`, `measured`, `threads`, and the method's own.
 
     Raises:
         UsageError: an unknown option, or a value that cannot be honoured.
@@ -195,14 +198,17 @@ def parse_proposer_options(given: Mapping[str, Any]) -> ProposerOptions:
         raise UsageError(f"method is {shown(method)}; give a method's name as text.")
     default = ChainOptions(tree_nodes=_TREE_NODES.get(method, ChainOptions().tree_nodes))
     nodes = whole_number(own.pop("tree_nodes", default.tree_nodes))
-    least = own.pop("least_probability", None)
+    least = own.pop("least_probability", default.least_probability)
+    measured = own.pop("measured", False)
     threads = whole_number(own.pop("threads", max(1, min(8, (os.cpu_count() or 1) // 2))))
     if nodes is None or not 1 <= nodes <= 1024:
         raise UsageError(f"tree_nodes is {shown(given['tree_nodes'])}; it must be a whole number, 1 to 1024.")
-    measured = least is None
-    least = default.least_probability if measured else least
     if isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 1:
         raise UsageError(f"least_probability is {shown(least)}; it must be a number from 0 to 1.")
+    if not isinstance(measured, bool):
+        raise UsageError(f"measured is {shown(measured)}; it must be true or false.")
+    if measured and "least_probability" in given:
+        raise UsageError("measured and least_probability both say how much of a chain is handed over; give one.")
     if threads is None or threads < 1:
         raise UsageError(f"threads is {shown(given['threads'])}; it must be a whole number, at least 1.")
     theirs = [field.name for field in fields(drafter_class(method).Options)]
@@ -237,6 +243,16 @@ def served_drafter(options: ProposerOptions, model: str, tokenizer: str, vocabul
             "adaptix, rest or prompt_lookup."
         )
     return drafter
+
+
+@contextmanager
+def _torch_threads_kept() -> Iterator[None]:
+    """Give torch its number of threads back: numba's first threads change it where both use one OpenMP."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _compile(requests: RequestDrafter, longest: int) -> None:
