@@ -1,5 +1,6 @@
 """The compiled forward: the same scores and texts as the model's own, found only by what it was compiled for."""
 
+import copy
 import functools
 import json
 import shutil
@@ -179,6 +180,12 @@ def test_other_weights_and_other_threads_find_nothing(cache):
         assert find_compiled(small_model(), cache) is None
     finally:
         torch.set_num_threads(threads)
+
+
+def test_the_same_weights_from_another_place_find_what_was_compiled(cache):
+    moved = copy.deepcopy(small_model())
+    moved.config._name_or_path = "elsewhere"
+    assert find_compiled(moved, cache) is not None
 
 
 def damaged(cache, tmp_path, change):

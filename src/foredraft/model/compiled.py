@@ -23,6 +23,7 @@ import transformers
 from foredraft.atomic_file import write_file
 from foredraft.cache_folder import cache_path
 from foredraft.errors import ForedraftWarning, StoreError
+from foredraft.model.fingerprint import architecture
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -227,7 +228,7 @@ def _number(value: float | None) -> float:
 def _setting(model: Any) -> str:
     """Name all but the weights: architecture, dtype, kernel, threads, processor, and who compiles and traces."""
     parts = (
-        _FORMAT, model.config.to_json_string(use_diff=False), str(model.dtype), model.config._attn_implementation,  # noqa: SLF001  # transformers has no public name for it
+        _FORMAT, architecture(model.config), str(model.dtype), model.config._attn_implementation,  # noqa: SLF001  # transformers has no public name for it
         torch.get_num_threads(), torch.__version__, transformers.__version__, _processor(),
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]

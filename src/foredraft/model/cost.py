@@ -20,6 +20,7 @@ from foredraft.atomic_file import write_file
 from foredraft.contracts import CostCurve
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import chain_parents
+from foredraft.model.fingerprint import architecture
 from foredraft.model.quantized import dtype_name
 from foredraft.model.target import TorchTarget
 
@@ -107,7 +108,7 @@ def _identity(target: TorchTarget) -> str:
     """Name the model, its dtype and device, the threads and the machine: what a measured cost is true of."""
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.processor()
     parts = (
-        _FORMAT, target.model.config.to_json_string(use_diff=False), dtype_name(target.model), str(target.device),
+        _FORMAT, architecture(target.model.config), dtype_name(target.model), str(target.device),
         device, torch.__version__, torch.get_num_threads(), os.cpu_count(), platform.node(), platform.machine(),
         target.compiled.record if target.compiled is not None else None,
     )  # fmt: skip

@@ -4,6 +4,7 @@ Knows weights by name. Does not know what is bound to the model by it.
 """
 
 import hashlib
+import json
 from typing import Any
 
 import torch
@@ -24,3 +25,9 @@ def fingerprint(model: Any) -> str:
         digest.update(f"{name} {tuple(weight.shape)}".encode())
         digest.update(picked.to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def architecture(config: Any) -> str:
+    """Return a configuration as text, without the place that it was loaded from."""
+    settings = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
+    return json.dumps(settings, sort_keys=True, default=str)
