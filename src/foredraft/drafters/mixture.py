@@ -18,11 +18,11 @@ from foredraft.control.trial import Trial
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.graph.tree import IntArray
-from foredraft.index.backoff import UNFORESEEN, learn_trust, prior_trust, weigh
-from foredraft.index.blend import Blended, Counts, blend, foreseen, learn_inner, prior_inner_trust, with_foresight
+from foredraft.index.backoff import UNFORESEEN, prior_trust
+from foredraft.index.blend import Blended, Counts, blend, learn_written, prior_inner_trust, with_foresight
 from foredraft.index.learned import NO_TOKEN, empty_learned, learn_verdict, read_text
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
-from foredraft.index.lookup import Lookup
+from foredraft.index.lookup import Lookup, Question
 from foredraft.index.retrieval import OWN, SHARED, STORE, Levels, Rows
 from foredraft.index.successors import BLENDED
 from foredraft.index.suffix_array import SuffixArrays
@@ -162,10 +162,8 @@ class MixtureDrafter:
 class _Asked(NamedTuple):
     """What a draft was made of: what occurred, the same with a draft model's foresight if any, and the draft."""
 
-    levels: Levels
-    rows: Rows
-    all_levels: Levels
-    all_rows: Rows
+    occurred: tuple[Levels, Rows]
+    all: tuple[Levels, Rows]
     made: Blended
 
 
@@ -193,28 +191,24 @@ class MixtureDrafting:
         self._read()
         depth = min(options.depth, budget.depth)
         shared = self._drafter.library.shared if options.shares else None
-        levels = self._lookup.levels(shared, options.samples, options.shortest)
-        weigh(levels, self._trust)
-        rows = self._lookup.rows(levels, options.samples, min(options.continuation, depth))
-        all_levels, all_rows = levels, rows
+        question = Question(options.shortest, False, True, options.samples, min(options.continuation, depth))
+        occurred = known = self._lookup.ask(shared, self._trust, question)
         if self._model is not None:
-            all_levels, all_rows = self._model.foresee(ids, budget, levels, rows)
-        made = blend(
-            all_rows, all_levels, self._inner, self._counts(), *self._last(), budget.nodes, depth, self._vocabulary
-        )
-        self._asked = _Asked(levels, rows, all_levels, all_rows, made)
+            known = self._model.foresee(ids, budget, *occurred)
+        counts, (before, root) = self._counts(), self._last()
+        made = blend(known[1], known[0], self._inner, counts, before, root, budget.nodes, depth, self._vocabulary)
+        self._asked = _Asked(occurred, known, made)
         return Draft(made.tokens, made.parents, made.score, source=made.source)
 
     def observe(self, verdict: Verdict) -> None:
         """Credit what foresaw the written tokens, then learn the target's own distributions, if asked for."""
         if self._asked is not None:
-            asked, counts, (before, root) = self._asked, self._counts(), self._last()
-            first, tokens = verdict.tokens[0], np.array(verdict.tokens, np.int64)
-            otherwise = foreseen(counts, before, root, first)
-            learn_trust(self._trust, asked.levels, asked.rows, first, otherwise)
-            learn_inner(self._inner, asked.made, asked.all_rows, asked.all_levels, counts, root, tokens)
+            asked, tokens = self._asked, np.array(verdict.tokens, np.int64)
+            otherwise = learn_written(
+                self._trust, self._inner, asked.made, asked.occurred, asked.all, self._counts(), *self._last(), tokens
+            )
             if self._model is not None:
-                self._model.learn(asked.rows, verdict.tokens, otherwise)
+                self._model.learn(asked.occurred[1], verdict.tokens, otherwise)
         self._asked = None
         options, ids = self._options, self._ids
         if options.feeds_back and verdict.top_tokens is not None:

@@ -7,13 +7,12 @@ import dataclasses
 from time import perf_counter_ns
 
 import numpy as np
-import torch
 
 from foredraft.contracts import Control, Draft, Drafting, Needs, Scores, StepRecord, Target, Verdict
 from foredraft.engine.state import SequenceState
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import IntArray, is_tree, top_nodes
-from foredraft.sampling import top_probabilities
+from foredraft.logits import top_probabilities
 from foredraft.verify import verify
 
 _ROOT_ROW = np.zeros(1, np.int32)
@@ -92,11 +91,7 @@ def _with_needs(verdict: Verdict, scores: Scores, needs: Needs) -> Verdict:
     if not needs.top_k:
         return verdict
     rows = _top_rows(verdict, needs.top_rows)
-    every_row = len(rows) == len(verdict.draft) + 1
-    logits = (
-        scores.logits if every_row else scores.logits.index_select(0, torch.from_numpy(rows).to(scores.logits.device))
-    )
-    tokens, probabilities = top_probabilities(logits, needs.top_k)
+    tokens, probabilities = top_probabilities(scores.logits, needs.top_k, rows)
     return dataclasses.replace(verdict, top_rows=rows, top_tokens=tokens, top_probabilities=probabilities)
 
 
