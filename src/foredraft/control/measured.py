@@ -56,15 +56,19 @@ class Evidence(NamedTuple):
 
 @dataclass(slots=True)
 class Beside:
-    """What steps take beside their pass: a fact of the machine and the drafter, not of a text.
+    """What steps take here: facts of the machine, the model and the drafter, not of a text. Shared by sequences.
 
     Attributes:
-        drafted: seconds of a drafted step, smoothed.
-        plain: seconds of a plain one, smoothed.
+        drafted: seconds of a drafted step beside its pass, smoothed.
+        plain: the same of a plain one.
+        pace: seconds of a drafted pass / those of the cost curve, smoothed.
+        plain_pace: the same of plain passes; None before the first.
     """
 
     drafted: float = 0.0
     plain: float = 0.0
+    pace: float = 1.0
+    plain_pace: float | None = None
 
 
 class MeasuredControl:
@@ -92,18 +96,18 @@ class MeasuredControl:
         typical = (_USUAL_SCORE / np.arange(1, most_nodes + 1)).astype(np.float32)
         usual = best_count(typical, self._evidence, self._cost, 1.0, 0.0, self._cost[1], most_nodes)
         self._worth = float(usual)  # nodes worth verifying, smoothed
-        self._pace = 1.0  # seconds of a drafted pass / those of the curve, smoothed
-        self._plain_pace: float | None = None  # the same of plain passes, once there was one
         self._since_plain = _REFERENCE_EVERY - _FIRST_REFERENCE
         self._worthless = 0  # drafts in a row of which no node was worth verifying
         self._beside = Beside() if beside is None else beside
-        self._tokens = self._seconds = 0.0  # of recent drafted steps
+        self._asks = False  # whether the drafter was asked in this step
+        self._tokens = self._seconds = 0.0  # of recent steps in which it was
         self._rest = 0
         self._next_rest = _SHORTEST_REST
 
     def budget(self, depth: int) -> Budget:
         """Return the largest draft worth proposing; none while drafting rests."""
-        if depth <= 0 or self._rest > 0 or self._since_plain >= _REFERENCE_EVERY:
+        self._asks = depth > 0 and self._rest == 0 and self._since_plain < _REFERENCE_EVERY
+        if not self._asks:
             return Budget(0, max(depth, 0))
         return Budget(min(self._most_nodes, max(_FEWEST_ASKED, int(2 * self._worth))), depth)
 
@@ -114,9 +118,8 @@ class MeasuredControl:
         if draft.q is not None:  # drawn: scores, and even how many were drawn, may tell what; only the budget may cut
             return cut(draft, budget)
         score = draft.score if draft.score is not None else _guessed_scores(draft.parents)
-        best = best_count(
-            score, self._evidence, self._cost, self._pace, self._beside.drafted, self._plain_seconds(), budget.depth
-        )
+        seconds = (self._beside.pace, self._beside.drafted, self._plain_seconds())
+        best = best_count(score, self._evidence, self._cost, *seconds, budget.depth)
         self._worth = min(2.0 * best, self._most_nodes) if best >= budget.nodes else 0.9 * self._worth + 0.1 * best
         self._worthless = self._worthless + 1 if best == 0 else 0
         if self._worthless >= (_MOST_WORTHLESS if self._next_rest == _SHORTEST_REST else _MOST_WORTHLESS_AGAIN):
@@ -133,38 +136,42 @@ class MeasuredControl:
         """Compare what the step gave with what its scores promised, and its time with what the curve says."""
         drafted = len(verdict.draft)
         if 0 < forward_seconds < np.inf and 0 <= other_seconds < np.inf:  # a clock may jump
-            if not drafted:  # a draft of which no node was worth verifying is no part of a plain step
-                other_seconds = max(other_seconds - draft_seconds, 0.0)
-            self._observe_time(drafted, len(verdict.tokens), forward_seconds, other_seconds)
+            self._observe_time(drafted, len(verdict.tokens), forward_seconds, other_seconds, draft_seconds)
         if drafted:
             score = verdict.draft.score
             score = score if score is not None else _guessed_scores(verdict.draft.parents)
             credit(self._evidence, score, np.array(verdict.path, np.int32))
-            if self._tokens > _ENOUGH_TOKENS:
-                self._consider_resting()
-        elif self._rest > 0:
+        if self._asks and self._rest == 0 and self._tokens > _ENOUGH_TOKENS:
+            self._consider_resting()
+        elif not self._asks and self._rest > 0:
             self._rest -= 1
 
-    def _observe_time(self, drafted: int, emitted: int, forward_seconds: float, other_seconds: float) -> None:
+    def _observe_time(
+        self, drafted: int, emitted: int, forward_seconds: float, other_seconds: float, draft_seconds: float
+    ) -> None:
+        beside = self._beside
         # a pass that stalled, or a step that compiled something, says little about the next
         other_seconds = min(other_seconds, _MOST_BESIDE * self._cost[1])
         if drafted:
             expected = self._cost[min(drafted + 1, len(self._cost) - 1)]
-            forward_seconds = min(forward_seconds, 4 * self._pace * expected)
-            self._pace += 0.05 * (forward_seconds / expected - self._pace)
-            self._beside.drafted += 0.1 * (other_seconds - self._beside.drafted)
-            self._tokens = self._tokens * _KEEP + emitted
-            self._seconds = self._seconds * _KEEP + forward_seconds + other_seconds
+            forward_seconds = min(forward_seconds, 4 * beside.pace * expected)
+            beside.pace += 0.05 * (forward_seconds / expected - beside.pace)
+            beside.drafted += 0.1 * (other_seconds - beside.drafted)
             self._since_plain += 1
         else:
-            known = self._pace if self._plain_pace is None else self._plain_pace
+            known = beside.pace if beside.plain_pace is None else beside.plain_pace
             ratio = min(forward_seconds / self._cost[1], 4 * known)
-            self._plain_pace = known + 0.2 * (ratio - known)
-            self._beside.plain += 0.1 * (other_seconds - self._beside.plain)
+            beside.plain_pace = known + 0.2 * (ratio - known)
+            forward_seconds = ratio * self._cost[1]
+            # a draft of which no node was worth verifying is no part of a plain step
+            beside.plain += 0.1 * (max(other_seconds - draft_seconds, 0.0) - beside.plain)
             self._since_plain = 0
+        if self._asks:  # also where no node was worth verifying: asking takes time
+            self._tokens = self._tokens * _KEEP + emitted
+            self._seconds = self._seconds * _KEEP + forward_seconds + other_seconds
 
     def _plain_seconds(self) -> float:
-        pace = self._pace if self._plain_pace is None else self._plain_pace
+        pace = self._beside.pace if self._beside.plain_pace is None else self._beside.plain_pace
         return float(pace * self._cost[1] + self._beside.plain)
 
     def _give_up_for_now(self) -> None:

@@ -7,15 +7,14 @@ import dataclasses
 from time import perf_counter_ns
 
 import numpy as np
+from numba import njit
 
 from foredraft.contracts import Control, Draft, Drafting, Needs, Scores, StepRecord, Target, Verdict
 from foredraft.engine.state import SequenceState
 from foredraft.graph.layout import lay_out
-from foredraft.graph.tree import IntArray, is_tree, top_nodes
+from foredraft.graph.tree import FloatArray, IntArray, is_tree, top_nodes
 from foredraft.logits import top_probabilities
 from foredraft.verify import verify
-
-_ROOT_ROW = np.zeros(1, np.int32)
 
 
 def step(
@@ -100,10 +99,20 @@ def _top_rows(verdict: Verdict, most: int) -> IntArray:
     draft = verdict.draft
     if len(draft) + 1 <= most:
         return np.arange(len(draft) + 1, dtype=np.int32)
-    worth = -np.arange(len(draft), dtype=np.float32) if draft.score is None else draft.score.copy()
-    worth[list(verdict.path)] = np.inf
-    best = top_nodes(draft.parents, worth, most - 1, len(draft))
-    return np.concatenate([_ROOT_ROW, best + 1])
+    score = -np.arange(len(draft), dtype=np.float32) if draft.score is None else draft.score
+    return _path_and_best(draft.parents, score, np.array(verdict.path, np.int32), most)
+
+
+@njit(cache=True)
+def _path_and_best(parents: IntArray, score: FloatArray, path: IntArray, most: int) -> IntArray:
+    """Return `most` rows: the root's, the path's, and those of the nodes with the best scores."""
+    worth = score.copy()
+    for node in path:
+        worth[node] = np.inf
+    best = top_nodes(parents, worth, most - 1, len(parents))
+    rows = np.zeros(len(best) + 1, np.int32)
+    rows[1:] = best + 1
+    return rows
 
 
 def _sources(verdict: Verdict, names: tuple[str, ...]) -> tuple[str | None, ...]:

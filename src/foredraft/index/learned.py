@@ -210,7 +210,7 @@ def row_contexts(tokens: IntArray, parents: IntArray, rows: IntArray, before: in
 
 
 @njit(cache=True)
-def learn_rows(
+def _learn_rows(
     arrays: LearnedArrays, draft: tuple[IntArray, IntArray], rows: IntArray, before: int, root: int,
     top: tuple[IntArray, FloatArray], weight: float, keep: float,
 ) -> None:  # fmt: skip
@@ -247,7 +247,7 @@ def learn_verdict(arrays: LearnedArrays, verdict: Verdict, ids: TokenIds, weight
     before = int(ids[verdict.at - 1]) if verdict.at > 0 else NO_TOKEN
     arrays = with_room(arrays, len(rows))
     top = (verdict.top_tokens, verdict.top_probabilities)
-    learn_rows(arrays, (draft.tokens, draft.parents), rows, before, int(ids[verdict.at]), top, weight, keep)
+    _learn_rows(arrays, (draft.tokens, draft.parents), rows, before, int(ids[verdict.at]), top, weight, keep)
     return arrays
 
 

@@ -3,7 +3,7 @@
 Knows the texts that are searched, and how far each kind of match is trusted; not what is drafted from the answers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +48,7 @@ class Question(NamedTuple):
 
 
 @njit(cache=True)
-def stored_counts(ranges: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _stored_counts(ranges: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return how often each length of context occurs in the segments, int64[3, longest + 1], as `levels_of` takes it.
 
     Args:
@@ -62,7 +62,7 @@ def stored_counts(ranges: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 @njit(cache=True)
-def retrieve(
+def _retrieve(
     ranges: npt.NDArray[np.int64], own: RecentText, shared: RecentText, context: TokenIds, trust: Trust, asked: Question
 ) -> tuple[Levels, Rows]:
     """Return which occurrences of a context there are, and what followed them in the recent texts.
@@ -78,7 +78,7 @@ def retrieve(
         asked: what is wanted.
     """
     longest = ranges.shape[1] - 1
-    counts = stored_counts(ranges)
+    counts = _stored_counts(ranges)
     own_places, own_lengths = occurrences(own, context, longest, asked.samples)
     shared_places, shared_lengths = occurrences(shared, context, longest, asked.samples)
     count_lengths(own_lengths, counts[OWN])
@@ -102,6 +102,7 @@ class Lookup:
 
     Attributes:
         ids: int64[n], what was read of the sequence.
+        segment: which stored segment is being searched; None while none is.
 
     Args:
         segments: sorted texts.
@@ -115,11 +116,12 @@ class Lookup:
         self._ranges = np.zeros((len(segments), longest + 1, 2), np.int64)
         self._own = empty_text() if own else None
         self.ids: TokenIds = np.empty(0, np.int64)
+        self.segment: int | None = None
 
     def read(self, ids: TokenIds) -> None:
         """Go on to the end of `ids`, int64[n], which begin with what was read before."""
         new = ids[len(self.ids) :]
-        for text, ranges in zip(self._segments, self._ranges, strict=True):
+        for text, ranges in self._each_segment():
             follow(text, ranges, new[-self._longest :])
         if self._own is not None:
             self._own = with_room(self._own, len(new))
@@ -128,7 +130,7 @@ class Lookup:
 
     def stored_counts(self) -> npt.NDArray[np.int64]:
         """Return how often each length of context occurs in the segments, as `levels_of` takes it."""
-        return stored_counts(self._ranges)
+        return _stored_counts(self._ranges)
 
     def ask(self, shared: RecentText | None, trust: Trust, asked: Question) -> tuple[Levels, Rows]:
         """Return which occurrences of the last tokens there are, and what followed them.
@@ -140,7 +142,7 @@ class Lookup:
         """
         own = _NOTHING if self._own is None else self._own
         context = self.ids[-self._longest :]
-        levels, rows = retrieve(self._ranges, own, _NOTHING if shared is None else shared, context, trust, asked)
+        levels, rows = _retrieve(self._ranges, own, _NOTHING if shared is None else shared, context, trust, asked)
         self._gather_stored(levels, rows)
         return levels, rows
 
@@ -150,7 +152,24 @@ class Lookup:
         self._gather_stored(levels, rows)
         return rows
 
+    def leave_out_segment(self) -> None:
+        """Search the segment at which a search failed no more."""
+        if self.segment is not None:
+            del self._segments[self.segment]
+            self._ranges = np.delete(self._ranges, self.segment, axis=0)
+            self.segment = None
+
+    def leave_out_texts(self) -> None:
+        """Search the sequence itself no more."""
+        self._own = None
+
+    def _each_segment(self) -> Iterator[tuple[SuffixArrays, npt.NDArray[np.int64]]]:
+        for number, text in enumerate(self._segments):
+            self.segment = number
+            yield text, self._ranges[number]
+        self.segment = None
+
     def _gather_stored(self, levels: Levels, rows: Rows) -> None:
         before = np.zeros(self._longest + 1, np.int64)
-        for text, ranges in zip(self._segments, self._ranges, strict=True):
+        for text, ranges in self._each_segment():
             gather_from_store(text, ranges, before, levels, rows)
