@@ -25,7 +25,7 @@ def row_reader(logits: torch.Tensor) -> RowReader:
     if logits.dtype == torch.bfloat16 and logits.device.type == "cpu":  # torch takes longer to convert a row than this
         bits = logits.detach().view(torch.uint16).numpy()
         return lambda row: widened(bits[row])
-    return lambda row: logits[row].detach().float().cpu().numpy()  # type: ignore[no-any-return]
+    return lambda row: logits[row].detach().float().cpu().numpy()
 
 
 @njit(cache=True)

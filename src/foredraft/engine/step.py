@@ -3,10 +3,10 @@
 Knows ids and arrays only.
 """
 
-import dataclasses
 from time import perf_counter_ns
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit
 
 from foredraft.contracts import Control, Draft, Drafting, Needs, Scores, StepRecord, Target, Verdict
@@ -72,6 +72,11 @@ def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
         ValueError: no tree of the target's tokens, scores that are not finite, a q of another shape, or a source
             without a name.
     """
+    scores = _NO_SCORES if draft.score is None else draft.score
+    sources = _NO_SOURCES if draft.source is None else draft.source
+    complete = draft.q is None and len(scores) == (0 if draft.score is None else len(draft))
+    if complete and _is_sound(draft.tokens, draft.parents, vocabulary, scores, sources, drafters):
+        return
     if not is_tree(draft.tokens, draft.parents, vocabulary):
         draft.check()
         raise ValueError(
@@ -86,12 +91,30 @@ def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
         raise ValueError(f"The draft names source {int(draft.source.max())}; the drafter has {drafters} source names.")
 
 
+@njit(cache=True)
+def _is_sound(
+    tokens: IntArray, parents: IntArray, vocabulary: int, scores: FloatArray, sources: npt.NDArray[np.uint8],
+    drafters: int,
+) -> bool:  # fmt: skip
+    """Say whether a draft can be verified, in one compiled call."""
+    for score in scores:
+        if not np.isfinite(score):
+            return False
+    for source in sources:
+        if source >= drafters:
+            return False
+    return is_tree(tokens, parents, vocabulary)
+
+
+_NO_SCORES, _NO_SOURCES = np.empty(0, np.float32), np.empty(0, np.uint8)
+
+
 def _with_needs(verdict: Verdict, scores: Scores, needs: Needs) -> Verdict:
     if not needs.top_k:
         return verdict
     rows = _top_rows(verdict, needs.top_rows)
     tokens, probabilities = top_probabilities(scores.logits, needs.top_k, rows)
-    return dataclasses.replace(verdict, top_rows=rows, top_tokens=tokens, top_probabilities=probabilities)
+    return Verdict(verdict.tokens, verdict.path, verdict.draft, verdict.at, rows, tokens, probabilities, verdict.hidden)
 
 
 def _top_rows(verdict: Verdict, most: int) -> IntArray:
