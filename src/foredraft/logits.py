@@ -116,11 +116,16 @@ def largest_of_row(row: FloatArray, tokens: IntArray, values: FloatArray) -> Non
 
 @njit(cache=True, fastmath={"contract", "nsz", "reassoc"}, error_model="numpy")
 def sum_of_exponentials(row: FloatArray, largest: float) -> float:
-    """Return the sum of exp(score - largest) over a row, float32[V], to float32's precision.
+    """Return the sum of exp(score - largest) over a row, float32[V], to float32's precision; NaN if it holds NaN.
 
     exp(x) = 2^n exp(r), r being at most ln(2) / 2 from 0, where seven terms of its series are enough. Written so that
     compilers turn it into vector instructions, which they do not do with their own exponential.
     """
+    missing = np.int32(not np.isfinite(largest))
+    for i in range(len(row)):  # a count, as compilers turn it into vector instructions too
+        missing += np.int32(np.isnan(row[i]))
+    if missing:
+        return np.nan
     series, powers = np.empty(len(row), np.float32), np.empty(len(row), np.int32)
     for i in range(len(row)):
         halves = max((row[i] - np.float32(largest)) * np.float32(1.4426950408889634), np.float32(-126.0))

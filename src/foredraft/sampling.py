@@ -213,9 +213,10 @@ def perturbed_argmax(weights: FloatArray, seed: np.uint64, position: int) -> int
     """
     k0, k1 = np.uint32(seed & np.uint64(0xFFFFFFFF)), np.uint32(seed >> np.uint64(32))
     best_token, best_score, bar = -1, -np.inf, 0.0
-    lanes = np.empty((4, _BLOCKS), np.uint32)
-    for start in range(0, len(weights), 4 * _BLOCKS):
-        stop = min(start + 4 * _BLOCKS, len(weights))
+    blocks = min(_BLOCKS, (len(weights) + 3) // 4)
+    lanes = np.empty((4, blocks), np.uint32)
+    for start in range(0, len(weights), max(4 * blocks, 1)):
+        stop = min(start + 4 * blocks, len(weights))
         alive = False
         for token in range(start, stop):
             alive = alive | (weights[token] > 0)
