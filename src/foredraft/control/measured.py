@@ -168,6 +168,8 @@ class MeasuredControl:
             # a draft of which no node was worth verifying is no part of a plain step
             beside.plain += 0.1 * (max(other_seconds - draft_seconds, 0.0) - beside.plain)
             self._since_plain = 0
+            if self._asks:  # what asking alone takes: too high an estimate would never be met by a drafted step again
+                beside.drafted += 0.05 * (other_seconds - beside.drafted)
         if self._asks:  # also where no node was worth verifying: asking takes time
             self._tokens = self._tokens * _KEEP + emitted
             self._seconds = self._seconds * _KEEP + forward_seconds + other_seconds
@@ -181,7 +183,6 @@ class MeasuredControl:
         self._begin_rest()
         for each in self._evidence:
             np.multiply(each, _FADE, out=each)
-        self._beside.drafted *= _FADE
 
     def _begin_rest(self) -> None:
         self._beside.pays = False
