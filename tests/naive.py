@@ -534,10 +534,10 @@ def weigh(trusted):
     return [math.prod(1 - other for other in trusted[:m]) * trust for m, trust in enumerate(trusted)]
 
 
-def learn_trust(shares, foresaw):
+def learn_trust(shares, foresaw, otherwise=1e-4):
     """What each level's hits and passes gain; `foresaw` is the part of its rows that had the token."""
     parts = [share * part for share, part in zip(shares, foresaw, strict=True)]
-    parts.append(max(1 - sum(shares), 1e-9) * 1e-4)
+    parts.append(max(1 - sum(shares), 1e-9) * otherwise)
     posterior = [part / sum(parts) for part in parts]
     return posterior[:-1], [sum(posterior[m + 1 :]) for m in range(len(shares))]
 
@@ -880,6 +880,14 @@ def learn_inner(rows, weights, trusted, known, a, b, drafted, written):
         part /= part + (1 - trusted(len(mine))) * foreseen(*known, before, last, written[k])
         found.append((len(mine), part))
     return found
+
+
+def learn_written(levels, rows, weights, trusted, known, a, b, drafted, written):
+    """What `foreseen`, `learn_trust` and `learn_inner` say of it; `levels` are (share, the rows' numbers)."""
+    otherwise = foreseen(*known, a, b, written[0])
+    foresaw = [sum(rows[n][:1] == (written[0],) for n in numbers) / max(len(numbers), 1) for _, numbers in levels]
+    gains = learn_trust([share for share, _ in levels], foresaw, otherwise)
+    return otherwise, gains, learn_inner(rows, weights, trusted, known, a, b, drafted, written)
 
 
 def halvings(score):

@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 import naive
 from foredraft.graph.bar import FLOOR, above_bar, bar_height, new_bar, raise_bar
 from foredraft.graph.tree import depths, is_tree
+from foredraft.index.backoff import prior_trust
 from foredraft.index.blend import (
     COUNTS,
     Counts,
     blend,
     foreseen,
     learn_inner,
+    learn_written,
     prior_inner_trust,
     trust_in_rows,
     with_foresight,
@@ -221,6 +223,28 @@ def test_what_foresaw_a_token_is_credited_as_by_the_twin():
         assert inner.passes == pytest.approx(passes, rel=1e-4)
         learned += len(expected)
     assert learned > 5
+
+
+def test_one_call_credits_all_that_its_parts_credit():
+    known, (rows, weights) = knowledge(3), some_rows(3, 40)
+    trust, inner, levels = prior_trust(5, 20.0), prior_inner_trust(20.0), levels_of_rows(40)
+    made = blended(rows, weights, known, 1, 2, 60, inner=inner)
+    drafted = paths(made.tokens, made.parents, made.score)
+    written = next(row for row in rows if len(row) > 2 and row[:2] in drafted)
+    shares = [(0.5, range(20)), (0.3, range(20, 40))]
+    otherwise, (hits, passes), inner_gains = naive.learn_written(
+        shares, rows, weights, trusted(inner), slow(known), 1, 2, drafted, written
+    )
+    made_rows, before, inner_before = as_rows(rows, weights, REACH), trust.hits.copy(), inner.hits.sum()
+    asked, passes_before = (levels, made_rows), trust.passes.copy()
+    tokens = np.array(written, np.int64)
+    found = learn_written(trust, inner, made, asked, asked, counts_of(known), 1, 2, tokens)
+    assert found == pytest.approx(otherwise, rel=1e-5)
+    for place, hit, passed in zip([(OWN, 5, 4), (STORE, 2, 4)], hits, passes, strict=True):
+        assert trust.hits[place] - before[place] == pytest.approx(hit, rel=1e-4)
+        assert trust.passes[place] - passes_before[place] == pytest.approx(passed, rel=1e-4)
+    assert inner.hits.sum() - inner_before == pytest.approx(sum(part for _, part in inner_gains), rel=1e-4)
+    assert inner_gains
 
 
 # --- what a draft model foresees

@@ -279,3 +279,41 @@ def test_what_a_step_takes_beside_its_pass_is_known_to_the_next_sequence():
     draft = Draft(np.array([3], np.int32), np.array([-1], np.int32), np.array([0.5], np.float32))
     assert len(MeasuredControl(MODERATE).trim(draft, Budget(4, 4))) == 1
     assert len(later.trim(draft, Budget(4, 4))) == 0
+
+
+def test_asking_for_drafts_that_are_worth_nothing_counts_as_time():
+    """Every other draft is worth a node that just pays; the others are worth none, and asking takes half a step."""
+    control, asked = MeasuredControl(MODERATE), 0
+    for number in range(400):
+        budget = control.budget(50)
+        asked += budget.nodes > 0
+        score = np.array([0.9 if number % 2 else 1e-5], np.float32)
+        offered = Draft(np.array([7], np.int32), np.array([-1], np.int32), score)
+        draft = control.trim(offered, budget) if budget.nodes else EMPTY_DRAFT
+        right = len(draft) and number % 10 < 3
+        drafting = 0.5 if budget.nodes else 0.0
+        seconds = honest(MODERATE)(0, len(draft) + 1)
+        control.observe(Verdict((7, 8)[: 1 + right], (0,) * right, draft, 0), seconds, drafting, drafting)
+    assert asked < 100
+
+
+def test_a_text_behind_one_in_which_drafting_did_not_pay_gives_up_sooner():
+    hopeless = Draft(np.array([7], np.int32), np.array([-1], np.int32), np.array([1e-5], np.float32))
+
+    def asked_before_resting(beside):
+        control = MeasuredControl(MODERATE, beside=beside)
+        for number in range(100):
+            budget = control.budget(50)
+            if budget.nodes == 0 and number > 4:  # the first plain step is for reference
+                return number
+            draft = control.trim(hopeless, budget) if budget.nodes else EMPTY_DRAFT
+            control.observe(Verdict((7,), (), draft, 0), honest(MODERATE)(0, 1), 0.0)
+        return 100
+
+    beside = Beside()
+    first = asked_before_resting(beside)
+    assert not beside.pays
+    assert asked_before_resting(beside) < first
+    decide(MeasuredControl(MODERATE, beside=beside), lambda number: 8, honest(MODERATE))
+    assert beside.pays
+    assert asked_before_resting(beside) == first

@@ -1,5 +1,6 @@
 """`auto` as a drafter: it finds what each source alone would find, learns whom to trust, shares, saves and forgets."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from foredraft.contracts import Draft, Verdict
 from foredraft.drafters import Resources, make_drafter, mixture
 from foredraft.drafters.mixture import MixtureDrafter, MixtureOptions
-from foredraft.errors import StoreError, UsageError
+from foredraft.errors import ForedraftWarning, StoreError, UsageError
+from foredraft.index import lookup
 from foredraft.index.blend import COUNTS
 from foredraft.index.datastore import check_datastore, open_datastore
 from foredraft.index.library import Library
@@ -254,3 +256,71 @@ def test_the_laws_hold_with_a_store(tmp_path, check):
 
 def test_it_passes_the_drafters_checks_as_a_whole():
     check_drafter(lambda: make_drafter("auto", {"store": "none", "table": "none"}, Resources(TOY)))
+
+
+# --- sources that fail
+
+
+def raising(*_args):
+    raise RuntimeError("disk on fire")
+
+
+FAILURES = [
+    ("follow", "The datastore failed .RuntimeError: disk on fire.*without it; it is the same text"),
+    ("gather_from_store", "The datastore failed"),
+    ("append", "The search of the text itself failed"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "says"), FAILURES)
+def test_a_source_that_fails_is_left_out_and_told_once(store, monkeypatch, recwarn, kernel, says):
+    drafting = opened(drafter(store))
+    document = next(ids for ids in SEGMENTS[0] if len(ids) > 12)
+    monkeypatch.setattr(lookup, kernel, raising)
+    for end in range(6, 12):
+        draft = propose(drafting, document[:end])
+        drafting.observe(verdict(document[end]))
+    warned = [str(each.message) for each in recwarn if issubclass(each.category, ForedraftWarning)]
+    assert len(warned) == 1
+    assert re.search(says, warned[0])
+    assert STORE not in draft.source if "datastore" in says else STORE in draft.source
+
+
+def test_the_others_draft_on_where_the_store_fails(store, monkeypatch):
+    drafting = opened(drafter(store))
+    monkeypatch.setattr(lookup, "follow", raising)
+    with pytest.warns(ForedraftWarning, match="The datastore failed"):
+        assert len(propose(drafting, [7, 8, 9])) == 0
+    assert len(propose(drafting, [7, 8, 9, 10])) == 0, "each of the two segments fails by itself"
+    assert best(propose(drafting, [7, 8, 9, 10, 11, 7, 8, 9])) == 10
+
+
+def test_a_table_that_fails_is_left_out(monkeypatch):
+    counted = opened(MixtureDrafter(MixtureOptions(), table_of([[1, 2, 3]] * 9), Library(vocabulary=11)))
+    whole = mixture.blend
+
+    def failing(rows, levels, inner, counts, *rest):
+        if len(counts.table.tokens):
+            raise RuntimeError("bad page")
+        return whole(rows, levels, inner, counts, *rest)
+
+    monkeypatch.setattr(mixture, "blend", failing)
+    with pytest.warns(ForedraftWarning, match="The table failed"):
+        propose(counted, [1, 2])
+    assert best(propose(counted, [1, 2, 5, 6, 1, 2])) == 5
+    monkeypatch.setattr(mixture, "blend", raising)
+    with pytest.raises(RuntimeError, match="on fire"):  # not the table, then: the engine's guard ends the drafting
+        propose(counted, [1, 2, 5, 6, 1, 2, 5])
+
+
+def test_a_draft_model_that_fails_is_left_out(monkeypatch):
+    made = make_drafter(
+        "auto", {"store": "none", "table": "none", "model": "tiny"},
+        Resources(TOY, draft_model=lambda _name: tiny_draft_model()),
+    )  # fmt: skip
+    drafting = opened(made)
+    monkeypatch.setattr(mixture.Foresight, "grow", raising)
+    with pytest.warns(ForedraftWarning, match="The draft model failed"):
+        propose(drafting, [1, 2, 3, 4, 1, 2])
+    assert best(propose(drafting, [1, 2, 3, 4, 1, 2, 3])) == 4
+    drafting.close()

@@ -25,7 +25,6 @@ from foredraft.sampling import (
     penalize,
     perturbed_argmax,
     philox,
-    top_probabilities,
     uniform_noise,
 )
 
@@ -297,16 +296,6 @@ def test_the_penalty_counts_the_drafted_path_and_leaves_the_scores_alone():
     assert row.tolist() == [[5, 4, 3, 2]]
 
 
-def test_top_probabilities_are_the_softmax():
-    rows = torch.from_numpy(np.stack([logits(np.random.default_rng(s), 30) for s in range(4)]))
-    tokens, probabilities = top_probabilities(rows, 5)
-    full = rows.softmax(-1).numpy()
-    assert (tokens.dtype, probabilities.dtype) == (np.int32, np.float32)
-    np.testing.assert_array_equal(tokens, np.argsort(-full, axis=1)[:, :5])
-    np.testing.assert_allclose(probabilities, -np.sort(-full, axis=1)[:, :5], rtol=1e-5)
-    assert top_probabilities(rows, 99)[0].shape == (4, 30)
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -336,16 +325,3 @@ def test_the_edges_of_every_range_are_accepted():
         {"temperature": 1e-3}, {"top_k": 0}, {"top_p": 1.0}, {"min_p": 0.0}, {"min_p": 1.0}, {"seed": 2**64 - 1},
     ):  # fmt: skip
         assert 0 <= chosen(np.array([0.0, 1.0], np.float32), SamplingOptions(do_sample=True, **options)) <= 1
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("vocabulary", "k"), [(7, 3), (64, 6), (65, 6), (1000, 1), (5, 9)])
-def test_top_probabilities_are_those_of_the_softmax(dtype, vocabulary, k):
-    logits = (3 * torch.randn(4, vocabulary, generator=torch.Generator().manual_seed(vocabulary))).to(dtype)
-    tokens, probabilities = top_probabilities(logits, k)
-    softmax = logits.float().softmax(dim=-1)
-    expected = softmax.topk(min(k, vocabulary), dim=-1).values.numpy()
-    assert tokens.shape == probabilities.shape == (4, min(k, vocabulary))
-    np.testing.assert_allclose(probabilities, expected, rtol=1e-5)
-    np.testing.assert_allclose(np.take_along_axis(softmax.numpy(), tokens.astype(np.int64), 1), expected, rtol=1e-5)
-    assert all(len(set(row)) == len(row) for row in tokens.tolist())

@@ -22,6 +22,7 @@ from numba import njit
 from foredraft.contracts import Chooser, Scores, TokenIds
 from foredraft.errors import NumericsError, UsageError
 from foredraft.graph.tree import FloatArray
+from foredraft.logits import row_reader
 
 Probabilities = npt.NDArray[np.float64]
 """float64[V], none negative, with sum 1."""
@@ -32,7 +33,7 @@ LogitsProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 SEED_LIMIT = 2**64
 LEAST_TEMPERATURE = 1e-6
 """Below this, dividing the logits overflows float32; greedy decoding is meant."""
-_BLOCK = 64  # logits looked at together
+_BLOCKS = 64  # Philox blocks worked on together, four tokens each
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,19 @@ def _drop_filtered(weights: FloatArray, row: FloatArray, top_k: int, top_p: floa
 
 
 @njit(cache=True)
+def _noise_words(first: int, position: int, k0: np.uint32, k1: np.uint32, lanes: npt.NDArray[np.uint32]) -> None:
+    """Set `lanes`, uint32[4, n], to Philox's output for the n blocks from `first` on; in step, as vectors go."""
+    c0, c1, c2, c3 = lanes[0], lanes[1], lanes[2], lanes[3]
+    for i in range(len(c0)):
+        c0[i], c1[i], c2[i], c3[i] = np.uint32(first + i), np.uint32(position), np.uint32(0), np.uint32(0)
+    for _ in range(10):
+        for i in range(len(c0)):
+            c0[i], c1[i], c2[i], c3[i] = _philox_round(c0[i], c1[i], c2[i], c3[i], k0, k1)
+        k0 = np.uint32(np.uint64(k0) + np.uint64(0x9E3779B9) & np.uint64(0xFFFFFFFF))
+        k1 = np.uint32(np.uint64(k1) + np.uint64(0xBB67AE85) & np.uint64(0xFFFFFFFF))
+
+
+@njit(cache=True)
 def perturbed_argmax(weights: FloatArray, seed: np.uint64, position: int) -> int:
     """Return argmax over tokens of log(weight) + g(seed, position, token).
 
@@ -199,30 +213,24 @@ def perturbed_argmax(weights: FloatArray, seed: np.uint64, position: int) -> int
     """
     k0, k1 = np.uint32(seed & np.uint64(0xFFFFFFFF)), np.uint32(seed >> np.uint64(32))
     best_token, best_score, bar = -1, -np.inf, 0.0
-    vocabulary = len(weights)
-    for block in range((vocabulary + 3) // 4):
-        start = 4 * block
-        stop = min(start + 4, vocabulary)
+    blocks = min(_BLOCKS, (len(weights) + 3) // 4)
+    lanes = np.empty((4, blocks), np.uint32)
+    for start in range(0, len(weights), max(4 * blocks, 1)):
+        stop = min(start + 4 * blocks, len(weights))
         alive = False
         for token in range(start, stop):
-            alive = alive or weights[token] > 0
+            alive = alive | (weights[token] > 0)
         if not alive:
             continue
-        c0, c1, c2, c3 = np.uint32(block), np.uint32(position), np.uint32(0), np.uint32(0)
-        r0, r1 = k0, k1
-        for _ in range(10):
-            c0, c1, c2, c3 = _philox_round(c0, c1, c2, c3, r0, r1)
-            r0 = np.uint32(np.uint64(r0) + np.uint64(0x9E3779B9) & np.uint64(0xFFFFFFFF))
-            r1 = np.uint32(np.uint64(r1) + np.uint64(0xBB67AE85) & np.uint64(0xFFFFFFFF))
-        lanes = (c0, c1, c2, c3)
-        for lane in range(stop - start):
-            weight = np.float64(weights[start + lane])
-            u = (np.float64(lanes[lane]) + 0.5) / 4294967296.0
+        _noise_words(start // 4, position, k0, k1, lanes)
+        for token in range(start, stop):
+            weight = np.float64(weights[token])
+            u = (np.float64(lanes[token % 4, (token - start) // 4]) + 0.5) / 4294967296.0
             if weight <= 0 or weight < bar * (1.0 - u):
                 continue
             score = np.log(weight) - np.log(-np.log(u))
             if score > best_score:
-                best_token, best_score = start + lane, score
+                best_token, best_score = token, score
                 bar = np.exp(score) * (1.0 - 1e-9)
     return best_token
 
@@ -274,7 +282,8 @@ class Sampler:
         """Return what chooses the token after each row of `scores`, whose root stands at position `at`."""
         if not self._options.do_sample and not self._needs_prefix:
             return self._greedy_chooser(scores.logits, at)
-        return lambda row, path: self._choose(scores.logits[row], at, path)
+        read, device = row_reader(scores.logits), scores.logits.device
+        return lambda row, path: self._choose(self._row(read(row), device, path), at + len(path) + 1)
 
     def _greedy_chooser(self, logits: torch.Tensor, at: int) -> Chooser:
         values, tokens = (each.tolist() for each in logits.max(dim=-1))
@@ -294,15 +303,13 @@ class Sampler:
         Raises:
             NumericsError: scores from which no token can be chosen.
         """
-        law = distribution(self._row(logits, path), self._options)
+        law = distribution(self._row(row_reader(logits[None])(0), logits.device, path), self._options)
         if not len(law):
             raise NumericsError(_unusable(at + len(path) + 1))
         return law
 
-    def _choose(self, logits: torch.Tensor, at: int, path: Sequence[int]) -> int:
+    def _choose(self, row: FloatArray, position: int) -> int:
         options = self._options
-        row = self._row(logits, path)
-        position = at + len(path) + 1
         if not options.do_sample:
             token = int(row.argmax())
             if not math.isfinite(row[token]):
@@ -316,12 +323,11 @@ class Sampler:
             raise NumericsError(_unusable(position))
         return token
 
-    def _row(self, logits: torch.Tensor, path: Sequence[int]) -> FloatArray:
-        """Return the scores after the processors, float32[V]."""
-        row: FloatArray = logits.float().cpu().numpy()
+    def _row(self, row: FloatArray, device: torch.device, path: Sequence[int]) -> FloatArray:
+        """Return the scores of a row, float32[V], after the processors."""
         if not self._needs_prefix:
             return row
-        return self._processed(row.copy(), np.concatenate([self._prefix(), np.array(path, np.int64)]), logits.device)
+        return self._processed(row.copy(), np.concatenate([self._prefix(), np.array(path, np.int64)]), device)
 
     def _processed(self, row: FloatArray, prefix: TokenIds, device: torch.device) -> FloatArray:
         if self._options.repetition_penalty != 1.0:
@@ -340,55 +346,3 @@ def _unusable(position: int) -> str:
         f"No token can be chosen at position {position}: the scores are NaN or infinite, or a filter left none. "
         "Check the model's weights and dtype, and the logits processors."
     )
-
-
-def top_probabilities(logits: torch.Tensor, k: int) -> tuple[npt.NDArray[np.int32], FloatArray]:
-    """Return the `k` most probable tokens of each row and their probabilities under the plain softmax.
-
-    Args:
-        logits: float[R, V].
-        k: how many; at most V are returned.
-
-    Returns:
-        int32[R, k] and float32[R, k], by descending probability.
-    """
-    k = min(k, logits.shape[-1])
-    rows = logits.softmax(dim=-1, dtype=torch.float32)
-    if rows.device.type == "cpu":  # for a few rows, torch's topk takes most of the time
-        return largest_of_rows(rows.numpy(), k)
-    probabilities, chosen = rows.topk(k, dim=-1)  # few numbers then leave the device
-    return chosen.to(torch.int32).cpu().numpy(), probabilities.cpu().numpy()
-
-
-@njit(cache=True, fastmath={"nnan", "nsz"})
-def _block_maximum(row: FloatArray, start: int, stop: int) -> np.float32:
-    largest: np.float32 = row[start]
-    for i in range(start, stop):
-        largest = max(largest, row[i])
-    return largest
-
-
-@njit(cache=True)
-def largest_of_rows(rows: FloatArray, k: int) -> tuple[npt.NDArray[np.int32], FloatArray]:
-    """Return the `k` largest of each of `rows`, float32[R, V], descending: tokens int32[R, k], values float32[R, k].
-
-    Blocks whose largest value does not make the list are passed over.
-    """
-    tokens = np.zeros((len(rows), k), np.int32)
-    values = np.full((len(rows), k), -np.inf, np.float32)
-    for i in range(len(rows)):
-        row = rows[i]
-        for start in range(0, len(row), _BLOCK):
-            stop = min(start + _BLOCK, len(row))
-            if _block_maximum(row, start, stop) <= values[i, k - 1]:
-                continue
-            for token in range(start, stop):
-                if row[token] > values[i, k - 1]:
-                    place = k - 1
-                    while place > 0 and values[i, place - 1] < row[token]:
-                        values[i, place] = values[i, place - 1]
-                        tokens[i, place] = tokens[i, place - 1]
-                        place -= 1
-                    values[i, place] = row[token]
-                    tokens[i, place] = token
-    return tokens, values

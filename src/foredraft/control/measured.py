@@ -25,12 +25,12 @@ _BIN_NODES = 8.0  # nodes of each bin seen before the first step, as it were, ac
 _USUAL_SCORE = 0.7  # of the first bin while it has not been seen; of each further one, half as much
 _PRIOR_RATIO, _PRIOR_PROMISED = 0.8, 3.0  # accepted nodes / the sum of scores, and the sum that this is worth
 _MOST_NODES_SEEN = 400.0
-_ENOUGH_TOKENS = 20.0  # of recent drafted steps, before they are compared with plain ones
+_ENOUGH_TOKENS = 20.0  # of recent steps in which the drafter was asked, before they are compared with plain ones
 _FADE = 0.8  # what is left of the evidence against drafting after a rest
 _REFERENCE_EVERY, _FIRST_REFERENCE = 64, 4  # drafted steps between plain ones taken for reference, and before the first
 _MOST_WORTHLESS = 8  # drafts in a row without a node worth verifying, before drafting rests
 _MOST_WORTHLESS_AGAIN = 2  # the same after a rest, until drafting has paid
-_SHORTEST_REST, _LONGEST_REST = 8, 128  # plain steps before drafting is tried again
+_SHORTEST_REST, _LONGEST_REST = 8, 32  # plain steps before drafting is tried again
 _FEWEST_ASKED = 4  # nodes asked for at least: fewer would hardly be drafted quicker
 _MOST_BESIDE = 16  # plain passes that the rest of a step may take before it is put down to something else
 
@@ -56,15 +56,17 @@ class Evidence(NamedTuple):
 
 @dataclass(slots=True)
 class Beside:
-    """What steps take beside their pass: a fact of the machine and the drafter, not of a text.
+    """What a sequence tells those after it: facts of the machine and the drafter, and how drafting went of late.
 
     Attributes:
-        drafted: seconds of a drafted step, smoothed.
-        plain: seconds of a plain one, smoothed.
+        drafted: seconds of a drafted step beside its pass, smoothed.
+        plain: the same of a plain one.
+        pays: whether drafting was found to pay when that was last asked.
     """
 
     drafted: float = 0.0
     plain: float = 0.0
+    pays: bool = True
 
 
 class MeasuredControl:
@@ -75,14 +77,16 @@ class MeasuredControl:
     all nodes, quickly and with caution: texts are short, and a draft that is too large costs time. The seconds of n
     nodes are the curve's, scaled by how fast passes have been running of late, plus what drafting costs beside the
     pass. A plain step now and then shows what plain steps cost today. As drafting more takes longer, about twice as
-    many nodes are asked for as were worth it of late, and more again once all of them were. When drafted steps have
-    been giving fewer tokens per second, or draft after draft is worth no node, steps are plain, and drafting is tried
-    again at growing intervals, so that trying costs little.
+    many nodes are asked for as were worth it of late, and more again once all of them were. When steps in
+    which the drafter was asked have been giving fewer tokens per second, those included whose draft was worth no node,
+    or draft after draft is worth none, steps are plain, and drafting is tried again at growing intervals, so that
+    trying costs little. A text behind one in which drafting did not pay begins as if it had rested once: fewer
+    worthless drafts are then enough to rest, and rests are longer, until drafting has paid.
 
     Args:
         curve: the target's cost by rows.
         most_nodes: never ask for more.
-        beside: what steps took beside their pass in earlier sequences; kept up to date. None begins with nothing known.
+        beside: what earlier sequences told; kept up to date. None begins with nothing known.
     """
 
     def __init__(self, curve: CostCurve, most_nodes: int = MOST_NODES, beside: Beside | None = None) -> None:
@@ -97,13 +101,15 @@ class MeasuredControl:
         self._since_plain = _REFERENCE_EVERY - _FIRST_REFERENCE
         self._worthless = 0  # drafts in a row of which no node was worth verifying
         self._beside = Beside() if beside is None else beside
-        self._tokens = self._seconds = 0.0  # of recent drafted steps
+        self._asks = False  # whether the drafter was asked in this step
+        self._tokens = self._seconds = 0.0  # of recent steps in which it was
         self._rest = 0
-        self._next_rest = _SHORTEST_REST
+        self._next_rest = _SHORTEST_REST if self._beside.pays else 2 * _SHORTEST_REST
 
     def budget(self, depth: int) -> Budget:
         """Return the largest draft worth proposing; none while drafting rests."""
-        if depth <= 0 or self._rest > 0 or self._since_plain >= _REFERENCE_EVERY:
+        self._asks = depth > 0 and self._rest == 0 and self._since_plain < _REFERENCE_EVERY
+        if not self._asks:
             return Budget(0, max(depth, 0))
         return Budget(min(self._most_nodes, max(_FEWEST_ASKED, int(2 * self._worth))), depth)
 
@@ -114,9 +120,8 @@ class MeasuredControl:
         if draft.q is not None:  # drawn: scores, and even how many were drawn, may tell what; only the budget may cut
             return cut(draft, budget)
         score = draft.score if draft.score is not None else _guessed_scores(draft.parents)
-        best = best_count(
-            score, self._evidence, self._cost, self._pace, self._beside.drafted, self._plain_seconds(), budget.depth
-        )
+        seconds = (self._pace, self._beside.drafted, self._plain_seconds())
+        best = best_count(score, self._evidence, self._cost, *seconds, budget.depth)
         self._worth = min(2.0 * best, self._most_nodes) if best >= budget.nodes else 0.9 * self._worth + 0.1 * best
         self._worthless = self._worthless + 1 if best == 0 else 0
         if self._worthless >= (_MOST_WORTHLESS if self._next_rest == _SHORTEST_REST else _MOST_WORTHLESS_AGAIN):
@@ -133,35 +138,41 @@ class MeasuredControl:
         """Compare what the step gave with what its scores promised, and its time with what the curve says."""
         drafted = len(verdict.draft)
         if 0 < forward_seconds < np.inf and 0 <= other_seconds < np.inf:  # a clock may jump
-            if not drafted:  # a draft of which no node was worth verifying is no part of a plain step
-                other_seconds = max(other_seconds - draft_seconds, 0.0)
-            self._observe_time(drafted, len(verdict.tokens), forward_seconds, other_seconds)
+            self._observe_time(drafted, len(verdict.tokens), forward_seconds, other_seconds, draft_seconds)
         if drafted:
             score = verdict.draft.score
             score = score if score is not None else _guessed_scores(verdict.draft.parents)
             credit(self._evidence, score, np.array(verdict.path, np.int32))
-            if self._tokens > _ENOUGH_TOKENS:
-                self._consider_resting()
-        elif self._rest > 0:
+        if self._asks and self._rest == 0 and self._tokens > _ENOUGH_TOKENS:
+            self._consider_resting()
+        elif not self._asks and self._rest > 0:
             self._rest -= 1
 
-    def _observe_time(self, drafted: int, emitted: int, forward_seconds: float, other_seconds: float) -> None:
+    def _observe_time(
+        self, drafted: int, emitted: int, forward_seconds: float, other_seconds: float, draft_seconds: float
+    ) -> None:
+        beside = self._beside
         # a pass that stalled, or a step that compiled something, says little about the next
         other_seconds = min(other_seconds, _MOST_BESIDE * self._cost[1])
         if drafted:
             expected = self._cost[min(drafted + 1, len(self._cost) - 1)]
             forward_seconds = min(forward_seconds, 4 * self._pace * expected)
             self._pace += 0.05 * (forward_seconds / expected - self._pace)
-            self._beside.drafted += 0.1 * (other_seconds - self._beside.drafted)
-            self._tokens = self._tokens * _KEEP + emitted
-            self._seconds = self._seconds * _KEEP + forward_seconds + other_seconds
+            beside.drafted += 0.1 * (other_seconds - beside.drafted)
             self._since_plain += 1
         else:
             known = self._pace if self._plain_pace is None else self._plain_pace
             ratio = min(forward_seconds / self._cost[1], 4 * known)
             self._plain_pace = known + 0.2 * (ratio - known)
-            self._beside.plain += 0.1 * (other_seconds - self._beside.plain)
+            forward_seconds = ratio * self._cost[1]
+            # a draft of which no node was worth verifying is no part of a plain step
+            beside.plain += 0.1 * (max(other_seconds - draft_seconds, 0.0) - beside.plain)
             self._since_plain = 0
+            if self._asks:  # what asking alone takes: too high an estimate would never be met by a drafted step again
+                beside.drafted += 0.05 * (other_seconds - beside.drafted)
+        if self._asks:  # also where no node was worth verifying: asking takes time
+            self._tokens = self._tokens * _KEEP + emitted
+            self._seconds = self._seconds * _KEEP + forward_seconds + other_seconds
 
     def _plain_seconds(self) -> float:
         pace = self._pace if self._plain_pace is None else self._plain_pace
@@ -172,9 +183,9 @@ class MeasuredControl:
         self._begin_rest()
         for each in self._evidence:
             np.multiply(each, _FADE, out=each)
-        self._beside.drafted *= _FADE
 
     def _begin_rest(self) -> None:
+        self._beside.pays = False
         self._rest = self._next_rest
         self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
         self._tokens = self._seconds = 0.0
@@ -184,6 +195,7 @@ class MeasuredControl:
         if self._seconds / self._tokens > 1.02 * self._plain_seconds():  # within noise, drafting stays
             self._begin_rest()
         else:
+            self._beside.pays = True
             self._next_rest = _SHORTEST_REST
 
 

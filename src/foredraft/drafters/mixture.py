@@ -6,6 +6,7 @@ arrays, and a draft model where one is named; no text, no target.
 """
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -16,17 +17,17 @@ import numpy.typing as npt
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds, Verdict
 from foredraft.control.trial import Trial
 from foredraft.drafters import Resources
-from foredraft.errors import UsageError
+from foredraft.errors import ForedraftWarning, UsageError, told
 from foredraft.graph.tree import IntArray
-from foredraft.index.backoff import UNFORESEEN, learn_trust, prior_trust, weigh
-from foredraft.index.blend import Blended, Counts, blend, foreseen, learn_inner, prior_inner_trust, with_foresight
+from foredraft.index.backoff import UNFORESEEN, prior_trust
+from foredraft.index.blend import Blended, Counts, blend, learn_written, prior_inner_trust, with_foresight
 from foredraft.index.learned import NO_TOKEN, empty_learned, learn_verdict, read_text
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
-from foredraft.index.lookup import Lookup
+from foredraft.index.lookup import Lookup, Question
 from foredraft.index.retrieval import OWN, SHARED, STORE, Levels, Rows
 from foredraft.index.successors import BLENDED
 from foredraft.index.suffix_array import SuffixArrays
-from foredraft.index.trigram import TrigramTable, open_named_table
+from foredraft.index.trigram import TrigramTable, empty_table, open_named_table
 from foredraft.model.candidates import Imitation
 from foredraft.model.foresight import Foresight, paths_of
 from foredraft.model.growth import GrowthRules
@@ -162,10 +163,8 @@ class MixtureDrafter:
 class _Asked(NamedTuple):
     """What a draft was made of: what occurred, the same with a draft model's foresight if any, and the draft."""
 
-    levels: Levels
-    rows: Rows
-    all_levels: Levels
-    all_rows: Rows
+    occurred: tuple[Levels, Rows]
+    known: tuple[Levels, Rows]
     made: Blended
 
 
@@ -183,42 +182,92 @@ class MixtureDrafting:
         self._learned = empty_learned()
         self._asked: _Asked | None = None
         self._ids: TokenIds = np.empty(0, np.int64)
+        self._table = drafter.table
+        self._searches_shared = options.shares
+        self._source = _TEXT  # the one that is at work
+        self._left_out: set[str] = set()
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Look up the last tokens, and return the most probable continuations as a tree."""
-        options, ids = self._options, view.ids
-        self._ids, self._asked = ids, None
+        """Look up the last tokens, and return the most probable continuations as a tree.
+
+        A source that raises is told once and left out of the rest of the sequence; the others draft on.
+        """
+        self._ids, self._asked = view.ids, None
         if budget.nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT  # and nothing is read: plain steps cost nothing here, and reading many tokens is quicker
-        self._read()
-        depth = min(options.depth, budget.depth)
-        shared = self._drafter.library.shared if options.shares else None
-        levels = self._lookup.levels(shared, options.samples, options.shortest)
-        weigh(levels, self._trust)
-        rows = self._lookup.rows(levels, options.samples, min(options.continuation, depth))
-        all_levels, all_rows = levels, rows
-        if self._model is not None:
-            all_levels, all_rows = self._model.foresee(ids, budget, levels, rows)
-        made = blend(
-            all_rows, all_levels, self._inner, self._counts(), *self._last(), budget.nodes, depth, self._vocabulary
-        )
-        self._asked = _Asked(levels, rows, all_levels, all_rows, made)
-        return Draft(made.tokens, made.parents, made.score, source=made.source)
+        try:
+            return self._drafted(budget)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the others can draft
+            self._leave_out(error)
+            return EMPTY_DRAFT
 
     def observe(self, verdict: Verdict) -> None:
         """Credit what foresaw the written tokens, then learn the target's own distributions, if asked for."""
-        if self._asked is not None:
-            asked, counts, (before, root) = self._asked, self._counts(), self._last()
-            first, tokens = verdict.tokens[0], np.array(verdict.tokens, np.int64)
-            otherwise = foreseen(counts, before, root, first)
-            learn_trust(self._trust, asked.levels, asked.rows, first, otherwise)
-            learn_inner(self._inner, asked.made, asked.all_rows, asked.all_levels, counts, root, tokens)
+        asked, self._asked = self._asked, None
+        try:
+            self._learn(asked, verdict)
+        except Exception as error:  # noqa: BLE001  # as above
+            self._leave_out(error)
+
+    def _drafted(self, budget: Budget) -> Draft:
+        options = self._options
+        self._source = _TEXT
+        self._read()
+        depth = min(options.depth, budget.depth)
+        shared = self._drafter.library.shared if self._searches_shared else None
+        question = Question(options.shortest, False, True, options.samples, min(options.continuation, depth))
+        occurred = known = self._lookup.ask(shared, self._trust, question)
+        if self._model is not None:
+            self._source = _MODEL
+            known = self._model.foresee(self._ids, budget, *occurred)
+        self._source = _TABLE
+        counts, (before, root) = self._counts(), self._last()
+        made = blend(known[1], known[0], self._inner, counts, before, root, budget.nodes, depth, self._vocabulary)
+        self._asked = _Asked(occurred, known, made)
+        return Draft(made.tokens, made.parents, made.score, source=made.source)
+
+    def _learn(self, asked: _Asked | None, verdict: Verdict) -> None:
+        if asked is not None:
+            self._source = _TABLE
+            counts, tokens = self._counts(), np.array(verdict.tokens, np.int64)
+            otherwise = learn_written(
+                self._trust, self._inner, asked.made, asked.occurred, asked.known, counts, *self._last(), tokens
+            )
             if self._model is not None:
-                self._model.learn(asked.rows, verdict.tokens, otherwise)
-        self._asked = None
-        options, ids = self._options, self._ids
+                self._source = _MODEL
+                self._model.learn(asked.occurred[1], verdict.tokens, otherwise)
+        options, self._source = self._options, _TEXT
         if options.feeds_back and verdict.top_tokens is not None:
-            self._learned = learn_verdict(self._learned, verdict, ids, options.feedback_weight, options.keep)
+            weight, keep = options.feedback_weight, options.keep
+            self._learned = learn_verdict(self._learned, verdict, self._ids, weight, keep)
+
+    def _leave_out(self, error: Exception) -> None:
+        """Go on without the source that was at work.
+
+        Raises:
+            Exception: the same, where that source was left out before: then something else is wrong.
+        """
+        source = self._source if self._lookup.segment is None else _STORE
+        if source in self._left_out and source != _STORE:  # a store can have several segments
+            raise error
+        if source == _STORE:
+            self._lookup.leave_out_segment()
+        elif source == _MODEL and self._model is not None:
+            model, self._model = self._model, None
+            model.close()
+        elif source == _TABLE:
+            self._table = empty_table(self._table.vocabulary)
+        else:
+            self._searches_shared = False
+            self._lookup.leave_out_texts()
+        if source not in self._left_out:
+            self._left_out.add(source)
+            warnings.warn(
+                f"{source} failed ({told(error)}), so auto drafts the rest of this text without it; it is the same "
+                "text.",
+                ForedraftWarning,
+                stacklevel=2,
+            )
 
     def close(self) -> None:
         """Forget the sequence, or share it."""
@@ -233,12 +282,13 @@ class MixtureDrafting:
 
     def _read(self) -> None:
         """Go on to the end of what was written."""
-        if self._options.learn != "off":
-            self._learned = read_text(self._learned, self._ids, len(self._lookup.ids), self._options.keep)
+        known = len(self._lookup.ids)
         self._lookup.read(self._ids)
+        if self._options.learn != "off":
+            self._learned = read_text(self._learned, self._ids, known, self._options.keep)
 
     def _counts(self) -> Counts:
-        return Counts(self._drafter.table.arrays, self._learned, _BEHIND_ROWS)
+        return Counts(self._table.arrays, self._learned, _BEHIND_ROWS)
 
     def _last(self) -> tuple[int, int]:
         """Return the last two tokens."""
@@ -283,6 +333,8 @@ class _DraftModel:
         self._foresight.close()
 
 
+_TEXT, _STORE, _TABLE, _MODEL = "The search of the text itself", "The datastore", "The table", "The draft model"
+"""Sources, as a warning names them."""
 _STRENGTH = 20.0
 """Observations that the prior trust counts for."""
 _PRIOR = {STORE: (-2.1, -0.13, 0.37, -0.08), OWN: (-0.33, 0.37, 0.72, 0.46), SHARED: (-2.1, -0.13, 0.37, -0.08)}

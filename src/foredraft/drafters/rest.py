@@ -13,9 +13,9 @@ import numpy as np
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
-from foredraft.index.backoff import UNFORESEEN, learn_trust, prior_trust, weigh
+from foredraft.index.backoff import UNFORESEEN, learn_trust, prior_trust
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
-from foredraft.index.lookup import Lookup
+from foredraft.index.lookup import Lookup, Question
 from foredraft.index.prefixes import best_nodes
 from foredraft.index.published import MOST_OCCURRENCES, published_tree
 from foredraft.index.retrieval import Levels, Rows, allot, levels_of
@@ -164,10 +164,9 @@ class RestDrafting:
         """Return what follows the last tokens wherever they occur, `depth` tokens of it."""
         options = self._options
         shared = self._library.shared if options.learn == "shared" else None
-        levels = self._lookup.levels(shared, options.samples, options.shortest, options.weighting == "longest")
-        if options.weighting == "backoff":
-            weigh(levels, self._trust)
-        return levels, self._lookup.rows(levels, options.samples, depth)
+        longest, backs_off = options.weighting == "longest", options.weighting == "backoff"
+        asked = Question(options.shortest, longest, backs_off, options.samples, depth)
+        return self._lookup.ask(shared, self._trust, asked)
 
     def _published(self, depth: int, nodes: int) -> Draft:
         levels = levels_of(self._lookup.stored_counts(), self._options.shortest, True)

@@ -3,20 +3,18 @@
 Knows ids and arrays only.
 """
 
-import dataclasses
 from time import perf_counter_ns
 
 import numpy as np
-import torch
+import numpy.typing as npt
+from numba import njit
 
 from foredraft.contracts import Control, Draft, Drafting, Needs, Scores, StepRecord, Target, Verdict
 from foredraft.engine.state import SequenceState
 from foredraft.graph.layout import lay_out
-from foredraft.graph.tree import IntArray, is_tree, top_nodes
-from foredraft.sampling import top_probabilities
+from foredraft.graph.tree import FloatArray, IntArray, is_tree, top_nodes
+from foredraft.logits import top_probabilities
 from foredraft.verify import verify
-
-_ROOT_ROW = np.zeros(1, np.int32)
 
 
 def step(
@@ -74,6 +72,11 @@ def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
         ValueError: no tree of the target's tokens, scores that are not finite, a q of another shape, or a source
             without a name.
     """
+    scores = _NO_SCORES if draft.score is None else draft.score
+    sources = _NO_SOURCES if draft.source is None else draft.source
+    complete = draft.q is None and len(scores) == (0 if draft.score is None else len(draft))
+    if complete and _is_sound(draft.tokens, draft.parents, vocabulary, scores, sources, drafters):
+        return
     if not is_tree(draft.tokens, draft.parents, vocabulary):
         draft.check()
         raise ValueError(
@@ -88,16 +91,30 @@ def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
         raise ValueError(f"The draft names source {int(draft.source.max())}; the drafter has {drafters} source names.")
 
 
+@njit(cache=True)
+def _is_sound(
+    tokens: IntArray, parents: IntArray, vocabulary: int, scores: FloatArray, sources: npt.NDArray[np.uint8],
+    drafters: int,
+) -> bool:  # fmt: skip
+    """Say whether a draft can be verified, in one compiled call."""
+    for score in scores:
+        if not np.isfinite(score):
+            return False
+    for source in sources:
+        if source >= drafters:
+            return False
+    return is_tree(tokens, parents, vocabulary)
+
+
+_NO_SCORES, _NO_SOURCES = np.empty(0, np.float32), np.empty(0, np.uint8)
+
+
 def _with_needs(verdict: Verdict, scores: Scores, needs: Needs) -> Verdict:
     if not needs.top_k:
         return verdict
     rows = _top_rows(verdict, needs.top_rows)
-    every_row = len(rows) == len(verdict.draft) + 1
-    logits = (
-        scores.logits if every_row else scores.logits.index_select(0, torch.from_numpy(rows).to(scores.logits.device))
-    )
-    tokens, probabilities = top_probabilities(logits, needs.top_k)
-    return dataclasses.replace(verdict, top_rows=rows, top_tokens=tokens, top_probabilities=probabilities)
+    tokens, probabilities = top_probabilities(scores.logits, needs.top_k, rows)
+    return Verdict(verdict.tokens, verdict.path, verdict.draft, verdict.at, rows, tokens, probabilities, verdict.hidden)
 
 
 def _top_rows(verdict: Verdict, most: int) -> IntArray:
@@ -105,10 +122,20 @@ def _top_rows(verdict: Verdict, most: int) -> IntArray:
     draft = verdict.draft
     if len(draft) + 1 <= most:
         return np.arange(len(draft) + 1, dtype=np.int32)
-    worth = -np.arange(len(draft), dtype=np.float32) if draft.score is None else draft.score.copy()
-    worth[list(verdict.path)] = np.inf
-    best = top_nodes(draft.parents, worth, most - 1, len(draft))
-    return np.concatenate([_ROOT_ROW, best + 1])
+    score = -np.arange(len(draft), dtype=np.float32) if draft.score is None else draft.score
+    return _path_and_best(draft.parents, score, np.array(verdict.path, np.int32), most)
+
+
+@njit(cache=True)
+def _path_and_best(parents: IntArray, score: FloatArray, path: IntArray, most: int) -> IntArray:
+    """Return `most` rows: the root's, the path's, and those of the nodes with the best scores."""
+    worth = score.copy()
+    for node in path:
+        worth[node] = np.inf
+    best = top_nodes(parents, worth, most - 1, len(parents))
+    rows = np.zeros(len(best) + 1, np.int32)
+    rows[1:] = best + 1
+    return rows
 
 
 def _sources(verdict: Verdict, names: tuple[str, ...]) -> tuple[str | None, ...]:

@@ -15,7 +15,8 @@ from numba import njit
 from foredraft.graph.bar import above_bar, bar_height, new_bar, raise_bar
 from foredraft.graph.heap import pop, sift_up
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.backoff import UNFORESEEN
+from foredraft.index.backoff import UNFORESEEN, learn_trust
+from foredraft.index.backoff import Trust as LevelTrust
 from foredraft.index.learned import LearnedArrays
 from foredraft.index.prefixes import Groups, group_of, group_rows, room_for_groups, split_rows, weight_of
 from foredraft.index.retrieval import FORESEEN, Levels, Rows
@@ -331,3 +332,27 @@ def learn_inner(
         inner.hits[at] += part
         inner.passes[at] += 1.0 - part
         before = tokens[k]
+
+
+@njit(cache=True)
+def learn_written(
+    trust: LevelTrust, inner: InnerTrust, made: Blended, occurred: tuple[Levels, Rows], asked: tuple[Levels, Rows],
+    counts: Counts, a: int, b: int, tokens: npt.NDArray[np.int64],
+) -> float:  # fmt: skip
+    """Credit what foresaw the written tokens, in one compiled call; return the counts' probability of the first.
+
+    Args:
+        trust: how far levels are trusted; changed in place.
+        inner: how far rows are trusted behind drafted tokens; changed in place.
+        made: the draft.
+        occurred: levels and rows of what occurred.
+        asked: those that the draft was made of: the same, with a draft model's before them if there is one.
+        counts: that it was made of.
+        a: the token before the root, or -1.
+        b: the root.
+        tokens: int64[k], what was written behind the root.
+    """
+    otherwise = foreseen(counts, a, b, tokens[0])
+    learn_trust(trust, occurred[0], occurred[1], tokens[0], otherwise)
+    learn_inner(inner, made, asked[1], asked[0], counts, b, tokens)
+    return otherwise

@@ -209,6 +209,27 @@ def row_contexts(tokens: IntArray, parents: IntArray, rows: IntArray, before: in
     return contexts
 
 
+@njit(cache=True)
+def _learn_rows(
+    arrays: LearnedArrays, draft: tuple[IntArray, IntArray], rows: IntArray, before: int, root: int,
+    top: tuple[IntArray, FloatArray], weight: float, keep: float,
+) -> None:  # fmt: skip
+    """Learn the target's own distributions after some rows of a draft, in one compiled call.
+
+    Args:
+        arrays: with room for S more contexts.
+        draft: its tokens and parents, int32[N] each.
+        rows: int32[S], 0 for the root and i + 1 for node i.
+        before: the token before the root, or -1.
+        root: the root.
+        top: the most probable tokens after each row and their probabilities, int32[S, K] and float32[S, K].
+        weight: as `learn_distributions` takes it.
+        keep: likewise.
+    """
+    contexts = row_contexts(draft[0], draft[1], rows, before, root)
+    learn_distributions(arrays, contexts, top[0], top[1], weight, keep)
+
+
 def learn_verdict(arrays: LearnedArrays, verdict: Verdict, ids: TokenIds, weight: float, keep: float) -> LearnedArrays:
     """Learn the target's own distributions, as far as a verdict tells them; return the arrays, or larger ones.
 
@@ -224,9 +245,9 @@ def learn_verdict(arrays: LearnedArrays, verdict: Verdict, ids: TokenIds, weight
     draft, rows = verdict.draft, verdict.top_rows
     rows = np.arange(len(draft) + 1, dtype=np.int32) if rows is None else rows
     before = int(ids[verdict.at - 1]) if verdict.at > 0 else NO_TOKEN
-    contexts = row_contexts(draft.tokens, draft.parents, rows, before, int(ids[verdict.at]))
-    arrays = with_room(arrays, len(contexts))
-    learn_distributions(arrays, contexts, verdict.top_tokens, verdict.top_probabilities, weight, keep)
+    arrays = with_room(arrays, len(rows))
+    top = (verdict.top_tokens, verdict.top_probabilities)
+    _learn_rows(arrays, (draft.tokens, draft.parents), rows, before, int(ids[verdict.at]), top, weight, keep)
     return arrays
 
 

@@ -1,0 +1,71 @@
+"""Rows of logits in float32, and their most probable tokens."""
+
+import numpy as np
+import pytest
+import torch
+
+from foredraft.logits import largest_of_row, row_reader, sum_of_exponentials, top_probabilities
+
+pytestmark = pytest.mark.kernels
+
+
+def some_logits(rows, vocabulary, dtype=torch.float32):
+    return (3 * torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(vocabulary))).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_row_is_read_as_torch_reads_it(dtype):
+    logits = some_logits(3, 97, dtype)
+    logits[1, :5] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan])
+    read = row_reader(logits)
+    for row in range(3):
+        assert read(row).dtype == np.float32
+        np.testing.assert_array_equal(read(row), logits[row].float().numpy())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("vocabulary", "k"), [(7, 3), (64, 6), (65, 6), (1000, 1), (5, 9)])
+def test_top_probabilities_are_those_of_the_softmax(dtype, vocabulary, k):
+    logits = (3 * torch.randn(4, vocabulary, generator=torch.Generator().manual_seed(vocabulary))).to(dtype)
+    tokens, probabilities = top_probabilities(logits, k)
+    softmax = logits.float().softmax(dim=-1)
+    expected = softmax.topk(min(k, vocabulary), dim=-1).values.numpy()
+    assert tokens.shape == probabilities.shape == (4, min(k, vocabulary))
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-5)
+    np.testing.assert_allclose(np.take_along_axis(softmax.numpy(), tokens.astype(np.int64), 1), expected, rtol=1e-5)
+    assert all(len(set(row)) == len(row) for row in tokens.tolist())
+
+
+def test_only_the_rows_that_are_asked_for_are_told():
+    logits = some_logits(6, 50)
+    tokens, probabilities = top_probabilities(logits, 4, np.array([0, 5, 2], np.int32))
+    every_token, every_probability = top_probabilities(logits, 4)
+    np.testing.assert_array_equal(tokens, every_token[[0, 5, 2]])
+    np.testing.assert_array_equal(probabilities, every_probability[[0, 5, 2]])
+
+
+@pytest.mark.parametrize("vocabulary", [1, 63, 64, 65, 200])
+def test_the_largest_are_found_and_of_equal_ones_the_first(vocabulary):
+    row = np.random.default_rng(vocabulary).integers(-4, 4, vocabulary).astype(np.float32)
+    k = min(7, vocabulary)
+    tokens, values = np.empty(k, np.int32), np.empty(k, np.float32)
+    largest_of_row(row, tokens, values)
+    expected = np.argsort(-row, kind="stable")[:k]
+    assert tokens.tolist() == expected.tolist()
+    assert values.tolist() == row[expected].tolist()
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 30.0, 1e4])
+def test_the_sum_of_exponentials_is_right_to_float32(spread):
+    row = (spread * np.random.default_rng(1).standard_normal(300)).astype(np.float32)
+    row[7] = -np.inf
+    expected = np.exp(row.astype(np.float64) - row.max()).sum()
+    assert sum_of_exponentials(row, row.max()) == pytest.approx(expected, rel=2e-6)
+
+
+def test_a_row_with_nan_has_no_probabilities():
+    logits = some_logits(2, 30)
+    logits[0, 3] = torch.nan
+    probabilities = top_probabilities(logits, 3)[1]
+    assert np.isnan(probabilities[0]).any()
+    assert np.isfinite(probabilities[1]).all()
