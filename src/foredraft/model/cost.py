@@ -47,7 +47,7 @@ def measured_cost(target: TorchTarget, folder: Path | None) -> CostCurve:
         if known is not None:
             return known
     curve = measure_cost(target)
-    if path is not None:
+    if path is not None and is_settled(curve):  # else the machine was too busy, and the next process measures again
         _write(path, curve)
     return curve
 
@@ -77,9 +77,14 @@ def measure_cost(
                     least[count] = min(least[count], _timed_pass(target, cache, count, context))
             if perf_counter() - start > seconds:
                 break
-        if all(least[few] < 1.1 * least[more] for few, more in itertools.pairwise(rows)):
+        if is_settled(curve := CostCurve(rows, tuple(least[count] for count in rows))):
             break
-    return CostCurve(rows, tuple(least[count] for count in rows))
+    return curve
+
+
+def is_settled(curve: CostCurve) -> bool:
+    """Say whether no number of rows took clearly longer than the next larger one, as a busy machine makes it."""
+    return all(few < 1.1 * more for few, more in itertools.pairwise(curve.seconds))
 
 
 def sound_curve(rows: Iterable[int], seconds: Iterable[float]) -> CostCurve:

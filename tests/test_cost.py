@@ -1,0 +1,78 @@
+"""What passes cost: measured once a machine, kept where it can be trusted, measured again where it cannot."""
+
+import itertools
+import platform
+
+import pytest
+
+import foredraft.model.cost as cost_module
+from foredraft.model.cost import ROWS, measured_cost
+from foredraft.model.target import TorchTarget
+from test_families import configuration, tiny_model
+
+
+@pytest.fixture
+def target():
+    config = configuration("llama")
+    config.max_position_embeddings = 1024
+    return TorchTarget(tiny_model(config))
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Replace the clock: a pass takes what `seconds` says of its rows; return the rows that were timed."""
+    timed = []
+
+    def begin(seconds):
+        def timed_pass(target, cache, rows, context):
+            timed.append(rows)
+            return seconds(rows)
+
+        monkeypatch.setattr(cost_module, "_timed_pass", timed_pass)
+        return timed
+
+    return begin
+
+
+def test_figures_are_kept_and_read(target, passes, tmp_path):
+    timed = passes(lambda rows: 0.01 + 0.001 * rows)
+    measured = measured_cost(target, tmp_path)
+    assert measured.rows == ROWS
+    assert measured.seconds == pytest.approx([0.01 + 0.001 * rows for rows in ROWS])
+    count = len(timed)
+    assert measured_cost(target, tmp_path) == measured
+    assert len(timed) == count
+
+
+def test_figures_of_a_busy_machine_are_not_kept(target, passes, tmp_path):
+    busy = itertools.count()
+    passes(lambda rows: 0.01 if rows > 1 else 0.012 + 0.001 / (1 + next(busy)))
+    assert measured_cost(target, tmp_path).rows == ROWS
+    assert not list(tmp_path.iterdir())
+    passes(lambda rows: 0.01)
+    measured_cost(target, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"rows": [1, 2], "seconds": [1]}', b'{"rows": [1], "seconds": [-1]}'])
+def test_a_damaged_file_is_measured_anew_and_replaced(target, passes, tmp_path, content):
+    passes(lambda rows: 0.01)
+    measured = measured_cost(target, tmp_path)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(content)
+    assert measured_cost(target, tmp_path) == measured
+    assert file.read_bytes() == whole
+
+
+def test_figures_of_another_machine_are_not_used(target, passes, tmp_path, monkeypatch):
+    passes(lambda rows: 0.01)
+    measured_cost(target, tmp_path)
+    monkeypatch.setattr(platform, "node", lambda: "another")
+    passes(lambda rows: 0.02)
+    assert measured_cost(target, tmp_path).seconds == pytest.approx([0.02] * len(ROWS))
+
+
+def test_a_slow_model_is_measured_at_few_row_counts(target, passes):
+    passes(lambda rows: 1.0)
+    assert measured_cost(target, None).rows == (1, 16, 64)
