@@ -17,7 +17,8 @@ from foredraft.model.compiled import EAGER, CompiledForward, CompiledRecord
 from foredraft.model.compiling import compile_forward
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.quantized import Int8Linear, dtype_name, quantize
-from foredraft.model.target import TorchTarget, relative_error
+from foredraft.model.rounding import relative_error
+from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from test_families import FAMILIES, configuration, prompt_of, random_tree, tiny_model
 

@@ -25,6 +25,7 @@ from foredraft.model.compilation import Compilation
 from foredraft.model.compiled import kept_forward
 from foredraft.model.compiling import compile_forward
 from foredraft.model.cost import measured_cost
+from foredraft.model.graphs import GraphedForward, graphs_of
 from foredraft.model.loading import load_config, load_model, load_tokenizer
 from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
@@ -65,8 +66,9 @@ def load(
         dtype: a torch dtype or its name; "auto" takes the checkpoint's; "int8" rounds linear layers (docs/int8.md).
         device: "cpu", "cuda", "auto" (spread), ...; None takes the first GPU, else the CPU.
         compile: "auto" uses what `foredraft compile` compiled of the model for this machine; True also compiles what is
-            missing of a named model, in a process beside this one, and switches when it is ready; False runs the model
-            as it is. A pair is run as it is (its weights may change), unless `Generator.compile` is called.
+            missing of a named model, in a process beside this one, and switches when it is ready, and on one CUDA
+            device records passes as CUDA graphs; False runs the model as it is. A pair is run as it is (its weights may
+            change), unless `Generator.compile` is called.
         progress: told about work that takes over a second.
 
     Raises:
@@ -94,8 +96,10 @@ def load(
                 "compile=True is for models that foredraft loads by name; for yours, call compile() on the generator."
             )
         transformer, tokenizer = _pair(model)
+    on_gpu = transformer.device.type == "cuda"
+    compiled = kept_forward(transformer) if name and compile else None
     return Generator(
-        TorchTarget(transformer, kept_forward(transformer) if name and compile else None),
+        TorchTarget(transformer, compiled, graphs_of(transformer) if compile is True and on_gpu else None),
         tokenizer,
         method=asked.method,
         options=asked.options,
@@ -103,7 +107,7 @@ def load(
         verification=asked.verification,
         progress=progress,
         embedded=name in EMBEDDED,
-        compilation=Compilation(name, transformer) if compile is True else None,
+        compilation=Compilation(name, transformer) if compile is True and not on_gpu else None,
     )
 
 
@@ -209,6 +213,8 @@ class Generator:
     def compile(self, *, seconds: float | None = None) -> None:
         """Compile the model's forward for this machine and use it; what was compiled before is only timed anew.
 
+        On a CUDA device nothing is compiled: passes are recorded as CUDA graphs when they are first asked for.
+
         Args:
             seconds: begin no further part after this many; the first is always compiled.
 
@@ -217,6 +223,9 @@ class Generator:
             StoreError: the cache folder cannot be written, or what lies there is damaged.
             ForedraftError: no compiler, or a forward that cannot be compiled.
         """
+        if self.target.model.device.type == "cuda":
+            self.target.graphs, self._curve = GraphedForward(self.target.model), None
+            return
         compile_forward(self.target.model, cache_folder(), seconds=seconds, progress=self._progress)
         self._take_compiled()
 

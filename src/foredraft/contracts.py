@@ -166,10 +166,13 @@ class Scores:
     Attributes:
         logits: float[R, V], unprocessed, on the target's device.
         hidden: float[R, D], the last hidden state, when asked for.
+        best: int64[R], on the CPU, the most probable token after every row, -1 where its score is not finite; where the
+            forward found it already, so that greedy decoding copies R numbers off the device and no scores.
     """
 
     logits: "torch.Tensor"
     hidden: "torch.Tensor | None" = None
+    best: "torch.Tensor | None" = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 from foredraft.errors import ForedraftWarning, UsageError
 from foredraft.model.compiled import kept_forward
 from foredraft.model.cost import measure_cost
+from foredraft.model.graphs import graphs_of
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.target import TorchTarget
 
@@ -33,7 +34,8 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
         _check_vocabularies(tokenizer, draft_tokenizer, model)  # before the weights are read
         device = str(target.device)
         loaded = load_model(model, target.dtype, device)
-        draft = TorchTarget(loaded, kept_forward(loaded) if target.compiled is not None else None)
+        compiled = kept_forward(loaded) if target.compiled is not None else None
+        draft = TorchTarget(loaded, compiled, graphs_of(loaded) if target.graphs is not None else None)
     else:
         try:
             transformer, draft_tokenizer = model

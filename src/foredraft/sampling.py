@@ -281,15 +281,19 @@ class Sampler:
     def chooser(self, scores: Scores, at: int) -> Chooser:
         """Return what chooses the token after each row of `scores`, whose root stands at position `at`."""
         if not self._options.do_sample and not self._needs_prefix:
-            return self._greedy_chooser(scores.logits, at)
+            return self._greedy_chooser(scores, at)
         read, device = row_reader(scores.logits), scores.logits.device
         return lambda row, path: self._choose(self._row(read(row), device, path), at + len(path) + 1)
 
-    def _greedy_chooser(self, logits: torch.Tensor, at: int) -> Chooser:
-        values, tokens = (each.tolist() for each in logits.max(dim=-1))
+    def _greedy_chooser(self, scores: Scores, at: int) -> Chooser:
+        if scores.best is not None:
+            tokens = scores.best.tolist()
+        else:
+            values, largest = (each.tolist() for each in scores.logits.max(dim=-1))
+            tokens = [token if math.isfinite(value) else -1 for value, token in zip(values, largest, strict=True)]
 
         def choose(row: int, path: Sequence[int]) -> int:
-            if not math.isfinite(values[row]):
+            if tokens[row] < 0:
                 raise NumericsError(_unusable(at + len(path) + 1))
             return int(tokens[row])
 

@@ -43,10 +43,16 @@ def describe_environment(target: TorchTarget, model: str) -> Environment:
             "name": model,
             "dtype": dtype_name(target.model),
             "hash": model_hash(target.model),
-            "forward": "compiled" if target.compiled is not None else "as it is",
+            "forward": _forward(target),
         },
         "code": {"commit": code_commit()},
     }
+
+
+def _forward(target: TorchTarget) -> str:
+    if target.graphs is not None:
+        return "CUDA graphs"
+    return "compiled" if target.compiled is not None else "as it is"
 
 
 def differences(one: Environment, other: Environment) -> list[str]:

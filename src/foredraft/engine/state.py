@@ -3,6 +3,7 @@
 Knows ids only: a stop string is somebody's function that says whether a token ends the text.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Literal
@@ -60,7 +61,9 @@ class SequenceState:
         self._ids[: len(prompt)] = prompt
         self._eos = frozenset(eos)
         self._stop = stop
-        self._sampler = Sampler(sampling, processors, lambda: self._ids[: self.length])
+        # a sampler that held its sequence would keep it, and with it the cache, until Python looks for cycles
+        own = weakref.proxy(self)
+        self._sampler = Sampler(sampling, processors, lambda: own.view().ids)
         self._verification = verification
         self._chance = chance if chance is not None else partial(SeededChance, sampling.seed)
         if self.length >= self._limit:

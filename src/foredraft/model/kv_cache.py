@@ -68,8 +68,8 @@ class TreeLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate for the shapes of the first states, [1, heads, rows, head_dim]."""
-        self.keys = self._allocated(key_states, self.span.capacity)
-        self.values = self._allocated(value_states, self.span.capacity)
+        self.keys = self.allocated(key_states, self.span.capacity)
+        self.values = self.allocated(value_states, self.span.capacity)
         self.is_initialized = True
 
     def update(
@@ -90,18 +90,23 @@ class TreeLayer(CacheLayerMixin):
             return
         for name in ("keys", "values"):
             old: torch.Tensor = getattr(self, name)
-            new = old if capacity == old.shape[-2] else self._allocated(old, capacity)
+            new = old if capacity == old.shape[-2] else self.allocated(old, capacity)
             new[:, :, :keep] = old[:, :, drop : drop + keep].clone() if new is old else old[:, :, drop : drop + keep]
             setattr(self, name, new)
+
+    def go_on_in(self, keys: torch.Tensor, values: torch.Tensor, count: int) -> None:
+        """Copy the first `count` slots into other buffers, and use those from now on."""
+        keys[:, :, :count] = self.keys[:, :, :count]
+        values[:, :, :count] = self.values[:, :, :count]
+        self.keys, self.values = keys, values
 
     def gather(self, start: int, index: torch.Tensor) -> None:
         """Copy the slots `start + index`, int64[n] and ascending, to `start .. start + n`."""
         if not self.is_initialized:  # a layer that never writes, such as one that shares another's keys
             return
         index = index.to(self.keys.device)
-        stop = start + len(index)
-        self.keys[:, :, start:stop] = self.keys[:, :, start:].index_select(2, index)
-        self.values[:, :, start:stop] = self.values[:, :, start:].index_select(2, index)
+        _gather(self.keys, start, index)
+        _gather(self.values, start, index)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of visible slots and the position of the first."""
@@ -118,9 +123,15 @@ class TreeLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # the name of the same method in transformers before 5.20
 
     @staticmethod
-    def _allocated(like: torch.Tensor, capacity: int) -> torch.Tensor:
+    def allocated(like: torch.Tensor, capacity: int) -> torch.Tensor:
+        """Return a buffer like another one, of `capacity` slots."""
         # zeros, because a masked slot is still multiplied by weight 0, and 0 * NaN is NaN
         return like.new_zeros((*like.shape[:-2], capacity, like.shape[-1]))
+
+
+def _gather(slots: torch.Tensor, start: int, index: torch.Tensor) -> None:
+    """Copy the slots `start + index` of float[B, heads, C, head_dim] to `start .. start + n`."""
+    slots[:, :, start : start + len(index)] = slots[:, :, start:].index_select(2, index)
 
 
 class TreeCache(Cache):
@@ -134,6 +145,7 @@ class TreeCache(Cache):
         self.spans = {window: Span(window) for window in dict.fromkeys(windows)}
         self._tree_layers = [TreeLayer(self.spans[window]) for window in windows]
         super().__init__(layers=list(self._tree_layers))
+        self._store: torch.Tensor | None = None
         self._length = 0
         self._rows = 0
         self._held = 0
@@ -177,6 +189,34 @@ class TreeCache(Cache):
             return []
         return [layer.keys for layer in self._tree_layers] + [layer.values for layer in self._tree_layers]
 
+    @property
+    def store(self) -> torch.Tensor | None:
+        """The one tensor that every layer's slots lie in, where `move_into` gave one and they still do."""
+        return self._store
+
+    @torch.inference_mode()
+    def move_into(self, store: torch.Tensor) -> None:
+        """Keep all slots in `store` from now on, float[2 L, heads, C, head_dim]: the keys of L layers, then the values.
+
+        For caches without sliding windows, whose layers are of one shape and were all written to.
+        """
+        (span,) = self.spans.values()
+        parts = [half.split(1) for half in store.chunk(2)]
+        for layer, keys, values in zip(self._tree_layers, *parts, strict=True):
+            layer.go_on_in(keys, values, span.stored)
+        store[:, :, span.stored :] = 0  # whatever another sequence left there: weight 0 times NaN is NaN
+        span.capacity, self._store = store.shape[2], store
+
+    @torch.inference_mode()
+    def move_out(self) -> None:
+        """Keep all slots, those of the last pass included, in buffers of the layers' own again."""
+        (span,) = self.spans.values()
+        count = span.stored + self._rows
+        span.capacity, self._store = _round_up(count), None
+        for layer in self._tree_layers:
+            keys, values = (layer.allocated(each, span.capacity) for each in (layer.keys, layer.values))
+            layer.go_on_in(keys, values, count)
+
     @torch.inference_mode()
     def commit(self, rows: Sequence[int]) -> None:
         """Keep these rows, ascending, of those held and then those of the last pass; forget the others.
@@ -191,7 +231,9 @@ class TreeCache(Cache):
             )
         contiguous = rows == list(range(len(rows)))
         index = None if contiguous else torch.tensor(rows)
-        if index is not None:
+        if index is not None and self._store is not None:
+            _gather(self._store, self._length, index.to(self._store.device))  # no window: slots are positions
+        elif index is not None:
             for layer in self._tree_layers:
                 layer.gather(layer.span.stored - self._held, index)
         for span in self.spans.values():
@@ -208,6 +250,7 @@ class TreeCache(Cache):
 
     def _resize(self, span: Span, drop: int, capacity: int) -> None:
         keep = span.stored - drop
+        self._store = None
         for layer in self._tree_layers:
             if layer.span is span:
                 layer.resize(drop, keep, capacity)

@@ -17,16 +17,15 @@ from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import OutOfMemoryError, UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model.compiled import CompiledForward, run_package
+from foredraft.model.graphs import GraphedForward
 from foredraft.model.kv_cache import Span, TreeCache
-from foredraft.model.quantized import dtype_name
+from foredraft.model.rounding import relative_error, within_rounding
 from foredraft.model.support import Support, inspect
 
 PREFILL_ROWS = 512
 """Prompts are fed in stretches of this many tokens, which bounds the mask's memory."""
 
 _MASKED_KERNELS = (None, "eager", "sdpa")
-
-_PROBE_TOLERANCE = {"float32": 1e-3, "float64": 1e-6}
 
 
 class TorchTarget:
@@ -35,9 +34,11 @@ class TorchTarget:
     Args:
         model: a causal language model in evaluation mode, on its device or devices.
         compiled: its forward compiled for this machine, or None.
+        graphs: its forward as CUDA graphs, or None.
 
     Attributes:
-        compiled: the same; may be set between passes.
+        compiled: as given; may be set between passes.
+        graphs: the same.
         support: what its configuration allows.
         vocabulary: how many ids it scores.
         window: the most tokens a sequence may have, or None.
@@ -46,9 +47,12 @@ class TorchTarget:
         UnsupportedModelError: a model whose rows cannot be verified as a tree.
     """
 
-    def __init__(self, model: Any, compiled: CompiledForward | None = None) -> None:
+    def __init__(
+        self, model: Any, compiled: CompiledForward | None = None, graphs: GraphedForward | None = None
+    ) -> None:
         self.model = model
         self.compiled = compiled
+        self.graphs = graphs
         _check_model(model)
         self.support: Support = inspect(model.config)
         self.window = self.support.window
@@ -68,7 +72,7 @@ class TorchTarget:
     def with_model(self, model: Any) -> "TorchTarget":
         """Return a target like this one that runs `model`, of the same configuration; layers.py makes such models."""
         twin = copy.copy(self)
-        twin.model, twin.compiled = model, None
+        twin.model, twin.compiled, twin.graphs = model, None, None
         twin._keeps_logits = _keeps_logits(model)  # noqa: SLF001  # the twin is one of our own
         return twin
 
@@ -97,6 +101,10 @@ class TorchTarget:
             buffers = cache.reserved_buffers(layout.rows) if package is not None else []
             if buffers:
                 return Scores(run_package(package, [*self._compiled_arguments(layout, cache), *buffers]))
+            if self.graphs is not None and not hidden:
+                scores = self.graphs.forward(layout, cache, lambda: self._run(layout, cache).logits[0])
+                if scores is not None:
+                    return scores
             output = self._run(layout, cache, hidden=hidden)
         last = output.hidden_states[-1][0] if hidden else None
         return Scores(output.logits[0], last)
@@ -194,16 +202,6 @@ def _memory_told(rows: int, context: int) -> Iterator[None]:
             f"There is no memory left for {rows} more rows behind {context} tokens; ask for fewer tokens, or use a "
             "smaller model or dtype."
         ) from error
-
-
-def relative_error(scores: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the norm of the difference over the norm of what was expected."""
-    return float((scores - expected).norm() / expected.norm().clamp_min(1e-30))
-
-
-def within_rounding(error: float, model: Any) -> bool:
-    """Say whether so large a relative error is what two orders of calculation give in a model's dtype; NaN is not."""
-    return error < _PROBE_TOLERANCE.get(dtype_name(model), 5e-2)
 
 
 def _check_model(model: Any) -> None:

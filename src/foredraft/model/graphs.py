@@ -1,0 +1,303 @@
+"""A model's forward with fixed shapes at fixed addresses, which is what a CUDA graph records and replays.
+
+A graph is one launch where a pass is hundreds, which is what a pass of few rows spends its time on. It fixes what a
+tensor's shape is and where it lies, so rows are padded to the next of a few counts, attention looks at the next of a
+few numbers of slots, and the slots are those of one store that successive sequences use. What changes from pass to
+pass goes to the device in one copy from pinned memory; positions, slots and masks are made of it there. Padded rows
+repeat the first row, write behind all others and are dropped. On other devices all of it runs without being recorded.
+Does not know what rows mean, or who asks.
+"""
+
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from foredraft.contracts import Scores, TokenIds
+from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
+from foredraft.graph.layout import Layout
+from foredraft.graph.tree import BoolArray
+from foredraft.model.functional import FunctionalForward
+from foredraft.model.kv_cache import TreeCache
+from foredraft.model.rounding import relative_error, within_rounding
+from foredraft.model.support import inspect
+
+ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+"""Passes of more rows run as they are."""
+
+COLUMNS = 256
+"""Rows held and rows of the pass, together at most: what a row says one by one whether it sees it."""
+
+_LEAST_SLOTS = 512
+_WARM_UPS = 2
+_NUMBERS = 2  # how many are committed, and how many are stored
+
+Outputs = tuple[torch.Tensor, torch.Tensor]
+"""float[R, V] logits, and int64[R], the most probable token after each row, -1 where its score is not finite."""
+
+
+class GraphedForward:
+    """The passes of a model that were recorded so far; others are when they are first asked for.
+
+    The store grows when a sequence needs it to, and what was recorded over the smaller one goes. A newer sequence takes
+    it over; the one before it goes on in buffers of its own, and runs as it is. For one thread at a time.
+
+    Args:
+        model: a causal language model in evaluation mode.
+
+    Raises:
+        UsageError: a model that is not recorded, with the reason.
+    """
+
+    def __init__(self, model: Any) -> None:
+        support = inspect(model.config)
+        devices = {str(parameter.device) for parameter in model.parameters()}
+        if len(devices) > 1:
+            raise UsageError(
+                f"The model is spread over {', '.join(sorted(devices))}, and a CUDA graph is one device's; it runs as "
+                "it is. Load it onto one device."
+            )
+        if any(window is not None for window in support.windows):
+            raise UsageError(
+                f"This {support.family} model has sliding windows, which foredraft does not record as CUDA graphs; it "
+                "runs as it is."
+            )
+        self._functional = FunctionalForward(model, support.layer_types, support.windows)
+        self._store: torch.Tensor | None = None
+        self._passes: dict[tuple[int, int], _Pass] = {}
+        self._pool: Any = None
+        self._owner: Callable[[], TreeCache | None] = _nobody
+        self._made_room: weakref.WeakSet[TreeCache] = weakref.WeakSet()
+        self._failed = False
+
+    @torch.inference_mode()
+    def forward(self, layout: Layout, cache: TreeCache, own: Callable[[], torch.Tensor]) -> Scores | None:
+        """Score the rows of `layout`; their states lie behind the committed ones.
+
+        Args:
+            layout: R rows.
+            cache: its sequence's.
+            own: gives the model's own logits of the same rows, float[R, V]; asked whenever a graph was recorded.
+
+        Returns:
+            The scores; None where the model must run as it is: too many rows, a sequence that made room for another, or
+            a failure to record or to agree, of which a warning tells once.
+        """
+        rows = next((count for count in ROW_COUNTS if count >= layout.rows), None)
+        if self._failed or rows is None or len(layout.held) + layout.rows > COLUMNS:
+            return None
+        try:
+            return self._replayed(layout, cache, rows, own) if self._settle(cache, rows) else None
+        except Exception as error:  # noqa: BLE001  # there is no list of what recording raises; the model runs without
+            self._failed, self._store = True, None
+            self._passes.clear()
+            warnings.warn(
+                f"This model's forward cannot be replayed as a CUDA graph ({told(error)}); it runs as it is.",
+                ForedraftWarning,
+                stacklevel=4,
+            )
+            return None
+
+    def _settle(self, cache: TreeCache, rows: int) -> bool:
+        """Have a sequence's slots lie in the store with room for `rows` more; say whether they do."""
+        needed = cache.length + cache.held + rows
+        settled = self._store is not None and cache.store is self._store
+        if settled and needed <= _capacity(self._store):
+            return True
+        buffers = cache.reserved_buffers(0)
+        if not buffers or (cache in self._made_room and not settled):
+            return False
+        if len({(each.shape, each.dtype) for each in buffers}) > 1:
+            raise ForedraftError("its layers keep states of several shapes")
+        before = self._owner()
+        if before is not None and before is not cache:
+            self._made_room.add(before)
+            if before.store is not None:
+                before.move_out()
+        needed = max(needed, buffers[0].shape[2])  # what the cache has room for by itself, it will soon ask for
+        if needed > _capacity(self._store):
+            self._passes.clear()
+            self._store = buffers[0].new_empty(
+                (len(buffers), buffers[0].shape[1], slots_for(needed), buffers[0].shape[3])
+            )
+            self._pool = torch.cuda.graph_pool_handle() if self._store.is_cuda else None
+        assert self._store is not None
+        cache.move_into(self._store)
+        self._owner = weakref.ref(cache)
+        return True
+
+    def _replayed(self, layout: Layout, cache: TreeCache, rows: int, own: Callable[[], torch.Tensor]) -> Scores:
+        """Score the rows of `layout` with a pass of `rows` rows, which is recorded where there is none yet."""
+        assert self._store is not None
+        stored = cache.length + cache.held
+        shape = rows, slots_for(stored + rows)
+        new = shape not in self._passes
+        if new:
+            self._passes[shape] = _Pass(self._functional, self._store, shape, self._pool)
+        cache.reserve(layout.rows)
+        logits, best = (each[: layout.rows] for each in self._passes[shape].run(layout, stored))
+        logits = logits.clone()  # the next replay writes the same memory
+        best = best.cpu()  # waits for the device, so that a pass takes the time that it is said to take
+        if new:
+            error = relative_error(logits.float(), own().float())
+            if not within_rounding(error, self._functional.model):
+                raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
+        return Scores(logits, best=best)
+
+
+class _Pass:
+    """A pass of one shape: the memory that it reads its rows from, and what runs it.
+
+    Args:
+        functional: the forward.
+        store: float[2 L, heads, C, head_dim], the slots of every layer, keys and then values.
+        shape: rows, and the slots that they look at.
+        pool: the memory that recorded passes share.
+    """
+
+    def __init__(self, functional: FunctionalForward, store: torch.Tensor, shape: tuple[int, int], pool: Any) -> None:
+        rows, visible = shape
+        size = 8 * (_NUMBERS + 2 * rows) + rows * COLUMNS
+        self._sent = torch.zeros(size, dtype=torch.uint8, pin_memory=store.is_cuda)
+        self._received = torch.zeros(size, dtype=torch.uint8, device=store.device)
+        self._numbers, self._sees = (each.numpy() for each in as_rows(self._sent, rows))
+        received = as_rows(self._received, rows)
+        self._compute = lambda: scored(functional, store, received, visible)
+        self._device, self._pool = store.device, pool
+        self._copied = torch.cuda.Event() if store.is_cuda else None
+        self._replay: Callable[[], Outputs] | None = None
+
+    def run(self, layout: Layout, stored: int) -> Outputs:
+        """Send the rows of `layout`, behind `stored` slots in use, and compute; the result is the next run's too."""
+        if self._copied is not None:
+            self._copied.synchronize()  # what is sent must not change on its way
+        write_rows(self._numbers, self._sees, layout, stored)
+        self._received.copy_(self._sent, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self._device))
+        if self._replay is None:
+            self._replay = recorded(self._compute, self._device, self._pool)
+        return self._replay()
+
+
+def recorded(compute: Callable[[], Outputs], device: torch.device, pool: Any) -> Callable[[], Outputs]:
+    """Record `compute` as a CUDA graph, and return what replays it; on another device, `compute` itself.
+
+    Args:
+        compute: reads and writes the same memory whenever it is called, and never waits for the device.
+        device: where it runs.
+        pool: of `torch.cuda.graph_pool_handle`, for what it computes on the way.
+    """
+    if device.type != "cuda":
+        return compute
+    with torch.cuda.device(device):
+        beside = torch.cuda.Stream()  # as torch's manual has it: what is loaded or chosen at a first call is no part
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(_WARM_UPS):
+                compute()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            outputs = compute()
+
+    def replay() -> Outputs:
+        graph.replay()
+        return outputs
+
+    return replay
+
+
+def slots_for(needed: int) -> int:
+    """Return the least of 512, 768, 1024, 1536, 2048, ... slots that holds `needed`."""
+    power = max(_LEAST_SLOTS, 1 << (needed - 1).bit_length())
+    return power * 3 // 4 if power > _LEAST_SLOTS and needed <= power * 3 // 4 else power
+
+
+def as_rows(buffer: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the two halves of a buffer of bytes as what they hold.
+
+    Returns:
+        int64[2 + 2 * rows]: how many tokens are committed, how many slots are in use, token ids, positions;
+        bool[rows, COLUMNS]: whether a row may attend to the slots behind the committed ones.
+    """
+    end = 8 * (_NUMBERS + 2 * rows)
+    return buffer[:end].view(torch.int64), buffer[end:].view(torch.bool).view(rows, COLUMNS)
+
+
+def write_rows(numbers: TokenIds, sees: BoolArray, layout: Layout, stored: int) -> None:
+    """Write a layout's rows, and the first of them again in the place of those that are missing.
+
+    Args:
+        numbers: what `as_rows` returns, as an array.
+        sees: the same.
+        layout: what is written.
+        stored: how many slots are in use, those of the rows held included.
+    """
+    count, seen = layout.rows, len(layout.held) + layout.rows
+    numbers[:_NUMBERS] = stored - len(layout.held), stored
+    for row_of, values in zip(numbers[_NUMBERS:].reshape(2, -1), (layout.token_ids, layout.positions), strict=True):
+        row_of[:count], row_of[count:] = values, values[0]
+    sees[:] = False
+    sees[:count, :seen] = np.tri(count, dtype=np.bool_) if layout.ancestors is None else layout.ancestors
+    sees[count:] = sees[0]
+
+
+def scored(
+    functional: FunctionalForward, store: torch.Tensor, received: tuple[torch.Tensor, torch.Tensor], visible: int
+) -> Outputs:
+    """Score rows from what was received of them, all of it on the device: what a graph records.
+
+    Args:
+        functional: the forward.
+        store: float[2 L, heads, C, head_dim].
+        received: what `as_rows` returns.
+        visible: how many slots the rows look at, those that they are written to included.
+    """
+    numbers, sees = received
+    committed, stored = numbers[0], numbers[1]
+    token_ids, positions = numbers[_NUMBERS:].view(2, 1, -1)
+    slots = stored + torch.arange(len(sees), device=store.device)
+    keys, values = (list(half.split(1)) for half in store.chunk(2))
+    logits = functional(token_ids, positions, [slot_mask(committed, sees, visible, store.dtype)], [slots], keys, values)
+    largest, best = logits.max(dim=-1)
+    return logits, best.masked_fill(~largest.isfinite(), -1)
+
+
+def slot_mask(committed: torch.Tensor, sees: torch.Tensor, visible: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the mask that is added to attention scores.
+
+    Args:
+        committed: int64[], how many slots every row sees.
+        sees: bool[R, COLUMNS], which of those behind them each row sees besides; none that follow.
+        visible: how many slots there are.
+        dtype: the mask's.
+
+    Returns:
+        float[1, 1, R, visible], 0 where a row may attend, else the dtype's least value.
+    """
+    behind = torch.arange(visible, device=sees.device) - committed
+    chosen = sees.index_select(1, behind.clamp(0, COLUMNS - 1)) & (behind < COLUMNS)
+    blocked = ~(chosen | (behind < 0))
+    mask = torch.zeros(blocked.shape, dtype=dtype, device=sees.device)
+    return mask.masked_fill_(blocked, torch.finfo(dtype).min)[None, None]
+
+
+def graphs_of(model: Any) -> GraphedForward | None:
+    """Return a model's forward as graphs; None with a warning where it is not recorded."""
+    try:
+        return GraphedForward(model)
+    except UsageError as error:
+        warnings.warn(str(error), ForedraftWarning, stacklevel=2)
+        return None
+
+
+def _capacity(store: torch.Tensor | None) -> int:
+    return 0 if store is None else store.shape[2]
+
+
+def _nobody() -> None:
+    """Stand for a reference whose object is gone."""

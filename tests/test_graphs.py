@@ -1,0 +1,400 @@
+"""Passes of fixed shapes at fixed addresses: the scores and texts of the model as it is, and recorded on a GPU."""
+
+import contextlib
+import gc
+import warnings
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import foredraft.api as api_module
+from foredraft.api import Generator, load
+from foredraft.bench.environment import describe_environment
+from foredraft.contracts import Scores
+from foredraft.drafters import Resources, make_drafter
+from foredraft.errors import ForedraftWarning, NumericsError, UsageError
+from foredraft.graph.layout import lay_out, lay_out_text
+from foredraft.model import graphs
+from foredraft.model.graphs import (
+    COLUMNS,
+    ROW_COUNTS,
+    GraphedForward,
+    as_rows,
+    graphs_of,
+    scored,
+    slots_for,
+    write_rows,
+)
+from foredraft.model.loading import load_model
+from foredraft.model.rollout import Rollout
+from foredraft.model.target import TorchTarget
+from foredraft.sampling import Sampler, SamplingOptions
+from test_compiled import METHODS, llama, small_model, written
+from test_families import FAMILIES, VOCABULARY, configuration, prompt_of, random_tree, tiny_model
+
+FULL = [family for family, own in FAMILIES.items() if "sliding_window" not in own]
+SAMPLINGS = ({}, {"do_sample": True, "temperature": 0.8, "seed": 3})
+CHAIN = np.arange(5, dtype=np.int32), np.arange(-1, 4, dtype=np.int32)
+
+
+def graphed(model):
+    return TorchTarget(model, graphs=GraphedForward(model))
+
+
+def prefilled(target, ids):
+    cache = target.new_cache()
+    target.prefill(ids, cache)
+    return cache
+
+
+def begun(target, length, tokens=48, **sampling):
+    """Begin a text of `target` behind a prompt of its own, with trees for drafts."""
+    generator = Generator(target, None, method="adaptix", options={"table": "none"}, nodes=12)
+    return generator.begin(prompt_of(length), SamplingOptions(**sampling), max_new_tokens=tokens)
+
+
+def finished(run):
+    for _ in run.steps():
+        pass
+    return run.token_ids
+
+
+def assert_same_passes(model, sizes=(0, 1, 2, 9, 40)):
+    """Compare trees and a chain, each behind the root and the first node that were kept of the one before it."""
+    rng, ids = np.random.default_rng(4), prompt_of(12)
+    plain, target = TorchTarget(model), graphed(model)
+    expected, given = (prefilled(each, ids[:-1]) for each in (plain, target))
+    for tokens, parents in [*(random_tree(rng, nodes) for nodes in sizes), CHAIN]:
+        layout = lay_out(int(ids[-1]), tokens, parents, expected.length)
+        scores, own = target.forward(layout, given), plain.forward(layout, expected)
+        assert given.store is not None
+        torch.testing.assert_close(scores.logits, own.logits, atol=1e-4, rtol=1e-4)
+        assert scores.best.tolist() == own.logits.argmax(dim=-1).tolist()
+        for cache in (given, expected):
+            cache.commit([0, len(tokens)] if len(tokens) and parents[-1] < 0 else [0])
+    ours, theirs = (cache.reserved_buffers(0) for cache in (given, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(*(each[:, :, : given.length] for each in (one, other)), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FULL)
+def test_rows_score_as_the_model_does(family):
+    assert_same_passes(tiny_model(configuration(family)))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("method", "options", "nodes"), METHODS, ids=[each[0] for each in METHODS])
+def test_texts_equal_plain_texts(method, options, nodes, sampling):
+    expected = written(TorchTarget(small_model()), "none", {}, 0, sampling)
+    assert written(graphed(small_model()), method, options, nodes, sampling) == expected
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+def test_the_draft_model_may_have_fixed_shapes_too(sampling):
+    target = graphed(small_model())
+    resources = Resources(VOCABULARY, draft_model=lambda _: target, default_draft="itself")
+    generator = Generator(TorchTarget(small_model()), None, method="none", options={}, nodes=8)
+    generator.attach("draft_graph", make_drafter("draft_graph", {"least_probability": 0.0}, resources), nodes=8)
+    run = generator.begin(prompt_of(20), SamplingOptions(**sampling), max_new_tokens=48)
+    assert list(finished(run)) == written(TorchTarget(small_model()), "none", {}, 0, sampling)
+    assert run.statistics.tokens_per_target_step > 1.3  # it drafts for itself
+
+
+def grown(target, ids):
+    """The scores of a tree of more than COLUMNS rows, ten a level, and those of the next tree's root and first row."""
+    rollout, scores = Rollout(target, COLUMNS + 20), []
+    scores.append(rollout.start(ids))
+    for level in range(COLUMNS // 10 + 2):
+        rows = np.arange(10, dtype=np.int32)
+        scores.append(rollout.expand(rows + 3, rows + 10 * (level - 1) if level else np.full(10, -1, np.int32)))
+    rollout.keep([0, 10])
+    ids = np.concatenate([ids, [3, 3, 7]])
+    return [*scores, rollout.start(ids), rollout.expand(np.array([5], np.int32), np.array([-1], np.int32))]
+
+
+def test_rows_that_are_held_are_seen_and_beyond_the_columns_the_model_runs_as_it_is():
+    ours, theirs = (grown(each, prompt_of(20)) for each in (graphed(small_model()), TorchTarget(small_model())))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_more_rows_than_the_largest_count_run_as_they_are():
+    ids, target, plain = prompt_of(12), graphed(llama()), TorchTarget(llama())
+    given, expected = (prefilled(each, ids) for each in (target, plain))
+    for nodes in (ROW_COUNTS[-1] - 1, ROW_COUNTS[-1], 3):
+        layout = lay_out_text(np.arange(nodes + 1) % VOCABULARY, given.length)
+        scores = target.forward(layout, given)
+        assert (scores.best is None) == (nodes == ROW_COUNTS[-1])
+        torch.testing.assert_close(scores.logits, plain.forward(layout, expected).logits, atol=1e-4, rtol=1e-4)
+        for cache in (given, expected):
+            cache.commit(range(nodes))
+
+
+def test_what_lies_in_slots_that_are_not_committed_changes_nothing():
+    ids, target, plain = prompt_of(40), graphed(small_model()), TorchTarget(small_model())
+    given, expected = (prefilled(each, ids[:-1]) for each in (target, plain))
+    layout = lay_out(int(ids[-1]), *random_tree(np.random.default_rng(1), 20), len(ids) - 1)
+    target.forward(layout, given)
+    given.commit([])
+    with torch.inference_mode():
+        given.store[:, :, given.length :] = 1e4
+    torch.testing.assert_close(
+        target.forward(layout, given).logits, plain.forward(layout, expected).logits, atol=1e-4, rtol=1e-4
+    )
+
+
+def test_the_store_grows_with_a_sequence_and_is_kept_for_the_next(monkeypatch):
+    monkeypatch.setattr(graphs, "_LEAST_SLOTS", 32)
+    target, capacities = graphed(small_model()), []
+    for length in (20, 230, 20):
+        assert finished(begun(target, length)) == finished(begun(TorchTarget(small_model()), length))
+        capacities.append(target.graphs._store.shape[2])
+    assert capacities == [256, 384, 384]
+
+
+def test_two_sequences_at_once_are_each_their_own_text():
+    target, plain = graphed(small_model()), TorchTarget(small_model())
+    lengths = (20, 33)
+    runs = [begun(target, length, do_sample=True, seed=5) for length in lengths]
+    steps = [run.steps() for run in runs]
+    while any([next(each, None) is not None for each in steps]):  # noqa: C419  # each takes its step
+        pass
+    for run, length in zip(runs, lengths, strict=True):
+        assert run.token_ids == finished(begun(plain, length, do_sample=True, seed=5))
+
+
+def test_a_sequence_that_made_room_keeps_the_rows_of_its_last_pass():
+    ids, target, plain = prompt_of(20), graphed(small_model()), TorchTarget(small_model())
+    given, expected = (prefilled(each, ids) for each in (target, plain))
+    layout = lay_out(7, *random_tree(np.random.default_rng(1), 9), len(ids))
+    for each, cache in ((target, given), (plain, expected)):
+        each.forward(layout, cache)
+    target.forward(layout, prefilled(target, prompt_of(31)[:20]))
+    assert given.store is None
+    for cache in (given, expected):
+        cache.commit([0, 2])
+    after = lay_out_text(np.array([4]), given.length)
+    scores = target.forward(after, given)
+    assert scores.best is None  # as it is: it does not take the store back
+    torch.testing.assert_close(scores.logits, plain.forward(after, expected).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_a_finished_sequence_is_gone_without_a_search_for_cycles_and_leaves_nothing_behind():
+    target = graphed(small_model())
+    gc.disable()
+    try:
+        run = begun(target, 20)
+        finished(run)
+        cache = weakref.ref(run._parts[0].cache)
+        del run
+        assert cache() is None
+    finally:
+        gc.enable()
+    with torch.inference_mode():
+        target.graphs._store.fill_(float("nan"))
+    assert finished(begun(target, 25)) == finished(begun(TorchTarget(small_model()), 25))
+
+
+def warned_once(target):
+    with pytest.warns(ForedraftWarning, match="cannot be replayed as a CUDA graph") as told:
+        texts = [finished(begun(target, length)) for length in (20, 25)]
+    assert len(told) == 1
+    assert texts == [finished(begun(TorchTarget(small_model()), length)) for length in (20, 25)]
+    return str(told[0].message)
+
+
+def test_a_failure_to_record_is_told_once_and_the_text_goes_on(monkeypatch):
+    calls = []
+
+    def fails_later(compute, *_):
+        calls.append(compute)
+        if len(calls) > 1:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        return compute
+
+    monkeypatch.setattr(graphs, "recorded", fails_later)
+    assert "(RuntimeError: operation not permitted when stream is capturing); it runs" in warned_once(
+        graphed(small_model())
+    )
+    assert len(calls) == 2
+
+
+def test_scores_that_are_not_the_models_own_are_told_and_not_used(monkeypatch):
+    def wrong(*arguments):
+        logits, best = scored(*arguments)
+        return -logits, best
+
+    monkeypatch.setattr(graphs, "scored", wrong)
+    assert "not the model's own, relative error 2.0e+00" in warned_once(graphed(small_model()))
+
+
+class Watch(TorchDispatchMode):
+    """Notes what would take something from the host in the middle of a recording."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        devices = {each.device.type for each in (*given, *tree_leaves(result)) if isinstance(each, torch.Tensor)}
+        copied = func._schema.name in ("aten::copy_", "aten::_to_copy", "aten::to")
+        if len(devices) > 1 and (copied or any(each.ndim for each in given if each.device.type == "cpu")):
+            self.seen.append(func)
+        return result
+
+
+@pytest.mark.parametrize("family", FULL)
+def test_what_is_recorded_neither_waits_for_values_nor_copies_from_the_host(family):
+    """On torch's device without values, which refuses whatever asks for one."""
+    target = graphed(tiny_model(configuration(family)))
+    keys = prefilled(target, prompt_of(4)).reserved_buffers(0)
+    target.model.to("meta")
+    rows, visible = 8, 512
+    store = torch.empty((len(keys), keys[0].shape[1], visible, keys[0].shape[3]), device="meta")
+    received = as_rows(torch.empty(8 * (2 + 2 * rows) + rows * COLUMNS, dtype=torch.uint8, device="meta"), rows)
+    with torch.inference_mode(), Watch() as watch:
+        logits, best = scored(target.graphs._functional, store, received, visible)
+    assert (logits.shape, best.shape) == ((rows, VOCABULARY), (rows,))
+    assert not watch.seen
+
+
+def test_missing_rows_repeat_the_first():
+    layout = lay_out(7, np.array([8, 9], np.int32), np.array([-1, 0], np.int32), at=20)
+    numbers, sees = (each.numpy() for each in as_rows(torch.ones(8 * 10 + 4 * COLUMNS, dtype=torch.uint8), 4))
+    write_rows(numbers, sees, layout, stored=20)
+    assert numbers.tolist() == [20, 20, 7, 8, 9, 7, 20, 21, 22, 20]
+    assert [np.flatnonzero(row).tolist() for row in sees] == [[0], [0, 1], [0, 1, 2], [0]]
+
+
+def test_numbers_of_slots_are_few_and_never_too_few():
+    assert [slots_for(needed) for needed in (1, 512, 513, 768, 769, 1024, 1025, 1537)] == [
+        512, 512, 768, 768, 1024, 1024, 1536, 2048,
+    ]  # fmt: skip
+    assert all(needed <= slots_for(needed) <= max(512, needed * 1.5) for needed in range(1, 5000))
+
+
+def test_greedy_decoding_reads_the_tokens_that_the_forward_found():
+    scores = Scores(torch.zeros(2, 5), best=torch.tensor([3, -1]))
+    choose = Sampler(SamplingOptions(), (), lambda: np.array([1])).chooser(scores, at=0)
+    assert choose(0, []) == 3
+    with pytest.raises(NumericsError, match="position 2"):
+        choose(1, [3])
+
+
+def spread():
+    model = llama()
+    model.lm_head.to("meta")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (spread, "spread over cpu, meta.*one device"),
+        (lambda: tiny_model(configuration("mistral")), "mistral model has sliding windows"),
+    ],
+    ids=["several-devices", "sliding-windows"],
+)
+def test_what_is_not_recorded_is_told_and_runs_as_it_is(model, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        GraphedForward(model())
+    with pytest.warns(ForedraftWarning, match=sentence):
+        assert graphs_of(model()) is None
+
+
+def test_states_of_several_shapes_are_told_and_run_as_they_are(monkeypatch):
+    target = graphed(small_model())
+    ids = prompt_of(12)
+    cache = prefilled(target, ids[:-1])
+    cache.layers[0].values = cache.layers[0].values[..., :4]
+    with pytest.warns(ForedraftWarning, match="states of several shapes"):
+        assert target.graphs.forward(lay_out_text(ids[-1:], 11), cache, lambda: None) is None
+
+
+def on_gpu(name, *_):
+    """The embedded model, which says that it is on a GPU."""
+    model = load_model(name, "float32", "cpu")
+    model.__class__ = type("OnGpu", (type(model),), {"device": property(lambda _: torch.device("cuda"))})
+    return model
+
+
+@pytest.mark.parametrize("asked", [True, "auto"])
+def test_graphs_are_used_on_a_gpu_where_they_are_asked_for(asked, monkeypatch):
+    monkeypatch.setattr(api_module, "load_model", on_gpu)
+    monkeypatch.setattr(api_module, "Compilation", None)  # nothing is compiled beside
+    generator = load("demo-draft", method="none", compile=asked)
+    assert (generator.target.graphs is not None) == (asked is True)
+    assert generator.target.compiled is None
+    if asked == "auto":
+        generator.compile()
+    assert describe_environment(generator.target, "demo")["model"]["forward"] == "CUDA graphs"
+    plain = load("demo-draft", method="none", dtype="float32", device="cpu", compile=False)
+    assert generator.generate("def f(", max_new_tokens=12).text == plain.generate("def f(", max_new_tokens=12).text
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="sees no CUDA device here; use --device cpu"):
+        load("demo-draft", device="cuda", compile=True)
+
+
+@contextlib.contextmanager
+def exact_products():
+    """Have float32 products computed in float32, and no warning ignored."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ForedraftWarning)
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FULL)
+def test_recorded_rows_score_as_the_model_does(family):
+    with exact_products():
+        assert_same_passes(tiny_model(configuration(family)).to("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("method", "options", "nodes"), METHODS, ids=[each[0] for each in METHODS])
+def test_recorded_texts_equal_plain_texts(method, options, nodes, sampling):
+    model = llama().to("cuda")
+    with exact_products():
+        expected = written(TorchTarget(model), "none", {}, 0, sampling)
+        assert written(graphed(model), method, options, nodes, sampling) == expected
+
+
+@pytest.mark.gpu
+def test_a_recorded_store_grows_and_is_handed_on():
+    model = llama().to("cuda")
+    target = graphed(model)
+    with exact_products():
+        for length in (20, 480, 20):
+            runs = [begun(each, length, tokens=96) for each in (target, TorchTarget(model))]
+            ours, theirs = (finished(run) for run in runs)
+            assert ours == theirs
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_recorded_on_a_gpu_is_told_and_the_text_goes_on(monkeypatch):
+    model = llama().to("cuda")
+
+    def waits(*arguments):
+        logits, best = scored(*arguments)
+        return logits + float(logits[0, 0]) * 0, best
+
+    monkeypatch.setattr(graphs, "scored", waits)
+    target = graphed(model)
+    with pytest.warns(ForedraftWarning, match="cannot be replayed as a CUDA graph"):
+        ours = finished(begun(target, 20))
+    assert ours == finished(begun(TorchTarget(model), 20))
