@@ -26,6 +26,7 @@ from foredraft.model.graphs import (
     as_rows,
     graphs_of,
     scored,
+    slot_mask,
     slots_for,
     write_rows,
 )
@@ -122,7 +123,8 @@ def test_rows_that_are_held_are_seen_and_beyond_the_columns_the_model_runs_as_it
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-def test_more_rows_than_the_largest_count_run_as_they_are():
+def test_more_rows_than_the_largest_count_run_as_they_are_and_may_grow_out_of_the_store(monkeypatch):
+    monkeypatch.setattr(graphs, "_LEAST_SLOTS", 32)
     ids, target, plain = prompt_of(12), graphed(llama()), TorchTarget(llama())
     given, expected = (prefilled(each, ids) for each in (target, plain))
     for nodes in (ROW_COUNTS[-1] - 1, ROW_COUNTS[-1], 3):
@@ -262,6 +264,21 @@ def test_what_is_recorded_neither_waits_for_values_nor_copies_from_the_host(fami
         logits, best = scored(target.graphs._functional, store, received, visible)
     assert (logits.shape, best.shape) == ((rows, VOCABULARY), (rows,))
     assert not watch.seen
+
+
+@pytest.mark.parametrize(("committed", "width"), [(0, 7), (30, 20), (3, COLUMNS), (500, 12)])
+def test_a_row_sees_what_is_committed_and_what_it_is_told_to(committed, width):
+    sees = torch.zeros(5, COLUMNS, dtype=torch.bool)
+    sees[:, :width] = torch.rand(5, width, generator=torch.Generator().manual_seed(1)) < 0.5
+    sees[0, width - 1] = True
+    mask = slot_mask(torch.tensor(committed), sees, 512, torch.float16)
+    expected = [
+        [slot < committed or (slot - committed < COLUMNS and bool(row[slot - committed])) for slot in range(512)]
+        for row in sees
+    ]
+    assert mask.shape == (1, 1, 5, 512)
+    assert mask.unique().tolist() == [torch.finfo(torch.float16).min, 0]
+    assert (mask[0, 0] == 0).tolist() == expected
 
 
 def test_missing_rows_repeat_the_first():
