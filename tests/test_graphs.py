@@ -212,7 +212,7 @@ def warned_once(target):
 def test_a_failure_to_record_is_told_once_and_the_text_goes_on(monkeypatch):
     calls = []
 
-    def fails_later(compute, *_):
+    def fails_later(compute, **_):
         calls.append(compute)
         if len(calls) > 1:
             raise RuntimeError("operation not permitted when stream is capturing\nand more")

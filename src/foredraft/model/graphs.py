@@ -11,6 +11,7 @@ Does not know what rows mean, or who asks.
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ _NUMBERS = 2  # how many are committed, and how many are stored
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
 """float[R, V] logits, and int64[R], the most probable token after each row, -1 where its score is not finite."""
+Compute = Callable[[], Outputs]
 
 
 class GraphedForward:
@@ -68,6 +70,7 @@ class GraphedForward:
         self._functional = FunctionalForward(model, support.layer_types, support.windows)
         self._store: torch.Tensor | None = None
         self._passes: dict[tuple[int, int], _Pass] = {}
+        self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         self._owner: Callable[[], TreeCache | None] = _nobody
         self._made_room: weakref.WeakSet[TreeCache] = weakref.WeakSet()
@@ -123,7 +126,9 @@ class GraphedForward:
             self._store = buffers[0].new_empty(
                 (len(buffers), buffers[0].shape[1], slots_for(needed), buffers[0].shape[3])
             )
-            self._pool = torch.cuda.graph_pool_handle() if self._store.is_cuda else None
+            if self._store.is_cuda:
+                self._pool = torch.cuda.graph_pool_handle()  # a new one: torch takes none again whose graphs are gone
+                self._stream = self._stream or torch.cuda.Stream(self._store.device)
         assert self._store is not None
         cache.move_into(self._store)
         self._owner = weakref.ref(cache)
@@ -136,7 +141,8 @@ class GraphedForward:
         shape = rows, slots_for(stored + rows)
         new = shape not in self._passes
         if new:
-            self._passes[shape] = _Pass(self._functional, self._store, shape, self._pool)
+            record = partial(recorded, stream=self._stream, pool=self._pool)
+            self._passes[shape] = _Pass(self._functional, self._store, shape, record)
         cache.reserve(layout.rows)
         logits, best = (each[: layout.rows] for each in self._passes[shape].run(layout, stored))
         logits = logits.clone()  # the next replay writes the same memory
@@ -155,20 +161,26 @@ class _Pass:
         functional: the forward.
         store: float[2 L, heads, C, head_dim], the slots of every layer, keys and then values.
         shape: rows, and the slots that they look at.
-        pool: the memory that recorded passes share.
+        record: makes of a computation what repeats it.
     """
 
-    def __init__(self, functional: FunctionalForward, store: torch.Tensor, shape: tuple[int, int], pool: Any) -> None:
+    def __init__(
+        self,
+        functional: FunctionalForward,
+        store: torch.Tensor,
+        shape: tuple[int, int],
+        record: Callable[[Compute], Compute],
+    ) -> None:
         rows, visible = shape
         size = 8 * (_NUMBERS + 2 * rows) + rows * COLUMNS
         self._sent = torch.zeros(size, dtype=torch.uint8, pin_memory=store.is_cuda)
         self._received = torch.zeros(size, dtype=torch.uint8, device=store.device)
         self._numbers, self._sees = (each.numpy() for each in as_rows(self._sent, rows))
         received = as_rows(self._received, rows)
-        self._compute = lambda: scored(functional, store, received, visible)
-        self._device, self._pool = store.device, pool
+        self._compute: Compute = lambda: scored(functional, store, received, visible)
+        self._record = record
+        self._replay: Compute | None = None
         self._copied = torch.cuda.Event() if store.is_cuda else None
-        self._replay: Callable[[], Outputs] | None = None
 
     def run(self, layout: Layout, stored: int) -> Outputs:
         """Send the rows of `layout`, behind `stored` slots in use, and compute; the result is the next run's too."""
@@ -177,32 +189,35 @@ class _Pass:
         write_rows(self._numbers, self._sees, layout, stored)
         self._received.copy_(self._sent, non_blocking=True)
         if self._copied is not None:
-            self._copied.record(torch.cuda.current_stream(self._device))
+            self._copied.record(torch.cuda.current_stream(self._received.device))
         if self._replay is None:
-            self._replay = recorded(self._compute, self._device, self._pool)
+            self._replay = self._record(self._compute)
         return self._replay()
 
 
-def recorded(compute: Callable[[], Outputs], device: torch.device, pool: Any) -> Callable[[], Outputs]:
-    """Record `compute` as a CUDA graph, and return what replays it; on another device, `compute` itself.
+def recorded(compute: Compute, stream: torch.cuda.Stream | None, pool: Any) -> Compute:
+    """Record `compute` as a CUDA graph, and return what replays it; without a stream, `compute` itself.
 
     Args:
         compute: reads and writes the same memory whenever it is called, and never waits for the device.
-        device: where it runs.
-        pool: of `torch.cuda.graph_pool_handle`, for what it computes on the way.
+        stream: of the device, for recording alone; None where it is no CUDA device.
+        pool: of `torch.cuda.graph_pool_handle`, for what is computed on the way.
     """
-    if device.type != "cuda":
+    if stream is None:
         return compute
-    with torch.cuda.device(device):
-        beside = torch.cuda.Stream()  # as torch's manual has it: what is loaded or chosen at a first call is no part
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            for _ in range(_WARM_UPS):
-                compute()
-        torch.cuda.current_stream().wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            outputs = compute()
+    with torch.cuda.device(stream.device):
+        before = torch.cuda.current_stream()
+        stream.wait_stream(before)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UPS):  # what is loaded or chosen at a first call must not be recorded
+                    compute()
+            before.wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                outputs = compute()
+        finally:
+            torch.cuda.set_stream(before)  # torch leaves its own in place where recording fails
 
     def replay() -> Outputs:
         graph.replay()
