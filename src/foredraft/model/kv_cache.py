@@ -68,8 +68,8 @@ class TreeLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate for the shapes of the first states, [1, heads, rows, head_dim]."""
-        self.keys = self.allocated(key_states, self.span.capacity)
-        self.values = self.allocated(value_states, self.span.capacity)
+        self.keys = self._allocated(key_states, self.span.capacity)
+        self.values = self._allocated(value_states, self.span.capacity)
         self.is_initialized = True
 
     def update(
@@ -90,7 +90,7 @@ class TreeLayer(CacheLayerMixin):
             return
         for name in ("keys", "values"):
             old: torch.Tensor = getattr(self, name)
-            new = old if capacity == old.shape[-2] else self.allocated(old, capacity)
+            new = old if capacity == old.shape[-2] else self._allocated(old, capacity)
             new[:, :, :keep] = old[:, :, drop : drop + keep].clone() if new is old else old[:, :, drop : drop + keep]
             setattr(self, name, new)
 
@@ -99,6 +99,10 @@ class TreeLayer(CacheLayerMixin):
         keys[:, :, :count] = self.keys[:, :, :count]
         values[:, :, :count] = self.values[:, :, :count]
         self.keys, self.values = keys, values
+
+    def go_on_apart(self, capacity: int, count: int) -> None:
+        """Copy the first `count` slots into buffers of the layer's own, and use those from now on."""
+        self.go_on_in(self._allocated(self.keys, capacity), self._allocated(self.values, capacity), count)
 
     def gather(self, start: int, index: torch.Tensor) -> None:
         """Copy the slots `start + index`, int64[n] and ascending, to `start .. start + n`."""
@@ -123,8 +127,7 @@ class TreeLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # the name of the same method in transformers before 5.20
 
     @staticmethod
-    def allocated(like: torch.Tensor, capacity: int) -> torch.Tensor:
-        """Return a buffer like another one, of `capacity` slots."""
+    def _allocated(like: torch.Tensor, capacity: int) -> torch.Tensor:
         # zeros, because a masked slot is still multiplied by weight 0, and 0 * NaN is NaN
         return like.new_zeros((*like.shape[:-2], capacity, like.shape[-1]))
 
@@ -214,8 +217,7 @@ class TreeCache(Cache):
         count = span.stored + self._rows
         span.capacity, self._store = _round_up(count), None
         for layer in self._tree_layers:
-            keys, values = (layer.allocated(each, span.capacity) for each in (layer.keys, layer.values))
-            layer.go_on_in(keys, values, count)
+            layer.go_on_apart(span.capacity, count)
 
     @torch.inference_mode()
     def commit(self, rows: Sequence[int]) -> None:
