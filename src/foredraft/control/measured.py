@@ -26,11 +26,12 @@ _USUAL_SCORE = 0.7  # of the first bin while it has not been seen; of each furth
 _PRIOR_RATIO, _PRIOR_PROMISED = 0.8, 3.0  # accepted nodes / the sum of scores, and the sum that this is worth
 _MOST_NODES_SEEN = 400.0
 _ENOUGH_TOKENS = 20.0  # of recent steps in which the drafter was asked, before they are compared with plain ones
+_ENOUGH_TOKENS_AGAIN = 10.0  # the same after a rest, until drafting has paid
 _FADE = 0.8  # what is left of the evidence against drafting after a rest
 _REFERENCE_EVERY, _FIRST_REFERENCE = 64, 4  # drafted steps between plain ones taken for reference, and before the first
 _MOST_WORTHLESS = 8  # drafts in a row without a node worth verifying, before drafting rests
-_MOST_WORTHLESS_AGAIN = 2  # the same after a rest, until drafting has paid
-_SHORTEST_REST, _LONGEST_REST = 8, 32  # plain steps before drafting is tried again
+_MOST_WORTHLESS_AGAIN = 1  # the same after a rest, until drafting has paid
+_SHORTEST_REST, _LONGEST_REST = 8, 64  # plain steps before drafting is tried again
 _FEWEST_ASKED = 4  # nodes asked for at least: fewer would hardly be drafted quicker
 _MOST_BESIDE = 16  # plain passes that the rest of a step may take before it is put down to something else
 
@@ -80,8 +81,8 @@ class MeasuredControl:
     many nodes are asked for as were worth it of late, and more again once all of them were. When steps in
     which the drafter was asked have been giving fewer tokens per second, those included whose draft was worth no node,
     or draft after draft is worth none, steps are plain, and drafting is tried again at growing intervals, so that
-    trying costs little. A text behind one in which drafting did not pay begins as if it had rested once: fewer
-    worthless drafts are then enough to rest, and rests are longer, until drafting has paid.
+    trying costs little. Until drafting has paid again, less is enough to rest once more: one worthless draft, or half
+    the tokens. A text behind one in which drafting did not pay begins with a rest.
 
     Args:
         curve: the target's cost by rows.
@@ -103,8 +104,8 @@ class MeasuredControl:
         self._beside = Beside() if beside is None else beside
         self._asks = False  # whether the drafter was asked in this step
         self._tokens = self._seconds = 0.0  # of recent steps in which it was
-        self._rest = 0
-        self._next_rest = _SHORTEST_REST if self._beside.pays else 2 * _SHORTEST_REST
+        self._rest = 0 if self._beside.pays else 2 * _SHORTEST_REST
+        self._next_rest = max(_SHORTEST_REST, 2 * self._rest)
 
     def budget(self, depth: int) -> Budget:
         """Return the largest draft worth proposing; none while drafting rests."""
@@ -124,7 +125,7 @@ class MeasuredControl:
         best = best_count(score, self._evidence, self._cost, *seconds, budget.depth)
         self._worth = min(2.0 * best, self._most_nodes) if best >= budget.nodes else 0.9 * self._worth + 0.1 * best
         self._worthless = self._worthless + 1 if best == 0 else 0
-        if self._worthless >= (_MOST_WORTHLESS if self._next_rest == _SHORTEST_REST else _MOST_WORTHLESS_AGAIN):
+        if self._worthless >= (_MOST_WORTHLESS_AGAIN if self._has_rested else _MOST_WORTHLESS):
             self._give_up_for_now()
         return cut(draft, Budget(min(best, budget.nodes), budget.depth), score)
 
@@ -143,7 +144,8 @@ class MeasuredControl:
             score = verdict.draft.score
             score = score if score is not None else _guessed_scores(verdict.draft.parents)
             credit(self._evidence, score, np.array(verdict.path, np.int32))
-        if self._asks and self._rest == 0 and self._tokens > _ENOUGH_TOKENS:
+        enough = _ENOUGH_TOKENS_AGAIN if self._has_rested else _ENOUGH_TOKENS
+        if self._asks and self._rest == 0 and self._tokens > enough:
             self._consider_resting()
         elif not self._asks and self._rest > 0:
             self._rest -= 1
@@ -173,6 +175,11 @@ class MeasuredControl:
         if self._asks:  # also where no node was worth verifying: asking takes time
             self._tokens = self._tokens * _KEEP + emitted
             self._seconds = self._seconds * _KEEP + forward_seconds + other_seconds
+
+    @property
+    def _has_rested(self) -> bool:
+        """Whether drafting rested since it last paid."""
+        return self._next_rest > _SHORTEST_REST
 
     def _plain_seconds(self) -> float:
         pace = self._pace if self._plain_pace is None else self._plain_pace
