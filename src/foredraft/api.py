@@ -189,12 +189,16 @@ class Generator:
         control: str | None = None,
         control_options: Mapping[str, Any] | None = None,
         verification: Verification = "matched",
+        beside: Beside | None = None,
     ) -> None:
-        """Draft with a drafter that exists already, under the name `method`: one built elsewhere, or used before."""
+        """Draft with a drafter that exists already, under the name `method`: one built elsewhere, or used before.
+
+        `beside` is what the measured control keeps from text to text; given again, it goes on with what it knows.
+        """
         if nodes is None and control is None:
             control = getattr(drafter, "default_control", None)
         self._amount = choose_control(nodes, control, control_options)
-        self._beside = Beside()
+        self._beside = Beside() if beside is None else beside
         self.method, self.drafter = method, drafter
         self.verification = checked_verification(verification)
 

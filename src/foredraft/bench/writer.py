@@ -18,6 +18,7 @@ from foredraft.bench.peer import prepared_peer
 from foredraft.bench.recording import DraftCounts, Guesses, RecordedDrafter
 from foredraft.bench.replay import replay_steps
 from foredraft.contracts import CostCurve, Drafter, StepRecord, TokenIds
+from foredraft.control import Beside
 from foredraft.errors import ForedraftWarning
 from foredraft.generation import Generation
 
@@ -59,7 +60,7 @@ def make_ready(generator: Generator, method: Method) -> Write:
         peer = prepared_peer(generator, method)
         return lambda prompt, arguments, earlier: Written(peer(prompt, arguments), None, tuple)  # noqa: ARG005  # it remembers nothing
     use(generator, method)
-    kept = generator.drafter
+    kept, beside = generator.drafter, Beside()  # a process that writes text after text keeps them
 
     def write(prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Written:
         drafter = kept
@@ -69,7 +70,9 @@ def make_ready(generator: Generator, method: Method) -> Write:
             if method.memory == "warm":
                 _teach(drafter, earlier, generator.target.vocabulary)
         recorded = None if method.name == BASE else RecordedDrafter(drafter)
-        generator.attach(method.name, recorded or drafter, **method.amount, verification=method.verification)
+        generator.attach(
+            method.name, recorded or drafter, **method.amount, verification=method.verification, beside=beside
+        )
         with warnings.catch_warnings():
             warnings.filterwarnings("error", category=ForedraftWarning)  # a drafter that failed is a failed cell
             start = perf_counter()
