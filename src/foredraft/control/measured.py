@@ -55,6 +55,11 @@ class Evidence(NamedTuple):
     promised: F64
 
 
+def empty_evidence() -> Evidence:
+    """Return evidence of nothing yet."""
+    return Evidence(*(np.zeros(_SCORE_BINS) for _ in range(3)))
+
+
 @dataclass(slots=True)
 class Beside:
     """What a sequence tells those after it: facts of the machine and the drafter, and how drafting went of late.
@@ -93,7 +98,7 @@ class MeasuredControl:
     def __init__(self, curve: CostCurve, most_nodes: int = MOST_NODES, beside: Beside | None = None) -> None:
         self._cost = curve.table(most_nodes + 1)
         self._most_nodes = most_nodes
-        self._evidence = Evidence(*(np.zeros(_SCORE_BINS) for _ in range(3)))
+        self._evidence = empty_evidence()
         typical = (_USUAL_SCORE / np.arange(1, most_nodes + 1)).astype(np.float32)
         usual = best_count(typical, self._evidence, self._cost, 1.0, 0.0, self._cost[1], most_nodes)
         self._worth = float(usual)  # nodes worth verifying, smoothed

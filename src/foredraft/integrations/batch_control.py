@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from foredraft.control.measured import Evidence, chances, credit, halvings
+from foredraft.control.measured import Evidence, chances, credit, empty_evidence, halvings
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.integrations.batches import I64, Batch, Chains
 
 F64 = npt.NDArray[np.float64]
 
-_SCORE_BINS = 12  # of `Evidence`
 _KEEP = 0.98  # what a step's evidence is worth one drafted step later
 _PRIOR, _LEAST_PRIOR = 2.0, 0.1  # steps that the flat curve counts for, at no token and at all there may be; it fades
 _PLAIN_KEPT = 5  # plain steps, by whose times the next ones are believed to go
@@ -153,7 +152,7 @@ class BatchControl:
 
     def __init__(self, slots: int, most: int, clock: Callable[[], float] = perf_counter) -> None:
         self._most, self._clock = most, clock
-        self._evidence = Evidence(*(np.zeros(_SCORE_BINS) for _ in range(3)))
+        self._evidence = empty_evidence()
         self._costs: dict[int, StepCost] = {}
         room = (slots, most)
         self._given = Chains(np.zeros(room, np.int32), np.zeros(room, np.float32), np.zeros(slots, np.int32))
