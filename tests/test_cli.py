@@ -232,7 +232,7 @@ def test_an_interrupt_keeps_what_was_written(run, monkeypatch):
         (("generate", "a", "--max-new-tokens", "0"), "max_new_tokens is 0"),
         (("generate", "a", "--no-do-sample", "--temperature", "1"), "temperature would be ignored"),
         (("generate", "a", "--top-p", "2"), "top_p is 2.0"),
-        (("generate", "a", "--dtype", "int8"), "dtype is 'int8'"),
+        (("generate", "a", "--dtype", "int4"), "dtype is 'int4'"),
         (("generate", "a", "--device", "nowhere"), "device is 'nowhere'"),
         (("generate", "a", "--model", "./nowhere"), "There is no folder ./nowhere"),
         (("info", "./nowhere"), "There is no folder ./nowhere"),
@@ -278,7 +278,7 @@ def test_a_verification_that_means_nothing_is_refused(run):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "status", "words"), [("float32", 1, "report"), ("bfloat16", 0, "near-ties may flip")]
+    ("dtype", "status", "words"), [("float32", 1, "report"), ("int8", 1, "report"), ("bfloat16", 0, "near-ties may flip")]
 )
 def test_a_difference_fails_where_arithmetic_cannot_explain_it(run, monkeypatch, dtype, status, words):
     counts = SimpleNamespace(

@@ -169,10 +169,7 @@ def test_heads_of_the_model_in_floating_point_are_refused():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (
-            ["train", "eesd", "--model", "demo", "--data", "texts", "--out", "head", "--dtype", "int8"],
-            "heads are trained with",
-        ),
+        ("train eesd --model demo --data texts --out head --dtype int8", "heads are trained with"),
         ("generate Hello --dtype int4", "choose auto, float32, float64, bfloat16, float16, int8"),
     ],
     ids=["training", "unknown"],

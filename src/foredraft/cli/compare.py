@@ -37,7 +37,6 @@ class _Pair:
         difference: the first token that differs, counted from 1, or 0.
         gap: between the two best scores there.
         dtype: of the model.
-        exact: whether texts must not differ in it.
         same_text: whether both must write the same; sampled rejection keeps the law of the text, not its tokens.
     """
 
@@ -48,7 +47,13 @@ class _Pair:
     difference: int
     gap: float
     dtype: str
-    exact: bool
+
+    @property
+    def exact(self) -> bool:
+        """Whether texts must not differ in the dtype."""
+        from foredraft.model.quantized import EXACT
+
+        return self.dtype in EXACT
     same_text: bool = True
 
 
@@ -89,7 +94,7 @@ def _run(generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], i
     """Run both `_REPETITIONS` times, the first drafted one showing its text in `ink`, if any."""
     from foredraft.api import Generator
     from foredraft.bench.metrics import first_difference, repeated_share
-    from foredraft.model.quantized import EXACT, dtype_name
+    from foredraft.model.quantized import dtype_name
 
     plain = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
     brief = {**options, "max_new_tokens": min(_WARM_UP_TOKENS, options.get("max_new_tokens", _WARM_UP_TOKENS))}
@@ -109,7 +114,6 @@ def _run(generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], i
             tell(number / len(rest), "repeating, with and without drafting")
             runs[drafts].append((generator if drafts else plain).generate(prompt, **options))
     times = {drafts: statistics.median(_time(run) for run in each) for drafts, each in runs.items()}
-    dtype = dtype_name(generator.target.model)
     pairs = [(drafted.token_ids, other.token_ids) for drafted, other in zip(runs[True], runs[False], strict=True)]
     difference = next((first_difference(*pair) + 1 for pair in pairs if pair[0] != pair[1]), 0)
     return _Pair(
@@ -119,8 +123,7 @@ def _run(generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], i
         repeated=repeated_share(runs[False][0].token_ids),
         difference=difference,
         gap=_gap(generator, prompt, runs[False][0], difference, options) if difference else 0.0,
-        dtype=dtype,
-        exact=dtype in EXACT,
+        dtype=dtype_name(generator.target.model),
     )
 
 
