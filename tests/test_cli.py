@@ -278,7 +278,8 @@ def test_a_verification_that_means_nothing_is_refused(run):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "status", "words"), [("float32", 1, "report"), ("int8", 1, "report"), ("bfloat16", 0, "near-ties may flip")]
+    ("dtype", "status", "words"),
+    [("float32", 1, "report"), ("int8", 1, "report"), ("bfloat16", 0, "near-ties may flip")],
 )
 def test_a_difference_fails_where_arithmetic_cannot_explain_it(run, monkeypatch, dtype, status, words):
     counts = SimpleNamespace(

@@ -54,6 +54,7 @@ class _Pair:
         from foredraft.model.quantized import EXACT
 
         return self.dtype in EXACT
+
     same_text: bool = True
 
 
