@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from foredraft.bench.tasks import load_task
-from foredraft.demo import embedded_path
 from foredraft.model.loading import load_tokenizer
 
 _TRANSLATION = "spec_bench/translation"
@@ -23,7 +22,7 @@ _TRANSLATION = "spec_bench/translation"
 
 def random_tokens(count: int, length: int, seed: int) -> list[str]:
     """Return texts of random ids of the embedded model's vocabulary, special ones left out."""
-    tokenizer = load_tokenizer(str(embedded_path("demo")))
+    tokenizer = load_tokenizer("demo")
     ids = np.array(sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids)))
     drawn = np.random.default_rng(seed)
     return [tokenizer.decode(drawn.choice(ids, length).tolist()) for _ in range(count)]

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, TorchAoConfig
 from transformers.pytorch_utils import Conv1D
 
 from foredraft.__main__ import main
-from foredraft.api import Generator, load
+from foredraft.api import load
 from foredraft.demo import embedded_path
 from foredraft.errors import UsageError
 from foredraft.graph.layout import lay_out
@@ -19,11 +19,8 @@ from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.quantized import Int8Linear, dtype_name, quantize
 from foredraft.model.rounding import relative_error
 from foredraft.model.target import TorchTarget
-from foredraft.sampling import SamplingOptions
+from test_compiled import METHODS, SAMPLINGS, written
 from test_families import FAMILIES, configuration, prompt_of, random_tree, tiny_model
-
-SAMPLINGS = ({}, {"do_sample": True, "temperature": 0.8, "seed": 3})
-METHODS = (("prompt_lookup", {}, 10), ("adaptix", {"table": "none"}, 24))
 
 
 def random_layer(width=48, outputs=40, *, bias=True):
@@ -107,12 +104,6 @@ def test_tree_rows_and_texts_are_those_of_plain_decoding(family):
             assert written(target, method, options, nodes, sampling) == expected
 
 
-def written(target, method, options, nodes, sampling):
-    generator = Generator(target, None, method=method, options=options, nodes=nodes or None)
-    run = generator.begin(prompt_of(20), SamplingOptions(**sampling), max_new_tokens=40)
-    return [token for record in run.steps() for token in record.emitted]
-
-
 def test_compiled_texts_are_those_of_the_model_as_it_is(tmp_path):
     """The time is over before the second package: plain steps are compiled, drafts run as the model is."""
     config = configuration("llama")
@@ -126,7 +117,7 @@ def test_compiled_texts_are_those_of_the_model_as_it_is(tmp_path):
     assert compiled.compiled.package_for(1) is not None
     for sampling in SAMPLINGS:
         expected = written(TorchTarget(model), "none", {}, 0, sampling)
-        for method, options, nodes in (("none", {}, 0), *METHODS):
+        for method, options, nodes in METHODS:
             assert written(compiled, method, options, nodes, sampling) == expected
 
 

@@ -9,6 +9,7 @@ from foredraft.bench.environment import Environment
 from foredraft.bench.method import BASE, PEER
 from foredraft.bench.metrics import Ratio
 from foredraft.bench.summary import ALL, Summary, overall
+from foredraft.model.quantized import EXACT
 
 _ENOUGH_TEXTS = 8
 """Texts without loops from which they are spoken of instead of all."""
@@ -104,7 +105,7 @@ def _identity(own: Sequence[Summary], environment: Environment) -> list[str]:
     dtype = environment["model"]["dtype"]
     reason = (
         "in 16-bit numbers near-ties flip; `foredraft prove` tells them from mistakes"
-        if dtype in ("bfloat16", "float16")
+        if dtype not in EXACT
         else "methods under rejection verification differ by design; anything else is a mistake: run `foredraft prove`"
     )
     return [f"{identical} of {texts} drafted texts are plain decoding's, token for token; {reason}."]

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from foredraft.api import Generator
-from foredraft.contracts import Verification
+from foredraft.contracts import Drafter, Verification
+from foredraft.control import Beside
 from foredraft.errors import UsageError
 from foredraft.options import nearest
 from foredraft.speculation import take_amount, take_verification
@@ -122,3 +123,8 @@ def chosen_methods(texts: Sequence[str], known: Sequence[str]) -> list[Method]:
 def use(generator: Generator, method: Method) -> None:
     """Make the generator draft by `method`."""
     generator.use(method.name, method.options, **method.amount, verification=method.verification)
+
+
+def attach(generator: Generator, method: Method, drafter: Drafter, beside: Beside) -> None:
+    """Make the generator draft with the method's drafter, built before, and with what its control knew by then."""
+    generator.attach(method.name, drafter, **method.amount, verification=method.verification, beside=beside)

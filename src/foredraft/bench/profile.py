@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from foredraft.api import Generator
-from foredraft.bench.method import BASE, Method, use
+from foredraft.bench.method import BASE, Method, attach, use
 from foredraft.bench.recording import RecordedDrafter
 from foredraft.bench.reliability import Reliability, ReliabilityTally
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.bench.writer import time_split
 from foredraft.contracts import StepRecord
+from foredraft.control import Beside
 from foredraft.engine.statistics import harmonic_mean
 from foredraft.generation import Generation
 
@@ -129,14 +130,13 @@ class _Recording:
     def __init__(self, generator: Generator, method: Method) -> None:
         use(generator, method)
         self._generator, self._method = generator, method
-        self._drafter = RecordedDrafter(generator.drafter)
+        self._drafter, self._beside = RecordedDrafter(generator.drafter), Beside()
         self.steps: list[StepRecord] = []
         self.tally = ReliabilityTally()
 
     def write(self, prompt: Any, arguments: Mapping[str, Any]) -> Generation:
         """Write a text, whatever the generator was used for in between."""
-        method = self._method
-        self._generator.attach(method.name, self._drafter, **method.amount, verification=method.verification)
+        attach(self._generator, self._method, self._drafter, self._beside)
         return self._generator.generate(prompt, **arguments)
 
     def count(self, generation: Generation) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from foredraft.api import Generator
 from foredraft.bench.cell import Writing
-from foredraft.bench.method import BASE, PEER, Method, use
+from foredraft.bench.method import BASE, PEER, Method, attach, use
 from foredraft.bench.peer import prepared_peer
 from foredraft.bench.recording import DraftCounts, Guesses, RecordedDrafter
 from foredraft.bench.replay import replay_steps
@@ -70,9 +70,7 @@ def make_ready(generator: Generator, method: Method) -> Write:
             if method.memory == "warm":
                 _teach(drafter, earlier, generator.target.vocabulary)
         recorded = None if method.name == BASE else RecordedDrafter(drafter)
-        generator.attach(
-            method.name, recorded or drafter, **method.amount, verification=method.verification, beside=beside
-        )
+        attach(generator, method, recorded or drafter, beside)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", category=ForedraftWarning)  # a drafter that failed is a failed cell
             start = perf_counter()

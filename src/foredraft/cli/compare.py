@@ -47,6 +47,7 @@ class _Pair:
     difference: int
     gap: float
     dtype: str
+    same_text: bool = True
 
     @property
     def exact(self) -> bool:
@@ -54,8 +55,6 @@ class _Pair:
         from foredraft.model.quantized import EXACT
 
         return self.dtype in EXACT
-
-    same_text: bool = True
 
 
 def compare_with_plain(generator: "Generator", job: "Job", prompt: "Prompt") -> bool:

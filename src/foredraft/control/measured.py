@@ -125,7 +125,7 @@ class MeasuredControl:
             return draft
         if draft.q is not None:  # drawn: scores, and even how many were drawn, may tell what; only the budget may cut
             return cut(draft, budget)
-        score = draft.score if draft.score is not None else _guessed_scores(draft.parents)
+        score = draft.score if draft.score is not None else guessed_scores(draft.parents)
         seconds = (self._pace, self._beside.drafted, self._plain_seconds())
         best = best_count(score, self._evidence, self._cost, *seconds, budget.depth)
         self._worth = min(2.0 * best, self._most_nodes) if best >= budget.nodes else 0.9 * self._worth + 0.1 * best
@@ -147,7 +147,7 @@ class MeasuredControl:
             self._observe_time(drafted, len(verdict.tokens), forward_seconds, other_seconds, draft_seconds)
         if drafted:
             score = verdict.draft.score
-            score = score if score is not None else _guessed_scores(verdict.draft.parents)
+            score = score if score is not None else guessed_scores(verdict.draft.parents)
             credit(self._evidence, score, np.array(verdict.path, np.int32))
         enough = _ENOUGH_TOKENS_AGAIN if self._has_rested else _ENOUGH_TOKENS
         if self._asks and self._rest == 0 and self._tokens > enough:
@@ -211,7 +211,7 @@ class MeasuredControl:
             self._next_rest = _SHORTEST_REST
 
 
-def _guessed_scores(parents: IntArray) -> FloatArray:
+def guessed_scores(parents: IntArray) -> FloatArray:
     """Return scores for a draft whose drafter gave none: a typical guess's rate, to the power of the depth."""
     return np.power(np.float32(0.6), depths(parents)).astype(np.float32)
 

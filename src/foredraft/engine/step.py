@@ -16,6 +16,8 @@ from foredraft.graph.tree import FloatArray, IntArray, is_tree, top_nodes
 from foredraft.logits import top_probabilities
 from foredraft.verify import verify
 
+_NO_SCORES, _NO_SOURCES = np.empty(0, np.float32), np.empty(0, np.uint8)
+
 
 def step(
     seq: SequenceState, drafting: Drafting, control: Control, target: Target, needs: Needs, names: tuple[str, ...]
@@ -74,8 +76,8 @@ def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
     """
     scores = _NO_SCORES if draft.score is None else draft.score
     sources = _NO_SOURCES if draft.source is None else draft.source
-    complete = draft.q is None and len(scores) == (0 if draft.score is None else len(draft))
-    if complete and _is_sound(draft.tokens, draft.parents, vocabulary, scores, sources, drafters):
+    scored = draft.score is None or len(draft.score) == len(draft)
+    if draft.q is None and scored and _is_sound(draft.tokens, draft.parents, vocabulary, scores, sources, drafters):
         return
     if not is_tree(draft.tokens, draft.parents, vocabulary):
         draft.check()
@@ -106,15 +108,15 @@ def _is_sound(
     return is_tree(tokens, parents, vocabulary)
 
 
-_NO_SCORES, _NO_SOURCES = np.empty(0, np.float32), np.empty(0, np.uint8)
-
-
 def _with_needs(verdict: Verdict, scores: Scores, needs: Needs) -> Verdict:
     if not needs.top_k:
         return verdict
     rows = _top_rows(verdict, needs.top_rows)
     tokens, probabilities = top_probabilities(scores.logits, needs.top_k, rows)
-    return Verdict(verdict.tokens, verdict.path, verdict.draft, verdict.at, rows, tokens, probabilities, verdict.hidden)
+    return Verdict(  # in a tenth of the time of dataclasses.replace
+        verdict.tokens, verdict.path, verdict.draft, verdict.at, top_rows=rows, top_tokens=tokens,
+        top_probabilities=probabilities, hidden=verdict.hidden,
+    )  # fmt: skip
 
 
 def _top_rows(verdict: Verdict, most: int) -> IntArray:

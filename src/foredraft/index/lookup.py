@@ -62,7 +62,7 @@ def _stored_counts(ranges: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 @njit(cache=True)
-def _retrieve(
+def retrieve(
     ranges: npt.NDArray[np.int64], own: RecentText, shared: RecentText, context: TokenIds, trust: Trust, asked: Question
 ) -> tuple[Levels, Rows]:
     """Return which occurrences of a context there are, and what followed them in the recent texts.
@@ -142,7 +142,7 @@ class Lookup:
         """
         own = _NOTHING if self._own is None else self._own
         context = self.ids[-self._longest :]
-        levels, rows = _retrieve(self._ranges, own, _NOTHING if shared is None else shared, context, trust, asked)
+        levels, rows = retrieve(self._ranges, own, _NOTHING if shared is None else shared, context, trust, asked)
         self._gather_stored(levels, rows)
         return levels, rows
 

@@ -38,9 +38,12 @@ class RecentText(NamedTuple):
     length: I64
 
 
+@njit(cache=True)
 def empty_text(room: int = 1024) -> RecentText:
     """Return a text without symbols that has room for `room`."""
-    slots = 1 << max(4, (2 * room - 1).bit_length())
+    slots = 16
+    while slots < 2 * room:
+        slots *= 2
     return RecentText(
         np.empty(room, np.int32),
         np.empty(room, np.int32),

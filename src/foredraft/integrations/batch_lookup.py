@@ -6,9 +6,10 @@ The texts themselves are the store, so there is no state to keep.
 import numpy as np
 from numba import njit, prange
 
+from foredraft.control.measured import guessed_scores
 from foredraft.drafters.prompt_lookup import PromptLookupOptions, earlier_match
-from foredraft.graph.tree import IntArray
-from foredraft.integrations.batches import I64, Batch, Chains, guessed_scores
+from foredraft.graph.tree import IntArray, chain_parents
+from foredraft.integrations.batches import I64, Batch, Chains
 
 
 class LookupBatch:
@@ -25,7 +26,7 @@ class LookupBatch:
     def draft(self, batch: Batch) -> Chains:
         """Return what followed the earlier occurrence in each row."""
         chains = batch.no_chains(self._most)
-        chains.scores[:] = guessed_scores(self._most)
+        chains.scores[:] = guessed_scores(chain_parents(self._most))
         depth = np.minimum(batch.depth, self._options.prompt_lookup_num_tokens)
         shortest, longest = self._options.prompt_lookup_min, self._options.longest
         _draft(batch.token_ids, batch.rows, batch.lengths, depth, shortest, longest, chains.tokens, chains.counts)

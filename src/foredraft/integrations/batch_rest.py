@@ -12,21 +12,11 @@ from numba import njit, prange
 
 from foredraft.drafters.rest import STRENGTH, RestOptions
 from foredraft.graph.tree import FloatArray, IntArray, best_chain
-from foredraft.index.backoff import F64, UNFORESEEN, Trust, learn_trust, prior_trust, weigh
+from foredraft.index.backoff import F64, UNFORESEEN, Trust, learn_trust, prior_trust
+from foredraft.index.lookup import Question, retrieve
 from foredraft.index.prefixes import best_nodes
-from foredraft.index.recent_text import RecentText, append, empty_text, occurrences
-from foredraft.index.retrieval import (
-    OWN,
-    STORE,
-    Levels,
-    Rows,
-    allot,
-    count_lengths,
-    gather_from_store,
-    gather_from_text,
-    levels_of,
-    rows_for,
-)
+from foredraft.index.recent_text import RecentText, append, empty_text
+from foredraft.index.retrieval import Levels, Rows, gather_from_store
 from foredraft.index.suffix_array import Places, SuffixArrays, Symbols, follow
 from foredraft.integrations.arena import Arena
 from foredraft.integrations.batches import I64, Batch, ChainOptions, Chains
@@ -211,22 +201,11 @@ def _retrieved(
     depth: int,
 ) -> tuple[Levels, Rows]:  # fmt: skip
     """Return what follows the last tokens wherever they occur, `depth` tokens of it."""
-    longest = settings.longest
-    counts = np.zeros((3, longest + 1), np.int64)
-    counts[STORE] = (ranges[:, :, 1] - ranges[:, :, 0]).sum(axis=0)
-    places, lengths = occurrences(text, ids, longest, settings.samples if settings.learns else 0)
-    if settings.learns:
-        count_lengths(lengths, counts[OWN])
-    levels = levels_of(counts, settings.shortest, not settings.backoff)
-    if settings.backoff:
-        weigh(levels, trust)
-    allot(levels, settings.samples)
-    rows = rows_for(levels, depth)
-    before = np.zeros(longest + 1, np.int64)
+    asked = Question(settings.shortest, not settings.backoff, settings.backoff, settings.samples, depth)
+    levels, rows = retrieve(ranges, text, empty_text(1), ids, trust, asked)
+    before = np.zeros(settings.longest + 1, np.int64)
     for number in range(len(segments.first)):
         gather_from_store(_segment(segments, number), ranges[number], before, levels, rows)
-    if settings.learns:
-        gather_from_text(text, OWN, places, lengths, levels, rows)
     return levels, rows
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Drafter, Drafting, SequenceView, Verdict
+from foredraft.control.measured import guessed_scores
 from foredraft.engine.guard import GuardedDrafter
 from foredraft.graph.tree import FloatArray, IntArray, best_chain, chain_parents
 
@@ -111,7 +112,7 @@ class SingleDrafting:
             chain = self._chain(slot, ids, int(batch.known[i]), int(batch.depth[i]))
             count = chains.counts[i] = len(chain)
             chains.tokens[i, :count] = chain.tokens
-            chains.scores[i, :count] = guessed_scores(count) if chain.score is None else chain.score
+            chains.scores[i, :count] = guessed_scores(chain.parents) if chain.score is None else chain.score
         return chains
 
     def forget(self, slot: int) -> None:
@@ -146,8 +147,3 @@ def _verdict(draft: Draft, ids: I64, known: int) -> Verdict:
     while accepted < min(len(new) - 1, len(draft)) and draft.tokens[accepted] == new[accepted]:
         accepted += 1
     return Verdict(new, tuple(range(accepted)), draft, known - 1)
-
-
-def guessed_scores(count: int) -> FloatArray:
-    """Return scores, float32[count], for a chain without any: a typical guess's rate, to the power of the depth."""
-    return np.power(np.float32(0.6), np.arange(1, count + 1)).astype(np.float32)

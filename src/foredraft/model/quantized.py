@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from foredraft.errors import UsageError
+from foredraft.model.compiled import runs_on_cpu
 
 INT8 = "int8"
 """The name, beside those of torch's dtypes, under which a model is loaded so."""
@@ -71,7 +72,7 @@ def quantize(model: Any) -> Any:
     """
     from transformers.pytorch_utils import Conv1D  # what GPT-2 calls its linear layers; the weight lies the other way
 
-    if model.device.type != "cpu" or getattr(model, "hf_device_map", None):
+    if not runs_on_cpu(model):
         raise UsageError(f"The model is on {model.device}; {INT8} is for the CPU. Load it with --device cpu.")
     if getattr(model, "is_quantized", False) or is_int8(model):
         raise UsageError(f"The model is quantised already; leave the dtype {INT8} out.")

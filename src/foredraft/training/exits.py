@@ -76,10 +76,10 @@ class ExitTask:
         """Return the mean loss over the tokens of these windows."""
         logits = self.logits(windows).flatten(0, 1).float()
         if self._loss == "tokens":
-            return cross_entropy(logits, self._tensor(self._traces.windows[windows, 1:]).long().flatten())
-        top_ids = self._tensor(self._traces.top_ids[windows]).long().flatten(0, 1)
+            return cross_entropy(logits, tensor_of(self._traces.windows[windows, 1:], self._device).long().flatten())
+        top_ids = tensor_of(self._traces.top_ids[windows], self._device).long().flatten(0, 1)
         return distribution_loss(
-            logits, top_ids, self._tensor(self._traces.top_probabilities[windows]).float().flatten(0, 1)
+            logits, top_ids, tensor_of(self._traces.top_probabilities[windows], self._device).float().flatten(0, 1)
         )
 
     def agreement(self, windows: Numbers) -> float:
@@ -92,7 +92,7 @@ class ExitTask:
 
     def logits(self, windows: Numbers) -> torch.Tensor:
         """Return the head's scores, float[B, T, V]."""
-        ids = self._tensor(self._traces.windows[windows, :-1]).long()
+        ids = tensor_of(self._traces.windows[windows, :-1], self._device).long()
         self._taken = self._states(windows, ids)
         return self._behind(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
 
@@ -113,8 +113,10 @@ class ExitTask:
     def _go_on(self, _hidden: torch.Tensor, *_args: object, **_kwargs: object) -> torch.Tensor:
         return self._taken
 
-    def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+def tensor_of(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return a copy or a view of the array, of any layout, on the device."""
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
 def distribution_loss(logits: torch.Tensor, top_ids: torch.Tensor, top_probabilities: torch.Tensor) -> torch.Tensor:

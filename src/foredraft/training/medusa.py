@@ -7,11 +7,10 @@ learn the target's distribution at the place they foresee, as traces hold it. Kn
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from foredraft.model.medusa import RANKS, MedusaHeads
-from foredraft.training.exits import distribution_loss
+from foredraft.training.exits import distribution_loss, tensor_of
 from foredraft.training.loop import Numbers
 from foredraft.training.traces import Traces
 
@@ -45,7 +44,7 @@ class MedusaTask:
         total = torch.zeros((), device=self._lm_head.weight.device)
         for head, (scores, places) in enumerate(self._scores(windows)):
             top_ids, top_probabilities = (
-                self._tensor(array[windows][:, places]).flatten(0, 1)
+                tensor_of(array[windows][:, places], self._lm_head.weight.device).flatten(0, 1)
                 for array in (self._traces.top_ids, self._traces.top_probabilities)
             )
             loss = distribution_loss(scores.flatten(0, 1).float(), top_ids.long(), top_probabilities.float())
@@ -63,13 +62,13 @@ class MedusaTask:
         for number in windows.tolist():
             for head, (scores, places) in enumerate(self._scores(np.array([number]))):
                 best = scores[0].topk(RANKS, dim=-1).indices
-                theirs = self._tensor(self._traces.top_ids[number, places, :1]).to(best.device)
+                theirs = tensor_of(self._traces.top_ids[number, places, :1], best.device)
                 found[head] += (best == theirs).float().mean(0)
         return found / len(windows)
 
     def _scores(self, windows: Numbers) -> list[tuple[torch.Tensor, slice]]:
         """Return each head's scores, float[B, T - k, V], and the places whose target's choice they foresee."""
-        ids = self._tensor(self._traces.windows[windows, :-1]).long()
+        ids = tensor_of(self._traces.windows[windows, :-1], self._lm_head.weight.device).long()
         with torch.no_grad(), torch.autocast(ids.device.type, enabled=False):  # as they are when drafting
             output = self._model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
         states = self.module(output.last_hidden_state.float())
@@ -78,6 +77,3 @@ class MedusaTask:
             (self._lm_head(states[head, :, : -(head + 1)].to(dtype)), slice(head + 1, None))
             for head in range(len(states))
         ]
-
-    def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._lm_head.weight.device)
