@@ -534,6 +534,26 @@ def weigh(trusted):
     return [math.prod(1 - other for other in trusted[:m]) * trust for m, trust in enumerate(trusted)]
 
 
+def retrieve(stored, own, shared, context, trusted, asked):
+    """[(source, length, count, share, rows)]; rows of the datastore are left empty. `trusted` says how far."""
+    longest = len(stored) - 1
+    texts = {1: own, 2: shared}
+    matches = {source: occurrences(text, context, longest, asked.samples) for source, text in texts.items()}
+    lengths = {source: count_lengths([length for _, length in found], longest) for source, found in matches.items()}
+    levels = levels_of([stored, lengths[1], lengths[2]], asked.shortest, asked.only_longest)
+    counts = [count for _, _, count in levels]
+    shares = weigh([trusted(*level) for level in levels]) if asked.weighs else [n / sum(counts) for n in counts]
+    bounds = itertools.pairwise(allot(shares, counts, asked.samples))
+    found = []
+    for level, share, (low, high) in zip(levels, shares, bounds, strict=True):
+        source, length, _ = level
+        rows = [()] * (high - low)
+        if source in texts:
+            rows = gather_from_text(texts[source], matches[source], length, high - low, asked.depth)
+        found.append((*level, share, rows))
+    return found
+
+
 def learn_trust(shares, foresaw, otherwise=1e-4):
     """What each level's hits and passes gain; `foresaw` is the part of its rows that had the token."""
     parts = [share * part for share, part in zip(shares, foresaw, strict=True)]

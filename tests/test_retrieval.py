@@ -1,5 +1,7 @@
 """Retrieval: which levels are asked, which rows they give, how they are weighed, and which tree is the best."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ import naive
 from foredraft.graph.heap import pop, sift_up
 from foredraft.graph.tree import depths, is_tree
 from foredraft.index.backoff import COUNT_BINS, UNFORESEEN, learn_trust, prior_trust, weigh
+from foredraft.index.lookup import Question, retrieve
 from foredraft.index.prefixes import best_nodes
 from foredraft.index.published import published_tree
 from foredraft.index.recent_text import END
@@ -306,6 +309,29 @@ def test_each_level_takes_its_trust_of_what_the_longer_ones_left(entries):
     assert asked.share.tolist() == pytest.approx(naive.weigh([trusted(trust, *entry) for entry in entries]))
     assert 0 < asked.share.sum() <= 1
     assert (asked.share > 0).all()
+
+
+@given(
+    own=st.lists(st.sampled_from([0, 1, END]), max_size=30),
+    shared=st.lists(st.sampled_from([0, 1, 2, END]), max_size=30),
+    context=st.lists(st.integers(0, 1), min_size=1, max_size=4),
+    drops=st.lists(st.integers(0, 3), min_size=4, max_size=4),
+    asked=st.builds(
+        Question, st.integers(2, 3), st.booleans(), st.booleans(), samples=st.integers(1, 20), depth=st.integers(1, 4)
+    ),
+)
+@settings(max_examples=200, deadline=None)
+def test_what_is_retrieved_is_what_the_twin_retrieves(own, shared, context, drops, asked):
+    """Ranges of one segment, as wide as its counts; its rows are for another to fill in."""
+    stored = [9, *np.cumsum(drops)[::-1].tolist()]
+    ranges = np.array([[(5, 5 + count) for count in stored]], np.int64)
+    trust = prior_trust(4, 20.0)
+    found, rows = retrieve(ranges, grown([own]), grown([shared]), np.array(context, np.int64), trust, asked)
+    expected = naive.retrieve(stored, own, shared, context, partial(trusted, trust), asked)
+    kinds = zip(found.source.tolist(), found.length.tolist(), found.occurrences.tolist(), strict=True)
+    assert list(kinds) == [level[:3] for level in expected]
+    assert found.share.tolist() == pytest.approx([level[3] for level in expected])
+    assert row_tuples(rows.tokens) == [row for *_, followed in expected for row in followed]
 
 
 def test_longer_contexts_are_trusted_more_to_begin_with():

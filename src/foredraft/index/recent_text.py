@@ -38,12 +38,9 @@ class RecentText(NamedTuple):
     length: I64
 
 
-@njit(cache=True)
 def empty_text(room: int = 1024) -> RecentText:
     """Return a text without symbols that has room for `room`."""
-    slots = 16
-    while slots < 2 * room:
-        slots *= 2
+    slots = 1 << max(4, (2 * room - 1).bit_length())
     return RecentText(
         np.empty(room, np.int32),
         np.empty(room, np.int32),

@@ -22,6 +22,8 @@ from foredraft.integrations.arena import Arena
 from foredraft.integrations.batches import I64, Batch, ChainOptions, Chains
 
 _UNIT = 256
+_NOTHING = empty_text(1)
+"""What requests share with one another: a text that is empty."""
 
 
 class _Asked(NamedTuple):
@@ -117,8 +119,8 @@ class RestBatch:
         self._make_room(batch)
         chains = batch.no_chains(self._most)
         _draft(
-            *self._segments, self._arena.pool, self._regions, self._ranges, self._trust, self._asked, self._settings,
-            batch.token_ids, batch.rows, batch.lengths, batch.slots, batch.known,
+            *self._segments, self._arena.pool, _NOTHING, self._regions, self._ranges, self._trust, self._asked,
+            self._settings, batch.token_ids, batch.rows, batch.lengths, batch.slots, batch.known,
             np.minimum(batch.depth, self._options.continuation), *chains,
         )  # fmt: skip
         return chains
@@ -197,12 +199,12 @@ def _remember(asked: _Asked, slot: int, levels: Levels, rows: Rows) -> None:
 
 @njit(cache=True)
 def _retrieved(
-    segments: _Segments, text: RecentText, ranges: I64, trust: Trust, settings: _Settings, ids: I64,
-    depth: int,
+    segments: _Segments, text: RecentText, nothing: RecentText, ranges: I64, trust: Trust, settings: _Settings,
+    ids: I64, depth: int,
 ) -> tuple[Levels, Rows]:  # fmt: skip
     """Return what follows the last tokens wherever they occur, `depth` tokens of it."""
     asked = Question(settings.shortest, not settings.backoff, settings.backoff, settings.samples, depth)
-    levels, rows = retrieve(ranges, text, empty_text(1), ids, trust, asked)
+    levels, rows = retrieve(ranges, text, nothing, ids, trust, asked)
     before = np.zeros(settings.longest + 1, np.int64)
     for number in range(len(segments.first)):
         gather_from_store(_segment(segments, number), ranges[number], before, levels, rows)
@@ -211,7 +213,7 @@ def _retrieved(
 
 @njit(cache=True)
 def _draft_row(
-    segments: _Segments, text: RecentText, ranges: I64, trust: Trust, asked: _Asked,
+    segments: _Segments, text: RecentText, nothing: RecentText, ranges: I64, trust: Trust, asked: _Asked,
     settings: _Settings, ids: IntArray, slot: int, known: int, depth: int, chain: IntArray, chain_scores: FloatArray,
 ) -> int:  # fmt: skip
     """Read `ids` from `known` on, write the best chain behind them and its scores, and return its length."""
@@ -228,7 +230,7 @@ def _draft_row(
         return 0
     context = ids[max(0, length - longest) :].astype(np.int64)
     own = Trust(trust.hits[slot], trust.passes[slot])
-    levels, rows = _retrieved(segments, text, ranges, own, settings, context, depth)
+    levels, rows = _retrieved(segments, text, nothing, ranges, own, settings, context, depth)
     _remember(asked, slot, levels, rows)
     tokens, parents, scores = best_nodes(rows, max(settings.nodes, depth), settings.doubt)
     kept = best_chain(parents, scores, depth, settings.least)
@@ -239,9 +241,10 @@ def _draft_row(
 
 @njit(cache=True, parallel=True)
 def _draft(
-    symbols: tuple[Symbols, ...], suffixes: tuple[Places, ...], first: tuple[I64, ...], pool: RecentText, regions: I64,
-    ranges: I64, trust: Trust, asked: _Asked, settings: _Settings, token_ids: IntArray, rows: I64, lengths: I64,
-    slots: I64, known: I64, depth: I64, chains: IntArray, scores: FloatArray, counts: IntArray,
+    symbols: tuple[Symbols, ...], suffixes: tuple[Places, ...], first: tuple[I64, ...], pool: RecentText,
+    nothing: RecentText, regions: I64, ranges: I64, trust: Trust, asked: _Asked, settings: _Settings,
+    token_ids: IntArray, rows: I64, lengths: I64, slots: I64, known: I64, depth: I64,
+    chains: IntArray, scores: FloatArray, counts: IntArray,
 ) -> None:  # fmt: skip
     for i in prange(len(rows)):
         slot = slots[i]
@@ -250,6 +253,7 @@ def _draft(
         counts[i] = _draft_row(
             _Segments(symbols, suffixes, first),
             text,
+            nothing,
             ranges[slot],
             trust,
             asked,
