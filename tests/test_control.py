@@ -312,8 +312,63 @@ def test_a_text_behind_one_in_which_drafting_did_not_pay_gives_up_sooner():
 
     beside = Beside()
     first = asked_before_resting(beside)
-    assert not beside.pays
+    assert beside.unpaid == 1
     assert asked_before_resting(beside) < first
     decide(MeasuredControl(MODERATE, beside=beside), lambda number: 8, honest(MODERATE))
-    assert beside.pays
+    assert beside.unpaid == 0
     assert asked_before_resting(beside) == first
+
+
+def test_a_run_of_drafted_steps_is_begun_only_for_more_than_it_is_gone_on_with_for():
+    """Beginning costs a plain step more, and as yet half of the drafted steps are the last of a run."""
+    just_worth = chain(1, 0.5)
+    beside = Beside(cold=2.0)
+    control = MeasuredControl(MODERATE, beside=beside)
+    assert len(MeasuredControl(MODERATE).trim(just_worth, Budget(4, 4))) == 1
+    assert len(control.trim(just_worth, Budget(4, 4))) == 0
+    control.budget(50)
+    control.observe(Verdict((7, 8), (0,), chain(1, 0.9), 0), honest(MODERATE)(0, 2), 0.0)
+    assert len(control.trim(just_worth, Budget(4, 4))) == 1
+    runs = Beside(cold=2.0, goes_on=1.0)
+    assert len(MeasuredControl(MODERATE, beside=runs).trim(just_worth, Budget(4, 4))) == 1
+
+
+def test_what_beginning_costs_is_learned_from_the_first_steps_of_runs():
+    beside = Beside()
+    control, last = MeasuredControl(CHEAP, beside=beside), 0
+    for _ in range(300):
+        budget = control.budget(50)
+        draft = control.trim(chain(min(8, budget.nodes)), budget) if budget.nodes else EMPTY_DRAFT
+        path = tuple(range(len(draft)))
+        begins = 0.5 * (len(draft) > 0 and last == 0)
+        control.observe(Verdict((*path, 0), path, draft, 0), honest(CHEAP)(0, len(draft) + 1) + begins, 0.1)
+        last = len(draft)
+    assert 0.1 < beside.cold < 0.5
+    assert beside.goes_on > 0.95
+
+
+def first_asked(beside, steps):
+    """The step of a text of so many steps in which the drafter is first asked, and found useless; None if in none."""
+    control, asked = MeasuredControl(MODERATE, beside=beside), None
+    for number in range(steps):
+        budget = control.budget(50)
+        asked = number if asked is None and budget.nodes else asked
+        draft = control.trim(chain(1, 1e-5), budget) if budget.nodes else EMPTY_DRAFT
+        control.observe(Verdict((7,), (), draft, 0), honest(MODERATE)(0, 1), 0.0)
+    return asked
+
+
+def test_the_more_texts_in_which_drafting_did_not_pay_the_later_it_is_tried():
+    beside = Beside()
+    assert [first_asked(beside, 200) for _ in range(5)] == [0, 16, 32, 64, 64]
+
+
+def test_short_texts_are_tried_too_once_together_they_have_rested_enough():
+    beside = Beside(unpaid=9)
+    assert [first_asked(beside, 30) for _ in range(3)] == [None, None, 4]
+
+
+def test_a_text_too_short_to_tell_speaks_neither_for_drafting_nor_against_it():
+    beside = Beside()
+    for _ in range(5):
+        assert first_asked(beside, 5) == 0

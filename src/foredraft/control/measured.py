@@ -32,6 +32,7 @@ _REFERENCE_EVERY, _FIRST_REFERENCE = 64, 4  # drafted steps between plain ones t
 _MOST_WORTHLESS = 8  # drafts in a row without a node worth verifying, before drafting rests
 _MOST_WORTHLESS_AGAIN = 1  # the same after a rest, until drafting has paid
 _SHORTEST_REST, _LONGEST_REST = 8, 64  # plain steps before drafting is tried again
+_MOST_FIRST_REST = 3  # doublings of the shortest rest with which a text begins
 _FEWEST_ASKED = 4  # nodes asked for at least: fewer would hardly be drafted quicker
 _MOST_BESIDE = 16  # plain passes that the rest of a step may take before it is put down to something else
 
@@ -67,12 +68,18 @@ class Beside:
     Attributes:
         drafted: seconds of a drafted step beside its pass, smoothed.
         plain: the same of a plain one.
-        pays: whether drafting was found to pay when that was last asked.
+        cold: seconds more, pass included, of a drafted step behind a plain one: what it needs has left the caches.
+        goes_on: the share of drafted steps that another one follows.
+        unpaid: texts in a row in which drafting was found not to pay.
+        rest: plain steps left of the rest with which the last text began: short texts end within it.
     """
 
     drafted: float = 0.0
     plain: float = 0.0
-    pays: bool = True
+    cold: float = 0.0
+    goes_on: float = 0.5
+    unpaid: int = 0
+    rest: int = 0
 
 
 class MeasuredControl:
@@ -82,12 +89,13 @@ class MeasuredControl:
     nodes with a like score that the target accepted so far. It starts at the score times a ratio that is learned from
     all nodes, quickly and with caution: texts are short, and a draft that is too large costs time. The seconds of n
     nodes are the curve's, scaled by how fast passes have been running of late, plus what drafting costs beside the
-    pass. A plain step now and then shows what plain steps cost today. As drafting more takes longer, about twice as
-    many nodes are asked for as were worth it of late, and more again once all of them were. When steps in
-    which the drafter was asked have been giving fewer tokens per second, those included whose draft was worth no node,
-    or draft after draft is worth none, steps are plain, and drafting is tried again at growing intervals, so that
-    trying costs little. Until drafting has paid again, less is enough to rest once more: one worthless draft, or half
-    the tokens. A text behind one in which drafting did not pay begins with a rest.
+    pass. Drafted steps come in runs, the first of which takes longer; behind a plain step, its share of that is added.
+    A plain step now and then shows what plain steps cost today. As drafting more takes longer, about twice as many
+    nodes are asked for as were worth it of late, and more again once all of them were. When steps in which the drafter
+    was asked have been giving fewer tokens per second, those included whose draft was worth no node, or draft after
+    draft is worth none, steps are plain, and drafting is tried again at growing intervals, so that trying costs little.
+    Until drafting has paid again, less is enough to rest once more: one worthless draft, or half the tokens. A text
+    behind one in which drafting did not pay begins with a rest, and the more such texts, the longer.
 
     Args:
         curve: the target's cost by rows.
@@ -108,15 +116,20 @@ class MeasuredControl:
         self._worthless = 0  # drafts in a row of which no node was worth verifying
         self._beside = Beside() if beside is None else beside
         self._asks = False  # whether the drafter was asked in this step
+        self._runs = False  # whether the last step was drafted
+        self._knows_pace = False  # whether one behind it was too
         self._tokens = self._seconds = 0.0  # of recent steps in which it was
-        self._rest = 0 if self._beside.pays else 2 * _SHORTEST_REST
-        self._next_rest = max(_SHORTEST_REST, 2 * self._rest)
+        first_rest = _SHORTEST_REST << min(self._beside.unpaid, _MOST_FIRST_REST) if self._beside.unpaid else 0
+        self._rest = self._beside.rest or first_rest
+        self._next_rest = min(max(_SHORTEST_REST, 2 * first_rest), _LONGEST_REST)
+        self._has_asked = self._is_judged = False  # in this text; whether drafting was found to pay, or not to
 
     def budget(self, depth: int) -> Budget:
         """Return the largest draft worth proposing; none while drafting rests."""
         self._asks = depth > 0 and self._rest == 0 and self._since_plain < _REFERENCE_EVERY
         if not self._asks:
             return Budget(0, max(depth, 0))
+        self._has_asked = True
         return Budget(min(self._most_nodes, max(_FEWEST_ASKED, int(2 * self._worth))), depth)
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
@@ -126,7 +139,9 @@ class MeasuredControl:
         if draft.q is not None:  # drawn: scores, and even how many were drawn, may tell what; only the budget may cut
             return cut(draft, budget)
         score = draft.score if draft.score is not None else guessed_scores(draft.parents)
-        seconds = (self._pace, self._beside.drafted, self._plain_seconds())
+        beside = self._beside
+        begins = 0.0 if self._runs else beside.cold * (1.0 - beside.goes_on)
+        seconds = (self._pace, beside.drafted + begins, self._plain_seconds())
         best = best_count(score, self._evidence, self._cost, *seconds, budget.depth)
         self._worth = min(2.0 * best, self._most_nodes) if best >= budget.nodes else 0.9 * self._worth + 0.1 * best
         self._worthless = self._worthless + 1 if best == 0 else 0
@@ -154,32 +169,55 @@ class MeasuredControl:
             self._consider_resting()
         elif not self._asks and self._rest > 0:
             self._rest -= 1
+            if not self._has_asked:
+                self._beside.rest = self._rest
 
     def _observe_time(
         self, drafted: int, emitted: int, forward_seconds: float, other_seconds: float, draft_seconds: float
     ) -> None:
-        beside = self._beside
         # a pass that stalled, or a step that compiled something, says little about the next
         other_seconds = min(other_seconds, _MOST_BESIDE * self._cost[1])
         if drafted:
-            expected = self._cost[min(drafted + 1, len(self._cost) - 1)]
-            forward_seconds = min(forward_seconds, 4 * self._pace * expected)
-            self._pace += 0.05 * (forward_seconds / expected - self._pace)
-            beside.drafted += 0.1 * (other_seconds - beside.drafted)
-            self._since_plain += 1
+            forward_seconds = self._observe_drafted(drafted, forward_seconds, other_seconds)
         else:
-            known = self._pace if self._plain_pace is None else self._plain_pace
-            ratio = min(forward_seconds / self._cost[1], 4 * known)
-            self._plain_pace = known + 0.2 * (ratio - known)
-            forward_seconds = ratio * self._cost[1]
-            # a draft of which no node was worth verifying is no part of a plain step
-            beside.plain += 0.1 * (max(other_seconds - draft_seconds, 0.0) - beside.plain)
-            self._since_plain = 0
-            if self._asks:  # what asking alone takes: too high an estimate would never be met by a drafted step again
-                beside.drafted += 0.05 * (other_seconds - beside.drafted)
+            forward_seconds = self._observe_plain(forward_seconds, other_seconds, draft_seconds)
+        if self._runs and (self._asks or self._rest > 0):  # a plain step for reference interrupts a run, but ends none
+            self._beside.goes_on += 0.05 * ((drafted > 0) - self._beside.goes_on)
+        self._runs = drafted > 0
         if self._asks:  # also where no node was worth verifying: asking takes time
             self._tokens = self._tokens * _KEEP + emitted
             self._seconds = self._seconds * _KEEP + forward_seconds + other_seconds
+
+    def _observe_drafted(self, drafted: int, forward_seconds: float, other_seconds: float) -> float:
+        """Learn from the time of a drafted step; return its pass's, without what it stalled."""
+        beside, expected = self._beside, self._cost[min(drafted + 1, len(self._cost) - 1)]
+        forward_seconds = min(forward_seconds, 4 * self._pace * expected)
+        self._since_plain += 1
+        if self._runs:
+            self._knows_pace = True
+            self._pace += 0.05 * (forward_seconds / expected - self._pace)
+            beside.drafted += 0.1 * (other_seconds - beside.drafted)
+            return forward_seconds
+        if not self._knows_pace and self._plain_pace is not None:
+            self._pace = self._plain_pace
+        beside.drafted = beside.drafted or min(other_seconds, self._cost[1])  # the first may have loaded something
+        more = forward_seconds + other_seconds - self._pace * expected - beside.drafted
+        beside.cold = max(0.0, beside.cold + 0.1 * (min(more, self._plain_seconds()) - beside.cold))
+        return forward_seconds
+
+    def _observe_plain(self, forward_seconds: float, other_seconds: float, draft_seconds: float) -> float:
+        """Learn from the time of a plain step; return its pass's, without what it stalled."""
+        beside = self._beside
+        known = self._pace if self._plain_pace is None else self._plain_pace
+        ratio = min(forward_seconds / self._cost[1], 4 * known)
+        self._plain_pace = known + 0.2 * (ratio - known)
+        # a draft of which no node was worth verifying is no part of a plain step
+        beside.plain += 0.1 * (max(other_seconds - draft_seconds, 0.0) - beside.plain)
+        self._since_plain = 0
+        if self._asks:  # what asking alone takes: too high an estimate would never be met by a drafted step again
+            beside.drafted += 0.05 * (other_seconds - beside.drafted)
+            beside.cold *= 0.98
+        return float(ratio * self._cost[1])
 
     @property
     def _has_rested(self) -> bool:
@@ -197,7 +235,8 @@ class MeasuredControl:
             np.multiply(each, _FADE, out=each)
 
     def _begin_rest(self) -> None:
-        self._beside.pays = False
+        self._beside.unpaid += not self._is_judged
+        self._is_judged = True
         self._rest = self._next_rest
         self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
         self._tokens = self._seconds = 0.0
@@ -207,7 +246,8 @@ class MeasuredControl:
         if self._seconds / self._tokens > 1.02 * self._plain_seconds():  # within noise, drafting stays
             self._begin_rest()
         else:
-            self._beside.pays = True
+            self._beside.unpaid = 0
+            self._is_judged = True
             self._next_rest = _SHORTEST_REST
 
 
