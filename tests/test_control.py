@@ -110,8 +110,10 @@ def decide(control, accepted, seconds, other=lambda drafted: 0.0, steps=300, off
         budget = control.budget(50)
         draft = control.trim(chain(min(offered, budget.nodes)), budget) if budget.nodes else EMPTY_DRAFT
         right = min(accepted(number), len(draft))
-        verdict = Verdict(tuple(range(right + 1)), tuple(range(right)), draft, 0)
-        control.observe(verdict, seconds(number, len(draft) + 1), other(len(draft)))
+        new = range(100 * number, 100 * number + right + 1)
+        control.observe(
+            Verdict(tuple(new), tuple(range(right)), draft, 0), seconds(number, len(draft) + 1), other(len(draft))
+        )
         sizes.append(len(draft))
     return sizes
 
@@ -293,7 +295,8 @@ def test_asking_for_drafts_that_are_worth_nothing_counts_as_time():
         right = len(draft) and number % 10 < 3
         drafting = 0.5 if budget.nodes else 0.0
         seconds = honest(MODERATE)(0, len(draft) + 1)
-        control.observe(Verdict((7, 8)[: 1 + right], (0,) * right, draft, 0), seconds, drafting, drafting)
+        tokens = (1000 + number, number)[: 1 + right]
+        control.observe(Verdict(tokens, (0,) * right, draft, 0), seconds, drafting, drafting)
     assert asked < 100
 
 
@@ -354,7 +357,7 @@ def first_asked(beside, steps):
         budget = control.budget(50)
         asked = number if asked is None and budget.nodes else asked
         draft = control.trim(chain(1, 1e-5), budget) if budget.nodes else EMPTY_DRAFT
-        control.observe(Verdict((7,), (), draft, 0), honest(MODERATE)(0, 1), 0.0)
+        control.observe(Verdict((number,), (), draft, 0), honest(MODERATE)(0, 1), 0.0)
     return asked
 
 
@@ -372,3 +375,32 @@ def test_a_text_too_short_to_tell_speaks_neither_for_drafting_nor_against_it():
     beside = Beside()
     for _ in range(5):
         assert first_asked(beside, 5) == 0
+
+
+def test_where_drafts_are_useless_a_text_that_goes_on_repeating_itself_ends_ever_fewer_rests():
+    control, asked = MeasuredControl(MODERATE), []
+    for number in range(400):
+        budget = control.budget(50)
+        asked += [number] if budget.nodes else []
+        draft = control.trim(chain(1, 1e-5), budget) if budget.nodes else EMPTY_DRAFT
+        control.observe(Verdict((number % 3,), (), draft, 0), honest(MODERATE)(0, 1), 0.0)
+    assert 0 < sum(number >= 100 for number in asked) < 8
+
+
+def test_a_text_that_begins_to_repeat_itself_or_its_prompt_ends_a_rest():
+    """Behind texts in which drafting did not pay, the first 64 steps would be plain."""
+
+    def first_asked_behind(text, prompt=None):
+        control = MeasuredControl(MODERATE, beside=Beside(unpaid=3), prompt=prompt)
+        for number, token in enumerate(text):
+            budget = control.budget(50)
+            if budget.nodes:
+                return number
+            control.observe(Verdict((token,), (), EMPTY_DRAFT, 0), honest(MODERATE)(0, 1), 0.0)
+        return None
+
+    new = list(range(100, 160))
+    assert first_asked_behind(new) is None
+    assert first_asked_behind([*new[:20], *new[:10]]) == 27, "five behind the two that are found"
+    assert first_asked_behind(new, np.array(new)) == 7
+    assert first_asked_behind(new, np.arange(50)) is None

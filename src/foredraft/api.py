@@ -315,7 +315,7 @@ class Generator:
         )
         settings = {**asdict(sampling), "verification": self.verification}
         context = DraftContext(target.vocabulary, sampling.seed, self._amount.most_nodes, settings, seq.cache)
-        return Run(seq, target, GuardedDrafter(self.drafter), self._control(sampling.seed), context, sampling.seed)
+        return Run(seq, target, GuardedDrafter(self.drafter), self._control(sampling.seed, ids), context, sampling.seed)
 
     def encode(self, prompt: Prompt) -> TokenIds:
         """Return the prompt's ids, int64[n]; a conversation goes through the model's chat template.
@@ -346,8 +346,10 @@ class Generator:
             stop=StopStrings(self.tokenizer, options.stops) if options.stops else None,
         )
 
-    def _control(self, seed: int) -> Control:
-        return FixedControl(0) if self.method == "none" else self._amount.make(lambda: self.cost, seed, self._beside)
+    def _control(self, seed: int, prompt: TokenIds) -> Control:
+        if self.method == "none":
+            return FixedControl(0)
+        return self._amount.make(lambda: self.cost, seed, self._beside, prompt)
 
 
 def resources_for(

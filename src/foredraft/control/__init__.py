@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from foredraft.contracts import Control, CostCurve
+from foredraft.contracts import Control, CostCurve, TokenIds
 from foredraft.control.beta import BetaOptions, BetaRule
 from foredraft.control.cali import CaliOptions, CaliRule
 from foredraft.control.confidence import ConfidenceOptions, ConfidenceRule
@@ -112,18 +112,21 @@ class ControlChoice:
         """Whether `make` will ask for the cost curve."""
         return CONTROLS[self.name].needs_cost and self.nodes != 0
 
-    def make(self, curve: Callable[[], CostCurve], seed: int, beside: Beside | None = None) -> Control:
+    def make(
+        self, curve: Callable[[], CostCurve], seed: int, beside: Beside | None = None, prompt: TokenIds | None = None
+    ) -> Control:
         """Return the control of one sequence.
 
         Args:
             curve: what a pass costs by its rows; called only if it is needed, as it may have to be measured.
             seed: decides every random draw.
-            beside: what `measured` found steps to take beside their pass in earlier sequences, kept up to date.
+            beside: what `measured` found in earlier sequences, kept up to date.
+            prompt: int64[n], token ids; None where they are not known.
         """
         if self.name == "fixed" or self.nodes == 0:
             return FixedControl(self.most_nodes)
         if self.name == "measured":
-            return MeasuredControl(curve(), self.most_nodes, beside)
+            return MeasuredControl(curve(), self.most_nodes, beside, prompt)
         if self.name == "whole":
             return WholeControl(self.options, self.most_nodes)
         return StoppingControl(self._rule(curve, seed), self.most_nodes)

@@ -3,6 +3,7 @@
 Does not know the drafter or the model; sees drafts with scores, verdicts, and seconds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from foredraft.contracts import Budget, CostCurve, Draft, Verdict
+from foredraft.contracts import Budget, CostCurve, Draft, TokenIds, Verdict
 from foredraft.control.cutting import cut
+from foredraft.control.repetition import Repetition
 from foredraft.graph.tree import FloatArray, IntArray, depths
 
 F64 = npt.NDArray[np.float64]
@@ -33,6 +35,7 @@ _MOST_WORTHLESS = 8  # drafts in a row without a node worth verifying, before dr
 _MOST_WORTHLESS_AGAIN = 1  # the same after a rest, until drafting has paid
 _SHORTEST_REST, _LONGEST_REST = 8, 64  # plain steps before drafting is tried again
 _MOST_FIRST_REST = 3  # doublings of the shortest rest with which a text begins
+_REPEATED_TOKENS = 5  # in a row end a rest
 _FEWEST_ASKED = 4  # nodes asked for at least: fewer would hardly be drafted quicker
 _MOST_BESIDE = 16  # plain passes that the rest of a step may take before it is put down to something else
 
@@ -95,15 +98,23 @@ class MeasuredControl:
     was asked have been giving fewer tokens per second, those included whose draft was worth no node, or draft after
     draft is worth none, steps are plain, and drafting is tried again at growing intervals, so that trying costs little.
     Until drafting has paid again, less is enough to rest once more: one worthless draft, or half the tokens. A text
-    behind one in which drafting did not pay begins with a rest, and the more such texts, the longer.
+    behind one in which drafting did not pay begins with a rest, and the more such texts, the longer. A text that begins
+    to repeat itself, or its prompt, ends a rest.
 
     Args:
         curve: the target's cost by rows.
         most_nodes: never ask for more.
         beside: what earlier sequences told; kept up to date. None begins with nothing known.
+        prompt: int64[n], token ids; None where they are not known.
     """
 
-    def __init__(self, curve: CostCurve, most_nodes: int = MOST_NODES, beside: Beside | None = None) -> None:
+    def __init__(
+        self,
+        curve: CostCurve,
+        most_nodes: int = MOST_NODES,
+        beside: Beside | None = None,
+        prompt: TokenIds | None = None,
+    ) -> None:
         self._cost = curve.table(most_nodes + 1)
         self._most_nodes = most_nodes
         self._evidence = empty_evidence()
@@ -115,6 +126,8 @@ class MeasuredControl:
         self._since_plain = _REFERENCE_EVERY - _FIRST_REFERENCE
         self._worthless = 0  # drafts in a row of which no node was worth verifying
         self._beside = Beside() if beside is None else beside
+        self._repetition = Repetition(prompt)
+        self._wakes_at = _REPEATED_TOKENS  # repeated tokens in a row
         self._asks = False  # whether the drafter was asked in this step
         self._runs = False  # whether the last step was drafted
         self._knows_pace = False  # whether one behind it was too
@@ -171,6 +184,7 @@ class MeasuredControl:
             self._rest -= 1
             if not self._has_asked:
                 self._beside.rest = self._rest
+        self._watch(verdict.tokens)
 
     def _observe_time(
         self, drafted: int, emitted: int, forward_seconds: float, other_seconds: float, draft_seconds: float
@@ -218,6 +232,15 @@ class MeasuredControl:
             beside.drafted += 0.05 * (other_seconds - beside.drafted)
             beside.cold *= 0.98
         return float(ratio * self._cost[1])
+
+    def _watch(self, tokens: Sequence[int]) -> None:
+        """End a rest where the text repeats itself, and in vain only ever more rarely while it goes on repeating."""
+        self._repetition.read(tokens)
+        if self._repetition.run == 0:
+            self._wakes_at = _REPEATED_TOKENS
+        elif self._rest > 0 and self._repetition.run >= self._wakes_at:
+            self._rest = self._beside.rest = 0
+            self._wakes_at = 2 * self._repetition.run
 
     @property
     def _has_rested(self) -> bool:
