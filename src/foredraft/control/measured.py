@@ -129,9 +129,9 @@ class MeasuredControl:
         self._repetition = Repetition(prompt)
         self._wakes_at = _REPEATED_TOKENS  # repeated tokens in a row
         self._asks = False  # whether the drafter was asked in this step
-        self._runs = False  # whether the last step was drafted
-        self._knows_pace = False  # whether one behind it was too
         self._tokens = self._seconds = 0.0  # of recent steps in which it was
+        self._runs = False  # whether the last step was drafted
+        self._knows_pace = False  # whether a drafted step behind another told it
         first_rest = _SHORTEST_REST << min(self._beside.unpaid, _MOST_FIRST_REST) if self._beside.unpaid else 0
         self._rest = self._beside.rest or first_rest
         self._next_rest = min(max(_SHORTEST_REST, 2 * first_rest), _LONGEST_REST)
