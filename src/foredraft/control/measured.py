@@ -133,16 +133,15 @@ class MeasuredControl:
         self._runs = False  # whether the last step was drafted
         self._knows_pace = False  # whether a drafted step behind another told it
         first_rest = _SHORTEST_REST << min(self._beside.unpaid, _MOST_FIRST_REST) if self._beside.unpaid else 0
-        self._rest = self._beside.rest or first_rest
+        self._rest = self._beside.rest = self._beside.rest or first_rest
         self._next_rest = min(max(_SHORTEST_REST, 2 * first_rest), _LONGEST_REST)
-        self._has_asked = self._is_judged = False  # in this text; whether drafting was found to pay, or not to
+        self._is_judged = False  # whether drafting was found to pay in this text, or not to
 
     def budget(self, depth: int) -> Budget:
         """Return the largest draft worth proposing; none while drafting rests."""
         self._asks = depth > 0 and self._rest == 0 and self._since_plain < _REFERENCE_EVERY
         if not self._asks:
             return Budget(0, max(depth, 0))
-        self._has_asked = True
         return Budget(min(self._most_nodes, max(_FEWEST_ASKED, int(2 * self._worth))), depth)
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
@@ -182,7 +181,7 @@ class MeasuredControl:
             self._consider_resting()
         elif not self._asks and self._rest > 0:
             self._rest -= 1
-            if not self._has_asked:
+            if self._beside.rest > 0:  # the rest with which the text began
                 self._beside.rest = self._rest
         self._watch(verdict.tokens)
 

@@ -22,11 +22,12 @@ class LookupBatch:
 
     def __init__(self, options: PromptLookupOptions, most: int) -> None:
         self._options, self._most = options, most
+        self._scores = guessed_scores(chain_parents(most))
 
     def draft(self, batch: Batch) -> Chains:
         """Return what followed the earlier occurrence in each row."""
         chains = batch.no_chains(self._most)
-        chains.scores[:] = guessed_scores(chain_parents(self._most))
+        chains.scores[:] = self._scores
         depth = np.minimum(batch.depth, self._options.prompt_lookup_num_tokens)
         shortest, longest = self._options.prompt_lookup_min, self._options.longest
         _draft(batch.token_ids, batch.rows, batch.lengths, depth, shortest, longest, chains.tokens, chains.counts)
