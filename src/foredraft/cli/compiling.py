@@ -45,10 +45,12 @@ def compile_model(
     if as_json:
         milliseconds = {name: [1e3 * each for each in times] for name, times in _times(record).items()}
         facts = {"folder": str(folder), "bytes": size, "rows": record.rows, "milliseconds": milliseconds}
-        typer.echo(json.dumps(facts, indent=2))
+        typer.echo(json.dumps(facts | {"same_bits": record.same_bits}, indent=2))
     else:
         _print(record)
         typer.echo(f"{size / 2**20:,.0f} MiB in {folder}")
+        if record.same_bits:
+            typer.echo("A row comes out the same to the last bit, alone and beside others.")
 
 
 def _times(record: "CompiledRecord") -> dict[str, list[float]]:

@@ -32,7 +32,7 @@ MOST_ROWS = 256
 """Passes of more rows are prefill, and run as they are."""
 
 EAGER = "eager"
-_FORMAT = 1
+_FORMAT = 2
 _RECORD = "compiled.json"
 _FOLDER = "compiled"
 
@@ -42,7 +42,7 @@ class PackageRecord:
     """One compiled package, as the record beside it tells.
 
     Attributes:
-        name: `one` row, `few` or `many`.
+        name: `one` row, or `several`.
         file: its name in the folder.
         sha256: of its bytes.
         least_rows: the fewest rows it takes.
@@ -64,11 +64,13 @@ class CompiledRecord:
         packages: in the order in which they were compiled.
         rows: ascending row counts that were timed.
         seconds: by package name, and `eager`, the least time of each of `rows`; infinite where it takes no such rows.
+        same_bits: whether a row that was tried came out the same, to the last bit, alone and beside others.
     """
 
     packages: tuple[PackageRecord, ...]
     rows: tuple[int, ...]
     seconds: dict[str, tuple[float, ...]]
+    same_bits: bool = False
 
     def quickest(self) -> list[str]:
         """Return for 0 .. MOST_ROWS rows the name of what runs them in the least time; entry 0 says `eager`."""
@@ -195,6 +197,7 @@ def read_record(folder: Path) -> CompiledRecord | None:
         packages = tuple(PackageRecord(**package) for package in data["packages"])
         rows = tuple(int(count) for count in data["rows"])
         seconds = {name: tuple(_number(each) for each in times) for name, times in data["seconds"].items()}
+        same_bits = bool(data["same_bits"])
         sound = data["format"] == _FORMAT and {EAGER, *(package.name for package in packages)} == set(seconds)
     except FileNotFoundError:
         return None
@@ -202,7 +205,7 @@ def read_record(folder: Path) -> CompiledRecord | None:
         raise StoreError(f"The record of compiled forwards {path} is damaged. {_REMEDY}") from error
     if not sound or any(len(times) != len(rows) for times in seconds.values()):
         raise StoreError(f"The record of compiled forwards {path} is damaged. {_REMEDY}")
-    return CompiledRecord(packages, rows, seconds)
+    return CompiledRecord(packages, rows, seconds, same_bits)
 
 
 def write_record(folder: Path, record: CompiledRecord) -> None:
@@ -212,8 +215,8 @@ def write_record(folder: Path, record: CompiledRecord) -> None:
         OSError: it cannot be written.
     """
     seconds = {name: [each if np.isfinite(each) else None for each in times] for name, times in record.seconds.items()}
-    data = {"format": _FORMAT, "packages": [asdict(package) for package in record.packages], "rows": record.rows}
-    write_file(record_path(folder), json.dumps(data | {"seconds": seconds}, indent=1).encode())
+    data = asdict(record) | {"format": _FORMAT, "seconds": seconds}
+    write_file(record_path(folder), json.dumps(data, indent=1).encode())
 
 
 def package_record(path: Path, name: str, rows: Sequence[int]) -> PackageRecord:

@@ -1,14 +1,15 @@
 """Compile a model's forward ahead of time for this machine, and keep the packages in the cache folder.
 
-Three packages cover what generation asks for: one row (plain decoding, and steps without a draft), few rows with
-kernels that torch's compiler writes, and many rows with those of the vendor's library. Each is timed against the model
-itself, so that the slower one is never used. Knows torch's exporter and compiler. Does not know who calls the result.
+Two packages cover what generation asks for: one row (plain decoding, and steps without a draft), and several rows. Both
+are made of the same kernels, in which a row comes out the same to the last bit whatever rows stand beside it. Each is
+timed against the model itself, so that the slower one is never used. Knows torch's exporter and compiler. Does not know
+who calls the result.
 """
 
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 
 from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
 from foredraft.errors import ForedraftError, UsageError, told
+from foredraft.model.attention_kernel import register_kernel
 from foredraft.model.compiled import (
     EAGER,
     MOST_ROWS,
@@ -34,7 +36,8 @@ from foredraft.model.compiled import (
     runs_on_cpu,
     write_record,
 )
-from foredraft.model.functional import FunctionalForward, grouped_attention
+from foredraft.model.functional import FunctionalForward, compiled_attention
+from foredraft.model.micro_kernel import own_micro_kernel
 from foredraft.model.quantized import INT8, dtype_name
 from foredraft.model.support import inspect
 
@@ -45,12 +48,28 @@ _TIMED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _CONTEXT = 200
 _ROUNDS = 8
 _REPEATS = 3
+_TRIED_ROWS = 11
 _DTYPES = ("float32", "bfloat16", INT8)
-_OWN_KERNELS: tuple[Mapping[str, Any], ...] = (
-    {"max_autotune": True, "max_autotune_gemm_backends": "CPP"},
-    {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"},  # for products that there is no own kernel for
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One way to compile; the first that succeeds is taken.
+
+    Attributes:
+        own: whether with kernels of our own for products and attention, or with those that torch's compiler writes.
+        backends: what products may be made of: "CPP" are kernels, "ATEN" calls into the vendor's library.
+    """
+
+    own: bool
+    backends: str
+
+
+_ATTEMPTS = (
+    _Attempt(own=True, backends="CPP"),
+    _Attempt(own=True, backends="CPP,ATEN"),  # there is no kernel for products of integers, for one
+    _Attempt(own=False, backends="CPP,ATEN"),
 )
-_VENDOR_KERNELS: tuple[Mapping[str, Any], ...] = ({},)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +81,15 @@ class Package:
         rows: it is traced with this many.
         least_rows: the fewest it takes.
         most_rows: the most; more than the least makes the number of rows symbolic.
-        options: torch's compiler options; the first with which it compiles.
     """
 
     name: str
     rows: int
     least_rows: int
     most_rows: int
-    options: tuple[Mapping[str, Any], ...]
 
 
-PACKAGES = (
-    Package("one", 1, 1, 1, _OWN_KERNELS),
-    Package("few", 4, 2, MOST_ROWS, _OWN_KERNELS),
-    Package("many", 16, 2, MOST_ROWS, _VENDOR_KERNELS),
-)
+PACKAGES = (Package("one", 1, 1, 1), Package("several", 4, 2, MOST_ROWS))
 
 Progress = Callable[[float, str], None]
 
@@ -104,8 +117,9 @@ class _Subject:
         """Say which dimensions of the arguments vary: the slots in use and allocated of each window, and the rows."""
         several = package.most_rows > package.least_rows
         rows = torch.export.Dim("rows", min=package.least_rows, max=package.most_rows) if several else None
-        visible = [torch.export.Dim(f"visible{number}", min=2, max=2**20) for number in range(len(self._spans))]
-        capacity = [torch.export.Dim(f"capacity{number}", min=2, max=2**20) for number in range(len(self._spans))]
+        # the exporter wants room behind the slots in use; where there is none, the code runs as well
+        visible = [torch.export.Dim(f"visible{number}", min=2, max=2**20 - 1) for number in range(len(self._spans))]
+        capacity = [torch.export.Dim(f"capacity{number}", min=3, max=2**20) for number in range(len(self._spans))]
         buffers = [{2: capacity[self._spans.index(window)]} for window in self._windows]
         by_row = {1: rows} if several else None
         masks = [{2: rows, 3: dim} if several else {3: dim} for dim in visible]
@@ -182,8 +196,8 @@ def compile_forward(
 
 def _time(subject: _Subject, folder: Path, packages: tuple[PackageRecord, ...]) -> CompiledRecord:
     """Time every package and the model itself, and keep the figures."""
-    seconds = _timed(subject, {package.name: folder / package.file for package in packages})
-    record = CompiledRecord(packages, _TIMED_ROWS, seconds)
+    loaded = {package.name: load_package(folder / package.file) for package in packages}
+    record = CompiledRecord(packages, _TIMED_ROWS, _timed(subject, loaded), _same_bits(subject, loaded))
     write_record(folder, record)
     return record
 
@@ -239,29 +253,35 @@ def _rows(package: Package) -> str:
 
 def _compiled(subject: _Subject, package: Package, folder: Path) -> Path:
     """Compile one package; the file is there whole or not at all."""
-    from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
-    from torch._inductor.exc import InductorError
-
     path = folder / f"{package.name}.pt2"
     beside = folder / f"{package.name}.{os.getpid()}{TEMPORARY_SUFFIX}.pt2"  # torch insists on the ending
     try:
-        with torch.no_grad(), grouped_attention(subject.config):
-            for options in package.options:
-                program = torch.export.export(
-                    subject.forward,
-                    subject.arguments(package.rows),
-                    strict=False,
-                    dynamic_shapes=subject.dynamic(package),
-                )
-                with suppress(*(() if options is package.options[-1] else (InductorError,))):
-                    aoti_compile_and_package(
-                        program, package_path=str(beside), inductor_configs={"freezing": True, **options}
-                    )
-                    break
+        for attempt in _ATTEMPTS:
+            # of what goes wrong inside the compiler there is no list; the last attempt's error is the one to tell
+            with suppress(*(() if attempt is _ATTEMPTS[-1] else (Exception,))):
+                _compile(subject, package, attempt, beside)
+                break
         place_file(beside, path)
     finally:
         beside.unlink(missing_ok=True)
     return path
+
+
+def _compile(subject: _Subject, package: Package, attempt: _Attempt, path: Path) -> None:
+    """Trace a package and compile it in one way, into `path`."""
+    from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
+
+    options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": attempt.backends}
+    with ExitStack() as contexts:
+        contexts.enter_context(torch.no_grad())
+        if attempt.own:
+            register_kernel()
+            contexts.enter_context(own_micro_kernel())
+            contexts.enter_context(compiled_attention(subject.config))
+        program = torch.export.export(
+            subject.forward, subject.arguments(package.rows), strict=False, dynamic_shapes=subject.dynamic(package)
+        )
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
 
 
 def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
@@ -285,10 +305,9 @@ def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
 
 
 @torch.inference_mode()
-def _timed(subject: _Subject, paths: Mapping[str, Path]) -> dict[str, tuple[float, ...]]:
+def _timed(subject: _Subject, packages: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
     """Return the least seconds of passes of each of the timed row counts, of the model itself and of each package."""
     takes = {package.name: (package.least_rows, package.most_rows) for package in PACKAGES}
-    packages = {name: load_package(path) for name, path in paths.items()}
     least = {name: np.full(len(_TIMED_ROWS), np.inf) for name in (EAGER, *packages)}
     for place, rows in enumerate(_TIMED_ROWS):
         arguments = subject.arguments(rows)
@@ -303,6 +322,30 @@ def _timed(subject: _Subject, paths: Mapping[str, Path]) -> dict[str, tuple[floa
                     times[place] = min(times[place], perf_counter() - start)
     # more rows that took less time show that the fewer were disturbed
     return {name: _never_falling(times) for name, times in least.items()}
+
+
+@torch.inference_mode()
+def _same_bits(subject: _Subject, packages: Mapping[str, Any]) -> bool:
+    """Run a chain of rows at once, and the same rows one by one; say whether scores and states are the same."""
+    if len(packages) < len(PACKAGES):
+        return False
+    together, alone = subject.arguments(_TRIED_ROWS), subject.arguments(_TRIED_ROWS)
+    noise = torch.Generator().manual_seed(0)
+    for ours, theirs in zip(chain(*together[-2:]), chain(*alone[-2:]), strict=True):
+        ours.copy_(torch.randn(ours.shape, generator=noise))
+        theirs.copy_(ours)
+    together[0].copy_(torch.randint(0, subject.config.get_text_config().vocab_size, (1, _TRIED_ROWS), generator=noise))
+    leaves = torch.utils._pytree.tree_leaves  # noqa: SLF001  # the order in which the exporter flattens
+    several = run_package(packages["several"], leaves(together))
+    ones = []
+    for row in range(_TRIED_ROWS):
+        token, position, masks, slots = subject.arguments(1)[:4]
+        token[0, 0], position[0, 0] = together[0][0, row], _CONTEXT + row
+        seen = [mask.new_zeros(1, 1, 1, _CONTEXT + row + 1) for mask in masks]
+        places = [slot + row for slot in slots]
+        ones.append(run_package(packages["one"], leaves((token, position, seen, places, *alone[-2:])))[0].clone())
+    states = zip(chain(*together[-2:]), chain(*alone[-2:]), strict=True)
+    return torch.equal(several, torch.stack(ones)) and all(torch.equal(ours, theirs) for ours, theirs in states)
 
 
 def _never_falling(times: FloatArray) -> tuple[float, ...]:

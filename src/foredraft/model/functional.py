@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-_GROUPED = "foredraft_grouped"
+from foredraft.model.attention_kernel import LANES, attend
+
+_COMPILED = "foredraft_compiled"
 
 
 class FunctionalForward(nn.Module):
@@ -113,8 +114,8 @@ class _BufferLayer(CacheLayerMixin):
 
 
 @contextmanager
-def grouped_attention(config: Any) -> Iterator[None]:
-    """Have the model attend without repeating grouped keys and values, until the block ends.
+def compiled_attention(config: Any) -> Iterator[None]:
+    """Have the model attend by `attend`, for which the compiler has a kernel, until the block ends.
 
     Only where it runs torch's scaled dot product attention; other kernels stay as they are.
     """
@@ -122,15 +123,15 @@ def grouped_attention(config: Any) -> Iterator[None]:
     if kernel != "sdpa":
         yield
         return
-    ALL_ATTENTION_FUNCTIONS.register(_GROUPED, _grouped)
-    config._attn_implementation = _GROUPED  # noqa: SLF001  # the same
+    ALL_ATTENTION_FUNCTIONS.register(_COMPILED, _attention)
+    config._attn_implementation = _COMPILED  # noqa: SLF001  # the same
     try:
         yield
     finally:
         config._attn_implementation = kernel  # noqa: SLF001  # the same
 
 
-def _grouped(
+def _attention(
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -140,7 +141,7 @@ def _grouped(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as transformers' `sdpa` does; the groups of queries become a batch, and keys are broadcast, not copied.
+    """Attend as transformers' `sdpa` does, by `attend` where it takes what is given.
 
     Args:
         module: the attention layer.
@@ -152,18 +153,11 @@ def _grouped(
         scaling: of the scores.
         **options: what else transformers' kernels take.
     """
-    heads, key_heads = query.shape[1], key.shape[1]
-    if heads == key_heads or query.shape[0] != 1 or key_heads == 1:
+    one_mask = attention_mask is not None and attention_mask.shape[1] == 1  # for all heads
+    if attention_mask is None or not one_mask or query.shape[0] != 1 or query.shape[-1] % LANES:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
-    group = heads // key_heads
-    shared = (key_heads, group, -1, -1)
-    attended = scaled_dot_product_attention(
-        query.unflatten(1, (key_heads, group)).squeeze(0),
-        key.transpose(0, 1).expand(shared),
-        value.transpose(0, 1).expand(shared),
-        attn_mask=attention_mask,
-        scale=scaling,
-    )
-    return attended.flatten(0, 1).unsqueeze(0).transpose(1, 2).contiguous(), None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    attended = attend(query[0], key[0], value[0], attention_mask[0, 0], scale)
+    return attended.unflatten(1, (query.shape[1], -1))[None], None

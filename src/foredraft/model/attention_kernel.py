@@ -1,0 +1,114 @@
+"""Attention of a few rows over the cache of one sequence, as a kernel for torch's compiler.
+
+torch's own attention copies grouped keys once for each query head, and calls a library built for thousands of rows. In
+this one each number that comes out depends on what the row may see and on nothing else: neither on how many rows stand
+beside it, nor on what lies between the slots that it sees, as hidden slots add exact zeros in the order of the slots.
+So a drafted row attends, bit for bit, as it would alone. Knows torch's compiler's interface for templates. Does not
+know models.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.library import custom_op
+
+QUERIES = 4
+"""Query rows that are scored side by side, so that each key is read once for all of them."""
+
+LANES = 16
+"""The size of a head must be a multiple of this: the most numbers that a vector register holds."""
+
+
+@custom_op("foredraft::attend", mutates_args=())
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float
+) -> torch.Tensor:
+    """Attend from `R` rows to `S` slots; this is what runs where nothing is compiled, and what the kernel is tested by.
+
+    Args:
+        query: floating point[heads, R, D], D a multiple of `LANES`.
+        key: floating point[key heads, S, D]; each serves heads / key heads query heads in a row.
+        value: the same.
+        mask: floating point[R, S], added to the scores.
+        scaling: of the scores.
+
+    Returns:
+        floating point[R, heads * D], in the dtype of `query`; sums are in float32 at least.
+    """
+    precise = torch.promote_types(query.dtype, torch.float32)
+    groups = query.shape[0] // key.shape[0]
+    keys, values = (each.to(precise).repeat_interleave(groups, 0) for each in (key, value))
+    weights = torch.softmax(query.to(precise) * scaling @ keys.mT + mask.to(precise), -1)
+    return (weights @ values).to(query.dtype).transpose(0, 1).flatten(1)
+
+
+@attend.register_fake
+def _(
+    query: torch.Tensor, _key: torch.Tensor, _value: torch.Tensor, _mask: torch.Tensor, _scaling: float
+) -> torch.Tensor:
+    heads, rows, size = query.shape
+    return query.new_empty(rows, heads * size)
+
+
+def register_kernel() -> None:
+    """Have torch's compiler put the kernel in the place of `attend` from now on, in this process."""
+    import torch._inductor.lowering as lowerings  # slow to import, and needed by those who compile alone
+
+    lowerings.register_lowering(torch.ops.foredraft.attend.default, type_promotion_kind=None)(_lowered)
+
+
+def _lowered(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Any:
+    """Return the kernel's call as torch's compiler represents it; the arguments are those of `attend`."""
+    from torch._inductor.ir import ExternKernel, FixedLayout
+
+    inputs = [ExternKernel.require_stride1(ExternKernel.realize_input(each)) for each in (query, key, value, mask)]
+    heads, rows, size = query.get_size()
+    width = heads * size
+    layout = FixedLayout(query.get_device(), query.get_dtype(), [rows, width], [width, 1])
+    return _template(inputs, layout, scaling).generate().output_node()
+
+
+def _template(inputs: list[Any], layout: Any, scaling: float) -> Any:
+    """Return the kernel as the class that torch's compiler asks for; made here, as it is slow to import."""
+    from torch._inductor.codegen.cpp_micro_gemm import get_restrict_keyword
+    from torch._inductor.codegen.cpp_template import CppTemplate
+    from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    source = Path(__file__).with_suffix(".cpp.jinja").read_text(encoding="utf-8")
+    bits = pick_vec_isa().bit_width() or 256  # torch's vectors have this size also where there are no instructions
+
+    class AttendTemplate(CppTemplate):  # torch's interface: it asks for a subclass
+        def render(self, **given: Any) -> str:
+            if given.get("epilogue_nodes"):
+                raise NotImplementedError("attention takes nothing that follows it into its kernel")
+            query, key, value, mask = self.input_nodes
+            precise = torch.promote_types(layout.dtype, torch.float32)
+            size = int(query.get_size()[2])
+            rendered: str = self._template_from_string(source).render(
+                template=self,
+                kernel=given["kernel"],
+                query=query,
+                key=key,
+                value=value,
+                mask=mask,
+                output=given.get("template_buffer_node") or self.output_node,
+                size=size,
+                queries=QUERIES,
+                at_once=_at_once(size * precise.itemsize * 8 // bits, bits),
+                scaling=repr(float(scaling)),
+                input_t=DTYPE_TO_CPP[layout.dtype],
+                sum_t=DTYPE_TO_CPP[precise],
+                num_threads=self.num_threads,
+                restrict_keyword=get_restrict_keyword(),
+            )
+            return rendered
+
+    return AttendTemplate("attend", inputs, layout, torch.get_num_threads())
+
+
+def _at_once(vectors: int, bits: int) -> int:
+    """Return how many of a value's vectors are summed at once: as many as divide it and fit into the registers."""
+    most = ((32 if bits == 512 else 16) - 2) // (QUERIES + 1)
+    return max(count for count in range(1, most + 1) if vectors % count == 0)

@@ -1,0 +1,70 @@
+"""The attention kernel of compiled forwards: its reference's sums, and the same bits whatever stands beside a row."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from foredraft.model.attention_kernel import attend, register_kernel
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
+
+
+@pytest.fixture(autouse=True)
+def _compiled_anew():
+    """Forget other shapes: torch takes for a symbol what has varied, and heads and their sizes are constants."""
+    torch._dynamo.reset()
+    compiled.cache_clear()
+
+
+@functools.cache
+def compiled(size):
+    """Return `attend` as compiled for heads of one size."""
+    register_kernel()
+    scaling = size**-0.5
+    return torch.compile(lambda query, key, value, mask: attend(query, key, value, mask, scaling))
+
+
+def attended(query, key, value, mask):
+    """Attend by the kernel, which is compiled once for any number of rows and slots."""
+    for tensor, dimensions in ((query, [1]), (key, [1]), (value, [1]), (mask, [0, 1])):
+        torch._dynamo.mark_dynamic(tensor, dimensions)
+    return compiled(query.shape[-1])(query, key, value, mask)
+
+
+def arguments(dtype, heads, key_heads, rows, slots, size):
+    """Return what `attend` takes; keys and values lie in larger buffers, and each row sees some slots and the first."""
+    rng = np.random.default_rng(rows * slots)
+    shapes = ((heads, rows, size), (key_heads, slots + 5, size), (key_heads, slots + 5, size))
+    query, key, value = (torch.from_numpy(rng.standard_normal(shape)).to(dtype) for shape in shapes)
+    hidden = torch.from_numpy(rng.random((rows, slots)) < 0.3)
+    hidden[:, 0] = False
+    mask = torch.zeros(rows, slots, dtype=dtype).masked_fill_(hidden, torch.finfo(dtype).min)
+    return query, key[:, :slots], value[:, :slots], mask
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float64, 1e-12)],
+    ids=["float32", "bfloat16", "float64"],
+)
+@pytest.mark.parametrize(("heads", "key_heads", "size"), [(6, 2, 64), (4, 4, 48)], ids=["grouped", "ungrouped"])
+def test_the_kernel_sums_as_its_reference_does(dtype, tolerance, heads, key_heads, size):
+    for rows, slots in ((2, 3), (3, 16), (5, 33), (11, 250)):
+        given = arguments(dtype, heads, key_heads, rows, slots, size)
+        ours, theirs = attended(*given), attend(*given, size**-0.5)
+        assert ours.shape == (rows, heads * size)
+        assert torch.allclose(ours.double(), theirs.double(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_hidden_slots_and_other_rows_change_no_bit(dtype):
+    query, key, value, mask = arguments(dtype, 6, 2, 9, 70, 64)
+    together = attended(query, key, value, mask)
+    for row in range(9):
+        seen = mask[row] == 0
+        beside = (row + 1) % 9  # the compiler takes a single row for another kernel
+        shown = torch.zeros(2, int(seen.sum()), dtype=dtype)
+        alone = attended(query[:, [row, beside]], key[:, seen], value[:, seen], shown)
+        assert torch.equal(alone[0], together[row])
