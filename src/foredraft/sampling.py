@@ -157,16 +157,23 @@ def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, mi
     The order is transformers': temperature, top-k, top-p on what top-k leaves, min-p. An empty array says that the
     row cannot be used (NaN, +inf, or nothing finite).
     """
-    largest = row.max()  # NaN if there is one
+    largest = row[row.argmax()]  # NaN if there is one
     if not math.isfinite(largest):
         return row[:0]
-    weights: FloatArray = row - largest
-    with np.errstate(over="ignore"):  # a small temperature may leave nothing but the largest
-        weights /= np.float32(temperature)
+    weights = _scaled(row, largest, np.float32(temperature))
     np.exp(weights, out=weights)  # numpy's is vectorised; numba's is not
     if top_k > 0 or top_p < 1.0 or min_p > 0.0:
         _drop_filtered(weights, row, top_k, top_p, min_p)
     return weights
+
+
+@njit(cache=True, error_model="numpy")
+def _scaled(row: FloatArray, largest: np.float32, temperature: np.float32) -> FloatArray:
+    """Return (row - largest) / temperature; -inf where a small temperature leaves nothing else."""
+    scaled = np.empty(len(row), np.float32)
+    for i in range(len(row)):
+        scaled[i] = (row[i] - largest) / temperature
+    return scaled
 
 
 @njit(cache=True)
@@ -205,6 +212,18 @@ def _noise_words(first: int, position: int, k0: np.uint32, k1: np.uint32, lanes:
 
 
 @njit(cache=True)
+def _may_win(weights: FloatArray, lanes: npt.NDArray[np.uint32], bar: float) -> bool:
+    """Say whether one of some weights, float32[4n], may exceed `bar`, without a branch for each, as vectors go."""
+    hits = 0
+    for lane in range(4):
+        words = lanes[lane]
+        for i in range(len(words)):
+            u = (np.float64(words[i]) + 0.5) / 4294967296.0
+            hits += np.float64(weights[4 * i + lane]) >= bar * (1.0 - u)
+    return hits > 0
+
+
+@njit(cache=True)
 def perturbed_argmax(weights: FloatArray, seed: np.uint64, position: int) -> int:
     """Return argmax over tokens of log(weight) + g(seed, position, token).
 
@@ -223,6 +242,8 @@ def perturbed_argmax(weights: FloatArray, seed: np.uint64, position: int) -> int
         if not alive:
             continue
         _noise_words(start // 4, position, k0, k1, lanes)
+        if bar > 0 and stop - start == 4 * blocks and not _may_win(weights[start:stop], lanes, bar):
+            continue
         for token in range(start, stop):
             weight = np.float64(weights[token])
             u = (np.float64(lanes[token % 4, (token - start) // 4]) + 0.5) / 4294967296.0
@@ -280,12 +301,14 @@ class Sampler:
 
     def chooser(self, scores: Scores, at: int) -> Chooser:
         """Return what chooses the token after each row of `scores`, whose root stands at position `at`."""
-        if not self._options.do_sample and not self._needs_prefix:
+        on_device = scores.best is not None or scores.logits.device.type != "cpu"
+        if on_device and not self._options.do_sample and not self._needs_prefix:
             return self._greedy_chooser(scores, at)
         read, device = row_reader(scores.logits), scores.logits.device
         return lambda row, path: self._choose(self._row(read(row), device, path), at + len(path) + 1)
 
     def _greedy_chooser(self, scores: Scores, at: int) -> Chooser:
+        """Return what chooses greedily where scores lie elsewhere: the best of all rows are fetched in one go."""
         if scores.best is not None:
             tokens = scores.best.tolist()
         else:
