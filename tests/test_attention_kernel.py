@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.model.attention_kernel import attend, register_kernel
+from foredraft.model.attention_kernel import attend, register_attention_kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
 
@@ -21,7 +21,7 @@ def _compiled_anew():
 @functools.cache
 def compiled(size):
     """Return `attend` as compiled for heads of one size."""
-    register_kernel()
+    register_attention_kernel()
     scaling = size**-0.5
     return torch.compile(lambda query, key, value, mask: attend(query, key, value, mask, scaling))
 

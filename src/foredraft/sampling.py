@@ -219,7 +219,7 @@ def _may_win(weights: FloatArray, lanes: npt.NDArray[np.uint32], bar: float) -> 
         words = lanes[lane]
         for i in range(len(words)):
             u = (np.float64(words[i]) + 0.5) / 4294967296.0
-            hits += np.float64(weights[4 * i + lane]) >= bar * (1.0 - u)
+            hits += 1 if np.float64(weights[4 * i + lane]) >= bar * (1.0 - u) else 0
     return hits > 0
 
 

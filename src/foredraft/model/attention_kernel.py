@@ -51,7 +51,7 @@ def _(
     return query.new_empty(rows, heads * size)
 
 
-def register_kernel() -> None:
+def register_attention_kernel() -> None:
     """Have torch's compiler put the kernel in the place of `attend` from now on, in this process."""
     import torch._inductor.lowering as lowerings  # slow to import, and needed by those who compile alone
 
@@ -66,7 +66,9 @@ def _lowered(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Any
     heads, rows, size = query.get_size()
     width = heads * size
     layout = FixedLayout(query.get_device(), query.get_dtype(), [rows, width], [width, 1])
-    return _template(inputs, layout, scaling).generate().output_node()
+    called = _template(inputs, layout, scaling).generate().output_node()
+    called.data.data.allow_epilogue_fusion = False  # the kernel has no place for what is made of its results
+    return called
 
 
 def _template(inputs: list[Any], layout: Any, scaling: float) -> Any:

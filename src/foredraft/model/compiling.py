@@ -21,7 +21,7 @@ import torch
 
 from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
 from foredraft.errors import ForedraftError, UsageError, told
-from foredraft.model.attention_kernel import register_kernel
+from foredraft.model.attention_kernel import register_attention_kernel
 from foredraft.model.compiled import (
     EAGER,
     MOST_ROWS,
@@ -37,6 +37,7 @@ from foredraft.model.compiled import (
     write_record,
 )
 from foredraft.model.functional import FunctionalForward, compiled_attention
+from foredraft.model.int8_kernel import register_int8_kernel
 from foredraft.model.micro_kernel import own_micro_kernel
 from foredraft.model.quantized import INT8, dtype_name
 from foredraft.model.support import inspect
@@ -275,7 +276,8 @@ def _compile(subject: _Subject, package: Package, attempt: _Attempt, path: Path)
     with ExitStack() as contexts:
         contexts.enter_context(torch.no_grad())
         if attempt.own:
-            register_kernel()
+            register_attention_kernel()
+            register_int8_kernel()
             contexts.enter_context(own_micro_kernel())
             contexts.enter_context(compiled_attention(subject.config))
         program = torch.export.export(
