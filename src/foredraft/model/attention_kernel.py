@@ -7,11 +7,12 @@ So a drafted row attends, bit for bit, as it would alone. Knows torch's compiler
 know models.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.library import custom_op
+
+from foredraft.model.kernel_template import kernel_call, source_beside
 
 QUERIES = 4
 """Query rows that are scored side by side, so that each key is read once for all of them."""
@@ -60,54 +61,31 @@ def register_attention_kernel() -> None:
 
 def _lowered(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `attend`."""
-    from torch._inductor.ir import ExternKernel, FixedLayout
-
-    inputs = [ExternKernel.require_stride1(ExternKernel.realize_input(each)) for each in (query, key, value, mask)]
-    heads, rows, size = query.get_size()
-    width = heads * size
-    layout = FixedLayout(query.get_device(), query.get_dtype(), [rows, width], [width, 1])
-    called = _template(inputs, layout, scaling).generate().output_node()
-    called.data.data.allow_epilogue_fusion = False  # the kernel has no place for what is made of its results
-    return called
-
-
-def _template(inputs: list[Any], layout: Any, scaling: float) -> Any:
-    """Return the kernel as the class that torch's compiler asks for; made here, as it is slow to import."""
     from torch._inductor.codegen.cpp_micro_gemm import get_restrict_keyword
-    from torch._inductor.codegen.cpp_template import CppTemplate
     from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
     from torch._inductor.cpu_vec_isa import pick_vec_isa
+    from torch._inductor.ir import ExternKernel, FixedLayout
 
-    source = Path(__file__).with_suffix(".cpp.jinja").read_text(encoding="utf-8")
+    given = {"query": query, "key": key, "value": value, "mask": mask}
+    inputs = {name: ExternKernel.require_stride1(ExternKernel.realize_input(tensor)) for name, tensor in given.items()}
+    heads, rows, size = query.get_size()
+    dtype, width = query.get_dtype(), heads * size
+    precise = torch.promote_types(dtype, torch.float32)
     bits = pick_vec_isa().bit_width() or 256  # torch's vectors have this size also where there are no instructions
-
-    class AttendTemplate(CppTemplate):  # torch's interface: it asks for a subclass
-        def render(self, **given: Any) -> str:
-            if given.get("epilogue_nodes"):
-                raise NotImplementedError("attention takes nothing that follows it into its kernel")
-            query, key, value, mask = self.input_nodes
-            precise = torch.promote_types(layout.dtype, torch.float32)
-            size = int(query.get_size()[2])
-            rendered: str = self._template_from_string(source).render(
-                template=self,
-                kernel=given["kernel"],
-                query=query,
-                key=key,
-                value=value,
-                mask=mask,
-                output=given.get("template_buffer_node") or self.output_node,
-                size=size,
-                queries=QUERIES,
-                at_once=_at_once(size * precise.itemsize * 8 // bits, bits),
-                scaling=repr(float(scaling)),
-                input_t=DTYPE_TO_CPP[layout.dtype],
-                sum_t=DTYPE_TO_CPP[precise],
-                num_threads=self.num_threads,
-                restrict_keyword=get_restrict_keyword(),
-            )
-            return rendered
-
-    return AttendTemplate("attend", inputs, layout, torch.get_num_threads())
+    return kernel_call(
+        "attend",
+        source_beside(__file__),
+        inputs,
+        FixedLayout(query.get_device(), dtype, [rows, width], [width, 1]),
+        size=int(size),
+        queries=QUERIES,
+        at_once=_at_once(int(size) * precise.itemsize * 8 // bits, bits),
+        scaling=repr(float(scaling)),
+        vector_bits=bits,
+        input_t=DTYPE_TO_CPP[dtype],
+        sum_t=DTYPE_TO_CPP[precise],
+        restrict_keyword=get_restrict_keyword(),
+    )
 
 
 def _at_once(vectors: int, bits: int) -> int:

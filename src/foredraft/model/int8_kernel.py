@@ -5,11 +5,12 @@ compiled, and the sums are exact whatever their order. Knows torch's compiler's 
 how numbers become integers.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.library import custom_op
+
+from foredraft.model.kernel_template import kernel_call, source_beside
 
 ROWS, VECTORS, LANES = 8, 3, 16
 """Rows times vectors of 16 sums that fill the registers, with the weights and a row's numbers beside them."""
@@ -72,38 +73,13 @@ def _lowered(rows: Any, weight: Any) -> Any:
     constant = V.graph.constants.get(weight.get_name())
     if constant is None or not torch.cpu._is_vnni_supported():  # noqa: SLF001  # torch has no public name for it
         return lowerings.lowerings[torch.ops.aten._int_mm.default](rows, lowerings.permute(weight, [1, 0]))  # noqa: SLF001  # as above
-    inputs = [ExternKernel.require_contiguous(ExternKernel.realize_input(rows))]
-    inputs += [ExternKernel.realize_input(V.graph.add_tensor_constant(each)) for each in packed(constant)]
+    strips, start = (ExternKernel.realize_input(V.graph.add_tensor_constant(each)) for each in packed(constant))
+    inputs = {
+        "rows": ExternKernel.require_contiguous(ExternKernel.realize_input(rows)),
+        "weight": strips,
+        "start": start,
+    }
     count, columns = rows.get_size()[0], weight.get_size()[0]
     layout = FixedLayout(rows.get_device(), torch.int32, [count, columns], [columns, 1])
-    called = _template(inputs, layout).generate().output_node()
-    called.data.data.allow_epilogue_fusion = False  # the kernel has no place for what is made of its results
-    return called
-
-
-def _template(inputs: list[Any], layout: Any) -> Any:
-    """Return the kernel as the class that torch's compiler asks for; made here, as that is slow to import."""
-    from torch._inductor.codegen.cpp_template import CppTemplate
-
-    source = Path(__file__).with_suffix(".cpp.jinja").read_text(encoding="utf-8")
-
-    class ProductTemplate(CppTemplate):  # torch's interface: it asks for a subclass
-        def render(self, **given: Any) -> str:
-            if given.get("epilogue_nodes"):
-                raise NotImplementedError("the product takes nothing that follows it into its kernel")
-            rows, weight, start = self.input_nodes
-            rendered: str = self._template_from_string(source).render(
-                template=self,
-                kernel=given["kernel"],
-                rows=rows,
-                weight=weight,
-                start=start,
-                output=given.get("template_buffer_node") or self.output_node,
-                most_rows=ROWS,
-                vectors=VECTORS,
-                ahead=_AHEAD,
-                num_threads=self.num_threads,
-            )
-            return rendered
-
-    return ProductTemplate("multiply_int8", inputs, layout, torch.get_num_threads())
+    filled = {"most_rows": ROWS, "vectors": VECTORS, "ahead": _AHEAD}
+    return kernel_call("multiply_int8", source_beside(__file__), inputs, layout, **filled)

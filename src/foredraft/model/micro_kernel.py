@@ -9,10 +9,11 @@ know models, or how the product is divided among threads and caches, which stays
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from foredraft.model.kernel_template import source_beside
 
 _WIDEST_PADDING = 1 / 16
 """Weights are cut into strips of columns; the last one is filled up with zeros, which take time too."""
@@ -51,7 +52,7 @@ def _kernel_class() -> Any:
     from torch._inductor.codegen import cpp_micro_gemm as kernels
     from torch._inductor.codegen.common import KernelTemplate
 
-    source = Path(__file__).with_suffix(".cpp.jinja").read_text(encoding="utf-8")
+    source = source_beside(__file__)
     common: Any = kernels.CppMicroGemm  # torch leaves it without annotations
 
     class WidenedMicroGemm(common):  # type: ignore[misc]  # torch's interface: it asks for a subclass
