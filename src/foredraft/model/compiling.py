@@ -9,7 +9,7 @@ who calls the result.
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -258,10 +258,12 @@ def _compiled(subject: _Subject, package: Package, folder: Path) -> Path:
     beside = folder / f"{package.name}.{os.getpid()}{TEMPORARY_SUFFIX}.pt2"  # torch insists on the ending
     try:
         for attempt in _ATTEMPTS:
-            # of what goes wrong inside the compiler there is no list; the last attempt's error is the one to tell
-            with suppress(*(() if attempt is _ATTEMPTS[-1] else (Exception,))):
+            try:
                 _compile(subject, package, attempt, beside)
                 break
+            except Exception as error:  # of what goes wrong inside the compiler there is no list
+                if attempt is _ATTEMPTS[-1] or isinstance(error, OSError):  # no room: another attempt finds none either
+                    raise
         place_file(beside, path)
     finally:
         beside.unlink(missing_ok=True)
