@@ -68,7 +68,7 @@ class _Attempt:
 
 _ATTEMPTS = (
     _Attempt(own=True, backends="CPP"),
-    _Attempt(own=True, backends="CPP,ATEN"),  # there is no kernel for products of integers, for one
+    _Attempt(own=True, backends="CPP,ATEN"),  # without AVX-512 VNNI there is no kernel for products of integers
     _Attempt(own=False, backends="CPP,ATEN"),
 )
 
@@ -196,7 +196,7 @@ def compile_forward(
 
 
 def _time(subject: _Subject, folder: Path, packages: tuple[PackageRecord, ...]) -> CompiledRecord:
-    """Time every package and the model itself, and keep the figures."""
+    """Time every package and the model itself, try whether rows come out alike, and keep what was found."""
     loaded = {package.name: load_package(folder / package.file) for package in packages}
     record = CompiledRecord(packages, _TIMED_ROWS, _timed(subject, loaded), _same_bits(subject, loaded))
     write_record(folder, record)
@@ -315,7 +315,7 @@ def _timed(subject: _Subject, packages: Mapping[str, Any]) -> dict[str, tuple[fl
     least = {name: np.full(len(_TIMED_ROWS), np.inf) for name in (EAGER, *packages)}
     for place, rows in enumerate(_TIMED_ROWS):
         arguments = subject.arguments(rows)
-        flat = torch.utils._pytree.tree_leaves(arguments)  # noqa: SLF001  # the order in which the exporter flattens
+        flat = _flat(arguments)
         for _ in range(_ROUNDS):
             for name, times in least.items():
                 if name != EAGER and not takes[name][0] <= rows <= takes[name][1]:
@@ -339,17 +339,22 @@ def _same_bits(subject: _Subject, packages: Mapping[str, Any]) -> bool:
         ours.copy_(torch.randn(ours.shape, generator=noise))
         theirs.copy_(ours)
     together[0].copy_(torch.randint(0, subject.config.get_text_config().vocab_size, (1, _TRIED_ROWS), generator=noise))
-    leaves = torch.utils._pytree.tree_leaves  # noqa: SLF001  # the order in which the exporter flattens
-    several = run_package(packages["several"], leaves(together))
+    several = run_package(packages["several"], _flat(together))
     ones = []
     for row in range(_TRIED_ROWS):
         token, position, masks, slots = subject.arguments(1)[:4]
         token[0, 0], position[0, 0] = together[0][0, row], _CONTEXT + row
         seen = [mask.new_zeros(1, 1, 1, _CONTEXT + row + 1) for mask in masks]
         places = [slot + row for slot in slots]
-        ones.append(run_package(packages["one"], leaves((token, position, seen, places, *alone[-2:])))[0].clone())
+        ones.append(run_package(packages["one"], _flat((token, position, seen, places, *alone[-2:])))[0].clone())
     states = zip(chain(*together[-2:]), chain(*alone[-2:]), strict=True)
     return torch.equal(several, torch.stack(ones)) and all(torch.equal(ours, theirs) for ours, theirs in states)
+
+
+def _flat(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return arguments of `FunctionalForward.forward` in the order in which the exporter flattens them."""
+    leaves: list[torch.Tensor] = torch.utils._pytree.tree_leaves(arguments)  # noqa: SLF001  # torch has no public name
+    return leaves
 
 
 def _never_falling(times: FloatArray) -> tuple[float, ...]:

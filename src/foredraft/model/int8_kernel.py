@@ -15,12 +15,11 @@ from foredraft.model.kernel_template import kernel_call, source_beside
 ROWS, VECTORS, LANES = 8, 3, 16
 """Rows times vectors of 16 sums that fill the registers, with the weights and a row's numbers beside them."""
 
-_AHEAD = 24
+_AHEAD = 24  # groups of four, by which weights are asked for before their use, as in the micro-kernel
 _FOUR = 4  # numbers that one instruction multiplies and adds
 
 
-@custom_op("foredraft::multiply_int8", mutates_args=())
-def multiply_int8(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def int8_product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Multiply integers exactly; this is what runs where nothing is compiled.
 
     Args:
@@ -31,6 +30,10 @@ def multiply_int8(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         int32[R, N], `rows @ weight.T`.
     """
     return torch._int_mm(rows, weight.t())  # noqa: SLF001  # torch's only integer product
+
+
+multiply_int8 = custom_op("foredraft::multiply_int8", int8_product, mutates_args=())
+"""The same as an operation that torch's compiler has the kernel for; calling it as it is takes longer."""
 
 
 @multiply_int8.register_fake

@@ -12,7 +12,7 @@ from torch import nn
 
 from foredraft.errors import UsageError
 from foredraft.model.compiled import runs_on_cpu
-from foredraft.model.int8_kernel import multiply_int8
+from foredraft.model.int8_kernel import int8_product, multiply_int8
 
 INT8 = "int8"
 """The name, beside those of torch's dtypes, under which a model is loaded so."""
@@ -50,12 +50,8 @@ class Int8Linear(nn.Module):
         """Return floating point[..., out] for [..., in]."""
         rows = hidden.reshape(-1, hidden.shape[-1])
         scale = _scale(rows)
-        integers = (rows / scale).round().to(torch.int8)
-        product: torch.Tensor
-        if torch.compiler.is_exporting():
-            product = multiply_int8(integers, self.weight)  # for which the compiler has a kernel
-        else:
-            product = torch._int_mm(integers, self.weight.t())  # noqa: SLF001  # torch's only integer product
+        multiply = multiply_int8 if torch.compiler.is_exporting() else int8_product
+        product: torch.Tensor = multiply((rows / scale).round().to(torch.int8), self.weight)
         result = product.to(rows.dtype) * scale * self.scale
         if self.bias is not None:
             result = result + self.bias
