@@ -51,6 +51,11 @@ def ancestor_mask(parents):
     return np.array(mask)
 
 
+def child_with(tokens, parents, node, token):
+    found = [child for child in range(len(parents)) if (parents[child], tokens[child]) == (node, token)]
+    return found[0] if found else -1
+
+
 def top_nodes(parents, score, limit, max_depth):
     """Every step looks at every node again, and takes the best whose parent is taken."""
     taken = {-1}
@@ -532,6 +537,14 @@ def count_lengths(lengths, longest):
 def weigh(trusted):
     """From how far each level is trusted to its share."""
     return [math.prod(1 - other for other in trusted[:m]) * trust for m, trust in enumerate(trusted)]
+
+
+def with_foresight(levels, rows, paths, mass, share):
+    """Levels are (source, length, count, share, number of rows), rows (tokens, weight); the foreseen come first."""
+    ahead = [(tuple(path), share * weight) for path, weight in zip(paths, mass, strict=True)]
+    left = [(*level[:3], (1 - share) * level[3], level[4]) for level in levels]
+    behind = [(tuple(tokens), (1 - share) * weight) for tokens, weight in rows]
+    return [(3, 0, max(len(ahead), 1), share, len(ahead)), *left], ahead + behind
 
 
 def retrieve(stored, own, shared, context, trusted, asked):

@@ -255,6 +255,15 @@ def test_foresight_stands_before_what_occurred_with_its_share():
     rows = as_rows([(1, 2), (3,)], [0.4, 0.2], REACH)
     paths_foreseen = as_rows([(5, 6), (5,), (1, 7)], [0.5, 0.2, 0.3], REACH)
     levels, both = with_foresight(levels_of_rows(2), rows, paths_foreseen.tokens, paths_foreseen.weights, 0.6)
+    twin, expected = naive.with_foresight(
+        [(OWN, 5, 1, 0.5, 1), (STORE, 2, 1, 0.3, 1)], zip(rows.tokens.tolist(), rows.weights.tolist(), strict=True),
+        paths_foreseen.tokens.tolist(), [0.5, 0.2, 0.3], 0.6,
+    )  # fmt: skip
+    assert list(zip(levels.source, levels.length, levels.occurrences, strict=True)) == [level[:3] for level in twin]
+    assert levels.share.tolist() == pytest.approx([level[3] for level in twin])
+    assert np.diff(levels.start).tolist() == [level[4] for level in twin]
+    assert [tuple(row) for row in both.tokens.tolist()] == [tokens for tokens, _ in expected]
+    assert both.weights.tolist() == pytest.approx([weight for _, weight in expected])
     assert levels.source.tolist() == [FORESEEN, OWN, STORE]
     assert levels.start.tolist() == [0, 3, 4, 5]
     assert both.weights.sum() == pytest.approx(0.6 + 0.4 * 0.6)

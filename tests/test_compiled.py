@@ -15,6 +15,7 @@ import foredraft.model.compiling as compiling_module
 from foredraft.api import Generator
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
+from foredraft.graph.tree import path_to
 from foredraft.model.compilation import Compilation
 from foredraft.model.compiled import (
     EAGER,
@@ -31,6 +32,8 @@ from foredraft.model.compiled import (
 )
 from foredraft.model.compiling import PACKAGES, compile_forward
 from foredraft.model.functional import FunctionalForward, compiled_attention
+from foredraft.model.kv_cache import Span
+from foredraft.model.mask import attention_mask
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from forward_against_bandwidth import weight_bytes
@@ -105,6 +108,39 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
     assert torch.allclose(logits, scores, atol=1e-4, rtol=1e-4)
     for ours, theirs in zip(given.reserved_buffers(0), expected.reserved_buffers(0), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_slots_that_lie_together_are_committed_as_those_of_layers_apart():
+    """Paths that leave rows out, held rows, and texts that outgrow their buffers."""
+    target, rng = TorchTarget(small_model()), np.random.default_rng(5)
+    apart, together = target.new_cache(), target.new_cache()
+    for each in (apart, together):
+        target.prefill(prompt_of(250), each)
+    for _ in range(6):
+        tokens, parents = random_tree(rng, 7)
+        rows = [0, *(node + 1 for node in path_to(parents, 6))]
+        layout = lay_out(3, tokens, parents, apart.length)
+        together.reserved_buffers(layout.rows, together=True)
+        assert together.store is not None
+        expected, scores = (target.forward(layout, each).logits for each in (apart, together))
+        assert torch.equal(scores, expected)
+        for each in (apart, together):
+            each.commit(rows)
+    assert together.length == apart.length > 256
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mask_hides_the_same_slots_in_every_dtype(dtype):
+    span = Span(None)
+    span.stored = 9
+    for nodes in (0, 1, 12):
+        tokens, parents = random_tree(np.random.default_rng(nodes), nodes)
+        layout = lay_out(1, tokens, parents, 9)
+        usual, quick = (attention_mask(layout, span, each, torch.device("cpu")) for each in (torch.float64, dtype))
+        assert quick.dtype == dtype
+        assert quick.shape == (1, 1, nodes + 1, nodes + 10)
+        assert torch.equal(quick == torch.finfo(dtype).min, usual == torch.finfo(torch.float64).min)
+        assert torch.equal(quick == 0, usual == 0)
 
 
 def rows_of(target, nodes, length):

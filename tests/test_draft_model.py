@@ -16,8 +16,9 @@ from foredraft.graph.tree import depths, path_to
 from foredraft.model.candidates import Imitation, candidates
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.target import TorchTarget
+from foredraft.noise import gumbel_noise
 from foredraft.pairing import pair_draft_model
-from foredraft.sampling import SamplingOptions, gumbel_noise
+from foredraft.sampling import SamplingOptions
 
 METHODS = ["draft_model", "draft_tree", "draft_graph"]
 PROMPT = "Write a short story about a fox and a"

@@ -10,7 +10,7 @@ from foredraft.contracts import Draft, Verdict
 from foredraft.drafters import Resources, make_drafter, mixture
 from foredraft.drafters.mixture import MixtureDrafter, MixtureOptions
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
-from foredraft.index import lookup
+from foredraft.index import lookup, workspace
 from foredraft.index.blend import COUNTS
 from foredraft.index.datastore import check_datastore, open_datastore
 from foredraft.index.library import Library
@@ -265,18 +265,25 @@ def raising(*_args):
     raise RuntimeError("disk on fire")
 
 
+def searching_fails(words, ids, known, searches_own, *rest):
+    if searches_own:
+        raise RuntimeError("disk on fire")
+    return _ASK(words, ids, known, searches_own, *rest)
+
+
+_ASK = workspace._ask
 FAILURES = [
-    ("follow", "The datastore failed .RuntimeError: disk on fire.*without it; it is the same text"),
-    ("gather_from_store", "The datastore failed"),
-    ("append", "The search of the text itself failed"),
+    (lookup, "follow", raising, "The datastore failed .RuntimeError: disk on fire.*without it; it is the same text"),
+    (workspace, "_gather", raising, "The datastore failed"),
+    (workspace, "_ask", searching_fails, "The search of the text itself failed"),
 ]
 
 
-@pytest.mark.parametrize(("kernel", "says"), FAILURES)
-def test_a_source_that_fails_is_left_out_and_told_once(store, monkeypatch, recwarn, kernel, says):
+@pytest.mark.parametrize(("module", "kernel", "failing", "says"), FAILURES)
+def test_a_source_that_fails_is_left_out_and_told_once(store, monkeypatch, recwarn, module, kernel, failing, says):
     drafting = opened(drafter(store))
     document = next(ids for ids in SEGMENTS[0] if len(ids) > 12)
-    monkeypatch.setattr(lookup, kernel, raising)
+    monkeypatch.setattr(module, kernel, failing)
     for end in range(6, 12):
         draft = propose(drafting, document[:end])
         drafting.observe(verdict(document[end]))
@@ -297,18 +304,12 @@ def test_the_others_draft_on_where_the_store_fails(store, monkeypatch):
 
 def test_a_table_that_fails_is_left_out(monkeypatch):
     counted = opened(MixtureDrafter(MixtureOptions(), table_of([[1, 2, 3]] * 9), Library(vocabulary=11)))
-    whole = mixture.blend
-
-    def failing(rows, levels, inner, counts, *rest):
-        if len(counts.table.tokens):
-            raise RuntimeError("bad page")
-        return whole(rows, levels, inner, counts, *rest)
-
-    monkeypatch.setattr(mixture, "blend", failing)
-    with pytest.warns(ForedraftWarning, match="The table failed"):
-        propose(counted, [1, 2])
+    with monkeypatch.context() as patched:
+        patched.setattr(workspace, "_draft", raising)
+        with pytest.warns(ForedraftWarning, match="The table failed"):
+            propose(counted, [1, 2])
     assert best(propose(counted, [1, 2, 5, 6, 1, 2])) == 5
-    monkeypatch.setattr(mixture, "blend", raising)
+    monkeypatch.setattr(workspace, "_draft", raising)
     with pytest.raises(RuntimeError, match="on fire"):  # not the table, then: the engine's guard ends the drafting
         propose(counted, [1, 2, 5, 6, 1, 2, 5])
 

@@ -24,8 +24,9 @@ from foredraft.engine.state import SequenceState
 from foredraft.engine.step import check_draft
 from foredraft.errors import UsageError
 from foredraft.graph.tree import chain_parents, path_to
+from foredraft.noise import gumbel_noise, philox
 from foredraft.rejection import SeededChance, as_drawn, choose_token, draw_siblings, one_hot, residual
-from foredraft.sampling import Sampler, SamplingOptions, distribution, gumbel_noise, philox
+from foredraft.sampling import Sampler, SamplingOptions, distribution
 from foredraft.testing import (
     VOCABULARY,
     DrawingDrafter,

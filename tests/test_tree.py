@@ -55,6 +55,17 @@ SEEDS = pytest.mark.parametrize("seed", range(20))
 
 
 @SEEDS
+def test_children_are_found_by_their_tokens(seed):
+    rng = np.random.default_rng(seed)
+    parents = random_parents(rng, int(rng.integers(0, 40)))
+    tokens = rng.integers(0, 5, len(parents)).astype(np.int32)
+    for node in range(-1, len(parents)):
+        for token in range(-1, 6):
+            found = tree.child_with(tokens, parents, node, token)
+            assert found == naive.child_with(tokens.tolist(), parents.tolist(), node, token)
+
+
+@SEEDS
 def test_depths_and_mask_equal_their_twins(seed):
     rng = np.random.default_rng(seed)
     parents = random_parents(rng, int(rng.integers(0, 65)))

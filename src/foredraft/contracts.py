@@ -168,11 +168,13 @@ class Scores:
         hidden: float[R, D], the last hidden state, when asked for.
         best: int64[R], on the CPU, the most probable token after every row, -1 where its score is not finite; where the
             forward found it already, so that greedy decoding copies R numbers off the device and no scores.
+        bits: what `foredraft.logits.bits_of` tells of the logits, where it is known already.
     """
 
     logits: "torch.Tensor"
     hidden: "torch.Tensor | None" = None
     best: "torch.Tensor | None" = None
+    bits: Any = None
 
 
 @dataclass(frozen=True, slots=True)

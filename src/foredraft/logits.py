@@ -6,44 +6,86 @@ know how a token is chosen, nor what the rows stand for.
 
 import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from numba import njit
 
+from foredraft.addresses import array_at
 from foredraft.graph.tree import FloatArray, IntArray
 
 RowReader = Callable[[int], FloatArray]
 """Returns a row's scores, float32[V], to be read only."""
 
+_UNSIGNED = {torch.bfloat16: (np.uint16(0), 16), torch.float32: (np.uint32(0), 0)}
+
+
+class Bits(NamedTuple):
+    """Where logits lie, for compiled functions to take apart.
+
+    Attributes:
+        address: of the first of them.
+        width: V.
+        like: a number of the unsigned type of their size.
+        shift: bits by which it is shifted to become the bits of a float32.
+    """
+
+    address: int
+    width: int
+    like: Any
+    shift: int
+
+
 _BLOCK = 64  # logits looked at together
+
+
+def bits_of(logits: torch.Tensor) -> Bits | None:
+    """Return where logits, float[R, V], lie, for compiled functions; None where those cannot read them.
+
+    They can where the logits are float32 or bfloat16, whose numbers are the upper halves of float32's, on the CPU. The
+    tensor must be kept as long as what is returned.
+    """
+    found = _UNSIGNED.get(logits.dtype)
+    if found is None or logits.device.type != "cpu" or not logits.is_contiguous():
+        return None
+    return Bits(logits.data_ptr(), logits.shape[-1], *found)
+
+
+@njit(cache=True)
+def row_of(address: int, width: int, like: Any, shift: int, row: int) -> FloatArray:
+    """Return a row's scores, float32[V], from what `bits_of` tells."""
+    bits = array_at(address + int(row) * width * (4 - shift // 8), width, like)
+    words = np.empty(width, np.uint32)
+    for i in range(width):
+        words[i] = np.uint32(bits[i]) << np.uint32(shift)
+    return words.view(np.float32)
 
 
 def row_reader(logits: torch.Tensor) -> RowReader:
     """Return what reads the rows of `logits`, float[R, V] on any device."""
-    if logits.dtype == torch.bfloat16 and logits.device.type == "cpu":  # torch takes longer to convert a row than this
-        bits = logits.detach().view(torch.uint16).numpy()
-        return lambda row: widened(bits[row])
-    return lambda row: logits[row].detach().float().cpu().numpy()
+    bits = bits_of(logits)
+    if bits is None:
+        return lambda row: logits[row].detach().float().cpu().numpy()
+
+    def read(row: int) -> FloatArray:  # torch takes longer to convert a row
+        assert row < len(logits), "there is no such row"  # and while this is kept, the logits are
+        return row_of(*bits, row)
+
+    return read
 
 
-@njit(cache=True)
-def widened(bits: npt.NDArray[np.uint16]) -> FloatArray:
-    """Return the float32 values of bfloat16 numbers, which are their upper halves."""
-    words = np.empty(len(bits), np.uint32)
-    for i in range(len(bits)):
-        words[i] = np.uint32(bits[i]) << np.uint32(16)
-    return words.view(np.float32)
-
-
-def top_probabilities(logits: torch.Tensor, k: int, rows: IntArray | None = None) -> tuple[IntArray, FloatArray]:
+def top_probabilities(
+    logits: torch.Tensor, k: int, rows: IntArray | None = None, bits: Bits | None = None
+) -> tuple[IntArray, FloatArray]:
     """Return the `k` most probable tokens after each of `rows` and their probabilities under the plain softmax.
 
     Args:
         logits: float[R, V].
         k: how many; at most V are returned.
         rows: int32[S]; None for all.
+        bits: what `bits_of` returns for the logits, if that is known.
 
     Returns:
         int32[S, k] and float32[S, k], by descending probability; NaN where a row holds NaN.
@@ -53,11 +95,24 @@ def top_probabilities(logits: torch.Tensor, k: int, rows: IntArray | None = None
         chosen = logits if rows is None else logits[torch.from_numpy(rows).to(logits.device)]
         probabilities, tokens = chosen.softmax(dim=-1, dtype=torch.float32).topk(k, dim=-1)
         return tokens.to(torch.int32).cpu().numpy(), probabilities.cpu().numpy()  # few numbers leave the device
-    read, wanted = row_reader(logits), range(len(logits)) if rows is None else rows.tolist()
+    wanted = np.arange(len(logits), dtype=np.int32) if rows is None else rows
     found = np.empty((len(wanted), k), np.int32), np.empty((len(wanted), k), np.float32)
-    for place, row in enumerate(wanted):
-        top_of_row(read(row), found[0][place], found[1][place])
+    bits = bits_of(logits) if bits is None else bits
+    if bits is None:
+        logits = logits.detach().float().contiguous()  # kept until its rows are read
+        bits = bits_of(logits)
+    assert bits is not None, "float32 on the CPU can be read"
+    top_of_rows(*bits, wanted, *found)
     return found
+
+
+@njit(cache=True)
+def top_of_rows(
+    address: int, width: int, like: Any, shift: int, rows: IntArray, tokens: IntArray, probabilities: FloatArray
+) -> None:  # fmt: skip
+    """Do for each of `rows`, int32[S], what `top_of_row` does: `tokens` and `probabilities` are [S, k]."""
+    for place in range(len(rows)):
+        top_of_row(row_of(address, width, like, shift, rows[place]), tokens[place], probabilities[place])
 
 
 @njit(cache=True)
@@ -73,16 +128,26 @@ def top_of_row(row: FloatArray, tokens: IntArray, probabilities: FloatArray) -> 
         probabilities[j] = math.exp(probabilities[j] - largest) / total
 
 
-@njit(cache=True, fastmath={"nnan", "nsz"})
-def _block_maximum(row: FloatArray, start: int, stop: int) -> np.float32:
-    largest: np.float32 = row[start]
-    for i in range(start, stop):
-        largest = max(largest, row[i])
-    return largest
+@njit(cache=True)
+def _block_maxima(row: FloatArray) -> npt.NDArray[np.int32]:
+    """Return the largest number of each block by its bits, put in an order that is the numbers', as integers.
+
+    Compilers turn the largest of integers into vector instructions, that of floats not, and loops of known length best.
+    """
+    bits, whole = row.view(np.int32), len(row) // _BLOCK
+    maxima = np.full((len(row) + _BLOCK - 1) // _BLOCK, np.int32(-0x80000000))
+    for block in range(whole):
+        largest = np.int32(-0x80000000)
+        for i in range(block * _BLOCK, block * _BLOCK + _BLOCK):
+            largest = max(largest, bits[i] ^ ((bits[i] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+        maxima[block] = largest
+    for i in range(whole * _BLOCK, len(row)):
+        maxima[whole] = max(maxima[whole], bits[i] ^ ((bits[i] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+    return maxima
 
 
 @njit(cache=True)
-def _insert(tokens: IntArray, values: FloatArray, token: int, value: np.float32) -> None:
+def _insert(tokens: IntArray, values: Any, token: int, value: Any) -> None:
     """Put a value that is above the last one in its place of a falling list."""
     place = len(tokens) - 1
     while place > 0 and values[place - 1] < value:
@@ -97,16 +162,14 @@ def largest_of_row(row: FloatArray, tokens: IntArray, values: FloatArray) -> Non
 
     Only blocks of the row are looked into whose largest value is among the k largest of all blocks.
     """
-    k, blocks = len(tokens), (len(row) + _BLOCK - 1) // _BLOCK
-    maxima = np.empty(blocks, np.float32)
+    k, maxima = len(tokens), _block_maxima(row)
+    of_blocks = np.full(k, np.int32(-0x80000000))
+    for block in range(len(maxima)):
+        if maxima[block] > of_blocks[k - 1]:
+            _insert(tokens, of_blocks, block, maxima[block])
+    least = of_blocks[k - 1]
     tokens[:], values[:] = 0, -np.inf
-    for block in range(blocks):
-        maxima[block] = _block_maximum(row, block * _BLOCK, min((block + 1) * _BLOCK, len(row)))
-        if maxima[block] > values[k - 1]:
-            _insert(tokens, values, block, maxima[block])
-    least = values[k - 1]
-    tokens[:], values[:] = 0, -np.inf
-    for block in range(blocks):
+    for block in range(len(maxima)):
         if maxima[block] < least:
             continue
         for token in range(block * _BLOCK, min((block + 1) * _BLOCK, len(row))):
@@ -114,28 +177,57 @@ def largest_of_row(row: FloatArray, tokens: IntArray, values: FloatArray) -> Non
                 _insert(tokens, values, token, row[token])
 
 
-@njit(cache=True, fastmath={"contract", "nsz", "reassoc"}, error_model="numpy")
-def sum_of_exponentials(row: FloatArray, largest: float) -> float:
-    """Return the sum of exp(score - largest) over a row, float32[V], to float32's precision; NaN if it holds NaN.
+@njit(cache=True)
+def has_nan(row: FloatArray) -> bool:
+    """Say whether a row, float32[V], holds NaN."""
+    missing = np.int32(0)
+    for i in range(len(row)):  # a count, as compilers turn it into vector instructions too
+        missing += np.int32(np.isnan(row[i]))
+    return bool(missing > 0)
+
+
+@njit(cache=True)
+def most_probable(row: FloatArray) -> int:
+    """Return the first of the largest scores of a row, float32[V]; -1 where it holds NaN or +inf, or nothing finite."""
+    tokens, values = np.empty(1, np.int32), np.empty(1, np.float32)
+    largest_of_row(row, tokens, values)
+    return -1 if not np.isfinite(values[0]) or has_nan(row) else int(tokens[0])
+
+
+@njit(cache=True, fastmath={"contract", "nsz"}, error_model="numpy")
+def exponentials(row: FloatArray, largest: float, temperature: float) -> FloatArray:
+    """Return exp((score - largest) / temperature) of a row, float32[V], to float32's precision; 0 below 2^-126.
 
     exp(x) = 2^n exp(r), r being at most ln(2) / 2 from 0, where seven terms of its series are enough. Written so that
     compilers turn it into vector instructions, which they do not do with their own exponential.
+
+    Args:
+        row: without NaN.
+        largest: its largest score, finite.
+        temperature: above 0.
     """
-    missing = np.int32(not np.isfinite(largest))
-    for i in range(len(row)):  # a count, as compilers turn it into vector instructions too
-        missing += np.int32(np.isnan(row[i]))
-    if missing:
-        return np.nan
     series, powers = np.empty(len(row), np.float32), np.empty(len(row), np.int32)
     for i in range(len(row)):
-        halves = max((row[i] - np.float32(largest)) * np.float32(1.4426950408889634), np.float32(-126.0))
+        halves = (row[i] - np.float32(largest)) / np.float32(temperature) * np.float32(1.4426950408889634)
+        above = np.int32(halves >= np.float32(-126.0))
+        halves = max(halves, np.float32(-126.0))
         n = np.floor(halves + np.float32(0.5))
         r = (halves - n) * np.float32(0.6931471805599453)
         tail = np.float32(1 / 24) + r * (np.float32(1 / 120) + r * np.float32(1 / 720))
         series[i] = np.float32(1) + r * (np.float32(1) + r * (np.float32(0.5) + r * (np.float32(1 / 6) + r * tail)))
-        powers[i] = (np.int32(n) + np.int32(127)) << np.int32(23)
+        powers[i] = above * ((np.int32(n) + np.int32(127)) << np.int32(23))
     scale = powers.view(np.float32)  # 2^n, by its exponent's bits
-    total = np.float32(0)
     for i in range(len(row)):
-        total += series[i] * scale[i]
+        series[i] *= scale[i]
+    return series
+
+
+@njit(cache=True, fastmath={"contract", "nsz", "reassoc"})
+def sum_of_exponentials(row: FloatArray, largest: float) -> float:
+    """Return the sum of exp(score - largest) over a row, float32[V], to float32's precision; NaN if it holds NaN."""
+    if not np.isfinite(largest) or has_nan(row):
+        return np.nan
+    terms, total = exponentials(row, largest, 1.0), np.float32(0)
+    for i in range(len(terms)):
+        total += terms[i]
     return float(total)

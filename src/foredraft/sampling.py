@@ -1,28 +1,24 @@
 """Choosing the target's token from its logits: processors, filters, and noise that belongs to (seed, position, token).
 
-The token at absolute position `p` is `argmax_v l[v]/T + g(seed, p, v)` over what the filters leave, with `g` a standard
-Gumbel value. That is sampling from the softmax, and it does not depend on what was drafted, so plain and speculative
-decoding with one seed agree token for token. Does not know trees, drafters or text.
-
-Noise comes from Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11): key = the 64-bit
-seed, counter = (token // 4, position, 0, 0), output lane = token % 4. A value is computed for a token alone, so any
-subset of the vocabulary, on any machine, sees the same noise. With u = (lane + 0.5) / 2**32, g = -log(-log(u)); the
-32-bit grid moves no token's probability by more than about 1e-10.
+The token at absolute position `p` is `argmax_v l[v]/T + g(seed, p, v)` over what the filters leave (noise.py): sampling
+from the softmax, by noise that does not depend on what was drafted. Does not know drafters or text.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from numba import njit
 
-from foredraft.contracts import Chooser, Scores, TokenIds
+from foredraft.contracts import Chooser, Draft, Scores, TokenIds
 from foredraft.errors import NumericsError, UsageError
-from foredraft.graph.tree import FloatArray
-from foredraft.logits import row_reader
+from foredraft.graph.tree import ROOT, FloatArray, IntArray, child_with
+from foredraft.logits import Bits, bits_of, exponentials, most_probable, row_of, row_reader
+from foredraft.noise import perturbed_argmax
 
 Probabilities = npt.NDArray[np.float64]
 """float64[V], none negative, with sum 1."""
@@ -33,7 +29,6 @@ LogitsProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 SEED_LIMIT = 2**64
 LEAST_TEMPERATURE = 1e-6
 """Below this, dividing the logits overflows float32; greedy decoding is meant."""
-_BLOCKS = 64  # Philox blocks worked on together, four tokens each
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,47 +76,6 @@ class SamplingOptions:
             raise UsageError(f"seed is {self.seed}; it must be between 0 and 2**64 - 1.")
 
 
-@njit(cache=True, inline="always")
-def _philox_round(
-    c0: np.uint32, c1: np.uint32, c2: np.uint32, c3: np.uint32, k0: np.uint32, k1: np.uint32
-) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
-    p0 = np.uint64(0xD2511F53) * np.uint64(c0)
-    p1 = np.uint64(0xCD9E8D57) * np.uint64(c2)
-    hi0, lo0 = np.uint32(p0 >> np.uint64(32)), np.uint32(p0 & np.uint64(0xFFFFFFFF))
-    hi1, lo1 = np.uint32(p1 >> np.uint64(32)), np.uint32(p1 & np.uint64(0xFFFFFFFF))
-    return np.uint32(hi1 ^ c1 ^ k0), lo1, np.uint32(hi0 ^ c3 ^ k1), lo0
-
-
-@njit(cache=True)
-def philox(counter: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Return Philox-4x32-10 of one counter, uint32[4], under a key, uint32[2], as uint32[4]."""
-    c0, c1, c2, c3 = counter[0], counter[1], counter[2], counter[3]
-    k0, k1 = key[0], key[1]
-    for _ in range(10):
-        c0, c1, c2, c3 = _philox_round(c0, c1, c2, c3, k0, k1)
-        k0 = np.uint32(np.uint64(k0) + np.uint64(0x9E3779B9) & np.uint64(0xFFFFFFFF))
-        k1 = np.uint32(np.uint64(k1) + np.uint64(0xBB67AE85) & np.uint64(0xFFFFFFFF))
-    return np.array([c0, c1, c2, c3], np.uint32)
-
-
-@njit(cache=True)
-def uniform_noise(seed: np.uint64, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return u(seed, position, token) in (0, 1) for each of `tokens`, float64[n]."""
-    key = np.array([seed & np.uint64(0xFFFFFFFF), seed >> np.uint64(32)], np.uint64).astype(np.uint32)
-    counter = np.zeros(4, np.uint32)
-    counter[1] = position
-    noise = np.empty(len(tokens), np.float64)
-    for i in range(len(tokens)):
-        counter[0] = tokens[i] // 4
-        noise[i] = (np.float64(philox(counter, key)[tokens[i] % 4]) + 0.5) / 4294967296.0
-    return noise
-
-
-def gumbel_noise(seed: int, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return g(seed, position, token) for each of `tokens`: standard Gumbel values, float64[n]."""
-    return -np.log(-np.log(uniform_noise(np.uint64(seed), position, tokens)))
-
-
 @njit(cache=True)
 def _weight_above(weights: FloatArray, share: float, total: float) -> float:
     """Return the largest w such that weights >= w hold at least `share` of `total`: the nucleus's last weight."""
@@ -151,29 +105,20 @@ def _weight_above(weights: FloatArray, share: float, total: float) -> float:
     return cut
 
 
+@njit(cache=True)
 def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, min_p: float) -> FloatArray:
     """Return softmax weights relative to the most probable token, float32[V], 0 where a filter drops the token.
 
     The order is transformers': temperature, top-k, top-p on what top-k leaves, min-p. An empty array says that the
     row cannot be used (NaN, +inf, or nothing finite).
     """
-    largest = row[row.argmax()]  # NaN if there is one
-    if not math.isfinite(largest):
-        return row[:0]
-    weights = _scaled(row, largest, np.float32(temperature))
-    np.exp(weights, out=weights)  # numpy's is vectorised; numba's is not
+    best = most_probable(row)
+    if best < 0:
+        return np.empty(0, np.float32)
+    weights = exponentials(row, row[best], temperature)
     if top_k > 0 or top_p < 1.0 or min_p > 0.0:
         _drop_filtered(weights, row, top_k, top_p, min_p)
     return weights
-
-
-@njit(cache=True, error_model="numpy")
-def _scaled(row: FloatArray, largest: np.float32, temperature: np.float32) -> FloatArray:
-    """Return (row - largest) / temperature; -inf where a small temperature leaves nothing else."""
-    scaled = np.empty(len(row), np.float32)
-    for i in range(len(row)):
-        scaled[i] = (row[i] - largest) / temperature
-    return scaled
 
 
 @njit(cache=True)
@@ -199,61 +144,55 @@ def _drop_filtered(weights: FloatArray, row: FloatArray, top_k: int, top_p: floa
 
 
 @njit(cache=True)
-def _noise_words(first: int, position: int, k0: np.uint32, k1: np.uint32, lanes: npt.NDArray[np.uint32]) -> None:
-    """Set `lanes`, uint32[4, n], to Philox's output for the n blocks from `first` on; in step, as vectors go."""
-    c0, c1, c2, c3 = lanes[0], lanes[1], lanes[2], lanes[3]
-    for i in range(len(c0)):
-        c0[i], c1[i], c2[i], c3[i] = np.uint32(first + i), np.uint32(position), np.uint32(0), np.uint32(0)
-    for _ in range(10):
-        for i in range(len(c0)):
-            c0[i], c1[i], c2[i], c3[i] = _philox_round(c0[i], c1[i], c2[i], c3[i], k0, k1)
-        k0 = np.uint32(np.uint64(k0) + np.uint64(0x9E3779B9) & np.uint64(0xFFFFFFFF))
-        k1 = np.uint32(np.uint64(k1) + np.uint64(0xBB67AE85) & np.uint64(0xFFFFFFFF))
+def drawn(
+    row: FloatArray, seed: np.uint64, position: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> int:  # fmt: skip
+    """Return the token that a row, float32[V], puts at a position; -1 where the row cannot be used.
 
-
-@njit(cache=True)
-def _may_win(weights: FloatArray, lanes: npt.NDArray[np.uint32], bar: float) -> bool:
-    """Say whether one of some weights, float32[4n], may exceed `bar`, without a branch for each, as vectors go."""
-    hits = 0
-    for lane in range(4):
-        words = lanes[lane]
-        for i in range(len(words)):
-            u = (np.float64(words[i]) + 0.5) / 4294967296.0
-            hits += 1 if np.float64(weights[4 * i + lane]) >= bar * (1.0 - u) else 0
-    return hits > 0
-
-
-@njit(cache=True)
-def perturbed_argmax(weights: FloatArray, seed: np.uint64, position: int) -> int:
-    """Return argmax over tokens of log(weight) + g(seed, position, token).
-
-    A token can only win if its weight exceeds (1 - u) times the best exp(score) so far, because -log(u) >= 1 - u;
-    that leaves a logarithm to take for a handful of tokens, and no noise where a filter left nothing.
+    A temperature of 0 takes the most probable one; the filters are those of `filter_row`.
     """
-    k0, k1 = np.uint32(seed & np.uint64(0xFFFFFFFF)), np.uint32(seed >> np.uint64(32))
-    best_token, best_score, bar = -1, -np.inf, 0.0
-    blocks = min(_BLOCKS, (len(weights) + 3) // 4)
-    lanes = np.empty((4, blocks), np.uint32)
-    for start in range(0, len(weights), max(4 * blocks, 1)):
-        stop = min(start + 4 * blocks, len(weights))
-        alive = False
-        for token in range(start, stop):
-            alive = alive | (weights[token] > 0)
-        if not alive:
-            continue
-        _noise_words(start // 4, position, k0, k1, lanes)
-        if bar > 0 and stop - start == 4 * blocks and not _may_win(weights[start:stop], lanes, bar):
-            continue
-        for token in range(start, stop):
-            weight = np.float64(weights[token])
-            u = (np.float64(lanes[token % 4, (token - start) // 4]) + 0.5) / 4294967296.0
-            if weight <= 0 or weight < bar * (1.0 - u):
-                continue
-            score = np.log(weight) - np.log(-np.log(u))
-            if score > best_score:
-                best_token, best_score = token, score
-                bar = np.exp(score) * (1.0 - 1e-9)
-    return best_token
+    if temperature == 0.0:
+        return most_probable(row)
+    weights = filter_row(row, temperature, top_k, top_p, min_p)
+    return perturbed_argmax(weights, seed, position) if len(weights) else -1
+
+
+@njit(cache=True)
+def walk(
+    address: int, width: int, like: Any, shift: int, tokens: IntArray, parents: IntArray, at: int, seed: np.uint64,
+    temperature: float, top_k: int, top_p: float, min_p: float,
+) -> npt.NDArray[np.int64]:  # fmt: skip
+    """Return the tokens that the target puts behind a draft's root and, while they are drafted, behind each other.
+
+    One compiled call, as between two passes every cache is cold and a call takes as long to begin as a row to read.
+
+    Args:
+        address: of the scores of all rows, as `foredraft.logits.bits_of` tells it.
+        width: likewise.
+        like: likewise.
+        shift: likewise.
+        tokens: int32[N], the draft's.
+        parents: int32[N], the draft's.
+        at: absolute position of the root.
+        seed: of the noise.
+        temperature: as `drawn` takes it, and the filters.
+        top_k: likewise.
+        top_p: likewise.
+        min_p: likewise.
+
+    Returns:
+        int64[k]; the last is -1 where a row cannot be used.
+    """
+    chosen = np.empty(len(tokens) + 1, np.int64)
+    node, count = ROOT, 0
+    while True:
+        row = row_of(address, width, like, shift, node + 1)
+        token = drawn(row, seed, at + count + 1, temperature, top_k, top_p, min_p)
+        chosen[count] = token
+        count += 1
+        node = child_with(tokens, parents, node, token)
+        if node < 0:  # as behind an unusable row: no node carries -1
+            return chosen[:count]
 
 
 def penalize(row: FloatArray, seen: TokenIds, penalty: float) -> None:
@@ -299,13 +238,35 @@ class Sampler:
         self._seed = np.uint64(options.seed)
         self._needs_prefix = bool(self._processors) or options.repetition_penalty != 1.0
 
-    def chooser(self, scores: Scores, at: int) -> Chooser:
-        """Return what chooses the token after each row of `scores`, whose root stands at position `at`."""
+    def chooser(self, scores: Scores, at: int, draft: Draft | None = None) -> Chooser:
+        """Return what chooses the token after each row of `scores`, whose root stands at position `at`.
+
+        Where a draft is given, it may only be asked for the rows of a walk down that goes where its tokens go.
+        """
         on_device = scores.best is not None or scores.logits.device.type != "cpu"
         if on_device and not self._options.do_sample and not self._needs_prefix:
             return self._greedy_chooser(scores, at)
+        if draft is not None and not self._needs_prefix:
+            bits = bits_of(scores.logits) if scores.bits is None else scores.bits
+            if bits is not None:
+                return self._walker(bits, at, draft)
         read, device = row_reader(scores.logits), scores.logits.device
         return lambda row, path: self._choose(self._row(read(row), device, path), at + len(path) + 1)
+
+    def _walker(self, bits: Bits, at: int, draft: Draft) -> Chooser:
+        """Return what chooses as told by one compiled call, which goes down the draft at once."""
+        options = self._options
+        temperature = options.temperature if options.do_sample else 0.0
+        filters = (temperature, options.top_k, options.top_p, options.min_p)
+        tokens = walk(*bits, draft.tokens, draft.parents, at, self._seed, *filters).tolist()
+
+        def choose(row: int, path: Sequence[int]) -> int:  # noqa: ARG001  # a chooser's signature
+            token: int = tokens[len(path)]
+            if token < 0:
+                raise NumericsError(_unusable(at + len(path) + 1))
+            return token
+
+        return choose
 
     def _greedy_chooser(self, scores: Scores, at: int) -> Chooser:
         """Return what chooses greedily where scores lie elsewhere: the best of all rows are fetched in one go."""
@@ -337,18 +298,11 @@ class Sampler:
 
     def _choose(self, row: FloatArray, position: int) -> int:
         options = self._options
-        if not options.do_sample:
-            token = int(row.argmax())
-            if not math.isfinite(row[token]):
-                raise NumericsError(_unusable(position))
-            return token
-        weights = filter_row(row, options.temperature, options.top_k, options.top_p, options.min_p)
-        if not len(weights):
-            raise NumericsError(_unusable(position))
-        token = int(perturbed_argmax(weights, self._seed, position))
+        temperature = options.temperature if options.do_sample else 0.0
+        token = drawn(row, self._seed, position, temperature, options.top_k, options.top_p, options.min_p)
         if token < 0:
             raise NumericsError(_unusable(position))
-        return token
+        return int(token)
 
     def _row(self, row: FloatArray, device: torch.device, path: Sequence[int]) -> FloatArray:
         """Return the scores of a row, float32[V], after the processors."""

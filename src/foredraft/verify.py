@@ -9,7 +9,7 @@ not know how tokens are chosen (the policy does) or how the draft came about.
 
 from foredraft.contracts import Draft, Policy, Scores, Verdict
 from foredraft.errors import NumericsError
-from foredraft.graph.tree import ROOT
+from foredraft.graph.tree import ROOT, child_with
 
 
 def verify(draft: Draft, scores: Scores, policy: Policy, at: int) -> Verdict:
@@ -25,7 +25,6 @@ def verify(draft: Draft, scores: Scores, policy: Policy, at: int) -> Verdict:
         NumericsError: scores from which no token can be chosen.
         ValueError: under rejection, a node that its q cannot have given.
     """
-    child_of = draft.child_of()
     choose = policy.chooser(scores, at, draft)
     tokens: list[int] = []
     path: list[int] = []
@@ -39,10 +38,9 @@ def verify(draft: Draft, scores: Scores, policy: Policy, at: int) -> Verdict:
             # what plain decoding would have written first comes out first; the next step meets the error at its root
             return Verdict(tuple(tokens), tuple(path), draft, at, hidden=scores.hidden)
         tokens.append(token)
-        child = child_of.get((node, token))
-        if child is not None:
-            path.append(child)
-            node = child
+        node = child_with(draft.tokens, draft.parents, node, token)
+        if node >= 0:
+            path.append(node)
         ended = policy.ends(tokens)  # asked for every token, as a policy may count them
-        if child is None or ended:
+        if node < 0 or ended:
             return Verdict(tuple(tokens), tuple(path), draft, at, hidden=scores.hidden)

@@ -9,25 +9,22 @@ import dataclasses
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds, Verdict
 from foredraft.control.trial import Trial
 from foredraft.drafters import Resources
 from foredraft.errors import ForedraftWarning, UsageError, told
-from foredraft.graph.tree import IntArray
 from foredraft.index.backoff import UNFORESEEN, prior_trust
-from foredraft.index.blend import Blended, Counts, blend, learn_written, prior_inner_trust, with_foresight
-from foredraft.index.learned import NO_TOKEN, empty_learned, learn_verdict, read_text
+from foredraft.index.blender import Blender, Foreseen
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
-from foredraft.index.lookup import Lookup, Question
-from foredraft.index.retrieval import OWN, SHARED, STORE, Levels, Rows
+from foredraft.index.retrieval import OWN, SHARED, STORE
 from foredraft.index.successors import BLENDED
 from foredraft.index.suffix_array import SuffixArrays
-from foredraft.index.trigram import TrigramTable, empty_table, open_named_table
+from foredraft.index.trigram import TrigramTable, open_named_table
+from foredraft.index.workspace import BlenderOptions
 from foredraft.model.candidates import Imitation
 from foredraft.model.foresight import Foresight, paths_of
 from foredraft.model.growth import GrowthRules
@@ -109,6 +106,12 @@ class MixtureOptions:
         """Whether the target's own distributions are learned."""
         return self.learn != "off" and self.feedback_weight > 0
 
+    def blended(self) -> BlenderOptions:
+        """Return what of them the blending takes."""
+        weight = self.feedback_weight if self.feeds_back else 0.0
+        lookup = (self.longest, self.shortest, self.samples, self.continuation)
+        return BlenderOptions(*lookup, self.learn != "off", self.keep, weight, _BEHIND_ROWS)
+
 
 class MixtureDrafter:
     """The table, the texts that are searched, and a draft model if one was named."""
@@ -160,14 +163,6 @@ class MixtureDrafter:
         self.library.save(path, self.options.memory, self.options.memory_tokens)
 
 
-class _Asked(NamedTuple):
-    """What a draft was made of: what occurred, the same with a draft model's foresight if any, and the draft."""
-
-    occurred: tuple[Levels, Rows]
-    known: tuple[Levels, Rows]
-    made: Blended
-
-
 class MixtureDrafting:
     """One sequence's drafting: where its last tokens occur, what it has taught, and what has proved right in it."""
 
@@ -176,23 +171,22 @@ class MixtureDrafting:
         self._options = options = drafter.options
         self._vocabulary = context.vocabulary
         self._model = None if drafter.model is None else _DraftModel(drafter.model, options.levels, context)
-        self._lookup = Lookup(segments, options.longest, own=options.learn != "off")
-        self._trust = prior_trust(options.longest, _STRENGTH, _PRIOR)
-        self._inner = prior_inner_trust(_STRENGTH)
-        self._learned = empty_learned()
-        self._asked: _Asked | None = None
+        self._blender = self._blended(segments)
         self._ids: TokenIds = np.empty(0, np.int64)
-        self._table = drafter.table
         self._searches_shared = options.shares
         self._source = _TEXT  # the one that is at work
         self._left_out: set[str] = set()
+
+    def _blended(self, segments: Sequence[SuffixArrays]) -> Blender:
+        trust = prior_trust(self._options.longest, _STRENGTH, _PRIOR)
+        return Blender(segments, self._drafter.table.arrays, trust, self._options.blended(), _STRENGTH)
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Look up the last tokens, and return the most probable continuations as a tree.
 
         A source that raises is told once and left out of the rest of the sequence; the others draft on.
         """
-        self._ids, self._asked = view.ids, None
+        self._ids = view.ids
         if budget.nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT  # and nothing is read: plain steps cost nothing here, and reading many tokens is quicker
         try:
@@ -203,43 +197,27 @@ class MixtureDrafting:
 
     def observe(self, verdict: Verdict) -> None:
         """Credit what foresaw the written tokens, then learn the target's own distributions, if asked for."""
-        asked, self._asked = self._asked, None
+        self._source = _TABLE
         try:
-            self._learn(asked, verdict)
+            others = self._blender.learn(self._ids, verdict)
+            if self._model is not None and others is not None:
+                self._source = _MODEL
+                self._model.learn(verdict.tokens, others)
         except Exception as error:  # noqa: BLE001  # as above
             self._leave_out(error)
 
     def _drafted(self, budget: Budget) -> Draft:
-        options = self._options
+        blender, depth = self._blender, min(self._options.depth, budget.depth)
         self._source = _TEXT
-        self._read()
-        depth = min(options.depth, budget.depth)
-        shared = self._drafter.library.shared if self._searches_shared else None
-        question = Question(options.shortest, False, True, options.samples, min(options.continuation, depth))
-        occurred = known = self._lookup.ask(shared, self._trust, question)
+        blender.ask(self._ids, self._drafter.library.shared if self._searches_shared else None, depth)
         if self._model is not None:
             self._source = _MODEL
-            known = self._model.foresee(self._ids, budget, *occurred)
+            foreseen = self._model.foresee(self._ids, budget, blender.reach(depth))
+            if foreseen is not None:
+                blender.foresee(foreseen)
         self._source = _TABLE
-        counts, (before, root) = self._counts(), self._last()
-        made = blend(known[1], known[0], self._inner, counts, before, root, budget.nodes, depth, self._vocabulary)
-        self._asked = _Asked(occurred, known, made)
+        made = blender.draft(budget.nodes, depth, self._vocabulary)
         return Draft(made.tokens, made.parents, made.score, source=made.source)
-
-    def _learn(self, asked: _Asked | None, verdict: Verdict) -> None:
-        if asked is not None:
-            self._source = _TABLE
-            counts, tokens = self._counts(), np.array(verdict.tokens, np.int64)
-            otherwise = learn_written(
-                self._trust, self._inner, asked.made, asked.occurred, asked.known, counts, *self._last(), tokens
-            )
-            if self._model is not None:
-                self._source = _MODEL
-                self._model.learn(asked.occurred[1], verdict.tokens, otherwise)
-        options, self._source = self._options, _TEXT
-        if options.feeds_back and verdict.top_tokens is not None:
-            weight, keep = options.feedback_weight, options.keep
-            self._learned = learn_verdict(self._learned, verdict, self._ids, weight, keep)
 
     def _leave_out(self, error: Exception) -> None:
         """Go on without the source that was at work.
@@ -247,19 +225,20 @@ class MixtureDrafting:
         Raises:
             Exception: the same, where that source was left out before: then something else is wrong.
         """
-        source = self._source if self._lookup.segment is None else _STORE
+        blender = self._blender
+        source = self._source if blender.lookup.segment is None else _STORE
         if source in self._left_out and source != _STORE:  # a store can have several segments
             raise error
         if source == _STORE:
-            self._lookup.leave_out_segment()
+            blender.leave_out_segment()
         elif source == _MODEL and self._model is not None:
             model, self._model = self._model, None
             model.close()
         elif source == _TABLE:
-            self._table = empty_table(self._table.vocabulary)
+            blender.leave_out_table(self._drafter.table.vocabulary)
         else:
             self._searches_shared = False
-            self._lookup.leave_out_texts()
+            blender.leave_out_text()
         if source not in self._left_out:
             self._left_out.add(source)
             warnings.warn(
@@ -273,27 +252,10 @@ class MixtureDrafting:
         """Forget the sequence, or share it."""
         if self._options.shares and len(self._ids):
             self._drafter.library.share(self._ids)
-        self._lookup = Lookup((), self._options.longest, own=False)
-        self._learned = empty_learned(2)
-        self._asked = None
+        self._blender = self._blended(())
         self._ids = np.empty(0, np.int64)
         if self._model is not None:
             self._model.close()
-
-    def _read(self) -> None:
-        """Go on to the end of what was written."""
-        known = len(self._lookup.ids)
-        self._lookup.read(self._ids)
-        if self._options.learn != "off":
-            self._learned = read_text(self._learned, self._ids, known, self._options.keep)
-
-    def _counts(self) -> Counts:
-        return Counts(self._table.arrays, self._learned, _BEHIND_ROWS)
-
-    def _last(self) -> tuple[int, int]:
-        """Return the last two tokens."""
-        ids = self._ids
-        return (int(ids[-2]) if len(ids) > 1 else NO_TOKEN), int(ids[-1])
 
 
 class _DraftModel:
@@ -305,24 +267,21 @@ class _DraftModel:
         self._foresight = Foresight(model, rules, imitation, context.max_nodes)
         self._trial = Trial()
         self._hits, self._passes = _STRENGTH * _FORESIGHT, _STRENGTH * (1 - _FORESIGHT)
-        self._foreseen: tuple[IntArray, npt.NDArray[np.float64]] | None = None
+        self._foreseen: Foreseen | None = None
 
-    def foresee(self, ids: TokenIds, budget: Budget, levels: Levels, rows: Rows) -> tuple[Levels, Rows]:
-        """Return levels and rows with the model's before them, where it is asked."""
+    def foresee(self, ids: TokenIds, budget: Budget, depth: int) -> Foreseen | None:
+        """Return what the model foresees, `depth` tokens deep; None where it is not asked."""
         self._foreseen = None
         whole = Budget(budget.nodes, budget.depth)  # the control is not asked: it cuts what comes of all sources
         grown = self._foresight.grow(ids, whole) if self._trial.begins() else None
-        if grown is None:
-            return levels, rows
-        self._foreseen = paths_of(grown, rows.tokens.shape[1])
-        return with_foresight(levels, rows, *self._foreseen, self._hits / (self._hits + self._passes))
+        if grown is not None:
+            self._foreseen = Foreseen(*paths_of(grown, depth), self._hits / (self._hits + self._passes))
+        return self._foreseen
 
-    def learn(self, rows: Rows, tokens: tuple[int, ...], otherwise: float) -> None:
-        """Credit the model, or all else, with the first of the written tokens; `otherwise` is what counts gave it."""
+    def learn(self, tokens: tuple[int, ...], others: float) -> None:
+        """Credit the model, or all else, which gave the first of the written tokens the probability `others`."""
         if self._foreseen is not None:
-            paths, mass = self._foreseen
-            own = mass[paths[:, 0] == tokens[0]].sum()
-            others = rows.weights[rows.tokens[:, 0] == tokens[0]].sum() + (1 - rows.weights.sum()) * otherwise
+            own = self._foreseen.mass[self._foreseen.paths[:, 0] == tokens[0]].sum()
             part = self._hits * own / (self._hits * own + self._passes * max(others, UNFORESEEN))
             self._hits, self._passes = self._hits + part, self._passes + 1 - part
         self._foresight.keep(tokens[:-1])

@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from foredraft.graph.tree import BoolArray, IntArray, ancestor_mask, depths
+
+_NONE_HELD = np.empty(0, np.int64)
+_NONE_HELD.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class Layout:
     positions: npt.NDArray[np.int64]
     ancestors: BoolArray | None
     at: int
-    held: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    held: npt.NDArray[np.int64] = field(default_factory=lambda: _NONE_HELD)
 
     @property
     def rows(self) -> int:
@@ -46,14 +50,19 @@ def lay_out(root: int, tokens: IntArray, parents: IntArray, at: int) -> Layout:
         parents: int32[N], the draft's parents.
         at: absolute position of the root.
     """
-    token_ids = np.empty(len(tokens) + 1, np.int64)
-    token_ids[0] = root
+    return Layout(*_rows_of(root, tokens, parents, at), at)
+
+
+@njit(cache=True)
+def _rows_of(
+    root: int, tokens: IntArray, parents: IntArray, at: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], BoolArray]:
+    """Return the first three attributes of a tree's `Layout`, in one compiled call."""
+    token_ids, positions = np.empty(len(tokens) + 1, np.int64), np.empty(len(tokens) + 1, np.int64)
+    token_ids[0], positions[0] = root, at
     token_ids[1:] = tokens
-    positions = np.empty(len(tokens) + 1, np.int64)
-    positions[0] = at
-    positions[1:] = depths(parents)
-    positions[1:] += at
-    return Layout(token_ids, positions, ancestor_mask(parents), at)
+    positions[1:] = depths(parents) + at
+    return token_ids, positions, ancestor_mask(parents)
 
 
 def lay_out_text(token_ids: npt.NDArray[np.int64], at: int) -> Layout:

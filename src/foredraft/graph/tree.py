@@ -79,6 +79,15 @@ def ancestor_mask(parents: IntArray) -> BoolArray:
     return mask
 
 
+@njit(cache=True)
+def child_with(tokens: IntArray, parents: IntArray, node: int, token: int) -> int:
+    """Return the child of `node` that carries `token`, -1 where there is none; the children of -1 are the root's."""
+    for child in range(node + 1, len(parents)):
+        if parents[child] == node and tokens[child] == token:
+            return child
+    return -1
+
+
 def chain_parents(length: int) -> IntArray:
     """Return the parents of a chain of `length` tokens: -1, 0, 1, ... as int32[length]."""
     return np.arange(-1, length - 1, dtype=np.int32)

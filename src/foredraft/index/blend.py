@@ -111,6 +111,7 @@ def trust_in_rows(inner: InnerTrust, levels: Levels, members: IntArray, low: int
     return float(inner.hits[at] / (inner.hits[at] + inner.passes[at]))
 
 
+@njit(cache=True)
 def with_foresight(levels: Levels, rows: Rows, paths: IntArray, mass: F64, share: float) -> tuple[Levels, Rows]:
     """Return levels and rows with a draft model's before them.
 
@@ -124,13 +125,13 @@ def with_foresight(levels: Levels, rows: Rows, paths: IntArray, mass: F64, share
     count = len(mass)
     return (
         Levels(
-            np.append(FORESEEN, levels.source),
-            np.append(0, levels.length),
-            np.append(max(count, 1), levels.occurrences),
-            np.append(0, levels.start + count),
-            np.append(share, levels.share * (1 - share)),
+            np.append(np.array([FORESEEN]), levels.source),
+            np.append(np.array([0]), levels.length),
+            np.append(np.array([max(count, 1)]), levels.occurrences),
+            np.append(np.array([0]), levels.start + count),
+            np.append(np.array([share]), levels.share * (1 - share)),
         ),
-        Rows(np.concatenate([paths, rows.tokens]), np.concatenate([share * mass, (1 - share) * rows.weights])),
+        Rows(np.concatenate((paths, rows.tokens)), np.append(share * mass, (1 - share) * rows.weights)),
     )
 
 

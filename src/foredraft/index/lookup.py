@@ -102,6 +102,7 @@ class Lookup:
 
     Attributes:
         ids: int64[n], what was read of the sequence.
+        ranges: int64[S, longest + 1, 2], where the last tokens occur in each stored segment, as `follow` keeps it.
         segment: which stored segment is being searched; None while none is.
 
     Args:
@@ -113,7 +114,7 @@ class Lookup:
     def __init__(self, segments: Sequence[SuffixArrays], longest: int, *, own: bool = True) -> None:
         self._segments = list(segments)
         self._longest = longest
-        self._ranges = np.zeros((len(segments), longest + 1, 2), np.int64)
+        self.ranges = np.zeros((len(segments), longest + 1, 2), np.int64)
         self._own = empty_text() if own else None
         self.ids: TokenIds = np.empty(0, np.int64)
         self.segment: int | None = None
@@ -121,7 +122,7 @@ class Lookup:
     def read(self, ids: TokenIds) -> None:
         """Go on to the end of `ids`, int64[n], which begin with what was read before."""
         new = ids[len(self.ids) :]
-        for text, ranges in self._each_segment():
+        for text, ranges in self.each_segment():
             follow(text, ranges, new[-self._longest :])
         if self._own is not None:
             self._own = with_room(self._own, len(new))
@@ -130,7 +131,7 @@ class Lookup:
 
     def stored_counts(self) -> npt.NDArray[np.int64]:
         """Return how often each length of context occurs in the segments, as `levels_of` takes it."""
-        return _stored_counts(self._ranges)
+        return _stored_counts(self.ranges)
 
     def ask(self, shared: RecentText | None, trust: Trust, asked: Question) -> tuple[Levels, Rows]:
         """Return which occurrences of the last tokens there are, and what followed them.
@@ -142,7 +143,7 @@ class Lookup:
         """
         own = _NOTHING if self._own is None else self._own
         context = self.ids[-self._longest :]
-        levels, rows = retrieve(self._ranges, own, _NOTHING if shared is None else shared, context, trust, asked)
+        levels, rows = retrieve(self.ranges, own, _NOTHING if shared is None else shared, context, trust, asked)
         self._gather_stored(levels, rows)
         return levels, rows
 
@@ -156,20 +157,21 @@ class Lookup:
         """Search the segment at which a search failed no more."""
         if self.segment is not None:
             del self._segments[self.segment]
-            self._ranges = np.delete(self._ranges, self.segment, axis=0)
+            self.ranges = np.delete(self.ranges, self.segment, axis=0)
             self.segment = None
 
     def leave_out_texts(self) -> None:
         """Search the sequence itself no more."""
         self._own = None
 
-    def _each_segment(self) -> Iterator[tuple[SuffixArrays, npt.NDArray[np.int64]]]:
+    def each_segment(self) -> Iterator[tuple[SuffixArrays, npt.NDArray[np.int64]]]:
+        """Yield each stored segment and its ranges, with `segment` telling which it is meanwhile."""
         for number, text in enumerate(self._segments):
             self.segment = number
-            yield text, self._ranges[number]
+            yield text, self.ranges[number]
         self.segment = None
 
     def _gather_stored(self, levels: Levels, rows: Rows) -> None:
         before = np.zeros(self._longest + 1, np.int64)
-        for text, ranges in self._each_segment():
+        for text, ranges in self.each_segment():
             gather_from_store(text, ranges, before, levels, rows)

@@ -16,8 +16,9 @@ import torch
 from foredraft.errors import NumericsError
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.logits import top_probabilities
+from foredraft.noise import gumbel_noise
 from foredraft.rejection import VERIFIER_STREAM, SeededChance, draw_siblings
-from foredraft.sampling import SamplingOptions, filter_row, gumbel_noise
+from foredraft.sampling import SamplingOptions, filter_row
 
 _FIRST_STREAM = VERIFIER_STREAM + 1
 _MOST_ROWS, _STREAMS = 1 << 11, 1 << 31

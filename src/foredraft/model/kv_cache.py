@@ -149,6 +149,7 @@ class TreeCache(Cache):
         self._tree_layers = [TreeLayer(self.spans[window]) for window in windows]
         super().__init__(layers=list(self._tree_layers))
         self._store: torch.Tensor | None = None
+        self._buffers: list[torch.Tensor] = []  # as long as no layer gets others
         self._length = 0
         self._rows = 0
         self._held = 0
@@ -167,7 +168,6 @@ class TreeCache(Cache):
         """Return how many tokens are committed."""
         return self._length
 
-    @torch.inference_mode()
     def reserve(self, rows: int) -> None:
         """Make room for `rows` more rows, growing full layers and shifting sliding ones when they are full.
 
@@ -182,15 +182,27 @@ class TreeCache(Cache):
                 self._resize(span, 0, capacity)
         self._rows = rows
 
-    def reserved_buffers(self, rows: int) -> list[torch.Tensor]:
+    def reserved_buffers(self, rows: int, *, together: bool = False) -> list[torch.Tensor]:
         """Make room for `rows` more rows, and return the buffers of every layer: all keys, then all values.
 
-        Empty until every layer was written to once, as only then it is known what the buffers look like.
+        Empty until every layer was written to once, as only then it is known what the buffers look like. Together, they
+        lie in one tensor where that can be, so that a commit moves the rows of all layers at once.
         """
         self.reserve(rows)
-        if not all(layer.is_initialized for layer in self._tree_layers):
-            return []
-        return [layer.keys for layer in self._tree_layers] + [layer.values for layer in self._tree_layers]
+        if together and self._store is None:
+            self._lie_together()
+        if not self._buffers and all(layer.is_initialized for layer in self._tree_layers):
+            layers = self._tree_layers
+            self._buffers = [layer.keys for layer in layers] + [layer.values for layer in layers]
+        return self._buffers
+
+    def _lie_together(self) -> None:
+        """Move into one tensor, unless layers differ, slide, or were not all written to."""
+        if len(self.spans) > 1 or any(window is not None for window in self.spans):
+            return
+        buffers = self.reserved_buffers(self._rows)
+        if buffers and len({(each.shape, each.dtype, each.device) for each in buffers}) == 1:
+            self.move_into(buffers[0].new_empty((len(buffers), *buffers[0].shape[1:])))
 
     @property
     def store(self) -> torch.Tensor | None:
@@ -208,18 +220,17 @@ class TreeCache(Cache):
         for layer, keys, values in zip(self._tree_layers, *parts, strict=True):
             layer.go_on_in(keys, values, span.stored)
         store[:, :, span.stored :] = 0  # whatever another sequence left there: weight 0 times NaN is NaN
-        span.capacity, self._store = store.shape[2], store
+        span.capacity, self._store, self._buffers = store.shape[2], store, []
 
     @torch.inference_mode()
     def move_out(self) -> None:
         """Keep all slots, those of the last pass included, in buffers of the layers' own again."""
         (span,) = self.spans.values()
         count = span.stored + self._rows
-        span.capacity, self._store = _round_up(count), None
+        span.capacity, self._store, self._buffers = _round_up(count), None, []
         for layer in self._tree_layers:
             layer.go_on_apart(span.capacity, count)
 
-    @torch.inference_mode()
     def commit(self, rows: Sequence[int]) -> None:
         """Keep these rows, ascending, of those held and then those of the last pass; forget the others.
 
@@ -227,21 +238,26 @@ class TreeCache(Cache):
             ValueError: rows that are not ascending, or beyond the last pass.
         """
         rows, last = list(rows), self._held + self._rows
-        if rows != sorted(set(rows)) or (rows and not 0 <= rows[0] <= rows[-1] < last):
+        contiguous = rows == list(range(len(rows)))
+        if (rows and not 0 <= rows[0] <= rows[-1] < last) or not (contiguous or rows == sorted(set(rows))):
             raise ValueError(
                 f"Rows {rows} must be ascending and below {last}, the rows held and those of the last pass."
             )
-        contiguous = rows == list(range(len(rows)))
-        index = None if contiguous else torch.tensor(rows)
-        if index is not None and self._store is not None:
-            _gather(self._store, self._length, index.to(self._store.device))  # no window: slots are positions
-        elif index is not None:
-            for layer in self._tree_layers:
-                layer.gather(layer.span.stored - self._held, index)
+        if not contiguous:
+            self._gather(torch.tensor(rows))
         for span in self.spans.values():
             span.stored += len(rows) - self._held
         self._length += len(rows)
         self._rows = self._held = 0
+
+    @torch.inference_mode()
+    def _gather(self, index: torch.Tensor) -> None:
+        """Move these rows, int64[n], down to the first of the rows held or of the last pass."""
+        if self._store is not None:
+            _gather(self._store, self._length, index.to(self._store.device))  # no window: slots are positions
+            return
+        for layer in self._tree_layers:
+            layer.gather(layer.span.stored - self._held, index)
 
     def hold(self) -> None:
         """Keep the rows of the last pass in sight of the passes that follow, until `commit` says which of them stay."""
@@ -250,9 +266,10 @@ class TreeCache(Cache):
         self._held += self._rows
         self._rows = 0
 
+    @torch.inference_mode()
     def _resize(self, span: Span, drop: int, capacity: int) -> None:
         keep = span.stored - drop
-        self._store = None
+        self._store, self._buffers = None, []
         for layer in self._tree_layers:
             if layer.span is span:
                 layer.resize(drop, keep, capacity)

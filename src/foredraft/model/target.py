@@ -16,9 +16,11 @@ import torch
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import OutOfMemoryError, UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
+from foredraft.logits import bits_of
 from foredraft.model.compiled import CompiledForward, run_package
 from foredraft.model.graphs import GraphedForward
 from foredraft.model.kv_cache import Span, TreeCache
+from foredraft.model.mask import attention_mask
 from foredraft.model.rounding import relative_error, within_rounding
 from foredraft.model.support import Support, inspect
 
@@ -98,9 +100,10 @@ class TorchTarget:
         """
         package = self.compiled.package_for(layout.rows) if self.compiled is not None and not hidden else None
         with _memory_told(layout.rows, cache.length):
-            buffers = cache.reserved_buffers(layout.rows) if package is not None else []
+            buffers = cache.reserved_buffers(layout.rows, together=True) if package is not None else []
             if buffers:
-                return Scores(run_package(package, [*self._compiled_arguments(layout, cache), *buffers]))
+                logits = run_package(package, [*self._compiled_arguments(layout, cache), *buffers])
+                return Scores(logits, bits=bits_of(logits))
             if self.graphs is not None and not hidden:
                 scores = self.graphs.forward(layout, cache, lambda: self._run(layout, cache).logits[0])
                 if scores is not None:
@@ -132,8 +135,8 @@ class TorchTarget:
         """Return what precedes the buffers in the arguments of `FunctionalForward.forward`, flattened."""
         spans = cache.spans.values()
         return [
-            torch.from_numpy(layout.token_ids).unsqueeze(0),
-            torch.from_numpy(layout.positions).unsqueeze(0),
+            torch.from_numpy(layout.token_ids[None]),
+            torch.from_numpy(layout.positions[None]),
             *(self._mask(layout, span) for span in spans),
             *(torch.arange(span.stored, span.stored + layout.rows) for span in spans),
         ]
@@ -149,21 +152,7 @@ class TorchTarget:
         }
 
     def _mask(self, layout: Layout, span: Span) -> torch.Tensor:
-        """Return the additive mask [1, 1, R, stored + R]: 0 where a row may attend, else the dtype's least value."""
-        rows, committed = layout.rows, span.stored - len(layout.held)
-        if rows == 1 and span.window is None and not len(layout.held):
-            return torch.zeros((1, 1, 1, span.stored + 1), dtype=self.dtype, device=self.device)
-        blocked = np.zeros((rows, span.stored + rows), np.bool_)
-        if layout.ancestors is not None:
-            np.logical_not(layout.ancestors, out=blocked[:, committed:])
-        elif rows > 1:
-            blocked[:, span.stored :] = ~np.tri(rows, dtype=np.bool_)
-        if span.window is not None:
-            keys = np.concatenate([np.arange(span.base, span.base + committed), layout.held, layout.positions])
-            blocked |= layout.positions[:, None] - keys[None, :] >= span.window
-        mask = torch.zeros(blocked.shape, dtype=self.dtype)
-        mask.masked_fill_(torch.from_numpy(blocked), torch.finfo(self.dtype).min)
-        return mask[None, None].to(self.device)
+        return attention_mask(layout, span, self.dtype, self.device)
 
     @torch.inference_mode()
     def _probe(self) -> None:

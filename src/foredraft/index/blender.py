@@ -1,0 +1,176 @@
+"""One sequence's blending: its place in all texts, its own counts, and how far each source has proved right.
+
+Knows texts, counts and stored segments, and makes room for them; not where they come from, nor what is done with the
+draft. What is computed is that of index/blend.py, in the calls of index/workspace.py.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from foredraft.contracts import TokenIds, Verdict
+from foredraft.graph.tree import IntArray
+from foredraft.index.backoff import Trust
+from foredraft.index.blend import prior_inner_trust
+from foredraft.index.learned import NO_TOKEN, LearnedArrays, empty_learned, read_text, with_room
+from foredraft.index.lookup import Lookup
+from foredraft.index.recent_text import RecentText, append, empty_text
+from foredraft.index.recent_text import with_room as with_room_for_text
+from foredraft.index.suffix_array import SuffixArrays
+from foredraft.index.trigram import TableArrays, empty_table
+from foredraft.index.workspace import NOTHING_TOLD, BlenderOptions, Drafted, Workspace
+
+
+class Foreseen(NamedTuple):
+    """What a draft model foresees: paths int32[N, D], -1 behind their ends; mass float64[N]; how far it is trusted."""
+
+    paths: IntArray
+    mass: npt.NDArray[np.float64]
+    share: float
+
+
+class Blender:
+    """One sequence's place in all texts, and its own counts.
+
+    Args:
+        segments: stored texts that are searched.
+        table: of tri-grams.
+        trust: how far each kind of match is trusted to begin with; changed in place.
+        options: what is looked up and learned.
+        inner_strength: observations that the trust behind drafted tokens is worth to begin with.
+
+    Attributes:
+        ids: int64[n], what was read of the sequence.
+        lookup: the stored texts, in which `Lookup.segment` says which one is being searched.
+    """
+
+    def __init__(
+        self, segments: Sequence[SuffixArrays], table: TableArrays, trust: Trust, options: BlenderOptions,
+        inner_strength: float,
+    ) -> None:  # fmt: skip
+        self.ids: TokenIds = np.empty(0, np.int64)
+        self.lookup = Lookup(segments, options.longest, own=False)
+        self._options = options
+        self._own, self._shared, self._learned = empty_text(), _NOTHING, empty_learned()
+        self._searches_own, self._asked = options.learns, False
+        self._own_room, self._learned_room = len(self._own.symbols), _room_in(self._learned)
+        inner = prior_inner_trust(inner_strength)
+        held = (self._own, table, self._learned, trust, inner, self.lookup.ranges)
+        self._workspace = Workspace(options, *held)
+        self._workspace.hold_shared(self._shared)
+
+    def ask(self, ids: TokenIds, shared: RecentText | None, depth: int) -> None:
+        """Go on to the end of `ids`, int64[n], and find what followed the last tokens wherever they occur.
+
+        Args:
+            ids: begin with what was read before.
+            shared: what others have said; None is not searched.
+            depth: tokens wanted of what follows.
+        """
+        self._asked = False
+        self.lookup.read(ids)
+        known, self.ids = self._read(ids), ids
+        others = _NOTHING if shared is None else shared
+        if others is not self._shared:
+            self._shared = others
+            self._workspace.hold_shared(others)
+        if self._workspace.ask(ids, known, depth, searches_own=self._searches_own):
+            before = np.zeros(self._options.longest + 1, np.int64)
+            for text, ranges in self.lookup.each_segment():
+                self._workspace.gather(text, ranges, before)
+        self._asked = True
+
+    def foresee(self, foreseen: Foreseen) -> None:
+        """Put what a draft model foresees before what occurred, in this step; its paths are as long as `reach`."""
+        self._workspace.foresee(*foreseen)
+
+    def reach(self, depth: int) -> int:
+        """Return how many tokens are taken of what follows where `depth` are wanted."""
+        return min(self._options.continuation, depth)
+
+    def draft(self, nodes: int, depth: int, vocabulary: int) -> Drafted:
+        """Return the most probable continuations of what was asked for last, see `foredraft.index.blend.blend`."""
+        return self._workspace.draft(*_last(self.ids), nodes, depth, vocabulary)
+
+    def learn(self, ids: TokenIds, verdict: Verdict) -> float | None:
+        """Credit what foresaw the written tokens, and learn the target's own distributions, as far as they are told.
+
+        Args:
+            ids: int64[n], the sequence up to the draft's root.
+            verdict: of a draft behind them.
+
+        Returns:
+            The probability that all but a draft model gave the first of the written tokens; None if nothing was asked.
+        """
+        asked, self._asked = self._asked, False
+        told = NOTHING_TOLD
+        if verdict.top_tokens is not None and verdict.top_probabilities is not None and self._options.feedback_weight:
+            rows = verdict.top_rows
+            rows = np.arange(len(verdict.draft) + 1, dtype=np.int32) if rows is None else rows
+            told = (rows, verdict.top_tokens, verdict.top_probabilities)
+            self._make_room(len(rows))
+        if not asked and told is NOTHING_TOLD:
+            return None
+        tokens, draft = np.array(verdict.tokens, np.int64), (verdict.draft.tokens, verdict.draft.parents)
+        others = self._workspace.learn(*_last(ids), tokens, draft, told, asked=asked)
+        return others if asked else None
+
+    def leave_out_text(self) -> None:
+        """Search the sequence itself no more; its counts go on."""
+        self._searches_own = False
+        self._workspace.hold_own(_NOTHING)
+
+    def leave_out_segment(self) -> None:
+        """Search the stored segment at which a search failed no more."""
+        self.lookup.leave_out_segment()
+        self._workspace.hold_ranges(self.lookup.ranges)
+
+    def leave_out_table(self, vocabulary: int) -> None:
+        """Count without the table from now on."""
+        self._workspace.hold_table(empty_table(vocabulary).arrays)
+
+    def _read(self, ids: TokenIds) -> int:
+        """Make room for what `ids` have more than what was read, and read what is much; return how many are read."""
+        known, options = len(self.ids), self._options
+        new = len(ids) - known
+        if not options.learns:
+            return len(ids)
+        if self._searches_own and new > self._own_room:
+            self._own = with_room_for_text(self._own, new)
+            self._own_room = len(self._own.symbols) - known
+            self._workspace.hold_own(self._own)
+        self._own_room -= new
+        if new <= _FEW:
+            self._make_room(2 * new)
+            return known
+        if self._searches_own:
+            append(self._own, ids[known:])
+        self._learned = read_text(self._learned, ids, known, options.keep)
+        self._workspace.hold_learned(self._learned)
+        self._learned_room = _room_in(self._learned)
+        return len(ids)
+
+    def _make_room(self, contexts: int) -> None:
+        """Have room for so many more counted contexts; what was asked for is an upper bound of what was taken."""
+        if contexts > self._learned_room:
+            self._learned = with_room(self._learned, contexts)
+            self._workspace.hold_learned(self._learned)
+            self._learned_room = _room_in(self._learned)
+        self._learned_room -= contexts
+
+
+_FEW = 64  # tokens that are read in the compiled call itself
+_NOTHING = empty_text(1)
+"""A text that is not searched."""
+
+
+def _last(ids: TokenIds) -> tuple[int, int]:
+    """Return the last two tokens."""
+    return (int(ids[-2]) if len(ids) > 1 else NO_TOKEN), int(ids[-1])
+
+
+def _room_in(learned: LearnedArrays) -> int:
+    """Return how many more contexts a table has room for as it is."""
+    return len(learned.keys) // 2 - int(learned.clock[1])

@@ -1,0 +1,125 @@
+"""Noise that belongs to (seed, position, token), and the draw that it decides.
+
+The token at absolute position `p` is `argmax_v log w[v] + g(seed, p, v)` over weights w, with `g` a standard Gumbel
+value. That is a draw in proportion to the weights, and it does not depend on what was drafted, so plain and speculative
+decoding with one seed agree token for token.
+
+Noise comes from Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11): key = the 64-bit
+seed, counter = (token // 4, position, 0, 0), output lane = token % 4. A value is computed for a token alone, so any
+subset of the vocabulary, on any machine, sees the same noise. With u = (lane + 0.5) / 2**32, g = -log(-log(u)); the
+32-bit grid moves no token's probability by more than about 1e-10. Knows weights; not where they come from.
+"""
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from foredraft.graph.tree import FloatArray
+
+_BLOCKS = 64  # Philox blocks worked on together, four tokens each
+
+
+@njit(cache=True, inline="always")
+def _philox_round(
+    c0: np.uint32, c1: np.uint32, c2: np.uint32, c3: np.uint32, k0: np.uint32, k1: np.uint32
+) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
+    p0 = np.uint64(0xD2511F53) * np.uint64(c0)
+    p1 = np.uint64(0xCD9E8D57) * np.uint64(c2)
+    hi0, lo0 = np.uint32(p0 >> np.uint64(32)), np.uint32(p0 & np.uint64(0xFFFFFFFF))
+    hi1, lo1 = np.uint32(p1 >> np.uint64(32)), np.uint32(p1 & np.uint64(0xFFFFFFFF))
+    return np.uint32(hi1 ^ c1 ^ k0), lo1, np.uint32(hi0 ^ c3 ^ k1), lo0
+
+
+@njit(cache=True)
+def philox(counter: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Return Philox-4x32-10 of one counter, uint32[4], under a key, uint32[2], as uint32[4]."""
+    c0, c1, c2, c3 = counter[0], counter[1], counter[2], counter[3]
+    k0, k1 = key[0], key[1]
+    for _ in range(10):
+        c0, c1, c2, c3 = _philox_round(c0, c1, c2, c3, k0, k1)
+        k0 = np.uint32(np.uint64(k0) + np.uint64(0x9E3779B9) & np.uint64(0xFFFFFFFF))
+        k1 = np.uint32(np.uint64(k1) + np.uint64(0xBB67AE85) & np.uint64(0xFFFFFFFF))
+    return np.array([c0, c1, c2, c3], np.uint32)
+
+
+@njit(cache=True)
+def uniform_noise(seed: np.uint64, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return u(seed, position, token) in (0, 1) for each of `tokens`, float64[n]."""
+    key = np.array([seed & np.uint64(0xFFFFFFFF), seed >> np.uint64(32)], np.uint64).astype(np.uint32)
+    counter = np.zeros(4, np.uint32)
+    counter[1] = position
+    noise = np.empty(len(tokens), np.float64)
+    for i in range(len(tokens)):
+        counter[0] = tokens[i] // 4
+        noise[i] = (np.float64(philox(counter, key)[tokens[i] % 4]) + 0.5) / 4294967296.0
+    return noise
+
+
+def gumbel_noise(seed: int, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return g(seed, position, token) for each of `tokens`: standard Gumbel values, float64[n]."""
+    return -np.log(-np.log(uniform_noise(np.uint64(seed), position, tokens)))
+
+
+@njit(cache=True)
+def _noise_words(first: int, position: int, k0: np.uint32, k1: np.uint32, lanes: npt.NDArray[np.uint32]) -> None:
+    """Set `lanes`, uint32[4, n], to Philox's output for the n blocks from `first` on; in step, as vectors go."""
+    c0, c1, c2, c3 = lanes[0], lanes[1], lanes[2], lanes[3]
+    for i in range(len(c0)):
+        c0[i], c1[i], c2[i], c3[i] = np.uint32(first + i), np.uint32(position), np.uint32(0), np.uint32(0)
+    for _ in range(10):
+        for i in range(len(c0)):
+            c0[i], c1[i], c2[i], c3[i] = _philox_round(c0[i], c1[i], c2[i], c3[i], k0, k1)
+        k0 = np.uint32(np.uint64(k0) + np.uint64(0x9E3779B9) & np.uint64(0xFFFFFFFF))
+        k1 = np.uint32(np.uint64(k1) + np.uint64(0xBB67AE85) & np.uint64(0xFFFFFFFF))
+
+
+@njit(cache=True, inline="always")
+def _beyond(word: np.uint32) -> np.float32:
+    """Return 1 - u, times 2^32, a half left out."""
+    return np.float32(word ^ np.uint32(0xFFFFFFFF))
+
+
+@njit(cache=True)
+def _may_win(weights: FloatArray, lanes: npt.NDArray[np.uint32], bar: float) -> bool:
+    """Say whether one of some weights, float32[4n], may exceed `bar`, without a branch for each, as vectors go."""
+    hits, per_word = np.int32(0), np.float32(bar / 4294967296.0 * (1.0 - 1e-6))  # float32 rounds by less
+    c0, c1, c2, c3 = lanes[0], lanes[1], lanes[2], lanes[3]
+    for i in range(len(c0)):  # all lanes at once, so that the weights are read in order
+        hits += np.int32(weights[4 * i] >= per_word * _beyond(c0[i]))
+        hits += np.int32(weights[4 * i + 1] >= per_word * _beyond(c1[i]))
+        hits += np.int32(weights[4 * i + 2] >= per_word * _beyond(c2[i]))
+        hits += np.int32(weights[4 * i + 3] >= per_word * _beyond(c3[i]))
+    return bool(hits > 0)
+
+
+@njit(cache=True)
+def perturbed_argmax(weights: FloatArray, seed: np.uint64, position: int) -> int:
+    """Return argmax over tokens of log(weight) + g(seed, position, token).
+
+    A token can only win if its weight exceeds (1 - u) times the best exp(score) so far, because -log(u) >= 1 - u;
+    that leaves a logarithm to take for a handful of tokens, and no noise where a filter left nothing.
+    """
+    k0, k1 = np.uint32(seed & np.uint64(0xFFFFFFFF)), np.uint32(seed >> np.uint64(32))
+    best_token, best_score, bar = -1, -np.inf, 0.0
+    blocks = min(_BLOCKS, (len(weights) + 3) // 4)
+    lanes = np.empty((4, blocks), np.uint32)
+    for start in range(0, len(weights), max(4 * blocks, 1)):
+        stop = min(start + 4 * blocks, len(weights))
+        alive = np.int32(0)
+        for token in range(start, stop):  # a count, as compilers turn it into vector instructions
+            alive += np.int32(weights[token] > 0)
+        if alive == 0:
+            continue
+        _noise_words(start // 4, position, k0, k1, lanes)
+        if bar > 0 and stop - start == 4 * blocks and not _may_win(weights[start:stop], lanes, bar):
+            continue
+        for token in range(start, stop):
+            weight = np.float64(weights[token])
+            u = (np.float64(lanes[token % 4, (token - start) // 4]) + 0.5) / 4294967296.0
+            if weight <= 0 or weight < bar * (1.0 - u):
+                continue
+            score = np.log(weight) - np.log(-np.log(u))
+            if score > best_score:
+                best_token, best_score = token, score
+                bar = np.exp(score) * (1.0 - 1e-9)
+    return best_token
