@@ -448,13 +448,6 @@ def symbol_at(symbols, places, entry, offset):
     return symbols[place] if place in range(len(symbols)) else -1
 
 
-def narrow(symbols, places, low, high, offset, token):
-    """Looks at every entry; where none goes on so, says where it would stand."""
-    found = [symbol_at(symbols, places, entry, offset) for entry in range(low, high)]
-    start = low + sum(symbol < token for symbol in found)
-    return start, start + found.count(token)
-
-
 def follow(documents, context, longest):
     """How often the last 1, 2, ... `longest` tokens of a context occur; what is longer than the context does not."""
     lengths = range(1, longest + 1)

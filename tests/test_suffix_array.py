@@ -14,7 +14,6 @@ from foredraft.index.suffix_array import (
     first_matches,
     follow,
     is_sorted,
-    narrow,
     neighbours_in_order,
     sorted_suffixes,
     symbol_at,
@@ -179,23 +178,6 @@ def test_ranges_are_the_same_however_the_context_arrives(documents, context, lon
     assert counts[1:] == naive.follow(documents, context, longest)
     assert (in_two[:, 1] - in_two[:, 0]).tolist() == counts
     assert all(in_two[n].tolist() == at_once[n].tolist() for n in range(1, longest + 1) if counts[n])
-
-
-@given(
-    documents=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=9), min_size=1, max_size=8),
-    context=st.lists(st.integers(0, 3), max_size=3),
-)
-@settings(max_examples=120, deadline=None)
-def test_a_range_is_narrowed_as_a_scan_narrows_it(documents, context):
-    """Also for the separator, and for symbols that stand nowhere."""
-    text = sort(documents, 4)
-    symbols, places = text.symbols.tolist(), text.suffixes.tolist()
-    low, high = 0, len(places)
-    for offset, token in enumerate(context):
-        low, high = naive.narrow(symbols, places, low, high, offset, token)
-    for token in range(-1, 6):
-        found = narrow(text, low, high, len(context), token)
-        assert found == naive.narrow(symbols, places, low, high, len(context), token)
 
 
 def test_a_symbol_is_read_where_there_is_one():

@@ -115,36 +115,49 @@ def symbol_at(text: SuffixArrays, entry: int, offset: int) -> int:
     return int(text.symbols[place]) if 0 <= place < len(text.symbols) else -1
 
 
-@njit(cache=True)
-def _lower_bound(text: SuffixArrays, low: int, high: int, offset: int, token: int) -> int:
-    """Return the first entry of `[low, high)` whose symbol at `offset` is not below `token`, or `high`."""
-    while low < high:
-        middle = (low + high) // 2
-        if symbol_at(text, middle, offset) < token:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+class _Searches(NamedTuple):
+    """Binary searches at once: where each one's entries begin and end, int64[N] each, and what it looks for.
+
+    Search n finds the first entry of `[low, high)` whose symbol at `offset` is not below `token`.
+    """
+
+    low: I64
+    high: I64
+    offset: I64
+    token: I64
+    place: I64
 
 
 @njit(cache=True)
-def narrow(text: SuffixArrays, low: int, high: int, offset: int, token: int) -> tuple[int, int]:
-    """Return which of the entries `[low, high)`, alike up to `offset`, go on with `token` there."""
-    low = _lower_bound(text, low, high, offset, token)
-    step = 1  # most ranges are short, so the upper end is looked for from the lower one on
-    while low + step < high and symbol_at(text, low + step, offset) <= token:
-        step *= 2
-    if low < high:
-        high = _lower_bound(text, low + step // 2, min(low + step, high), offset, token + 1)
-    return low, high
+def _search(text: SuffixArrays, searches: _Searches, count: int) -> None:
+    """Carry out the first `count` searches, step by step together: what each reads next is out of the caches.
+
+    The reads of one step do not depend on each other, so the processor waits for all of them at once.
+    """
+    low, high, place, symbols = searches.low, searches.high, searches.place, len(text.symbols)
+    looking = True
+    while looking:
+        looking = False
+        for n in range(count):
+            if low[n] < high[n]:
+                looking = True
+                place[n] = np.int64(text.suffixes[(low[n] + high[n]) // 2]) + searches.offset[n]
+        for n in range(count):
+            if low[n] < high[n]:
+                middle = (low[n] + high[n]) // 2
+                sound = 0 <= place[n] < symbols  # a damaged file may say anything
+                if not sound or np.int64(text.symbols[place[n]]) < searches.token[n]:
+                    low[n] = middle + 1
+                else:
+                    high[n] = middle
 
 
 @njit(cache=True)
 def follow(text: SuffixArrays, ranges: I64, tokens: I64) -> None:
     """Append `tokens` to a context, keeping in `ranges` where each of its suffixes occurs.
 
-    Each suffix's range is narrowed by the new token into that of the suffix one longer, so that a token costs one
-    binary search for each length that still matches, however long the context has been.
+    Each suffix's range is narrowed by the new token into that of the suffix one longer, so that a token costs two
+    binary searches for each length that still matches, however long the context has been.
 
     Args:
         text: searched.
@@ -153,13 +166,24 @@ def follow(text: SuffixArrays, ranges: I64, tokens: I64) -> None:
         tokens: int64[k], in order; one outside the vocabulary occurs nowhere.
     """
     longest = len(ranges) - 1
+    most = 2 * longest
+    searches = _Searches(
+        np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
+        np.empty(most, np.int64),
+    )  # fmt: skip
     for token in tokens:
-        known = 0 <= token < len(text.first) - 1
+        known, count = 0 <= token < len(text.first) - 1, 0
+        for length in range(2, longest + 1):
+            for bound in range(2 if known and ranges[length - 1, 0] < ranges[length - 1, 1] else 0):
+                searches.low[count], searches.high[count] = ranges[length - 1, 0], ranges[length - 1, 1]
+                searches.offset[count], searches.token[count] = length - 1, token + bound
+                count += 1
+        _search(text, searches, count)
         for length in range(longest, 1, -1):
-            low, high = ranges[length - 1, 0], ranges[length - 1, 1]
-            if known and low < high:
-                low, high = narrow(text, low, high, length - 1, token)
-                ranges[length, 0], ranges[length, 1] = low, high
+            if known and ranges[length - 1, 0] < ranges[length - 1, 1]:
+                count -= 2
+                low = searches.low[count]
+                ranges[length, 0], ranges[length, 1] = low, max(low, searches.low[count + 1])
             else:
                 ranges[length, 0], ranges[length, 1] = 0, 0
         low = max(text.first[token], 0) if known else 0  # a damaged file may say anything
