@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import json
 import shutil
 import warnings
@@ -34,6 +35,7 @@ from foredraft.model.compiling import PACKAGES, compile_forward
 from foredraft.model.functional import FunctionalForward, compiled_attention
 from foredraft.model.kv_cache import Span
 from foredraft.model.mask import attention_mask
+from foredraft.model.paired_kernel import _TIMES, pairs_are_quicker
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from forward_against_bandwidth import weight_bytes
@@ -127,6 +129,16 @@ def test_slots_that_lie_together_are_committed_as_those_of_layers_apart():
         for each in (apart, together):
             each.commit(rows)
     assert together.length == apart.length > 256
+
+
+@pytest.mark.parametrize(
+    ("seconds", "supported", "quicker"), [((2, 1), 1, True), ((1, 2), 1, False), ((2, 1), 0, False)]
+)
+def test_bfloat16_is_multiplied_by_pairs_where_that_is_quicker(monkeypatch, seconds, supported, quicker):
+    """The clock goes on by the first number at each reading while float32 is tried, then by the second."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bool(supported))
+    readings = itertools.accumulate(seconds[0] if count < 2 * _TIMES else seconds[1] for count in itertools.count())
+    assert pairs_are_quicker(lambda: next(readings)) is quicker
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -8,8 +8,13 @@ not the whole context. Does not know what the rows mean or how a mask is made.
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from numba import njit
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+from foredraft.addresses import array_at
 
 BLOCK = 256
 """Slots are allocated in multiples of this many tokens."""
@@ -137,6 +142,24 @@ def _gather(slots: torch.Tensor, start: int, index: torch.Tensor) -> None:
     slots[:, :, start : start + len(index)] = slots[:, :, start:].index_select(2, index)
 
 
+@njit(cache=True)
+def _move_rows(address: int, planes: int, capacity: int, width: int, start: int, rows: npt.NDArray[np.int64]) -> None:
+    """Do the same with all slots at once, where they lie together on the CPU; torch takes twenty times as long for it.
+
+    Args:
+        address: of the first of [planes, capacity, width] numbers of 16 bits.
+        planes: layers, keys and values, and heads.
+        capacity: slots of each.
+        width: of a slot.
+        start: where the rows go.
+        rows: int64[n], ascending, behind `start`.
+    """
+    slots = array_at(address, planes * capacity * width, np.uint16(0)).reshape((planes, capacity, width))
+    for plane in range(planes):
+        for place in range(len(rows)):
+            slots[plane, start + place] = slots[plane, start + rows[place]]
+
+
 class TreeCache(Cache):
     """The cache of one sequence. Derives from transformers' `Cache`, which models are written against.
 
@@ -149,6 +172,7 @@ class TreeCache(Cache):
         self._tree_layers = [TreeLayer(self.spans[window]) for window in windows]
         super().__init__(layers=list(self._tree_layers))
         self._store: torch.Tensor | None = None
+        self._shape: tuple[int, int, int, int] | None = None  # of the store, as `_move_rows` takes it
         self._buffers: list[torch.Tensor] = []  # as long as no layer gets others
         self._length = 0
         self._rows = 0
@@ -221,6 +245,9 @@ class TreeCache(Cache):
             layer.go_on_in(keys, values, span.stored)
         store[:, :, span.stored :] = 0  # whatever another sequence left there: weight 0 times NaN is NaN
         span.capacity, self._store, self._buffers = store.shape[2], store, []
+        planes, width = store.shape[0] * store.shape[1], store.shape[3] * store.element_size() // 2
+        on_cpu = store.device.type == "cpu"
+        self._shape = (store.data_ptr(), planes, store.shape[2], width) if on_cpu else None
 
     @torch.inference_mode()
     def move_out(self) -> None:
@@ -243,7 +270,9 @@ class TreeCache(Cache):
             raise ValueError(
                 f"Rows {rows} must be ascending and below {last}, the rows held and those of the last pass."
             )
-        if not contiguous:
+        if not contiguous and self._store is not None and self._shape is not None:
+            _move_rows(*self._shape, self._length, np.array(rows))  # no window: slots are positions
+        elif not contiguous:
             self._gather(torch.tensor(rows))
         for span in self.spans.values():
             span.stored += len(rows) - self._held
