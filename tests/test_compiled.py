@@ -1,6 +1,7 @@
 """The compiled forward: the same scores and texts as the model's own, found only by what it was compiled for."""
 
 import copy
+import dataclasses
 import functools
 import itertools
 import json
@@ -240,6 +241,19 @@ def test_the_bytes_of_a_pass_leave_out_an_embedding_that_is_only_looked_up():
     embedding = VOCABULARY * 32 * 4
     assert weight_bytes(untied) == 4 * sum(weight.numel() for weight in untied.parameters()) - embedding
     assert weight_bytes(tied) == weight_bytes(untied)
+
+
+def test_passes_round_alike_as_far_as_none_runs_as_it_is(cache):
+    folder = compiled_folder(small_model(), cache)
+    record = read_record(folder)
+    seconds = dict.fromkeys(record.seconds, tuple(1.0 for _ in record.rows))
+    eager = tuple(0.5 if rows > 32 else 2.0 for rows in record.rows)
+    forward = CompiledForward(folder, dataclasses.replace(record, seconds={**seconds, EAGER: eager}))
+    assert forward.rounds_alike(32)
+    assert not forward.rounds_alike(64)
+    assert not forward.rounds_alike(MOST_ROWS + 1)
+    unlike = dataclasses.replace(record, seconds={**seconds, EAGER: eager}, same_bits=False)
+    assert not CompiledForward(folder, unlike).rounds_alike(1)
 
 
 def test_a_second_compilation_keeps_what_is_there(cache):

@@ -12,6 +12,9 @@ from scipy import stats
 import foredraft.engine.state as state_module
 import foredraft.engine.step as step_module
 from foredraft import drafters, rejection
+from foredraft.api import load
+from foredraft.bench.exactness import is_exact
+from foredraft.bench.prove import Difference, Proof
 from foredraft.bench.rule import chi_square_p, prove_rule
 from foredraft.cli import main
 from foredraft.contracts import Budget, Draft, DraftContext, Needs, SequenceView, Verdict
@@ -40,6 +43,43 @@ def test_sound_methods_and_rules_are_proved(capsys):
     tests = [(row["rule"], row["test"]) for row in found["rules"]]
     assert ("matched", "chi-square") in tests
     assert ("rejection", "enumeration") in tests
+
+
+class CompiledTo:
+    """Compiled passes of up to so many rows that round alike."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def rounds_alike(self, rows):
+        return rows <= self.rows
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compiled", "method", "nodes", "exact"),
+    [
+        ("float32", None, "adaptix", 16, True),
+        ("bfloat16", None, "adaptix", 16, False),
+        ("bfloat16", CompiledTo(17), "adaptix", 16, True),
+        ("bfloat16", CompiledTo(17), "adaptix", 17, False),
+        ("bfloat16", CompiledTo(65), "auto", None, True),
+        ("bfloat16", CompiledTo(65), "medusa", 16, False),
+        ("bfloat16", CompiledTo(65), "eesd", 8, False),
+    ],
+)
+def test_rounding_excuses_nothing_where_all_verifying_passes_round_alike(dtype, compiled, method, nodes, exact):
+    config = {"method": method} | ({} if nodes is None else {"num_speculative_tokens": nodes})
+    generator = load("demo", speculative_config=config, dtype=dtype, compile=False)
+    generator.target.compiled = compiled
+    assert is_exact(generator) is exact
+
+
+def test_a_near_tie_is_excused_unless_the_comparison_is_exact():
+    tie, more = (Difference("task", 0, "method", 3, gap, 0.1) for gap in (0.05, 0.5))
+    for differences, exact, holds in (
+        ((), True, True), ((), False, True), ((tie,), False, True), ((tie,), True, False), ((tie, more), False, False),
+    ):  # fmt: skip
+        assert Proof("method", 9, 9 - len(differences), 99, differences, exact).holds is holds
 
 
 def redraws_after_a_mismatch(draft, scores, policy, at):

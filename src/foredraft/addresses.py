@@ -47,7 +47,8 @@ class Addresses:
 def _words(array: Array) -> tuple[int, int, int]:
     assert array.flags.c_contiguous, "only contiguous arrays can be told by their address"
     assert array.ndim in (1, 2), "an array is told with the length of a row, not more"
-    return array.ctypes.data, len(array), array.shape[1] if array.ndim == 2 else 1
+    address: int = array.__array_interface__["data"][0]  # `array.ctypes` imports something, and takes longer
+    return address, len(array), array.shape[1] if array.ndim == 2 else 1
 
 
 if config.DISABLE_JIT:  # type: ignore[attr-defined]  # numba sets its settings at run time

@@ -203,6 +203,11 @@ class Generator:
         self.verification = checked_verification(verification)
 
     @property
+    def most_nodes(self) -> int:
+        """The most nodes that a step may draft."""
+        return self._amount.most_nodes
+
+    @property
     def cost(self) -> CostCurve:
         """What a forward pass costs by its rows: measured at first use, then read from the cache folder."""
         if self._curve is None:

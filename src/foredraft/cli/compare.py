@@ -37,6 +37,7 @@ class _Pair:
         difference: the first token that differs, counted from 1, or 0.
         gap: between the two best scores there.
         dtype: of the model.
+        exact: whether rounding excuses no difference.
         same_text: whether both must write the same; sampled rejection keeps the law of the text, not its tokens.
     """
 
@@ -47,20 +48,15 @@ class _Pair:
     difference: int
     gap: float
     dtype: str
+    exact: bool
     same_text: bool = True
-
-    @property
-    def exact(self) -> bool:
-        """Whether texts must not differ in the dtype."""
-        from foredraft.model.quantized import EXACT
-
-        return self.dtype in EXACT
 
 
 def compare_with_plain(generator: "Generator", job: "Job", prompt: "Prompt") -> bool:
     """Write with the generator's method and plainly, print both's figures; return whether they agree as they must.
 
-    16-bit arithmetic rounds a pass over several rows differently, so there a difference is reported and excused.
+    16-bit arithmetic rounds a pass over several rows differently, so there a difference is reported and excused; but
+    not where all passes are compiled, which round alike.
 
     Raises:
         UsageError: the method is plain decoding itself.
@@ -93,6 +89,7 @@ def compare_with_plain(generator: "Generator", job: "Job", prompt: "Prompt") -> 
 def _run(generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], ink: Ink | None) -> _Pair:
     """Run both `_REPETITIONS` times, the first drafted one showing its text in `ink`, if any."""
     from foredraft.api import Generator
+    from foredraft.bench.exactness import is_exact
     from foredraft.bench.metrics import first_difference, repeated_share
     from foredraft.model.quantized import dtype_name
 
@@ -124,6 +121,7 @@ def _run(generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], i
         difference=difference,
         gap=_gap(generator, prompt, runs[False][0], difference, options) if difference else 0.0,
         dtype=dtype_name(generator.target.model),
+        exact=is_exact(generator),
     )
 
 

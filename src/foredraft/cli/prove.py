@@ -34,7 +34,8 @@ def prove(
 ) -> None:
     """Compare methods with plain decoding token for token, and test their verification rules.
 
-    Exit status 1 if anything but a near-tie differs, or a rule does not keep the target's law.
+    Exit status 1 if anything differs that rounding does not excuse, or a rule does not keep the target's law. Rounding
+    excuses near-ties in 16-bit numbers, unless every pass is compiled.
     """
     from foredraft.api import load
     from foredraft.bench.method import chosen_methods
@@ -42,7 +43,6 @@ def prove(
     from foredraft.bench.prove import prove as compare
     from foredraft.bench.rule import prove_rule
     from foredraft.drafters import method_names
-    from foredraft.model.quantized import EXACT, dtype_name
     from foredraft.request import GenerationOptions
 
     methods = chosen_methods(method or ["prompt_lookup", "adaptix"], method_names())
@@ -63,8 +63,7 @@ def prove(
             sampling = GenerationOptions.parse(given).sampling(vocabulary)
             for rule in sorted({each.verification for each in methods}):
                 rules += [(name, proof) for proof in prove_rule(rule, sampling)]
-    exact = dtype_name(generator.target.model) in EXACT
-    differing = [proof for _, proof in rows if (proof.differences if exact else not proof.holds)]
+    differing = [proof for _, proof in rows if not proof.holds]
     broken = [proof for _, proof in rules if not proof.holds]
     if as_json:
         tables: dict[str, list[tuple[str, Any]]] = {"texts": rows, "rules": rules}

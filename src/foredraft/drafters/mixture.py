@@ -171,15 +171,14 @@ class MixtureDrafting:
         self._options = options = drafter.options
         self._vocabulary = context.vocabulary
         self._model = None if drafter.model is None else _DraftModel(drafter.model, options.levels, context)
-        self._blender = self._blended(segments)
+        trust = prior_trust(options.longest, _STRENGTH, _PRIOR)
+        self._blender: Blender | None = Blender(
+            segments, drafter.table.arrays, trust, options.blended(), _STRENGTH
+        )  # fmt: skip
         self._ids: TokenIds = np.empty(0, np.int64)
         self._searches_shared = options.shares
         self._source = _TEXT  # the one that is at work
         self._left_out: set[str] = set()
-
-    def _blended(self, segments: Sequence[SuffixArrays]) -> Blender:
-        trust = prior_trust(self._options.longest, _STRENGTH, _PRIOR)
-        return Blender(segments, self._drafter.table.arrays, trust, self._options.blended(), _STRENGTH)
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Look up the last tokens, and return the most probable continuations as a tree.
@@ -187,16 +186,18 @@ class MixtureDrafting:
         A source that raises is told once and left out of the rest of the sequence; the others draft on.
         """
         self._ids = view.ids
-        if budget.nodes <= 0 or budget.depth <= 0:
+        if budget.nodes <= 0 or budget.depth <= 0 or self._blender is None:
             return EMPTY_DRAFT  # and nothing is read: plain steps cost nothing here, and reading many tokens is quicker
         try:
-            return self._drafted(budget)
+            return self._drafted(self._blender, budget)
         except Exception as error:  # noqa: BLE001  # whatever it is, the others can draft
-            self._leave_out(error)
+            self._leave_out(self._blender, error)
             return EMPTY_DRAFT
 
     def observe(self, verdict: Verdict) -> None:
         """Credit what foresaw the written tokens, then learn the target's own distributions, if asked for."""
+        if self._blender is None:
+            return
         self._source = _TABLE
         try:
             others = self._blender.learn(self._ids, verdict)
@@ -204,11 +205,10 @@ class MixtureDrafting:
                 self._source = _MODEL
                 self._model.learn(verdict.tokens, others)
         except Exception as error:  # noqa: BLE001  # as above
-            self._leave_out(error)
+            self._leave_out(self._blender, error)
 
-    def _drafted(self, budget: Budget) -> Draft:
-        blender, depth = self._blender, min(self._options.depth, budget.depth)
-        self._source = _TEXT
+    def _drafted(self, blender: Blender, budget: Budget) -> Draft:
+        self._source, depth = _TEXT, min(self._options.depth, budget.depth)
         blender.ask(self._ids, self._drafter.library.shared if self._searches_shared else None, depth)
         if self._model is not None:
             self._source = _MODEL
@@ -219,13 +219,12 @@ class MixtureDrafting:
         made = blender.draft(budget.nodes, depth, self._vocabulary)
         return Draft(made.tokens, made.parents, made.score, source=made.source)
 
-    def _leave_out(self, error: Exception) -> None:
+    def _leave_out(self, blender: Blender, error: Exception) -> None:
         """Go on without the source that was at work.
 
         Raises:
             Exception: the same, where that source was left out before: then something else is wrong.
         """
-        blender = self._blender
         source = self._source if blender.lookup.segment is None else _STORE
         if source in self._left_out and source != _STORE:  # a store can have several segments
             raise error
@@ -252,7 +251,7 @@ class MixtureDrafting:
         """Forget the sequence, or share it."""
         if self._options.shares and len(self._ids):
             self._drafter.library.share(self._ids)
-        self._blender = self._blended(())
+        self._blender = None  # and with it the memory
         self._ids = np.empty(0, np.int64)
         if self._model is not None:
             self._model.close()

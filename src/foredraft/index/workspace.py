@@ -22,7 +22,7 @@ from foredraft.index.recent_text import RecentText, append
 from foredraft.index.retrieval import STORE, Levels, Rows, gather_from_store
 from foredraft.index.successors import Trust as CountsTrust
 from foredraft.index.suffix_array import Places, SuffixArrays, Symbols
-from foredraft.index.trigram import TableArrays
+from foredraft.index.trigram import TableArrays, array_dtypes
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
@@ -97,7 +97,7 @@ class Workspace:
         self._options = options
         self._most_rows, levels = options.samples + 3 * options.longest, 3 * options.longest + 1
         self._most_nodes, self._foreseen, self._share = _MOST_NODES, 0, 0.0
-        self._token = table.tokens.dtype.type(0)
+        self._token = _token_of(table)
         scratch: list[npt.NDArray[Any]] = [
             np.zeros(4, np.int64), *(np.empty(levels, np.int64) for _ in range(4)), np.empty(levels),
             np.empty(self._most_rows * options.continuation, np.int32), np.empty(self._most_rows),
@@ -117,7 +117,7 @@ class Workspace:
 
     def hold_table(self, table: TableArrays) -> None:
         """Take another table."""
-        self._token = table.tokens.dtype.type(0)
+        self._token = _token_of(table)
         self._at.put(_TABLE, table)
 
     def hold_learned(self, learned: LearnedArrays) -> None:
@@ -181,6 +181,14 @@ class Workspace:
                 options.longest, options.feedback_weight, options.keep, self._foreseen, self._share, options.trust,
             )
         )  # fmt: skip
+
+
+def _token_of(table: TableArrays) -> Any:
+    """Return a number of the type of the table's tokens; at their addresses, its arrays are taken for what they are."""
+    for name, dtype in array_dtypes(len(table.first) - 1).items():
+        found = getattr(table, name).dtype
+        assert found == dtype, f"the table's {name} are {found}, not {dtype}"
+    return table.tokens.dtype.type(0)
 
 
 @njit(cache=True)

@@ -110,6 +110,10 @@ class CompiledForward:
         """Return the loaded package to run `rows` rows with, or None where the model itself is as quick."""
         return self._loaders.get(self._quickest[rows]) if rows <= MOST_ROWS else None
 
+    def rounds_alike(self, rows: int) -> bool:
+        """Say whether passes of up to so many rows all run here, and a row comes out the same in each of them."""
+        return self.record.same_bits and rows <= MOST_ROWS and EAGER not in self._quickest[1 : rows + 1]
+
 
 def run_package(package: Any, tensors: list[torch.Tensor]) -> torch.Tensor:
     """Run a loaded package on the arguments of `FunctionalForward.forward`, flattened; return its logits.
