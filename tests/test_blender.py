@@ -125,13 +125,21 @@ def test_the_calls_do_what_their_parts_do(case, foreseeing):
 
 
 def test_nothing_is_lost_when_a_text_outgrows_its_room():
-    """Two thousand tokens at once, then so many steps that text and counts need more room by themselves."""
+    """Nine hundred tokens at once, then so many steps that text and counts need more room by themselves."""
     chosen, table = options(), static_table([[1, 2, 3]])
     begin = np.random.default_rng(1).integers(0, VOCABULARY, 900).tolist()
     one = Blender((), table, prior_trust(chosen.longest, 20.0), chosen, 20.0)
     other = OneByOne((), table, chosen)
     assert_same_steps(one, other, begin, 60)
     assert len(one.ids) > len(empty_text().symbols)
+
+
+def test_texts_too_long_for_one_stretch_are_read_all_the_same(monkeypatch):
+    monkeypatch.setattr("foredraft.index.blender.STRETCH", 100)
+    chosen, table = options(), static_table([[1, 2, 3]])
+    begin = np.random.default_rng(1).integers(0, VOCABULARY, 300).tolist()
+    one = Blender((), table, prior_trust(chosen.longest, 20.0), chosen, 20.0)
+    assert_same_steps(one, OneByOne((), table, chosen), begin, 10)
 
 
 def test_contexts_outgrow_their_room_too(monkeypatch):

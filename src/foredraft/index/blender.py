@@ -14,7 +14,7 @@ from foredraft.contracts import TokenIds, Verdict
 from foredraft.graph.tree import IntArray
 from foredraft.index.backoff import Trust
 from foredraft.index.blend import prior_inner_trust
-from foredraft.index.learned import NO_TOKEN, LearnedArrays, empty_learned, read_text, with_room
+from foredraft.index.learned import NO_TOKEN, STRETCH, LearnedArrays, empty_learned, read_text, with_room
 from foredraft.index.lookup import Lookup
 from foredraft.index.recent_text import RecentText, append, empty_text
 from foredraft.index.recent_text import with_room as with_room_for_text
@@ -132,7 +132,7 @@ class Blender:
         self._workspace.hold_table(empty_table(vocabulary).arrays)
 
     def _read(self, ids: TokenIds) -> int:
-        """Make room for what `ids` have more than what was read, and read what is much; return how many are read."""
+        """Make room for what `ids` have more than what was read, or read it if it is much; return how many are read."""
         known, options = len(self.ids), self._options
         new = len(ids) - known
         if not options.learns:
@@ -142,7 +142,7 @@ class Blender:
             self._own_room = len(self._own.symbols) - known
             self._workspace.hold_own(self._own)
         self._own_room -= new
-        if new <= _FEW:
+        if new <= STRETCH:
             self._make_room(2 * new)
             return known
         if self._searches_own:
@@ -161,7 +161,6 @@ class Blender:
         self._learned_room -= contexts
 
 
-_FEW = 64  # tokens that are read in the compiled call itself
 _NOTHING = empty_text(1)
 """A text that is not searched."""
 
