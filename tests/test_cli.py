@@ -278,15 +278,15 @@ def test_a_verification_that_means_nothing_is_refused(run):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "status", "words"),
-    [("float32", 1, "report"), ("int8", 1, "report"), ("bfloat16", 0, "near-ties may flip")],
+    ("dtype", "exact", "status", "words"),
+    [("float32", True, 1, "report"), ("bfloat16", True, 1, "report"), ("bfloat16", False, 0, "near-ties may flip")],
 )
-def test_a_difference_fails_where_arithmetic_cannot_explain_it(run, monkeypatch, dtype, status, words):
+def test_a_difference_fails_where_arithmetic_cannot_explain_it(run, monkeypatch, dtype, exact, status, words):
     counts = SimpleNamespace(
         emitted=9, steps=5, tokens_per_target_step=1.8, drafted=7, accepted=4, decode_seconds_per_token=0.01
     )
     made = SimpleNamespace(statistics=counts)
-    monkeypatch.setattr(compare, "_run", lambda *_: compare._Pair(made, made, 1.5, 0.5, 3, 0.01, dtype))
+    monkeypatch.setattr(compare, "_run", lambda *_: compare._Pair(made, made, 1.5, 0.5, 3, 0.01, dtype, exact))
     result = run("generate", PROMPT, *QUICK, "--compare")
     assert result.status == status
     assert f"identical: no (first difference at token 3; top-2 gap 0.01; {result.out.rsplit('; ', 1)[1]}" in result.out
