@@ -279,7 +279,12 @@ def test_a_verification_that_means_nothing_is_refused(run):
 
 @pytest.mark.parametrize(
     ("dtype", "exact", "status", "words"),
-    [("float32", True, 1, "report"), ("bfloat16", True, 1, "report"), ("bfloat16", False, 0, "near-ties may flip")],
+    [
+        ("float32", True, 1, "report"),
+        ("int8", True, 1, "report"),
+        ("bfloat16", True, 1, "report"),
+        ("bfloat16", False, 0, "near-ties may flip"),
+    ],
 )
 def test_a_difference_fails_where_arithmetic_cannot_explain_it(run, monkeypatch, dtype, exact, status, words):
     counts = SimpleNamespace(

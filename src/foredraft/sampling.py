@@ -236,6 +236,8 @@ class Sampler:
         self._processors = tuple(processors)
         self._prefix = prefix
         self._seed = np.uint64(options.seed)
+        temperature = options.temperature if options.do_sample else 0.0
+        self._filters = (temperature, options.top_k, options.top_p, options.min_p)  # as `drawn` takes them
         self._needs_prefix = bool(self._processors) or options.repetition_penalty != 1.0
 
     def chooser(self, scores: Scores, at: int, draft: Draft | None = None) -> Chooser:
@@ -255,10 +257,7 @@ class Sampler:
 
     def _walker(self, bits: Bits, at: int, draft: Draft) -> Chooser:
         """Return what chooses as told by one compiled call, which goes down the draft at once."""
-        options = self._options
-        temperature = options.temperature if options.do_sample else 0.0
-        filters = (temperature, options.top_k, options.top_p, options.min_p)
-        tokens = walk(*bits, draft.tokens, draft.parents, at, self._seed, *filters).tolist()
+        tokens = walk(*bits, draft.tokens, draft.parents, at, self._seed, *self._filters).tolist()
 
         def choose(row: int, path: Sequence[int]) -> int:  # noqa: ARG001  # a chooser's signature
             token: int = tokens[len(path)]
@@ -297,9 +296,7 @@ class Sampler:
         return law
 
     def _choose(self, row: FloatArray, position: int) -> int:
-        options = self._options
-        temperature = options.temperature if options.do_sample else 0.0
-        token = drawn(row, self._seed, position, temperature, options.top_k, options.top_p, options.min_p)
+        token = drawn(row, self._seed, position, *self._filters)
         if token < 0:
             raise NumericsError(_unusable(position))
         return int(token)

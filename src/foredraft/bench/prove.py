@@ -76,7 +76,7 @@ class Proof:
     @property
     def holds(self) -> bool:
         """Whether there is no difference that rounding does not excuse."""
-        return not self.exact and all(each.near_tie for each in self.differences) if self.differences else True
+        return all(each.near_tie and not self.exact for each in self.differences)
 
 
 def keeps_tokens(method: Method, settings: Mapping[str, Any], vocabulary: int) -> bool:

@@ -216,8 +216,7 @@ class MixtureDrafting:
             if foreseen is not None:
                 blender.foresee(foreseen)
         self._source = _TABLE
-        made = blender.draft(budget.nodes, depth, self._vocabulary)
-        return Draft(made.tokens, made.parents, made.score, source=made.source)
+        return blender.draft(budget.nodes, depth, self._vocabulary)
 
     def _leave_out(self, blender: Blender, error: Exception) -> None:
         """Go on without the source that was at work.

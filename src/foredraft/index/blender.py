@@ -10,17 +10,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from foredraft.contracts import TokenIds, Verdict
+from foredraft.contracts import Draft, TokenIds, Verdict
 from foredraft.graph.tree import IntArray
 from foredraft.index.backoff import Trust
 from foredraft.index.blend import prior_inner_trust
-from foredraft.index.learned import NO_TOKEN, STRETCH, LearnedArrays, empty_learned, read_text, with_room
+from foredraft.index.learned import NO_TOKEN, STRETCH, LearnedArrays, empty_learned, read_text, told_by, with_room
 from foredraft.index.lookup import Lookup
-from foredraft.index.recent_text import RecentText, append, empty_text
+from foredraft.index.recent_text import NO_TEXT, RecentText, append, empty_text
 from foredraft.index.recent_text import with_room as with_room_for_text
 from foredraft.index.suffix_array import SuffixArrays
 from foredraft.index.trigram import TableArrays, empty_table
-from foredraft.index.workspace import NOTHING_TOLD, BlenderOptions, Drafted, Workspace
+from foredraft.index.workspace import BlenderOptions, Workspace
 
 
 class Foreseen(NamedTuple):
@@ -53,7 +53,7 @@ class Blender:
         self.ids: TokenIds = np.empty(0, np.int64)
         self.lookup = Lookup(segments, options.longest, own=False)
         self._options = options
-        self._own, self._shared, self._learned = empty_text(), _NOTHING, empty_learned()
+        self._own, self._shared, self._learned = empty_text(), NO_TEXT, empty_learned()
         self._searches_own, self._asked = options.learns, False
         self._own_room, self._learned_room = len(self._own.symbols), _room_in(self._learned)
         inner = prior_inner_trust(inner_strength)
@@ -72,11 +72,11 @@ class Blender:
         self._asked = False
         self.lookup.read(ids)
         known, self.ids = self._read(ids), ids
-        others = _NOTHING if shared is None else shared
+        others = NO_TEXT if shared is None else shared
         if others is not self._shared:
             self._shared = others
             self._workspace.hold_shared(others)
-        if self._workspace.ask(ids, known, depth, searches_own=self._searches_own):
+        if self._workspace.ask(ids, known, self.reach(depth), searches_own=self._searches_own):
             before = np.zeros(self._options.longest + 1, np.int64)
             for text, ranges in self.lookup.each_segment():
                 self._workspace.gather(text, ranges, before)
@@ -90,7 +90,7 @@ class Blender:
         """Return how many tokens are taken of what follows where `depth` are wanted."""
         return min(self._options.continuation, depth)
 
-    def draft(self, nodes: int, depth: int, vocabulary: int) -> Drafted:
+    def draft(self, nodes: int, depth: int, vocabulary: int) -> Draft:
         """Return the most probable continuations of what was asked for last, see `foredraft.index.blend.blend`."""
         return self._workspace.draft(*_last(self.ids), nodes, depth, vocabulary)
 
@@ -105,13 +105,10 @@ class Blender:
             The probability that all but a draft model gave the first of the written tokens; None if nothing was asked.
         """
         asked, self._asked = self._asked, False
-        told = NOTHING_TOLD
-        if verdict.top_tokens is not None and verdict.top_probabilities is not None and self._options.feedback_weight:
-            rows = verdict.top_rows
-            rows = np.arange(len(verdict.draft) + 1, dtype=np.int32) if rows is None else rows
-            told = (rows, verdict.top_tokens, verdict.top_probabilities)
-            self._make_room(len(rows))
-        if not asked and told is NOTHING_TOLD:
+        told = told_by(verdict) if self._options.feedback_weight else None
+        if told is not None:
+            self._make_room(len(told[0]))
+        elif not asked:
             return None
         tokens, draft = np.array(verdict.tokens, np.int64), (verdict.draft.tokens, verdict.draft.parents)
         others = self._workspace.learn(*_last(ids), tokens, draft, told, asked=asked)
@@ -120,7 +117,7 @@ class Blender:
     def leave_out_text(self) -> None:
         """Search the sequence itself no more; its counts go on."""
         self._searches_own = False
-        self._workspace.hold_own(_NOTHING)
+        self._workspace.hold_own(NO_TEXT)
 
     def leave_out_segment(self) -> None:
         """Search the stored segment at which a search failed no more."""
@@ -159,10 +156,6 @@ class Blender:
             self._workspace.hold_learned(self._learned)
             self._learned_room = _room_in(self._learned)
         self._learned_room -= contexts
-
-
-_NOTHING = empty_text(1)
-"""A text that is not searched."""
 
 
 def _last(ids: TokenIds) -> tuple[int, int]:

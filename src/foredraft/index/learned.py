@@ -230,6 +230,18 @@ def _learn_rows(
     learn_distributions(arrays, contexts, top[0], top[1], weight, keep)
 
 
+Told = tuple[IntArray, IntArray, FloatArray]
+"""The target's own distributions: rows int32[S], tokens int32[S, K] and probabilities float32[S, K]."""
+
+
+def told_by(verdict: Verdict) -> Told | None:
+    """Return the target's own distributions as far as a verdict tells them; None where it tells none."""
+    if verdict.top_tokens is None or verdict.top_probabilities is None:
+        return None
+    rows = np.arange(len(verdict.draft) + 1, dtype=np.int32) if verdict.top_rows is None else verdict.top_rows
+    return rows, verdict.top_tokens, verdict.top_probabilities
+
+
 def learn_verdict(arrays: LearnedArrays, verdict: Verdict, ids: TokenIds, weight: float, keep: float) -> LearnedArrays:
     """Learn the target's own distributions, as far as a verdict tells them; return the arrays, or larger ones.
 
@@ -240,13 +252,13 @@ def learn_verdict(arrays: LearnedArrays, verdict: Verdict, ids: TokenIds, weight
         weight: observations that one distribution counts for.
         keep: what earlier weights in its context are multiplied by.
     """
-    if verdict.top_tokens is None or verdict.top_probabilities is None:
+    told = told_by(verdict)
+    if told is None:
         return arrays
-    draft, rows = verdict.draft, verdict.top_rows
-    rows = np.arange(len(draft) + 1, dtype=np.int32) if rows is None else rows
+    draft, (rows, tokens, probabilities) = verdict.draft, told
+    top = (tokens, probabilities)
     before = int(ids[verdict.at - 1]) if verdict.at > 0 else NO_TOKEN
     arrays = with_room(arrays, len(rows))
-    top = (verdict.top_tokens, verdict.top_probabilities)
     _learn_rows(arrays, (draft.tokens, draft.parents), rows, before, int(ids[verdict.at]), top, weight, keep)
     return arrays
 

@@ -12,7 +12,7 @@ from numba import njit
 
 from foredraft.contracts import TokenIds
 from foredraft.index.backoff import Trust, weigh
-from foredraft.index.recent_text import RecentText, append, empty_text, occurrences, with_room
+from foredraft.index.recent_text import NO_TEXT, RecentText, append, empty_text, occurrences, with_room
 from foredraft.index.retrieval import (
     OWN,
     SHARED,
@@ -93,10 +93,6 @@ def retrieve(
     return levels, rows
 
 
-_NOTHING = empty_text(1)
-"""A text that is not searched."""
-
-
 class Lookup:
     """One sequence's place in the texts.
 
@@ -141,9 +137,9 @@ class Lookup:
             trust: how far each kind of level is trusted.
             asked: what is wanted.
         """
-        own = _NOTHING if self._own is None else self._own
+        own = NO_TEXT if self._own is None else self._own
         context = self.ids[-self._longest :]
-        levels, rows = retrieve(self.ranges, own, _NOTHING if shared is None else shared, context, trust, asked)
+        levels, rows = retrieve(self.ranges, own, NO_TEXT if shared is None else shared, context, trust, asked)
         self._gather_stored(levels, rows)
         return levels, rows
 
@@ -159,10 +155,6 @@ class Lookup:
             del self._segments[self.segment]
             self.ranges = np.delete(self.ranges, self.segment, axis=0)
             self.segment = None
-
-    def leave_out_texts(self) -> None:
-        """Search the sequence itself no more."""
-        self._own = None
 
     def each_segment(self) -> Iterator[tuple[SuffixArrays, npt.NDArray[np.int64]]]:
         """Yield each stored segment and its ranges, with `segment` telling which it is meanwhile."""

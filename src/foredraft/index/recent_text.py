@@ -50,6 +50,10 @@ def empty_text(room: int = 1024) -> RecentText:
     )
 
 
+NO_TEXT = empty_text(1)
+"""Stands for a text that is not searched."""
+
+
 def with_room(text: RecentText, more: int) -> RecentText:
     """Return `text`, or a copy of twice its room or more, that takes `more` symbols."""
     length = int(text.length[0])

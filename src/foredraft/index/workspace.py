@@ -12,11 +12,11 @@ import numpy.typing as npt
 from numba import njit
 
 from foredraft.addresses import Addresses, matrix, vector
-from foredraft.contracts import TokenIds
+from foredraft.contracts import Draft, TokenIds
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.index.backoff import Trust
 from foredraft.index.blend import Blended, Counts, InnerTrust, blend, learn_written, with_foresight
-from foredraft.index.learned import LearnedArrays, learn_distributions, learn_text, row_contexts
+from foredraft.index.learned import LearnedArrays, Told, learn_distributions, learn_text, row_contexts
 from foredraft.index.lookup import Question, retrieve
 from foredraft.index.recent_text import RecentText, append
 from foredraft.index.retrieval import STORE, Levels, Rows, gather_from_store
@@ -63,18 +63,7 @@ class BlenderOptions(NamedTuple):
     trust: CountsTrust
 
 
-class Drafted(NamedTuple):
-    """A draft: tokens int32[N], parents int32[N], score float32[N] and source uint8[N], as in `Blended`."""
-
-    tokens: IntArray
-    parents: IntArray
-    score: FloatArray
-    source: npt.NDArray[np.uint8]
-
-
-Told = tuple[IntArray, IntArray, FloatArray]
-"""The target's own distributions: rows int32[S], tokens int32[S, K] and probabilities float32[S, K]."""
-NOTHING_TOLD: Told = (np.empty(0, np.int32), np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))
+_NOTHING_TOLD: Told = (np.empty(0, np.int32), np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))
 
 
 class Workspace:
@@ -128,8 +117,14 @@ class Workspace:
         """Take the ranges of fewer segments."""
         self._at.put(_RANGES, [ranges.reshape(-1, 2)])
 
-    def ask(self, ids: TokenIds, known: int, depth: int, *, searches_own: bool) -> bool:
+    def ask(self, ids: TokenIds, known: int, reach: int, *, searches_own: bool) -> bool:
         """Read `ids[known:]`, for which there must be room, and find what followed the last tokens in recent texts.
+
+        Args:
+            ids: int64[n], the sequence.
+            known: how many of them are read.
+            reach: tokens taken of what followed, at most `continuation`.
+            searches_own: whether the sequence itself is searched.
 
         Returns:
             Whether rows of stored segments are to be filled in, by `gather`.
@@ -138,7 +133,7 @@ class Workspace:
         return bool(
             _ask(
                 self._at.words, ids, known, searches_own, options.learns, options.keep, options.longest,
-                options.shortest, options.samples, min(options.continuation, depth),
+                options.shortest, options.samples, reach,
             )
         )  # fmt: skip
 
@@ -152,15 +147,18 @@ class Workspace:
         members = np.empty(self._most_rows + len(mass), np.int32)
         self._at.put(_MEMBERS, [members, np.ascontiguousarray(paths).reshape(-1), mass])
 
-    def draft(self, a: int, b: int, nodes: int, depth: int, vocabulary: int) -> Drafted:
+    def draft(self, a: int, b: int, nodes: int, depth: int, vocabulary: int) -> Draft:
         """Blend what was asked for last; see `blend`."""
         if nodes > self._most_nodes:
             self._most_nodes = nodes
             self._at.put(_NODES, [np.empty(nodes, np.int32) for _ in range(4)])
         known = (self._foreseen, self._share, self._options.trust)
-        return Drafted(*_draft(self._at.words, self._token, a, b, nodes, depth, vocabulary, *known))
+        made = _draft(self._at.words, self._token, a, b, nodes, depth, vocabulary, *known)
+        return Draft(*made[:3], source=made[3])
 
-    def learn(self, a: int, b: int, tokens: I64, draft: tuple[IntArray, IntArray], told: Told, *, asked: bool) -> float:
+    def learn(
+        self, a: int, b: int, tokens: I64, draft: tuple[IntArray, IntArray], told: Told | None, *, asked: bool
+    ) -> float:
         """Credit what foresaw `tokens`, int64[k], written behind (a, b), and learn what was told.
 
         Args:
@@ -168,13 +166,13 @@ class Workspace:
             b: the root.
             tokens: that were written.
             draft: tokens and parents of what was verified, int32[N] each, whose rows `told` names.
-            told: the target's own distributions, for whose contexts there must be room.
+            told: the target's own distributions, for whose contexts there must be room; None where none are.
             asked: whether anything was asked for; else only what was told is learned.
 
         Returns:
             The probability that all but a draft model gave the first of the tokens.
         """
-        options, (rows, top_tokens, top_probabilities) = self._options, told
+        options, (rows, top_tokens, top_probabilities) = self._options, told or _NOTHING_TOLD
         return float(
             _learn(
                 self._at.words, self._token, a, b, tokens, *draft, rows, top_tokens, top_probabilities, asked,

@@ -15,15 +15,13 @@ from foredraft.graph.tree import FloatArray, IntArray, best_chain
 from foredraft.index.backoff import F64, UNFORESEEN, Trust, learn_trust, prior_trust
 from foredraft.index.lookup import Question, retrieve
 from foredraft.index.prefixes import best_nodes
-from foredraft.index.recent_text import RecentText, append, empty_text
+from foredraft.index.recent_text import NO_TEXT, RecentText, append, empty_text
 from foredraft.index.retrieval import Levels, Rows, gather_from_store
 from foredraft.index.suffix_array import Places, SuffixArrays, Symbols, follow
 from foredraft.integrations.arena import Arena
 from foredraft.integrations.batches import I64, Batch, ChainOptions, Chains
 
 _UNIT = 256
-_NOTHING = empty_text(1)
-"""What requests share with one another: a text that is empty."""
 
 
 class _Asked(NamedTuple):
@@ -119,7 +117,7 @@ class RestBatch:
         self._make_room(batch)
         chains = batch.no_chains(self._most)
         _draft(
-            *self._segments, self._arena.pool, _NOTHING, self._regions, self._ranges, self._trust, self._asked,
+            *self._segments, self._arena.pool, NO_TEXT, self._regions, self._ranges, self._trust, self._asked,
             self._settings, batch.token_ids, batch.rows, batch.lengths, batch.slots, batch.known,
             np.minimum(batch.depth, self._options.continuation), *chains,
         )  # fmt: skip

@@ -213,20 +213,21 @@ class TreeCache(Cache):
         lie in one tensor where that can be, so that a commit moves the rows of all layers at once.
         """
         self.reserve(rows)
-        if together and self._store is None:
-            self._lie_together()
         if not self._buffers and all(layer.is_initialized for layer in self._tree_layers):
-            layers = self._tree_layers
-            self._buffers = [layer.keys for layer in layers] + [layer.values for layer in layers]
+            self._buffers = self._all_buffers()
+            if together and self._store is None and self._are_alike(self._buffers):
+                first = self._buffers[0]
+                self.move_into(first.new_empty((len(self._buffers), *first.shape[1:])))
+                self._buffers = self._all_buffers()
         return self._buffers
 
-    def _lie_together(self) -> None:
-        """Move into one tensor, unless layers differ, slide, or were not all written to."""
-        if len(self.spans) > 1 or any(window is not None for window in self.spans):
-            return
-        buffers = self.reserved_buffers(self._rows)
-        if buffers and len({(each.shape, each.dtype, each.device) for each in buffers}) == 1:
-            self.move_into(buffers[0].new_empty((len(buffers), *buffers[0].shape[1:])))
+    def _all_buffers(self) -> list[torch.Tensor]:
+        return [layer.keys for layer in self._tree_layers] + [layer.values for layer in self._tree_layers]
+
+    def _are_alike(self, buffers: Sequence[torch.Tensor]) -> bool:
+        """Say whether buffers could lie in one tensor: none slides, and all are of one shape and dtype in one place."""
+        kinds = {(each.shape, each.dtype, each.device) for each in buffers}
+        return set(self.spans) == {None} and len(kinds) == 1
 
     @property
     def store(self) -> torch.Tensor | None:
