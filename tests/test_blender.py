@@ -85,17 +85,21 @@ def told(rng, draft, at, tokens):
 
 def assert_same_steps(one, other, begin, steps, *, shared=None, foreseeing=False, seed=0, nodes=NODES):
     rng, ids = np.random.default_rng(seed), list(begin)
-    for _ in range(steps):
+    for step in range(steps):
         read = np.array(ids, np.int64)
         read.flags.writeable = False
         foreseen = None
         if foreseeing and rng.random() < 0.7:
             paths = rng.integers(0, VOCABULARY, (4, min(5, DEPTH))).astype(np.int32)
             foreseen = Foreseen(paths, rng.dirichlet(np.ones(4)), 0.6)
-        one.ask(read, shared, DEPTH)
-        if foreseen is not None:
-            one.foresee(foreseen)
-        drafted, made = one.draft(nodes, DEPTH, VOCABULARY), other.draft(read, shared, nodes, foreseen)
+        if foreseen is None and step % 2:
+            drafted = one.propose(read, shared, nodes, DEPTH, VOCABULARY)
+        else:
+            one.ask(read, shared, DEPTH)
+            if foreseen is not None:
+                one.foresee(foreseen)
+            drafted = one.draft(nodes, DEPTH, VOCABULARY)
+        made = other.draft(read, shared, nodes, foreseen)
         for field in ("tokens", "parents", "score", "source"):
             np.testing.assert_array_equal(getattr(drafted, field), getattr(made, field))
         tokens = tuple(rng.integers(0, VOCABULARY, rng.integers(1, 4)).tolist())

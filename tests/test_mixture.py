@@ -1,6 +1,5 @@
 """`auto` as a drafter: it finds what each source alone would find, learns whom to trust, shares, saves and forgets."""
 
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +9,6 @@ from foredraft.contracts import Draft, Verdict
 from foredraft.drafters import Resources, make_drafter, mixture
 from foredraft.drafters.mixture import MixtureDrafter, MixtureOptions
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
-from foredraft.index import lookup, workspace
 from foredraft.index.blend import COUNTS
 from foredraft.index.datastore import check_datastore, open_datastore
 from foredraft.index.library import Library
@@ -263,55 +261,6 @@ def test_it_passes_the_drafters_checks_as_a_whole():
 
 def raising(*_args):
     raise RuntimeError("disk on fire")
-
-
-def searching_fails(words, ids, known, searches_own, *rest):
-    if searches_own:
-        raise RuntimeError("disk on fire")
-    return _ASK(words, ids, known, searches_own, *rest)
-
-
-_ASK = workspace._ask
-FAILURES = [
-    (lookup, "follow", raising, "The datastore failed .RuntimeError: disk on fire.*without it; it is the same text"),
-    (workspace, "_gather", raising, "The datastore failed"),
-    (workspace, "_ask", searching_fails, "The search of the text itself failed"),
-]
-
-
-@pytest.mark.parametrize(("module", "kernel", "failing", "says"), FAILURES)
-def test_a_source_that_fails_is_left_out_and_told_once(store, monkeypatch, recwarn, module, kernel, failing, says):
-    drafting = opened(drafter(store))
-    document = next(ids for ids in SEGMENTS[0] if len(ids) > 12)
-    monkeypatch.setattr(module, kernel, failing)
-    for end in range(6, 12):
-        draft = propose(drafting, document[:end])
-        drafting.observe(verdict(document[end]))
-    warned = [str(each.message) for each in recwarn if issubclass(each.category, ForedraftWarning)]
-    assert len(warned) == 1
-    assert re.search(says, warned[0])
-    assert STORE not in draft.source if "datastore" in says else STORE in draft.source
-
-
-def test_the_others_draft_on_where_the_store_fails(store, monkeypatch):
-    drafting = opened(drafter(store))
-    monkeypatch.setattr(lookup, "follow", raising)
-    with pytest.warns(ForedraftWarning, match="The datastore failed"):
-        assert len(propose(drafting, [7, 8, 9])) == 0
-    assert len(propose(drafting, [7, 8, 9, 10])) == 0, "each of the two segments fails by itself"
-    assert best(propose(drafting, [7, 8, 9, 10, 11, 7, 8, 9])) == 10
-
-
-def test_a_table_that_fails_is_left_out(monkeypatch):
-    counted = opened(MixtureDrafter(MixtureOptions(), table_of([[1, 2, 3]] * 9), Library(vocabulary=11)))
-    with monkeypatch.context() as patched:
-        patched.setattr(workspace, "_draft", raising)
-        with pytest.warns(ForedraftWarning, match="The table failed"):
-            propose(counted, [1, 2])
-    assert best(propose(counted, [1, 2, 5, 6, 1, 2])) == 5
-    monkeypatch.setattr(workspace, "_draft", raising)
-    with pytest.raises(RuntimeError, match="on fire"):  # not the table, then: the engine's guard ends the drafting
-        propose(counted, [1, 2, 5, 6, 1, 2, 5])
 
 
 def test_a_draft_model_that_fails_is_left_out(monkeypatch):

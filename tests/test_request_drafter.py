@@ -58,6 +58,9 @@ METHODS = {
     "rest, longest": ("rest", {"store": "STORE", "weighting": "longest"}),
     "rest without a store": ("rest", {"store": "none"}),
     "rest, store only": ("rest", {"store": "STORE", "learn": "off"}),
+    "auto": ("auto", {"store": "STORE", "table": "none", "samples": 32}),
+    "auto without a store": ("auto", {"store": "none", "table": "none"}),
+    "auto, store only": ("auto", {"store": "STORE", "table": "none", "learn": "off"}),
     "prompt_lookup": ("prompt_lookup", {"prompt_lookup_max": 3}),
 }
 

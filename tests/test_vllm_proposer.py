@@ -58,7 +58,8 @@ def rows(*texts):
         {"table": "none"},
         {"table": "none", "measured": True},
         {"method": "rest", "store": "none"},
-        {"method": "auto", "store": "none", "table": "none"},
+        {"method": "adaptix", "table": "none"},
+        {"store": "none", "table": "none"},
         {"method": "prompt_lookup"},
     ],
 )
@@ -147,7 +148,8 @@ REFUSED = {
     "threads": ({"threads": 0}, "threads is 0"),
     "measured": ({"measured": "yes"}, "measured is 'yes'; it must be true or false"),
     "two rules": ({"measured": True, "least_probability": 0.1}, "give one"),
-    "feedback": ({"feedback": "topk"}, "tells a proposer no probabilities"),
+    "feedback": ({"method": "adaptix", "feedback": "topk"}, "tells a proposer no probabilities"),
+    "feedback of auto": ({"feedback_top_k": 3}, "feedback_top_k is 3, and vLLM tells a proposer no probabilities"),
 }
 
 

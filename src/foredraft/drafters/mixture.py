@@ -151,6 +151,11 @@ class MixtureDrafter:
         """Begin drafting for one sequence, with what the stores hold by now."""
         return MixtureDrafting(self, self.library.segments(), context)
 
+    def blender(self, segments: Sequence[SuffixArrays]) -> Blender:
+        """Return the memory of one sequence, which searches these segments."""
+        trust = prior_trust(self.options.longest, _STRENGTH, _PRIOR)
+        return Blender(segments, self.table.arrays, trust, self.options.blended(), _STRENGTH)
+
     def save(self, path: str | None = None) -> None:
         """Move what was shared into a datastore: `path`, or the `memory` of the options; made if it does not exist.
 
@@ -171,80 +176,52 @@ class MixtureDrafting:
         self._options = options = drafter.options
         self._vocabulary = context.vocabulary
         self._model = None if drafter.model is None else _DraftModel(drafter.model, options.levels, context)
-        trust = prior_trust(options.longest, _STRENGTH, _PRIOR)
-        self._blender: Blender | None = Blender(
-            segments, drafter.table.arrays, trust, options.blended(), _STRENGTH
-        )  # fmt: skip
+        self._blender: Blender | None = drafter.blender(segments)
         self._ids: TokenIds = np.empty(0, np.int64)
-        self._searches_shared = options.shares
-        self._source = _TEXT  # the one that is at work
-        self._left_out: set[str] = set()
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Look up the last tokens, and return the most probable continuations as a tree.
-
-        A source that raises is told once and left out of the rest of the sequence; the others draft on.
-        """
+        """Look up the last tokens, and return the most probable continuations as a tree."""
         self._ids = view.ids
         if budget.nodes <= 0 or budget.depth <= 0 or self._blender is None:
             return EMPTY_DRAFT  # and nothing is read: plain steps cost nothing here, and reading many tokens is quicker
-        try:
-            return self._drafted(self._blender, budget)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the others can draft
-            self._leave_out(self._blender, error)
-            return EMPTY_DRAFT
+        depth = min(self._options.depth, budget.depth)
+        shared = self._drafter.library.shared if self._options.shares else None
+        if self._model is None:
+            return self._blender.propose(self._ids, shared, budget.nodes, depth, self._vocabulary)
+        self._blender.ask(self._ids, shared, depth)
+        foreseen = self._foreseen(self._model, budget, self._blender.reach(depth))
+        if foreseen is not None:
+            self._blender.foresee(foreseen)
+        return self._blender.draft(budget.nodes, depth, self._vocabulary)
 
     def observe(self, verdict: Verdict) -> None:
         """Credit what foresaw the written tokens, then learn the target's own distributions, if asked for."""
         if self._blender is None:
             return
-        self._source = _TABLE
-        try:
-            others = self._blender.learn(self._ids, verdict)
-            if self._model is not None and others is not None:
-                self._source = _MODEL
+        others = self._blender.learn(self._ids, verdict)
+        if self._model is not None and others is not None:
+            try:
                 self._model.learn(verdict.tokens, others)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the other sources can draft
+                self._leave_out(self._model, error)
+
+    def _foreseen(self, model: "_DraftModel", budget: Budget, depth: int) -> Foreseen | None:
+        try:
+            return model.foresee(self._ids, budget, depth)
         except Exception as error:  # noqa: BLE001  # as above
-            self._leave_out(self._blender, error)
+            self._leave_out(model, error)
+            return None
 
-    def _drafted(self, blender: Blender, budget: Budget) -> Draft:
-        self._source, depth = _TEXT, min(self._options.depth, budget.depth)
-        blender.ask(self._ids, self._drafter.library.shared if self._searches_shared else None, depth)
-        if self._model is not None:
-            self._source = _MODEL
-            foreseen = self._model.foresee(self._ids, budget, blender.reach(depth))
-            if foreseen is not None:
-                blender.foresee(foreseen)
-        self._source = _TABLE
-        return blender.draft(budget.nodes, depth, self._vocabulary)
-
-    def _leave_out(self, blender: Blender, error: Exception) -> None:
-        """Go on without the source that was at work.
-
-        Raises:
-            Exception: the same, where that source was left out before: then something else is wrong.
-        """
-        source = self._source if blender.lookup.segment is None else _STORE
-        if source in self._left_out and source != _STORE:  # a store can have several segments
-            raise error
-        if source == _STORE:
-            blender.leave_out_segment()
-        elif source == _MODEL and self._model is not None:
-            model, self._model = self._model, None
-            model.close()
-        elif source == _TABLE:
-            blender.leave_out_table(self._drafter.table.vocabulary)
-        else:
-            self._searches_shared = False
-            blender.leave_out_text()
-        if source not in self._left_out:
-            self._left_out.add(source)
-            warnings.warn(
-                f"{source} failed ({told(error)}), so auto drafts the rest of this text without it; it is the same "
-                "text.",
-                ForedraftWarning,
-                stacklevel=2,
-            )
+    def _leave_out(self, model: "_DraftModel", error: Exception) -> None:
+        """Go on without the draft model, the one source that runs code which can raise."""
+        self._model = None
+        model.close()
+        warnings.warn(
+            f"The draft model failed ({told(error)}), so auto drafts the rest of this text without it; it is the same "
+            "text.",
+            ForedraftWarning,
+            stacklevel=2,
+        )
 
     def close(self) -> None:
         """Forget the sequence, or share it."""
@@ -290,8 +267,6 @@ class _DraftModel:
         self._foresight.close()
 
 
-_TEXT, _STORE, _TABLE, _MODEL = "The search of the text itself", "The datastore", "The table", "The draft model"
-"""Sources, as a warning names them."""
 _STRENGTH = 20.0
 """Observations that the prior trust counts for."""
 _PRIOR = {STORE: (-2.1, -0.13, 0.37, -0.08), OWN: (-0.33, 0.37, 0.72, 0.46), SHARED: (-2.1, -0.13, 0.37, -0.08)}

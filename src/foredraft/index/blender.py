@@ -15,11 +15,10 @@ from foredraft.graph.tree import IntArray
 from foredraft.index.backoff import Trust
 from foredraft.index.blend import prior_inner_trust
 from foredraft.index.learned import NO_TOKEN, STRETCH, LearnedArrays, empty_learned, read_text, told_by, with_room
-from foredraft.index.lookup import Lookup
 from foredraft.index.recent_text import NO_TEXT, RecentText, append, empty_text
 from foredraft.index.recent_text import with_room as with_room_for_text
 from foredraft.index.suffix_array import SuffixArrays
-from foredraft.index.trigram import TableArrays, empty_table
+from foredraft.index.trigram import TableArrays
 from foredraft.index.workspace import BlenderOptions, Workspace
 
 
@@ -43,7 +42,7 @@ class Blender:
 
     Attributes:
         ids: int64[n], what was read of the sequence.
-        lookup: the stored texts, in which `Lookup.segment` says which one is being searched.
+        workspace: its arrays.
     """
 
     def __init__(
@@ -51,15 +50,13 @@ class Blender:
         inner_strength: float,
     ) -> None:  # fmt: skip
         self.ids: TokenIds = np.empty(0, np.int64)
-        self.lookup = Lookup(segments, options.longest, own=False)
         self._options = options
         self._own, self._shared, self._learned = empty_text(), NO_TEXT, empty_learned()
-        self._searches_own, self._asked = options.learns, False
+        self._asked = False
         self._own_room, self._learned_room = len(self._own.symbols), _room_in(self._learned)
         inner = prior_inner_trust(inner_strength)
-        held = (self._own, table, self._learned, trust, inner, self.lookup.ranges)
-        self._workspace = Workspace(options, *held)
-        self._workspace.hold_shared(self._shared)
+        self.workspace = Workspace(options, self._own, table, self._learned, trust, inner, segments)
+        self.workspace.hold(shared=self._shared)
 
     def ask(self, ids: TokenIds, shared: RecentText | None, depth: int) -> None:
         """Go on to the end of `ids`, int64[n], and find what followed the last tokens wherever they occur.
@@ -69,22 +66,22 @@ class Blender:
             shared: what others have said; None is not searched.
             depth: tokens wanted of what follows.
         """
-        self._asked = False
-        self.lookup.read(ids)
-        known, self.ids = self._read(ids), ids
-        others = NO_TEXT if shared is None else shared
-        if others is not self._shared:
-            self._shared = others
-            self._workspace.hold_shared(others)
-        if self._workspace.ask(ids, known, self.reach(depth), searches_own=self._searches_own):
-            before = np.zeros(self._options.longest + 1, np.int64)
-            for text, ranges in self.lookup.each_segment():
-                self._workspace.gather(text, ranges, before)
+        self.workspace.ask(ids, *self._reading(ids, shared), self.reach(depth))
         self._asked = True
+
+    def propose(
+        self, ids: TokenIds, shared: RecentText | None, nodes: int, depth: int, vocabulary: int
+    ) -> Draft:  # fmt: skip
+        """Do what `ask` and `draft` do, in one compiled call."""
+        made = self.workspace.propose(
+            ids, *self._reading(ids, shared), self.reach(depth), nodes, depth, vocabulary
+        )  # fmt: skip
+        self._asked = True
+        return made
 
     def foresee(self, foreseen: Foreseen) -> None:
         """Put what a draft model foresees before what occurred, in this step; its paths are as long as `reach`."""
-        self._workspace.foresee(*foreseen)
+        self.workspace.foresee(*foreseen)
 
     def reach(self, depth: int) -> int:
         """Return how many tokens are taken of what follows where `depth` are wanted."""
@@ -92,7 +89,7 @@ class Blender:
 
     def draft(self, nodes: int, depth: int, vocabulary: int) -> Draft:
         """Return the most probable continuations of what was asked for last, see `foredraft.index.blend.blend`."""
-        return self._workspace.draft(*_last(self.ids), nodes, depth, vocabulary)
+        return self.workspace.draft(*_last(self.ids), nodes, depth, vocabulary)
 
     def learn(self, ids: TokenIds, verdict: Verdict) -> float | None:
         """Credit what foresaw the written tokens, and learn the target's own distributions, as far as they are told.
@@ -111,41 +108,36 @@ class Blender:
         elif not asked:
             return None
         tokens, draft = np.array(verdict.tokens, np.int64), (verdict.draft.tokens, verdict.draft.parents)
-        others = self._workspace.learn(*_last(ids), tokens, draft, told, asked=asked)
+        others = self.workspace.learn(*_last(ids), tokens, draft, told, asked=asked)
         return others if asked else None
 
-    def leave_out_text(self) -> None:
-        """Search the sequence itself no more; its counts go on."""
-        self._searches_own = False
-        self._workspace.hold_own(NO_TEXT)
+    def _reading(self, ids: TokenIds, shared: RecentText | None) -> tuple[int, int]:
+        """Have room for what `ids` have more; return how many segments were followed through, and text and counts."""
+        self._asked = False
+        others = NO_TEXT if shared is None else shared
+        if others is not self._shared:
+            self._shared = others
+            self.workspace.hold(shared=others)
+        followed, self.ids = len(self.ids), ids
+        return followed, self.make_room(ids, followed)
 
-    def leave_out_segment(self) -> None:
-        """Search the stored segment at which a search failed no more."""
-        self.lookup.leave_out_segment()
-        self._workspace.hold_ranges(self.lookup.ranges)
-
-    def leave_out_table(self, vocabulary: int) -> None:
-        """Count without the table from now on."""
-        self._workspace.hold_table(empty_table(vocabulary).arrays)
-
-    def _read(self, ids: TokenIds) -> int:
-        """Make room for what `ids` have more than what was read, or read it if it is much; return how many are read."""
-        known, options = len(self.ids), self._options
+    def make_room(self, ids: TokenIds | IntArray, known: int) -> int:
+        """Make room for `ids[known:]`, or read them if they are many; return how many are read."""
         new = len(ids) - known
-        if not options.learns:
+        if not self._options.learns:
             return len(ids)
-        if self._searches_own and new > self._own_room:
+        if new > self._own_room:
             self._own = with_room_for_text(self._own, new)
             self._own_room = len(self._own.symbols) - known
-            self._workspace.hold_own(self._own)
+            self.workspace.hold(own=self._own)
         self._own_room -= new
         if new <= STRETCH:
             self._make_room(2 * new)
             return known
-        if self._searches_own:
-            append(self._own, ids[known:])
-        self._learned = read_text(self._learned, ids, known, options.keep)
-        self._workspace.hold_learned(self._learned)
+        ids = ids.astype(np.int64, copy=False)
+        append(self._own, ids[known:])
+        self._learned = read_text(self._learned, ids, known, self._options.keep)
+        self.workspace.hold(learned=self._learned)
         self._learned_room = _room_in(self._learned)
         return len(ids)
 
@@ -153,7 +145,7 @@ class Blender:
         """Have room for so many more counted contexts; what was asked for is an upper bound of what was taken."""
         if contexts > self._learned_room:
             self._learned = with_room(self._learned, contexts)
-            self._workspace.hold_learned(self._learned)
+            self.workspace.hold(learned=self._learned)
             self._learned_room = _room_in(self._learned)
         self._learned_room -= contexts
 

@@ -3,7 +3,7 @@
 Knows the texts that are searched, and how far each kind of match is trusted; not what is drafted from the answers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -99,7 +99,6 @@ class Lookup:
     Attributes:
         ids: int64[n], what was read of the sequence.
         ranges: int64[S, longest + 1, 2], where the last tokens occur in each stored segment, as `follow` keeps it.
-        segment: which stored segment is being searched; None while none is.
 
     Args:
         segments: sorted texts.
@@ -113,12 +112,11 @@ class Lookup:
         self.ranges = np.zeros((len(segments), longest + 1, 2), np.int64)
         self._own = empty_text() if own else None
         self.ids: TokenIds = np.empty(0, np.int64)
-        self.segment: int | None = None
 
     def read(self, ids: TokenIds) -> None:
         """Go on to the end of `ids`, int64[n], which begin with what was read before."""
         new = ids[len(self.ids) :]
-        for text, ranges in self.each_segment():
+        for text, ranges in zip(self._segments, self.ranges, strict=True):
             follow(text, ranges, new[-self._longest :])
         if self._own is not None:
             self._own = with_room(self._own, len(new))
@@ -149,21 +147,7 @@ class Lookup:
         self._gather_stored(levels, rows)
         return rows
 
-    def leave_out_segment(self) -> None:
-        """Search the segment at which a search failed no more."""
-        if self.segment is not None:
-            del self._segments[self.segment]
-            self.ranges = np.delete(self.ranges, self.segment, axis=0)
-            self.segment = None
-
-    def each_segment(self) -> Iterator[tuple[SuffixArrays, npt.NDArray[np.int64]]]:
-        """Yield each stored segment and its ranges, with `segment` telling which it is meanwhile."""
-        for number, text in enumerate(self._segments):
-            self.segment = number
-            yield text, self.ranges[number]
-        self.segment = None
-
     def _gather_stored(self, levels: Levels, rows: Rows) -> None:
         before = np.zeros(self._longest + 1, np.int64)
-        for text, ranges in self.each_segment():
+        for text, ranges in zip(self._segments, self.ranges, strict=True):
             gather_from_store(text, ranges, before, levels, rows)

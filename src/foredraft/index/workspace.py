@@ -2,9 +2,11 @@
 
 Between two passes every cache is cold, and to hand a compiled function its arrays takes longer than what it then does.
 So all that a step needs lies at addresses that are told in one array (addresses.py), what one call leaves for the next
-included. Knows arrays; not who made them, nor when they grow.
+included. That array tells all of a sequence, so that one call can also go on with many. Knows arrays; not who made
+them, nor when they grow.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,26 +18,29 @@ from foredraft.contracts import Draft, TokenIds
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.index.backoff import Trust
 from foredraft.index.blend import Blended, Counts, InnerTrust, blend, learn_written, with_foresight
-from foredraft.index.learned import LearnedArrays, Told, learn_distributions, learn_text, row_contexts
+from foredraft.index.learned import NO_TOKEN, LearnedArrays, Told, learn_distributions, learn_text, row_contexts
 from foredraft.index.lookup import Question, retrieve
 from foredraft.index.recent_text import RecentText, append
-from foredraft.index.retrieval import STORE, Levels, Rows, gather_from_store
+from foredraft.index.retrieval import Levels, Rows, gather_from_store
 from foredraft.index.successors import Trust as CountsTrust
-from foredraft.index.suffix_array import Places, SuffixArrays, Symbols
+from foredraft.index.suffix_array import SuffixArrays, follow
 from foredraft.index.trigram import TableArrays, array_dtypes
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 
-_OWN, _SHARED, _TABLE, _LEARNED, _TRUST, _INNER, _RANGES = 0, 5, 10, 22, 28, 30, 32
-_NUMBERS, _LEVELS, _SHARE, _ROWS, _WEIGHTS, _NODES, _MEMBERS, _PATHS, _MASS = 33, 34, 38, 39, 40, 41, 45, 46, 47
+_OWN, _SHARED, _TABLE, _LEARNED, _TRUST, _INNER, _OPTIONS, _RANGES, _SIZES = 0, 5, 10, 22, 28, 30, 32, 33, 34
+_NUMBERS, _LEVELS, _SHARE, _ROWS, _WEIGHTS, _NODES, _MEMBERS, _PATHS, _MASS = 35, 36, 40, 41, 42, 43, 47, 48, 49
+_SEGMENTS = 50
 """Places of the arrays. The sequence's text, what others have said, the table, the counts, both trusts: in the order of
-their tuples' fields. Ranges int64[S * (longest + 1), 2]. Then what calls leave for each other: numbers int64[4]; levels
-(source, length, occurrences, start) int64[M] each and their share float64[M]; rows' tokens int32[R * D] and weights
-float64[R]; a draft's tokens, parents, low and high int32[N] each, and members int32[R]. Last, what a draft model
-foresees: paths int32[F * D] and mass float64[F]."""
+their tuples' fields. Options float64[13], in the order of theirs. Ranges int64[S * (longest + 1), 2]; bytes of a place
+in each stored segment, int64[S]. What calls leave for each other: numbers int64[4]; levels (source, length,
+occurrences, start) int64[M] each and their share float64[M]; rows' tokens int32[R * D] and weights float64[R]; a
+draft's tokens, parents, low and high int32[N] each, and members int32[R]. What a draft model foresees: paths
+int32[F * D] and mass float64[F]. Last, the stored segments, each as its tuple's fields."""
 _LEVELS_MADE, _ROWS_MADE, _REACH, _NODES_MADE = 0, 1, 2, 3  # in the numbers
 _I32, _I64, _F32, _F64 = np.int32(0), np.int64(0), np.float32(0), np.float64(0)
+_LONG = 8  # bytes
 _MOST_NODES = 64  # that there is room for to begin with
 
 
@@ -76,70 +81,53 @@ class Workspace:
         learned: the sequence's counts.
         trust: how far levels are trusted; changed in place.
         inner: how far rows are trusted behind drafted tokens; changed in place.
-        ranges: int64[S, longest + 1, 2], where the last tokens occur in stored segments.
+        segments: stored texts that are searched.
+
+    Attributes:
+        words: int64[W], where all of it lies; changed in place.
+        kinds: numbers of the types of the table's tokens and of the segments' symbols.
     """
 
     def __init__(
         self, options: BlenderOptions, own: RecentText, table: TableArrays, learned: LearnedArrays, trust: Trust,
-        inner: InnerTrust, ranges: I64,
+        inner: InnerTrust, segments: Sequence[SuffixArrays],
     ) -> None:  # fmt: skip
-        self._options = options
         self._most_rows, levels = options.samples + 3 * options.longest, 3 * options.longest + 1
         self._most_nodes, self._foreseen, self._share = _MOST_NODES, 0, 0.0
-        self._token = _token_of(table)
+        self.kinds = _kinds_of(table, segments)
+        numbers = np.array([*options[:-1], *options.trust], np.float64)
+        ranges = np.zeros((len(segments) * (options.longest + 1), 2), np.int64)
+        sizes = np.array([text.suffixes.itemsize for text in segments], np.int64)
         scratch: list[npt.NDArray[Any]] = [
             np.zeros(4, np.int64), *(np.empty(levels, np.int64) for _ in range(4)), np.empty(levels),
             np.empty(self._most_rows * options.continuation, np.int32), np.empty(self._most_rows),
             *(np.empty(_MOST_NODES, np.int32) for _ in range(4)), np.empty(self._most_rows, np.int32),
             np.empty(0, np.int32), np.empty(0),
         ]  # fmt: skip
-        trusts: list[I64 | F64] = [trust.hits.reshape(-1), trust.passes.reshape(-1), *inner]
-        self._at = Addresses([*own, *own, *table, *learned, *trusts, ranges.reshape(-1, 2), *scratch])
+        trusts: list[I64 | F64] = [trust.hits.reshape(-1), trust.passes.reshape(-1), *inner, numbers]
+        stored = [array for text in segments for array in text]
+        self._at = Addresses([*own, *own, *table, *learned, *trusts, ranges, sizes, *scratch, *stored])
+        self.words = self._at.words
 
-    def hold_own(self, text: RecentText) -> None:
-        """Take another array of the sequence's text, with more room."""
-        self._at.put(_OWN, text)
+    def hold(
+        self, *, own: RecentText | None = None, shared: RecentText | None = None, learned: LearnedArrays | None = None
+    ) -> None:
+        """Take other arrays of the sequence's text, of what others have said, or of its counts."""
+        for place, arrays in ((_OWN, own), (_SHARED, shared), (_LEARNED, learned)):
+            if arrays is not None:
+                self._at.put(place, arrays)
 
-    def hold_shared(self, text: RecentText) -> None:
-        """Take what others have said."""
-        self._at.put(_SHARED, text)
-
-    def hold_table(self, table: TableArrays) -> None:
-        """Take another table."""
-        self._token = _token_of(table)
-        self._at.put(_TABLE, table)
-
-    def hold_learned(self, learned: LearnedArrays) -> None:
-        """Take another array of the sequence's counts, with more room."""
-        self._at.put(_LEARNED, learned)
-
-    def hold_ranges(self, ranges: I64) -> None:
-        """Take the ranges of fewer segments."""
-        self._at.put(_RANGES, [ranges.reshape(-1, 2)])
-
-    def ask(self, ids: TokenIds, known: int, reach: int, *, searches_own: bool) -> bool:
-        """Read `ids[known:]`, for which there must be room, and find what followed the last tokens in recent texts.
+    def ask(self, ids: TokenIds, read: int, known: int, reach: int) -> None:
+        """Go on to the end of `ids`, and find what followed the last tokens wherever they occur.
 
         Args:
             ids: int64[n], the sequence.
-            known: how many of them are read.
+            read: how many of them were followed in the stored segments before.
+            known: how many the sequence's text and counts have; there must be room for the others.
             reach: tokens taken of what followed, at most `continuation`.
-            searches_own: whether the sequence itself is searched.
-
-        Returns:
-            Whether rows of stored segments are to be filled in, by `gather`.
         """
-        options, self._foreseen = self._options, 0
-        return bool(
-            _ask(
-                self._at.words, ids, known, searches_own, options.learns, options.keep, options.longest,
-                options.shortest, options.samples, reach,
-            )
-        )  # fmt: skip
-
-    def gather(self, text: SuffixArrays, ranges: I64, before: I64) -> None:
-        """Fill in the rows of one stored segment; see `gather_from_store`."""
-        _gather(self._at.words, *text, ranges, before)
+        self._foreseen = 0
+        _ask(self.words, self.kinds[1], ids, read, known, reach)
 
     def foresee(self, paths: IntArray, mass: F64, share: float) -> None:
         """Put what a draft model foresees before what occurred, in this step; see `with_foresight`."""
@@ -149,11 +137,17 @@ class Workspace:
 
     def draft(self, a: int, b: int, nodes: int, depth: int, vocabulary: int) -> Draft:
         """Blend what was asked for last; see `blend`."""
-        if nodes > self._most_nodes:
-            self._most_nodes = nodes
-            self._at.put(_NODES, [np.empty(nodes, np.int32) for _ in range(4)])
-        known = (self._foreseen, self._share, self._options.trust)
-        made = _draft(self._at.words, self._token, a, b, nodes, depth, vocabulary, *known)
+        self._make_room(nodes)
+        made = _draft(self.words, self.kinds[0], a, b, nodes, depth, vocabulary, self._foreseen, self._share)
+        return Draft(*made[:3], source=made[3])
+
+    def propose(
+        self, ids: TokenIds, read: int, known: int, reach: int, nodes: int, depth: int, vocabulary: int
+    ) -> Draft:  # fmt: skip
+        """Do what `ask` and `draft` do, in one call."""
+        self._foreseen = 0
+        self._make_room(nodes)
+        made = propose_at(self.words, *self.kinds, ids, read, known, reach, nodes, depth, vocabulary)
         return Draft(*made[:3], source=made[3])
 
     def learn(
@@ -172,21 +166,35 @@ class Workspace:
         Returns:
             The probability that all but a draft model gave the first of the tokens.
         """
-        options, (rows, top_tokens, top_probabilities) = self._options, told or _NOTHING_TOLD
-        return float(
-            _learn(
-                self._at.words, self._token, a, b, tokens, *draft, rows, top_tokens, top_probabilities, asked,
-                options.longest, options.feedback_weight, options.keep, self._foreseen, self._share, options.trust,
-            )
-        )  # fmt: skip
+        top, foreseen = told or _NOTHING_TOLD, (self._foreseen, self._share)
+        return float(_learn(self.words, self.kinds[0], a, b, tokens, draft, top, asked, *foreseen))
+
+    def _make_room(self, nodes: int) -> None:
+        if nodes > self._most_nodes:
+            self._most_nodes = nodes
+            self._at.put(_NODES, [np.empty(nodes, np.int32) for _ in range(4)])
 
 
-def _token_of(table: TableArrays) -> Any:
-    """Return a number of the type of the table's tokens; at their addresses, its arrays are taken for what they are."""
+def _kinds_of(table: TableArrays, segments: Sequence[SuffixArrays]) -> tuple[Any, Any]:
+    """Return numbers of the types of the table's tokens and of the segments' symbols.
+
+    At their addresses, the table's arrays are taken for what they are said to be.
+    """
     for name, dtype in array_dtypes(len(table.first) - 1).items():
         found = getattr(table, name).dtype
         assert found == dtype, f"the table's {name} are {found}, not {dtype}"
-    return table.tokens.dtype.type(0)
+    symbols = {text.symbols.dtype for text in segments} or {np.dtype(np.uint16)}
+    assert len(symbols) == 1, f"segments of one store have symbols of {symbols}"
+    return table.tokens.dtype.type(0), symbols.pop().type(0)
+
+
+@njit(cache=True)
+def _options(words: I64) -> BlenderOptions:
+    v = vector(words, _OPTIONS, _F64)
+    trust = CountsTrust(float(v[7]), float(v[8]), float(v[9]), float(v[10]), int(v[11]), float(v[12]))
+    return BlenderOptions(
+        int(v[0]), int(v[1]), int(v[2]), int(v[3]), bool(v[4]), float(v[5]), float(v[6]), trust
+    )  # fmt: skip
 
 
 @njit(cache=True)
@@ -206,7 +214,7 @@ def _learned(words: I64) -> LearnedArrays:
 
 
 @njit(cache=True)
-def _counts(words: I64, token: Any, trust: CountsTrust) -> Counts:
+def _counts(words: I64, token: Any) -> Counts:
     u16, u32 = np.uint16(0), np.uint32(0)
     table = TableArrays(
         vector(words, _TABLE, u32), vector(words, _TABLE + 1, token), vector(words, _TABLE + 2, u32),
@@ -214,7 +222,7 @@ def _counts(words: I64, token: Any, trust: CountsTrust) -> Counts:
         vector(words, _TABLE + 6, u32), vector(words, _TABLE + 7, u32), vector(words, _TABLE + 8, token),
         vector(words, _TABLE + 9, u16), vector(words, _TABLE + 10, token), vector(words, _TABLE + 11, u16),
     )  # fmt: skip
-    return Counts(table, _learned(words), trust)
+    return Counts(table, _learned(words), _options(words).trust)
 
 
 @njit(cache=True)
@@ -263,20 +271,46 @@ def _known(words: I64, foreseen: int, share: float) -> tuple[Levels, Rows]:
 
 
 @njit(cache=True)
-def _ask(
-    words: I64, ids: TokenIds, known: int, searches_own: bool, learns: bool, keep: float, longest: int, shortest: int,
-    samples: int, reach: int,
-) -> bool:  # fmt: skip
-    """Read `ids[known:]`, leave levels and rows in their places, and say whether stored rows are to be filled in."""
-    own = _text(words, _OWN)
-    if learns and searches_own:
+def _follow(words: I64, symbol: Any, ranges: I64, new: TokenIds) -> None:
+    """Go on with `new` in the stored segments."""
+    sizes = vector(words, _SIZES, _I64)
+    for number in range(len(sizes)):
+        at = _SEGMENTS + 3 * number
+        symbols, first = vector(words, at, symbol), vector(words, at + 2, _I64)
+        if sizes[number] == _LONG:
+            follow(SuffixArrays(symbols, vector(words, at + 1, _I64), first), ranges[number], new)
+        else:
+            follow(SuffixArrays(symbols, vector(words, at + 1, _I32), first), ranges[number], new)
+
+
+@njit(cache=True)
+def _gather(words: I64, symbol: Any, ranges: I64, levels: Levels, rows: Rows) -> None:
+    """Fill in the rows of the stored segments."""
+    sizes, before = vector(words, _SIZES, _I64), np.zeros(ranges.shape[1], np.int64)
+    for number in range(len(sizes)):
+        at = _SEGMENTS + 3 * number
+        symbols, first = vector(words, at, symbol), vector(words, at + 2, _I64)
+        if sizes[number] == _LONG:
+            text = SuffixArrays(symbols, vector(words, at + 1, _I64), first)
+            gather_from_store(text, ranges[number], before, levels, rows)
+        else:
+            smaller = SuffixArrays(symbols, vector(words, at + 1, _I32), first)
+            gather_from_store(smaller, ranges[number], before, levels, rows)
+
+
+@njit(cache=True)
+def _ask(words: I64, symbol: Any, ids: TokenIds, read: int, known: int, reach: int) -> None:
+    """Do what `Workspace.ask` says, and leave levels and rows in their places."""
+    options, own = _options(words), _text(words, _OWN)
+    longest, ranges = options.longest, _ranges(words, options.longest)
+    _follow(words, symbol, ranges, ids[max(read, len(ids) - longest) :])
+    if options.learns:
         append(own, ids[known:])
-    if learns:
-        learn_text(_learned(words), ids, known, 1.0, keep, np.inf)
-    asked = Question(shortest, False, True, samples, reach)
-    shared, trust, ranges = _text(words, _SHARED), _trust(words, longest), _ranges(words, longest)
-    levels, rows = retrieve(ranges, own, shared, ids[max(len(ids) - longest, 0) :], trust, asked)
-    numbers, stored = vector(words, _NUMBERS, _I64), False
+        learn_text(_learned(words), ids, known, 1.0, options.keep, np.inf)
+    asked, trust = Question(options.shortest, False, True, options.samples, reach), _trust(words, longest)
+    levels, rows = retrieve(ranges, own, _text(words, _SHARED), ids[max(len(ids) - longest, 0) :], trust, asked)
+    _gather(words, symbol, ranges, levels, rows)
+    numbers = vector(words, _NUMBERS, _I64)
     numbers[_LEVELS_MADE], numbers[_ROWS_MADE] = len(levels.share), len(rows.weights)
     numbers[_REACH], numbers[_NODES_MADE] = reach, 0
     kept_levels, kept_rows = _occurred(words)
@@ -284,28 +318,15 @@ def _ask(
     kept_levels.occurrences[:], kept_levels.start[:] = levels.occurrences, levels.start
     kept_levels.share[:] = levels.share
     kept_rows.tokens[:], kept_rows.weights[:] = rows.tokens, rows.weights
-    for level in range(len(levels.share)):
-        stored |= levels.source[level] == STORE and levels.start[level + 1] > levels.start[level]
-    return stored
-
-
-@njit(cache=True)
-def _gather(
-    words: I64, symbols: Symbols, suffixes: Places, first: I64, ranges: I64, before: I64
-) -> None:  # fmt: skip
-    """Fill in the rows of one stored segment."""
-    levels, rows = _occurred(words)
-    gather_from_store(SuffixArrays(symbols, suffixes, first), ranges, before, levels, rows)
 
 
 @njit(cache=True)
 def _draft(
-    words: I64, token: Any, a: int, b: int, nodes: int, depth: int, vocabulary: int, foreseen: int, share: float,
-    trust: CountsTrust,
+    words: I64, token: Any, a: int, b: int, nodes: int, depth: int, vocabulary: int, foreseen: int, share: float
 ) -> tuple[IntArray, IntArray, FloatArray, npt.NDArray[np.uint8]]:  # fmt: skip
-    """Blend what was asked for, and leave in its place what `_learn` needs of the draft."""
+    """Blend what was asked for, and leave in its place what `credit_at` needs of the draft."""
     levels, rows = _known(words, foreseen, share)
-    made = blend(rows, levels, _inner(words), _counts(words, token, trust), a, b, nodes, depth, vocabulary)
+    made = blend(rows, levels, _inner(words), _counts(words, token), a, b, nodes, depth, vocabulary)
     count = len(made.tokens)
     vector(words, _NUMBERS, _I64)[_NODES_MADE] = count
     vector(words, _NODES, _I32)[:count], vector(words, _NODES + 1, _I32)[:count] = made.tokens, made.parents
@@ -315,31 +336,65 @@ def _draft(
 
 
 @njit(cache=True)
+def propose_at(
+    words: I64, token: Any, symbol: Any, ids: TokenIds, read: int, known: int, reach: int, nodes: int, depth: int,
+    vocabulary: int,
+) -> tuple[IntArray, IntArray, FloatArray, npt.NDArray[np.uint8]]:  # fmt: skip
+    """Do what `Workspace.propose` says with the workspace whose words these are, of the kinds that it names.
+
+    Returns:
+        Tokens, parents, score and source, as in `Blended`.
+    """
+    _ask(words, symbol, ids, read, known, reach)
+    before = int(ids[-2]) if len(ids) > 1 else NO_TOKEN
+    return _draft(words, token, before, int(ids[-1]), nodes, depth, vocabulary, 0, 0.0)
+
+
+@njit(cache=True)
+def credit_at(words: I64, token: Any, a: int, b: int, tokens: I64, foreseen: int, share: float) -> float:
+    """Credit what foresaw the written tokens, behind the last draft, in the workspace whose words these are.
+
+    Args:
+        words: the workspace's.
+        token: the first of its kinds.
+        a: the token before the root, or -1.
+        b: the root.
+        tokens: int64[k], what was written behind it.
+        foreseen: paths that a draft model foresaw.
+        share: the part of the weight that they got.
+
+    Returns:
+        The probability that all but a draft model gave the first of the tokens.
+    """
+    counts, occurred = _counts(words, token), _occurred(words)
+    count, others, left = vector(words, _NUMBERS, _I64)[_NODES_MADE], 0.0, 1.0
+    no_score, no_source = np.empty(0, np.float32), np.empty(0, np.uint8)
+    made = Blended(
+        vector(words, _NODES, _I32)[:count], vector(words, _NODES + 1, _I32)[:count], no_score, no_source,
+        vector(words, _NODES + 2, _I32)[:count], vector(words, _NODES + 3, _I32)[:count],
+        vector(words, _MEMBERS, _I32),
+    )  # fmt: skip
+    trust = _trust(words, _options(words).longest)
+    otherwise = learn_written(
+        trust, _inner(words), made, occurred, _known(words, foreseen, share), counts, a, b, tokens
+    )
+    rows = occurred[1]
+    for row in range(len(rows.weights)):
+        left -= rows.weights[row]
+        others += rows.weights[row] if rows.tokens[row, 0] == tokens[0] else 0.0
+    return others + left * otherwise
+
+
+@njit(cache=True)
 def _learn(
-    words: I64, token: Any, a: int, b: int, tokens: I64, drafted: IntArray, parents: IntArray, top_rows: IntArray,
-    top_tokens: IntArray, top_probabilities: FloatArray, asked: bool, longest: int, weight: float, keep: float,
-    foreseen: int, share: float, trust: CountsTrust,
+    words: I64, token: Any, a: int, b: int, tokens: I64, draft: tuple[IntArray, IntArray], told: Told, asked: bool,
+    foreseen: int, share: float,
 ) -> float:  # fmt: skip
     """Do what `Workspace.learn` says."""
-    counts, others = _counts(words, token, trust), 0.0
-    if asked:
-        occurred = _occurred(words)
-        count = vector(words, _NUMBERS, _I64)[_NODES_MADE]
-        no_score, no_source = np.empty(0, np.float32), np.empty(0, np.uint8)
-        made = Blended(
-            vector(words, _NODES, _I32)[:count], vector(words, _NODES + 1, _I32)[:count], no_score, no_source,
-            vector(words, _NODES + 2, _I32)[:count], vector(words, _NODES + 3, _I32)[:count],
-            vector(words, _MEMBERS, _I32),
-        )  # fmt: skip
-        otherwise = learn_written(
-            _trust(words, longest), _inner(words), made, occurred, _known(words, foreseen, share), counts, a, b, tokens
-        )
-        rows, left = occurred[1], 1.0
-        for row in range(len(rows.weights)):
-            left -= rows.weights[row]
-            others += rows.weights[row] if rows.tokens[row, 0] == tokens[0] else 0.0
-        others += left * otherwise
-    if len(top_rows):
-        contexts = row_contexts(drafted, parents, top_rows, a, b)
-        learn_distributions(counts.learned, contexts, top_tokens, top_probabilities, weight, keep)
+    others = credit_at(words, token, a, b, tokens, foreseen, share) if asked else 0.0
+    rows, top_tokens, top_probabilities = told
+    if len(rows):
+        contexts, options = row_contexts(*draft, rows, a, b), _options(words)
+        weight, keep = options.feedback_weight, options.keep
+        learn_distributions(_learned(words), contexts, top_tokens, top_probabilities, weight, keep)
     return others

@@ -13,14 +13,16 @@ from numba import get_num_threads, set_num_threads
 
 from foredraft.contracts import DraftContext, Drafter
 from foredraft.drafters.adaptix import AdaptixDrafter
+from foredraft.drafters.mixture import MixtureDrafter
 from foredraft.drafters.prompt_lookup import PromptLookupDrafter
 from foredraft.drafters.rest import RestDrafter
 from foredraft.errors import ForedraftWarning, told
 from foredraft.graph.tree import IntArray
-from foredraft.integrations import batch_adaptix, batch_rest
+from foredraft.integrations import batch_adaptix, batch_mixture, batch_rest
 from foredraft.integrations.batch_adaptix import AdaptixBatch
 from foredraft.integrations.batch_control import BatchControl
 from foredraft.integrations.batch_lookup import LookupBatch
+from foredraft.integrations.batch_mixture import MixtureBatch
 from foredraft.integrations.batch_rest import RestBatch
 from foredraft.integrations.batches import Batch, BatchDrafting, ChainOptions, Chains, SingleDrafting
 from foredraft.integrations.request_table import RequestTable
@@ -137,6 +139,8 @@ def batched(drafter: Any, vocabulary: int, most: int, slots: int, options: Chain
         return AdaptixBatch(drafter, slots, vocabulary, most, options)
     if isinstance(drafter, RestDrafter) and batch_rest.fits(drafter.options):
         return RestBatch(drafter.options, drafter.library.segments(), slots, most, options)
+    if isinstance(drafter, MixtureDrafter) and batch_mixture.fits(drafter):
+        return MixtureBatch(drafter, drafter.library.segments(), slots, vocabulary, most, options)
     if isinstance(drafter, PromptLookupDrafter):
         return LookupBatch(drafter.options, most)
     return SingleDrafting(drafter, context, most, options)

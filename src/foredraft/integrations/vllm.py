@@ -35,9 +35,12 @@ OPTIONS_VARIABLE = "FOREDRAFT_VLLM_OPTIONS"
 """Names a JSON file with the options, where `additional_config` does not hold them."""
 KEY = "foredraft"
 """The options' place in `additional_config`."""
-_DEFAULT_METHOD = "adaptix"
-_TREE_NODES = {"adaptix": 1}
-"""Where the default differs: Adaptix's trees grow on from the end of the chain, and larger ones gained nothing."""
+_DEFAULT_METHOD = "auto"
+_TREE_NODES = {"adaptix": 1, "auto": 16}
+"""Where the default differs: Adaptix's trees grow on from the end of the chain, and larger ones gained nothing; larger
+ones of `auto` gain little, and every node takes time."""
+_FED_BACK = ("feedback", "feedback_weight", "feedback_top_k")
+"""Options that say what is made of the target's own probabilities."""
 _OWN = ("method", "tree_nodes", "least_probability", "measured", "threads")
 
 
@@ -182,7 +185,7 @@ def read_options(additional_config: Any, environment: Mapping[str, str]) -> Mapp
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise UsageError(f'{where} holds {shown(given)}; give a mapping such as {{"method": "adaptix"}}.')
+        raise UsageError(f'{where} holds {shown(given)}; give a mapping such as {{"method": "auto"}}.')
     return given
 
 
@@ -216,14 +219,26 @@ def parse_proposer_options(given: Mapping[str, Any]) -> ProposerOptions:
         if key not in theirs and (hint := nearest(key, _OWN)):
             raise UsageError(f"foredraft's proposer has no option {key!r}.{hint}")
     parse_options(method, own)
-    if method == "adaptix" and own.get("feedback") == "topk":
-        raise UsageError("feedback is 'topk', and vLLM tells a proposer no probabilities; leave it out.")
+    _refuse_untold(method, own)
+    return ProposerOptions(method, own, ChainOptions(nodes, float(least)), measured, threads)
+
+
+def _refuse_untold(method: str, own: Mapping[str, Any]) -> None:
+    """Refuse what lives on numbers that vLLM does not tell a proposer.
+
+    Raises:
+        UsageError: naming it.
+    """
+    for key in _FED_BACK:
+        if own.get(key) not in (None, "off"):
+            raise UsageError(
+                f"{key} is {shown(own[key])}, and vLLM tells a proposer no probabilities; leave it out."
+            )  # fmt: skip
     if method == "lookahead":
         raise UsageError(
             "Method 'lookahead' lives on the model's best token after every drafted one, which vLLM does not tell a "
-            "proposer; choose adaptix, rest or prompt_lookup."
+            "proposer; choose auto, adaptix, rest or prompt_lookup."
         )
-    return ProposerOptions(method, own, ChainOptions(nodes, float(least)), measured, threads)
 
 
 def served_drafter(options: ProposerOptions, model: str, tokenizer: str, vocabulary: int) -> Any:
@@ -240,7 +255,7 @@ def served_drafter(options: ProposerOptions, model: str, tokenizer: str, vocabul
     if drafter.needs.hidden:
         raise UsageError(
             f"Method {options.method!r} needs the model's hidden states, which vLLM does not tell a proposer; choose "
-            "adaptix, rest or prompt_lookup."
+            "auto, adaptix, rest or prompt_lookup."
         )
     return drafter
 
