@@ -35,6 +35,7 @@ _MOST_WORTHLESS = 8  # drafts in a row without a node worth verifying, before dr
 _MOST_WORTHLESS_AGAIN = 1  # the same after a rest, until drafting has paid
 _SHORTEST_REST, _LONGEST_REST = 8, 64  # plain steps before drafting is tried again
 _MOST_FIRST_REST = 3  # doublings of the shortest rest with which a text begins
+_TIMED_EVERY = 4  # steps of a rest
 _REPEATED_TOKENS = 5  # in a row end a rest
 _FEWEST_ASKED = 4  # nodes asked for at least: fewer would hardly be drafted quicker
 _MOST_BESIDE = 16  # plain passes that the rest of a step may take before it is put down to something else
@@ -169,9 +170,11 @@ class MeasuredControl:
         draft_seconds: float = 0.0,
     ) -> None:
         """Compare what the step gave with what its scores promised, and its time with what the curve says."""
+        if self._rest > 0 and not self._asks:
+            self._observe_rest(verdict.tokens, forward_seconds, other_seconds)
+            return
         drafted = len(verdict.draft)
-        if 0 < forward_seconds < np.inf and 0 <= other_seconds < np.inf:  # a clock may jump
-            self._observe_time(drafted, len(verdict.tokens), forward_seconds, other_seconds, draft_seconds)
+        self._observe_time(drafted, len(verdict.tokens), forward_seconds, other_seconds, draft_seconds)
         if drafted:
             score = verdict.draft.score
             score = score if score is not None else guessed_scores(verdict.draft.parents)
@@ -179,15 +182,22 @@ class MeasuredControl:
         enough = _ENOUGH_TOKENS_AGAIN if self._has_rested else _ENOUGH_TOKENS
         if self._asks and self._rest == 0 and self._tokens > enough:
             self._consider_resting()
-        elif not self._asks and self._rest > 0:
-            self._rest -= 1
-            if self._beside.rest > 0:  # the rest with which the text began
-                self._beside.rest = self._rest
         self._watch(verdict.tokens)
+
+    def _observe_rest(self, tokens: Sequence[int], forward_seconds: float, other_seconds: float) -> None:
+        """Take up a plain step of a rest; its time only now and then, as looking costs time where nothing pays."""
+        self._rest -= 1
+        if self._beside.rest > 0:  # the rest with which the text began
+            self._beside.rest = self._rest
+        if self._runs or self._rest % _TIMED_EVERY == 0:
+            self._observe_time(0, len(tokens), forward_seconds, other_seconds, 0.0)
+        self._watch(tokens)
 
     def _observe_time(
         self, drafted: int, emitted: int, forward_seconds: float, other_seconds: float, draft_seconds: float
     ) -> None:
+        if not (0 < forward_seconds < np.inf and 0 <= other_seconds < np.inf):  # a clock may jump
+            return
         # a pass that stalled, or a step that compiled something, says little about the next
         other_seconds = min(other_seconds, _MOST_BESIDE * self._cost[1])
         if drafted:

@@ -102,6 +102,8 @@ class Blender:
             The probability that all but a draft model gave the first of the written tokens; None if nothing was asked.
         """
         asked, self._asked = self._asked, False
+        if not asked and verdict.top_tokens is None:
+            return None  # as behind most plain steps
         told = told_by(verdict) if self._options.feedback_weight else None
         if told is not None:
             self._make_room(len(told[0]))
