@@ -5,12 +5,13 @@ rows of a draft are cheap to verify; and a row comes out the same whatever rows 
 of plain decoding. Knows a model's layers. Does not know how it was loaded or who runs it.
 """
 
+import warnings
 from typing import Any
 
 import torch
 from torch import nn
 
-from foredraft.errors import UsageError
+from foredraft.errors import ForedraftWarning, UsageError
 from foredraft.model.compiled import runs_on_cpu
 from foredraft.model.int8_kernel import int8_product, multiply_int8
 
@@ -95,6 +96,25 @@ def quantize(model: Any) -> Any:
 def is_int8(model: Any) -> bool:
     """Say whether `quantize` rounded the model."""
     return any(isinstance(module, Int8Linear) for module in model.modules())
+
+
+def warn_where_rows_depend(model: Any) -> None:
+    """Warn of a model whose drafted text may not be plain decoding's, as a row of it depends on those beside it.
+
+    bitsandbytes multiplies the columns in which any row of a pass holds a large number apart (LLM.int8, Dettmers et al.
+    2022, section 3.2), and rounds the others to eight bits: with other rows, other columns.
+    """
+    settings = getattr(getattr(model, "config", None), "quantization_config", None)
+    if settings is None or not getattr(settings, "load_in_8bit", False):
+        return
+    if getattr(settings, "llm_int8_threshold", 0.0) > 0:
+        warnings.warn(
+            f"This model's eight bits (bitsandbytes, llm_int8_threshold {settings.llm_int8_threshold}) round a token's "
+            "numbers by what stands in the same pass, so drafted texts may differ from plain decoding's. Load it with "
+            "llm_int8_threshold=0.0, and they are the same.",
+            ForedraftWarning,
+            stacklevel=2,
+        )
 
 
 def dtype_name(model: Any) -> str:

@@ -21,6 +21,7 @@ from foredraft.model.compiled import CompiledForward, run_package
 from foredraft.model.graphs import GraphedForward
 from foredraft.model.kv_cache import Span, TreeCache
 from foredraft.model.mask import attention_mask
+from foredraft.model.quantized import warn_where_rows_depend
 from foredraft.model.rounding import relative_error, within_rounding
 from foredraft.model.support import Support, inspect
 
@@ -56,6 +57,7 @@ class TorchTarget:
         self.compiled = compiled
         self.graphs = graphs
         _check_model(model)
+        warn_where_rows_depend(model)
         self.support: Support = inspect(model.config)
         self.window = self.support.window
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
