@@ -16,7 +16,7 @@ from foredraft.index.best_first import best_first
 from foredraft.index.datastore import open_datastore
 from foredraft.index.datastore_writer import DatastoreWriter
 from foredraft.index.successors import BLENDED
-from foredraft.integrations.batches import ChainOptions, SingleDrafting
+from foredraft.integrations.batches import Batch, ChainOptions, SingleDrafting
 from foredraft.integrations.request_drafter import RequestDrafter, batched
 from foredraft.integrations.request_table import PATIENCE, RequestTable
 from foredraft.testing import VOCABULARY, OracleDrafter
@@ -132,6 +132,23 @@ def test_a_batch_drafts_what_each_text_is_drafted_alone(make):
         drafts = requests.propose(sampled, server.lengths, server.token_ids)
         assert drafts == [chains[step] for chains in expected]
     assert sum(len(chain) for chains in expected for chain in chains) > 50
+
+
+@pytest.mark.kernels
+def test_large_trees_of_auto_have_room(store):
+    """More nodes than a workspace has room for to begin with."""
+    ids = text(3, 300)
+    options = ChainOptions(tree_nodes=150)
+    made = [make_drafter("auto", {"store": store, "table": "none"}, Resources(VOCABULARY)) for _ in range(2)]
+    together = batched(made[0], VOCABULARY, MOST, 2, options)
+    alone = SingleDrafting(made[1], DraftContext(VOCABULARY, max_nodes=150), MOST, options)
+    known = 0
+    for length in growing(0, 20, 20):
+        batch = Batch(ids[None], *(np.array([each]) for each in (0, length, 1, known, MOST)))
+        chains = [each.draft(batch) for each in (together, alone)]
+        np.testing.assert_array_equal(chains[0].tokens, chains[1].tokens)
+        known = length
+    assert chains[0].counts[0] > 0
 
 
 def test_a_batch_drafts_from_the_table(tmp_path):

@@ -137,7 +137,7 @@ class Workspace:
 
     def draft(self, a: int, b: int, nodes: int, depth: int, vocabulary: int) -> Draft:
         """Blend what was asked for last; see `blend`."""
-        self._make_room(nodes)
+        self.make_room(nodes)
         made = _draft(self.words, self.kinds[0], a, b, nodes, depth, vocabulary, self._foreseen, self._share)
         return Draft(*made[:3], source=made[3])
 
@@ -146,7 +146,7 @@ class Workspace:
     ) -> Draft:  # fmt: skip
         """Do what `ask` and `draft` do, in one call."""
         self._foreseen = 0
-        self._make_room(nodes)
+        self.make_room(nodes)
         made = propose_at(self.words, *self.kinds, ids, read, known, reach, nodes, depth, vocabulary)
         return Draft(*made[:3], source=made[3])
 
@@ -169,7 +169,8 @@ class Workspace:
         top, foreseen = told or _NOTHING_TOLD, (self._foreseen, self._share)
         return float(_learn(self.words, self.kinds[0], a, b, tokens, draft, top, asked, *foreseen))
 
-    def _make_room(self, nodes: int) -> None:
+    def make_room(self, nodes: int) -> None:
+        """Have room for drafts of so many nodes."""
         if nodes > self._most_nodes:
             self._most_nodes = nodes
             self._at.put(_NODES, [np.empty(nodes, np.int32) for _ in range(4)])
@@ -340,10 +341,9 @@ def propose_at(
     words: I64, token: Any, symbol: Any, ids: TokenIds, read: int, known: int, reach: int, nodes: int, depth: int,
     vocabulary: int,
 ) -> tuple[IntArray, IntArray, FloatArray, npt.NDArray[np.uint8]]:  # fmt: skip
-    """Do what `Workspace.propose` says with the workspace whose words these are, of the kinds that it names.
+    """Do what `Workspace.propose` says with the workspace whose words these are; return what makes a draft.
 
-    Returns:
-        Tokens, parents, score and source, as in `Blended`.
+    The workspace must have room for so many nodes.
     """
     _ask(words, symbol, ids, read, known, reach)
     before = int(ids[-2]) if len(ids) > 1 else NO_TOKEN

@@ -78,6 +78,7 @@ class MixtureBatch:
         ):
             if slot not in self._blenders:
                 self._blenders[slot] = blender = self._drafter.blender(self._segments)
+                blender.workspace.make_room(max(self._options.tree_nodes, self._most))
                 self._where[slot] = blender.workspace.words.__array_interface__["data"][0]
             if batch.depth[i] > 0:
                 known[i] = self._blenders[slot].make_room(batch.token_ids[row, :length], int(self._read[slot]))
