@@ -151,6 +151,27 @@ def test_large_trees_of_auto_have_room(store):
     assert chains[0].counts[0] > 0
 
 
+@pytest.mark.parametrize("method", ["rest", "auto"])
+def test_segments_with_longer_places_are_searched_too(store, method, monkeypatch):
+    """As one of over two billion tokens has them."""
+
+    def made():
+        drafter = make_drafter(method, {"store": store, "learn": "off"}, Resources(VOCABULARY))
+        first, second = drafter.library.segments()
+        longer = second._replace(suffixes=second.suffixes.astype(np.int64))
+        monkeypatch.setattr(drafter.library, "segments", lambda: [first, longer])
+        return drafter
+
+    ids, lengths = text(51, 200), growing(1, 20, 20)
+    expected = drafts_alone(make_drafter(method, {"store": store, "learn": "off"}, Resources(VOCABULARY)), ids, lengths)
+    assert drafts_alone(made(), ids, lengths) == expected
+    server = Server([ids])
+    requests = RequestDrafter(made(), vocabulary=VOCABULARY, most=MOST, rows=1, longest=LONGEST)
+    for length, chain in zip(lengths, expected, strict=True):
+        assert requests.propose(server.show([length]), server.lengths, server.token_ids) == [chain]
+    assert sum(map(len, expected)) > 50
+
+
 def test_a_batch_drafts_from_the_table(tmp_path):
     texts = [text(seed, 200, trigram_tables.VOCABULARY) for seed in range(3)]
     path, tokenizer = tmp_path / "a.trigrams", trigram_tables.word_tokenizer()

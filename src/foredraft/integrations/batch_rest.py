@@ -67,9 +67,13 @@ class _Settings(NamedTuple):
     least: float
 
 
-def fits(options: RestOptions) -> bool:
-    """Say whether a drafter with these options can be batched: nothing shared, and not the published rule."""
-    return options.weighting != "published" and options.learn != "shared"
+def fits(options: RestOptions, segments: Sequence[SuffixArrays]) -> bool:
+    """Say whether a drafter can be batched: nothing shared, not the published rule, and segments of one type.
+
+    One of over two billion tokens has longer places than the others.
+    """
+    alike = len({text.suffixes.dtype for text in segments}) <= 1
+    return alike and options.weighting != "published" and options.learn != "shared"
 
 
 class RestBatch:

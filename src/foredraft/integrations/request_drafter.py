@@ -137,8 +137,8 @@ def batched(drafter: Any, vocabulary: int, most: int, slots: int, options: Chain
     context = DraftContext(vocabulary, max_nodes=max(options.tree_nodes, most))
     if isinstance(drafter, AdaptixDrafter) and batch_adaptix.fits(drafter.options):
         return AdaptixBatch(drafter, slots, vocabulary, most, options)
-    if isinstance(drafter, RestDrafter) and batch_rest.fits(drafter.options):
-        return RestBatch(drafter.options, drafter.library.segments(), slots, most, options)
+    if isinstance(drafter, RestDrafter) and batch_rest.fits(drafter.options, segments := drafter.library.segments()):
+        return RestBatch(drafter.options, segments, slots, most, options)
     if isinstance(drafter, MixtureDrafter) and batch_mixture.fits(drafter):
         return MixtureBatch(drafter, drafter.library.segments(), slots, vocabulary, most, options)
     if isinstance(drafter, PromptLookupDrafter):
