@@ -25,8 +25,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "rest without a store": {"store": "none"},
     "prompt_lookup": {},
     "auto": {},
-    "auto, 16 nodes": {"tree_nodes": 16},
     "auto, 8 nodes": {"tree_nodes": 8},
+    "auto, 32 nodes": {"tree_nodes": 32},
 }
 
 

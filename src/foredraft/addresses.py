@@ -44,11 +44,16 @@ class Addresses:
             self.words[_WORDS * number : _WORDS * (number + 1)] = _words(array)
 
 
+def address_of(array: Array) -> int:
+    """Return where an array's memory begins."""
+    address: int = array.__array_interface__["data"][0]  # `array.ctypes` imports something, and takes longer
+    return address
+
+
 def _words(array: Array) -> tuple[int, int, int]:
     assert array.flags.c_contiguous, "only contiguous arrays can be told by their address"
     assert array.ndim in (1, 2), "an array is told with the length of a row, not more"
-    address: int = array.__array_interface__["data"][0]  # `array.ctypes` imports something, and takes longer
-    return address, len(array), array.shape[1] if array.ndim == 2 else 1
+    return address_of(array), len(array), array.shape[1] if array.ndim == 2 else 1
 
 
 if config.DISABLE_JIT:  # type: ignore[attr-defined]  # numba sets its settings at run time

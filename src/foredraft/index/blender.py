@@ -56,7 +56,6 @@ class Blender:
         self._own_room, self._learned_room = len(self._own.symbols), _room_in(self._learned)
         inner = prior_inner_trust(inner_strength)
         self.workspace = Workspace(options, self._own, table, self._learned, trust, inner, segments)
-        self.workspace.hold(shared=self._shared)
 
     def ask(self, ids: TokenIds, shared: RecentText | None, depth: int) -> None:
         """Go on to the end of `ids`, int64[n], and find what followed the last tokens wherever they occur.
@@ -69,13 +68,9 @@ class Blender:
         self.workspace.ask(ids, *self._reading(ids, shared), self.reach(depth))
         self._asked = True
 
-    def propose(
-        self, ids: TokenIds, shared: RecentText | None, nodes: int, depth: int, vocabulary: int
-    ) -> Draft:  # fmt: skip
+    def propose(self, ids: TokenIds, shared: RecentText | None, nodes: int, depth: int, vocabulary: int) -> Draft:
         """Do what `ask` and `draft` do, in one compiled call."""
-        made = self.workspace.propose(
-            ids, *self._reading(ids, shared), self.reach(depth), nodes, depth, vocabulary
-        )  # fmt: skip
+        made = self.workspace.propose(ids, *self._reading(ids, shared), self.reach(depth), nodes, depth, vocabulary)
         self._asked = True
         return made
 
@@ -102,8 +97,6 @@ class Blender:
             The probability that all but a draft model gave the first of the written tokens; None if nothing was asked.
         """
         asked, self._asked = self._asked, False
-        if not asked and verdict.top_tokens is None:
-            return None  # as behind most plain steps
         told = told_by(verdict) if self._options.feedback_weight else None
         if told is not None:
             self._make_room(len(told[0]))

@@ -20,7 +20,7 @@ from foredraft.index.backoff import Trust
 from foredraft.index.blend import Blended, Counts, InnerTrust, blend, learn_written, with_foresight
 from foredraft.index.learned import NO_TOKEN, LearnedArrays, Told, learn_distributions, learn_text, row_contexts
 from foredraft.index.lookup import Question, retrieve
-from foredraft.index.recent_text import RecentText, append
+from foredraft.index.recent_text import NO_TEXT, RecentText, append
 from foredraft.index.retrieval import Levels, Rows, gather_from_store
 from foredraft.index.successors import Trust as CountsTrust
 from foredraft.index.suffix_array import SuffixArrays, follow
@@ -106,7 +106,7 @@ class Workspace:
         ]  # fmt: skip
         trusts: list[I64 | F64] = [trust.hits.reshape(-1), trust.passes.reshape(-1), *inner, numbers]
         stored = [array for text in segments for array in text]
-        self._at = Addresses([*own, *own, *table, *learned, *trusts, ranges, sizes, *scratch, *stored])
+        self._at = Addresses([*own, *NO_TEXT, *table, *learned, *trusts, ranges, sizes, *scratch, *stored])
         self.words = self._at.words
 
     def hold(
@@ -143,7 +143,7 @@ class Workspace:
 
     def propose(
         self, ids: TokenIds, read: int, known: int, reach: int, nodes: int, depth: int, vocabulary: int
-    ) -> Draft:  # fmt: skip
+    ) -> Draft:
         """Do what `ask` and `draft` do, in one call."""
         self._foreseen = 0
         self.make_room(nodes)

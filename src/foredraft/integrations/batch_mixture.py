@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit, prange
 
-from foredraft.addresses import array_at
+from foredraft.addresses import address_of, array_at
 from foredraft.drafters.mixture import MixtureDrafter
-from foredraft.graph.tree import FloatArray, IntArray, best_chain
+from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.index.blender import Blender
 from foredraft.index.learned import NO_TOKEN
 from foredraft.index.suffix_array import SuffixArrays
 from foredraft.index.workspace import credit_at, propose_at
-from foredraft.integrations.batches import I64, Batch, ChainOptions, Chains
+from foredraft.integrations.batches import I64, Batch, ChainOptions, Chains, write_chain
 
 
 def fits(drafter: MixtureDrafter) -> bool:
@@ -79,7 +79,7 @@ class MixtureBatch:
             if slot not in self._blenders:
                 self._blenders[slot] = blender = self._drafter.blender(self._segments)
                 blender.workspace.make_room(max(self._options.tree_nodes, self._most))
-                self._where[slot] = blender.workspace.words.__array_interface__["data"][0]
+                self._where[slot] = address_of(blender.workspace.words)
             if batch.depth[i] > 0:
                 known[i] = self._blenders[slot].make_room(batch.token_ids[row, :length], int(self._read[slot]))
         return known
@@ -101,10 +101,7 @@ def _draft_row(
     tokens, parents, score, _source = propose_at(
         words, token, symbol, tail, read - start, known - start, reach, max(nodes, depth), depth, vocabulary
     )
-    kept = best_chain(parents, score, depth, least)
-    for place in range(len(kept)):
-        chain[place], scores[place] = tokens[kept[place]], score[kept[place]]
-    return len(kept)
+    return write_chain(tokens, parents, score, depth, least, chain, scores)
 
 
 @njit(cache=True, parallel=True)

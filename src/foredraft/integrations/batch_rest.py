@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit, prange
 
 from foredraft.drafters.rest import STRENGTH, RestOptions
-from foredraft.graph.tree import FloatArray, IntArray, best_chain
+from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.index.backoff import F64, UNFORESEEN, Trust, learn_trust, prior_trust
 from foredraft.index.lookup import Question, retrieve
 from foredraft.index.prefixes import best_nodes
@@ -19,7 +19,7 @@ from foredraft.index.recent_text import NO_TEXT, RecentText, append, empty_text
 from foredraft.index.retrieval import Levels, Rows, gather_from_store
 from foredraft.index.suffix_array import Places, SuffixArrays, Symbols, follow
 from foredraft.integrations.arena import Arena
-from foredraft.integrations.batches import I64, Batch, ChainOptions, Chains
+from foredraft.integrations.batches import I64, Batch, ChainOptions, Chains, write_chain
 
 _UNIT = 256
 
@@ -235,10 +235,7 @@ def _draft_row(
     levels, rows = _retrieved(segments, text, nothing, ranges, own, settings, context, depth)
     _remember(asked, slot, levels, rows)
     tokens, parents, scores = best_nodes(rows, max(settings.nodes, depth), settings.doubt)
-    kept = best_chain(parents, scores, depth, settings.least)
-    for place in range(len(kept)):
-        chain[place], chain_scores[place] = tokens[kept[place]], scores[kept[place]]
-    return len(kept)
+    return write_chain(tokens, parents, scores, depth, settings.least, chain, chain_scores)
 
 
 @njit(cache=True, parallel=True)

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Drafter, Drafting, SequenceView, Verdict
 from foredraft.control.measured import guessed_scores
@@ -75,6 +76,18 @@ class ChainOptions:
 
     tree_nodes: int = 32
     least_probability: float = 0.0
+
+
+@njit(cache=True)
+def write_chain(
+    tokens: IntArray, parents: IntArray, score: FloatArray, depth: int, least: float, chain: IntArray,
+    scores: FloatArray,
+) -> int:  # fmt: skip
+    """Write a tree's best path and its scores into `chain` and `scores`, see `best_chain`; return its length."""
+    kept = best_chain(parents, score, depth, least)
+    for place in range(len(kept)):
+        chain[place], scores[place] = tokens[kept[place]], score[kept[place]]
+    return len(kept)
 
 
 class BatchDrafting(Protocol):
