@@ -32,7 +32,7 @@ MOST_ROWS = 256
 """Passes of more rows are prefill, and run as they are."""
 
 EAGER = "eager"
-_FORMAT = 2
+_FORMAT = 3
 _RECORD = "compiled.json"
 _FOLDER = "compiled"
 
@@ -42,7 +42,7 @@ class PackageRecord:
     """One compiled package, as the record beside it tells.
 
     Attributes:
-        name: `one` row, or `several`.
+        name: for `any` number of rows, or for `one`.
         file: its name in the folder.
         sha256: of its bytes.
         least_rows: the fewest rows it takes.

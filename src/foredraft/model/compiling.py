@@ -1,16 +1,16 @@
 """Compile a model's forward ahead of time for this machine, and keep the packages in the cache folder.
 
-Two packages cover what generation asks for: one row (plain decoding, and steps without a draft), and several rows. Both
-are made of the same kernels, in which a row comes out the same to the last bit whatever rows stand beside it. Each is
-timed against the model itself, so that the slower one is never used. Knows torch's exporter and compiler. Does not know
-who calls the result.
+One package covers what generation asks for, made of kernels in which a row comes out the same to the last bit whatever
+rows stand beside it; so plain and drafted steps find the same weights in the processor's cache. Where a row alone comes
+out otherwise, it has a package of its own. Each is timed against the model itself, so that the slower one is never
+used. Knows torch's exporter and compiler. Does not know who calls the result.
 """
 
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
@@ -22,6 +22,7 @@ import torch
 from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
 from foredraft.errors import ForedraftError, UsageError, told
 from foredraft.model.attention_kernel import register_attention_kernel
+from foredraft.model.blocking import own_blocking
 from foredraft.model.compiled import (
     EAGER,
     MOST_ROWS,
@@ -38,6 +39,7 @@ from foredraft.model.compiled import (
 )
 from foredraft.model.functional import FunctionalForward, compiled_attention
 from foredraft.model.int8_kernel import register_int8_kernel
+from foredraft.model.lowering import angles_once, merge_products
 from foredraft.model.micro_kernel import own_micro_kernel
 from foredraft.model.quantized import INT8, dtype_name
 from foredraft.model.support import inspect
@@ -52,13 +54,19 @@ _REPEATS = 3
 _TRIED_ROWS = 11
 _DTYPES = ("float32", "bfloat16", INT8)
 
+_LEAST_SHARED = 16 * 1024
+"""Numbers of each thread from which on what is made of them one by one is divided among threads.
+
+torch's 512 has two threads meet twelve times a layer for a draft of four rows, which takes longer than the numbers do.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
     """One way to compile; the first that succeeds is taken.
 
     Attributes:
-        own: whether with kernels of our own for products and attention, or with those that torch's compiler writes.
+        own: whether with kernels and rewritings of our own, or with what torch's compiler writes.
         backends: what products may be made of: "CPP" are kernels, "ATEN" calls into the vendor's library.
     """
 
@@ -90,7 +98,8 @@ class Package:
     most_rows: int
 
 
-PACKAGES = (Package("one", 1, 1, 1), Package("several", 4, 2, MOST_ROWS))
+ANY = Package("any", 4, 2, MOST_ROWS)  # the exporter takes a dimension that may be 1 for a constant
+ONE = Package("one", 1, 1, 1)
 
 Progress = Callable[[float, str], None]
 
@@ -178,27 +187,33 @@ def compile_forward(
         folder = compiled_folder(model, cache)
         folder.mkdir(parents=True, exist_ok=True)
         record = None if again else read_record(folder)
-        done = {package.name: package for package in record.packages} if record is not None else {}
         subject = _Subject(model)
-        missing = [package for package in PACKAGES if package.name not in done]
-        for number, package in enumerate(missing):
-            if done and seconds is not None and perf_counter() - start > seconds:
-                break
-            tell(number / len(missing), f"compiling the forward for {_rows(package)}")
-            path = _compiled(subject, package, folder)
-            done[package.name] = package_record(path, package.name, (package.least_rows, package.most_rows))
-            record = _time(subject, folder, tuple(done.values()))  # from now on others can use it
-        if not missing:
+        if record is not None:
             tell(0.0, "timing what was compiled earlier")
-            record = _time(subject, folder, tuple(done.values()))
+            record = _time(subject, folder, record.packages)
+        for share, package in ((0.0, ANY), (0.5, ONE)):
+            packages = record.packages if record is not None else ()
+            late = packages and seconds is not None and perf_counter() - start > seconds
+            if late or any(each.name == package.name or each.least_rows == 1 for each in packages):
+                continue
+            tell(share, f"compiling the forward for {package.name} row{'s' * (package is ANY)}")
+            path = _compiled(subject, package, folder)
+            described = package_record(path, package.name, (package.least_rows, package.most_rows))
+            record = _time(subject, folder, (*packages, described))  # from now on others can use it
     assert record is not None  # the first package is compiled whatever the time
     return folder, record
 
 
 def _time(subject: _Subject, folder: Path, packages: tuple[PackageRecord, ...]) -> CompiledRecord:
-    """Time every package and the model itself, try whether rows come out alike, and keep what was found."""
+    """Try whether rows come out alike, time every package and the model itself, and keep what was found.
+
+    Where a row alone comes out of the package for any number as it does beside others, that package takes it too.
+    """
     loaded = {package.name: load_package(folder / package.file) for package in packages}
-    record = CompiledRecord(packages, _TIMED_ROWS, _timed(subject, loaded), _same_bits(subject, loaded))
+    alike = _same_bits(subject, loaded)
+    least = 1 if alike and ONE.name not in loaded else ANY.least_rows
+    takes = tuple(replace(package, least_rows=least) if package.name == ANY.name else package for package in packages)
+    record = CompiledRecord(takes, _TIMED_ROWS, _timed(subject, takes, loaded), alike)
     write_record(folder, record)
     return record
 
@@ -248,10 +263,6 @@ def _as_sentence() -> Iterator[None]:
         ) from error
 
 
-def _rows(package: Package) -> str:
-    return "one row" if package.most_rows == 1 else f"{package.name} rows"
-
-
 def _compiled(subject: _Subject, package: Package, folder: Path) -> Path:
     """Compile one package; the file is there whole or not at all."""
     path = folder / f"{package.name}.pt2"
@@ -274,17 +285,22 @@ def _compile(subject: _Subject, package: Package, attempt: _Attempt, path: Path)
     """Trace a package and compile it in one way, into `path`."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
 
-    options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": attempt.backends}
+    options = {
+        "freezing": True, "max_autotune": True, "max_autotune_gemm_backends": attempt.backends,
+        "cpp.min_chunk_size": _LEAST_SHARED,
+    }  # fmt: skip
     with ExitStack() as contexts:
         contexts.enter_context(torch.no_grad())
         if attempt.own:
             register_attention_kernel()
             register_int8_kernel()
-            contexts.enter_context(own_micro_kernel())
-            contexts.enter_context(compiled_attention(subject.config))
+            for ours in (own_micro_kernel(), own_blocking(), angles_once(), compiled_attention(subject.config)):
+                contexts.enter_context(ours)
         program = torch.export.export(
             subject.forward, subject.arguments(package.rows), strict=False, dynamic_shapes=subject.dynamic(package)
         )
+        if attempt.own:
+            merge_products(program)
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
 
 
@@ -309,10 +325,12 @@ def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
 
 
 @torch.inference_mode()
-def _timed(subject: _Subject, packages: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+def _timed(
+    subject: _Subject, packages: tuple[PackageRecord, ...], loaded: Mapping[str, Any]
+) -> dict[str, tuple[float, ...]]:
     """Return the least seconds of passes of each of the timed row counts, of the model itself and of each package."""
-    takes = {package.name: (package.least_rows, package.most_rows) for package in PACKAGES}
-    least = {name: np.full(len(_TIMED_ROWS), np.inf) for name in (EAGER, *packages)}
+    takes = {package.name: (package.least_rows, package.most_rows) for package in packages}
+    least = {name: np.full(len(_TIMED_ROWS), np.inf) for name in (EAGER, *loaded)}
     for place, rows in enumerate(_TIMED_ROWS):
         arguments = subject.arguments(rows)
         flat = _flat(arguments)
@@ -322,7 +340,7 @@ def _timed(subject: _Subject, packages: Mapping[str, Any]) -> dict[str, tuple[fl
                     continue
                 for _ in range(_REPEATS):  # as when steps follow each other: the first one finds others' weights cached
                     start = perf_counter()
-                    subject.forward(*arguments) if name == EAGER else run_package(packages[name], list(flat))
+                    subject.forward(*arguments) if name == EAGER else run_package(loaded[name], list(flat))
                     times[place] = min(times[place], perf_counter() - start)
     # more rows that took less time show that the fewer were disturbed
     return {name: _never_falling(times) for name, times in least.items()}
@@ -331,22 +349,21 @@ def _timed(subject: _Subject, packages: Mapping[str, Any]) -> dict[str, tuple[fl
 @torch.inference_mode()
 def _same_bits(subject: _Subject, packages: Mapping[str, Any]) -> bool:
     """Run a chain of rows at once, and the same rows one by one; say whether scores and states are the same."""
-    if len(packages) < len(PACKAGES):
-        return False
     together, alone = subject.arguments(_TRIED_ROWS), subject.arguments(_TRIED_ROWS)
     noise = torch.Generator().manual_seed(0)
     for ours, theirs in zip(chain(*together[-2:]), chain(*alone[-2:]), strict=True):
         ours.copy_(torch.randn(ours.shape, generator=noise))
         theirs.copy_(ours)
     together[0].copy_(torch.randint(0, subject.config.get_text_config().vocab_size, (1, _TRIED_ROWS), generator=noise))
-    several = run_package(packages["several"], _flat(together))
+    several = run_package(packages[ANY.name], _flat(together))
+    alone_by = packages.get(ONE.name, packages[ANY.name])
     ones = []
     for row in range(_TRIED_ROWS):
         token, position, masks, slots = subject.arguments(1)[:4]
         token[0, 0], position[0, 0] = together[0][0, row], _CONTEXT + row
         seen = [mask.new_zeros(1, 1, 1, _CONTEXT + row + 1) for mask in masks]
         places = [slot + row for slot in slots]
-        ones.append(run_package(packages["one"], _flat((token, position, seen, places, *alone[-2:])))[0].clone())
+        ones.append(run_package(alone_by, _flat((token, position, seen, places, *alone[-2:])))[0].clone())
     states = zip(chain(*together[-2:]), chain(*alone[-2:]), strict=True)
     return torch.equal(several, torch.stack(ones)) and all(torch.equal(ours, theirs) for ours, theirs in states)
 

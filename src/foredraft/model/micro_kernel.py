@@ -4,8 +4,8 @@ What torch's compiler writes in its place keeps its sums in memory and not in re
 more, and widens bfloat16 one number at a time; the vendor's library multiplies bfloat16 at half the rate of float32 on
 many processors without a matrix unit. This one widens both sides to float32 and asks for the weights ahead of their
 use, so that a row of a draft costs arithmetic and not much else; where bfloat16 is multiplied more quickly by pairs, it
-is (paired_kernel.py). Knows torch's compiler's interface for such kernels. Does not
-know models, or how the product is divided among threads and caches, which stays the compiler's.
+is (paired_kernel.py). Knows torch's compiler's interface for such kernels. Does not know models, or how the product is
+divided among threads and caches (blocking.py).
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ from foredraft.model.paired_kernel import PAIRED_SOURCE, pairs_are_quicker
 _WIDEST_PADDING = 1 / 16
 """Weights are cut into strips of columns; the last one is filled up with zeros, which take time too."""
 
-_AHEAD = 24
-"""How many lines of a strip weights are asked for ahead of their use; 16 to 64 were alike, and better than none."""
+_BYTES_AHEAD = 9 * 1024
+"""Weights are asked for so far ahead of their use: 2 KiB are too few where the cache is shared, 18 no better."""
 
 
 @contextmanager
@@ -65,13 +65,15 @@ def _kernel_class(source: str, *, paired: bool = False) -> Any:
     common: Any = kernels.CppMicroGemm  # torch leaves it without annotations
 
     class OwnMicroGemm(common):  # type: ignore[misc]  # torch's interface: it asks for a subclass
+        own = True  # blocking.py asks for it
+
         def codegen_define(self, kernel: Any) -> str:
             rendered: str = KernelTemplate._template_from_string(source).render(  # noqa: SLF001  # what torch's own call
                 declare_kernel=self.get_kernel_declaration(),
                 kernel=kernel,
                 block_m=self.register_blocking.block_m,
                 block_n=self.register_blocking.block_n,
-                ahead=_AHEAD,
+                ahead=_BYTES_AHEAD // (self.register_blocking.block_n * self.input2_dtype.itemsize),
                 **self.get_common_options(),
             )
             return rendered
