@@ -13,12 +13,16 @@ import torch
 from torch.library import custom_op
 
 from foredraft.model.kernel_template import kernel_call, source_beside
+from foredraft.model.paired_kernel import pairs_are_quicker
 
 QUERIES = 4
 """Query rows that are scored side by side, so that each key is read once for all of them."""
 
 LANES = 16
 """The size of a head must be a multiple of this: the most numbers that a vector register holds."""
+
+_WIDEST = 512
+"""Bits of such a register; there are enough of them then to score four slots for each of four queries at once."""
 
 
 @custom_op("foredraft::attend", mutates_args=())
@@ -72,6 +76,7 @@ def _lowered(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Any
     dtype, width = query.get_dtype(), heads * size
     precise = torch.promote_types(dtype, torch.float32)
     bits = pick_vec_isa().bit_width() or 256  # torch's vectors have this size also where there are no instructions
+    paired = dtype == torch.bfloat16 and bits == _WIDEST and size % (2 * LANES) == 0 and pairs_are_quicker()
     return kernel_call(
         "attend",
         source_beside(__file__),
@@ -82,6 +87,10 @@ def _lowered(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Any
         at_once=_at_once(int(size) * precise.itemsize * 8 // bits, bits),
         scaling=repr(float(scaling)),
         vector_bits=bits,
+        side_by_side=bits == _WIDEST and precise == torch.float32,
+        paired=paired,
+        numbers=2 * LANES if paired else LANES,
+        query_t=DTYPE_TO_CPP[dtype if paired else precise],
         input_t=DTYPE_TO_CPP[dtype],
         sum_t=DTYPE_TO_CPP[precise],
         restrict_keyword=get_restrict_keyword(),
@@ -90,5 +99,5 @@ def _lowered(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Any
 
 def _at_once(vectors: int, bits: int) -> int:
     """Return how many of a value's vectors are summed at once: as many as divide it and fit into the registers."""
-    most = ((32 if bits == 512 else 16) - 2) // (QUERIES + 1)
+    most = ((32 if bits == _WIDEST else 16) - 2) // (QUERIES + 1)
     return max(count for count in range(1, most + 1) if vectors % count == 0)

@@ -1,0 +1,80 @@
+"""Products of compiled forwards: ours divide them among threads, and make one of those that take the same rows."""
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor import aoti_compile_and_package
+
+from foredraft.model.blocking import own_blocking
+from foredraft.model.compiled import load_package
+from foredraft.model.lowering import merge_products
+from foredraft.model.micro_kernel import own_micro_kernel
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
+
+# as many strips of columns as threads or more; fewer, so that rows are divided too; deeper than half of a cache
+SHAPES = ((96, 640), (64, 30), (6016, 48))
+
+
+class Products(nn.Module):
+    """Products of the first numbers of each row by weights of several shapes."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(*shape, bias=False, dtype=dtype) for shape in SHAPES)
+
+    def forward(self, rows):
+        return tuple(layer(rows[:, : layer.in_features]) for layer in self.layers)
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_products_are_right_however_they_are_divided(dtype, threads, tmp_path):
+    torch.manual_seed(threads)
+    model, rows = Products(dtype).eval(), torch.randn(256, max(depth for depth, _ in SHAPES)).to(dtype)
+    any_rows = torch.export.Dim("rows", min=2, max=256)
+    path = tmp_path / "products.pt2"
+    options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
+    with torch.no_grad(), own_micro_kernel(), own_blocking():
+        program = torch.export.export(model, (rows[:4],), strict=False, dynamic_shapes=({0: any_rows},))
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+    package = load_package(path)
+    for count in (1, 2, 5, 8, 17, 256):
+        results = package.boxed_run([rows[:count]])
+        for layer, result in zip(model.layers, results, strict=True):
+            expected = rows[:count, : layer.in_features].double() @ layer.weight.double().T
+            assert torch.allclose(result.double(), expected, atol=2e-2, rtol=2e-2)
+
+
+class Attending(nn.Module):
+    """Queries, keys and values of the same rows, with a bias or without, and a gate that is not taken apart."""
+
+    def __init__(self, *, bias):
+        super().__init__()
+        self.queries, self.keys, self.values = (nn.Linear(32, size, bias=bias) for size in (48, 16, 16))
+        self.gate = nn.Linear(32, 8)
+
+    def forward(self, rows):
+        heads = [
+            layer(rows).view(1, -1, layer.out_features // 16, 16) for layer in (self.queries, self.keys, self.values)
+        ]
+        return *heads, self.gate(rows).sigmoid()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_what_is_taken_apart_into_heads_is_one_product_and_nothing_else(bias):
+    torch.manual_seed(7)
+    model, rows = Attending(bias=bias).eval(), torch.randn(1, 5, 32)
+    program = torch.export.export(model, (rows,), strict=False)
+    merge_products(program)
+    linear = [node for node in program.graph.nodes if node.target is torch.ops.aten.linear.default]
+    assert [node.meta["val"].shape[-1] for node in linear] == [80, 8]
+    for ours, theirs in zip(program.module()(rows), model(rows), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
