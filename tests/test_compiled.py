@@ -207,6 +207,20 @@ def test_compiled_rows_are_the_same_to_the_last_bit_in_a_tree_and_alone(cache, d
         assert torch.equal(tree[node + 1], row[0])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
+def test_a_prompt_leaves_the_same_bits_whole_and_token_by_token(cache, dtype):
+    """It is longer than a pass may be, and the first of it goes to a cache that nothing was written to."""
+    target, ids = compiled_target(cache, dtype), prompt_of(MOST_ROWS + 30)
+    whole, apart = target.new_cache(), target.new_cache()
+    target.prefill(ids, whole)
+    for place, token in enumerate(ids):
+        target.forward(lay_out_text(np.array([token]), place), apart)
+        apart.commit([0])
+    assert whole.length == apart.length == len(ids)
+    for ours, theirs in zip(whole.reserved_buffers(0), apart.reserved_buffers(0), strict=True):
+        assert torch.equal(ours[:, :, : len(ids)], theirs[:, :, : len(ids)])
+
+
 @pytest.mark.parametrize(
     "sampling", [{}, {"do_sample": True, "temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"]
 )
@@ -336,7 +350,7 @@ def record_of(**seconds):
         for package in (ANY, ONE)
         if package.name in seconds
     )
-    return CompiledRecord(packages, (1, 4, 16), seconds, same_bits=True)
+    return CompiledRecord(packages, (1, 4, 16), seconds, same_bits=True, shapes=((2, 16), (2, 16)))
 
 
 def test_the_quickest_runs_each_number_of_rows():

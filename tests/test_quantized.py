@@ -13,13 +13,12 @@ from foredraft.api import load
 from foredraft.demo import embedded_path
 from foredraft.errors import ForedraftWarning, UsageError
 from foredraft.graph.layout import lay_out
-from foredraft.model.compiled import EAGER, CompiledForward, CompiledRecord
 from foredraft.model.compiling import compile_forward
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.quantized import Int8Linear, dtype_name, quantize
 from foredraft.model.rounding import relative_error
 from foredraft.model.target import TorchTarget
-from test_compiled import METHODS, SAMPLINGS, written
+from test_compiled import METHODS, SAMPLINGS, always_compiled, written
 from test_families import FAMILIES, configuration, prompt_of, random_tree, tiny_model
 
 
@@ -105,15 +104,12 @@ def test_tree_rows_and_texts_are_those_of_plain_decoding(family):
 
 
 def test_compiled_texts_are_those_of_the_model_as_it_is(tmp_path):
-    """The time is over before the second package: plain steps are compiled, drafts run as the model is."""
     config = configuration("llama")
     config.max_position_embeddings = 1024
     model = quantize(tiny_model(config))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
-        folder, record = compile_forward(model, tmp_path, seconds=0)
-    used = CompiledRecord(record.packages, record.rows, {**record.seconds, EAGER: (1e6,) * len(record.rows)})
-    compiled = TorchTarget(model, CompiledForward(folder, used))
+        compiled = always_compiled(model, *compile_forward(model, tmp_path))
     assert compiled.compiled.package_for(1) is not None
     for sampling in SAMPLINGS:
         expected = written(TorchTarget(model), "none", {}, 0, sampling)

@@ -29,7 +29,7 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 MOST_ROWS = 256
-"""Passes of more rows are prefill, and run as they are."""
+"""Longer prompts are put in by so many tokens at a time."""
 
 EAGER = "eager"
 _FORMAT = 3
@@ -65,12 +65,14 @@ class CompiledRecord:
         rows: ascending row counts that were timed.
         seconds: by package name, and `eager`, the least time of each of `rows`; infinite where it takes no such rows.
         same_bits: whether a row that was tried came out the same, to the last bit, alone and beside others.
+        shapes: for each layer, its key heads and their size.
     """
 
     packages: tuple[PackageRecord, ...]
     rows: tuple[int, ...]
     seconds: dict[str, tuple[float, ...]]
-    same_bits: bool = False
+    same_bits: bool
+    shapes: tuple[tuple[int, int], ...]
 
     def quickest(self) -> list[str]:
         """Return for 0 .. MOST_ROWS rows the name of what runs them in the least time; entry 0 says `eager`."""
@@ -202,6 +204,7 @@ def read_record(folder: Path) -> CompiledRecord | None:
         rows = tuple(int(count) for count in data["rows"])
         seconds = {name: tuple(_number(each) for each in times) for name, times in data["seconds"].items()}
         same_bits = bool(data["same_bits"])
+        shapes = tuple((int(heads), int(size)) for heads, size in data["shapes"])
         sound = data["format"] == _FORMAT and {EAGER, *(package.name for package in packages)} == set(seconds)
     except FileNotFoundError:
         return None
@@ -209,7 +212,7 @@ def read_record(folder: Path) -> CompiledRecord | None:
         raise StoreError(f"The record of compiled forwards {path} is damaged. {_REMEDY}") from error
     if not sound or any(len(times) != len(rows) for times in seconds.values()):
         raise StoreError(f"The record of compiled forwards {path} is damaged. {_REMEDY}")
-    return CompiledRecord(packages, rows, seconds, same_bits)
+    return CompiledRecord(packages, rows, seconds, same_bits, shapes)
 
 
 def write_record(folder: Path, record: CompiledRecord) -> None:

@@ -15,7 +15,7 @@ from foredraft.model.kernel_template import kernel_call, source_beside
 ROWS, VECTORS, LANES = 8, 3, 16
 """Rows times vectors of 16 sums that fill the registers, with the weights and a row's numbers beside them."""
 
-_AHEAD = 24  # groups of four, by which weights are asked for before their use, as in the micro-kernel
+_AHEAD = 48  # groups of four, by which weights are asked for before their use: 9 KiB, as in the micro-kernel
 _FOUR = 4  # numbers that one instruction multiplies and adds
 
 

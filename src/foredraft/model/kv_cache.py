@@ -192,6 +192,17 @@ class TreeCache(Cache):
         """Return how many tokens are committed."""
         return self._length
 
+    def take_shapes(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
+        """Lay out every layer before anything is written to it, on the CPU.
+
+        Args:
+            shapes: for each layer, its key heads and their size.
+            dtype: of keys and values.
+        """
+        for layer, (heads, size) in zip(self._tree_layers, shapes, strict=True):
+            nothing = torch.empty(1, heads, 0, size, dtype=dtype)
+            layer.lazy_initialization(nothing, nothing)
+
     def reserve(self, rows: int) -> None:
         """Make room for `rows` more rows, growing full layers and shifting sliding ones when they are full.
 

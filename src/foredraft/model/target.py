@@ -17,7 +17,7 @@ from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import OutOfMemoryError, UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.logits import bits_of
-from foredraft.model.compiled import CompiledForward, run_package
+from foredraft.model.compiled import MOST_ROWS, CompiledForward, run_package
 from foredraft.model.graphs import GraphedForward
 from foredraft.model.kv_cache import Span, TreeCache
 from foredraft.model.mask import attention_mask
@@ -71,7 +71,10 @@ class TorchTarget:
 
     def new_cache(self) -> TreeCache:
         """Return an empty cache for one sequence."""
-        return TreeCache(self.support.windows)
+        cache = TreeCache(self.support.windows)
+        if self.compiled is not None:  # which writes to buffers that are there
+            cache.take_shapes(self.compiled.record.shapes, self.dtype)
+        return cache
 
     def with_model(self, model: Any) -> "TorchTarget":
         """Return a target like this one that runs `model`, of the same configuration; layers.py makes such models."""
@@ -87,10 +90,14 @@ class TorchTarget:
         Raises:
             OutOfMemoryError: there is no memory for them.
         """
-        for start in range(0, len(token_ids), PREFILL_ROWS):
-            chunk = token_ids[start : start + PREFILL_ROWS]
+        compiled = self.compiled is not None and self.compiled.package_for(MOST_ROWS) is not None
+        most = MOST_ROWS if compiled else PREFILL_ROWS
+        for start in range(0, len(token_ids), most):
+            chunk = token_ids[start : start + most]
+            layout = lay_out_text(chunk, cache.length)
             with _memory_told(len(chunk), cache.length):
-                self._run(lay_out_text(chunk, cache.length), cache, last_row_only=True)
+                if self._compiled_logits(layout, cache) is None:
+                    self._run(layout, cache, last_row_only=True)
             cache.commit(range(len(chunk)))
 
     @torch.inference_mode()
@@ -100,11 +107,9 @@ class TorchTarget:
         Raises:
             OutOfMemoryError: there is no memory for the pass, or for the cache to grow.
         """
-        package = self.compiled.package_for(layout.rows) if self.compiled is not None and not hidden else None
         with _memory_told(layout.rows, cache.length):
-            buffers = cache.reserved_buffers(layout.rows, together=True) if package is not None else []
-            if buffers:
-                logits = run_package(package, [*self._compiled_arguments(layout, cache), *buffers])
+            logits = self._compiled_logits(layout, cache) if not hidden else None
+            if logits is not None:
                 return Scores(logits, bits=bits_of(logits))
             if self.graphs is not None and not hidden:
                 scores = self.graphs.forward(layout, cache, lambda: self._run(layout, cache).logits[0])
@@ -132,6 +137,14 @@ class TorchTarget:
             use_cache=True,
             **options,
         )
+
+    def _compiled_logits(self, layout: Layout, cache: TreeCache) -> torch.Tensor | None:
+        """Run a pass with what was compiled; None where the model as it is takes it."""
+        package = self.compiled.package_for(layout.rows) if self.compiled is not None else None
+        buffers = cache.reserved_buffers(layout.rows, together=True) if package is not None else []
+        if not buffers:
+            return None
+        return run_package(package, [*self._compiled_arguments(layout, cache), *buffers])
 
     def _compiled_arguments(self, layout: Layout, cache: TreeCache) -> list[torch.Tensor]:
         """Return what precedes the buffers in the arguments of `FunctionalForward.forward`, flattened."""
