@@ -303,23 +303,42 @@ def test_asking_for_drafts_that_are_worth_nothing_counts_as_time():
 def test_a_text_behind_one_in_which_drafting_did_not_pay_gives_up_sooner():
     hopeless = Draft(np.array([7], np.int32), np.array([-1], np.int32), np.array([1e-5], np.float32))
 
-    def asked_before_resting(beside):
-        control = MeasuredControl(MODERATE, beside=beside)
-        for number in range(100):
+    def times_asked(beside):
+        control, asked = MeasuredControl(MODERATE, beside=beside), 0
+        for _ in range(100):
             budget = control.budget(50)
-            if budget.nodes == 0 and number > 4:  # the first plain step is for reference
-                return number
+            asked += budget.nodes > 0
             draft = control.trim(hopeless, budget) if budget.nodes else EMPTY_DRAFT
             control.observe(Verdict((7,), (), draft, 0), honest(MODERATE)(0, 1), 0.0)
-        return 100
+        return asked
 
     beside = Beside()
-    first = asked_before_resting(beside)
+    first = times_asked(beside)
     assert beside.unpaid == 1
-    assert asked_before_resting(beside) < first
+    assert times_asked(beside) < first
     decide(MeasuredControl(MODERATE, beside=beside), lambda number: 8, honest(MODERATE))
     assert beside.unpaid == 0
-    assert asked_before_resting(beside) == first
+    assert times_asked(beside) == first
+
+
+def test_worthless_drafts_are_borne_with_longer_where_drafting_has_been_saving_steps():
+    """A chain of four that is all accepted, some steps long, and then nothing worth verifying."""
+
+    def worthless_before_resting(good_steps):
+        control = MeasuredControl(MODERATE)
+        for number in range(good_steps + 20):
+            budget = control.budget(50)
+            good = number < good_steps
+            if not good and budget.nodes == 0 and control.budget(50).nodes == 0:
+                return number - good_steps
+            draft = control.trim(chain(4, 0.95 if good else 1e-5), budget) if budget.nodes else EMPTY_DRAFT
+            path = tuple(range(len(draft))) if good else ()
+            tokens = tuple(range(10 * number, 10 * number + len(path) + 1))  # nothing repeats itself, which ends rests
+            beside = 0.3 * MODERATE.seconds[0] if budget.nodes else 0.0  # what asking takes
+            control.observe(Verdict(tokens, path, draft, 0), honest(MODERATE)(0, len(draft) + 1), beside, beside)
+        return 20
+
+    assert 2 <= worthless_before_resting(0) < worthless_before_resting(40) <= 9
 
 
 def test_a_run_of_drafted_steps_is_begun_only_for_more_than_it_is_gone_on_with_for():

@@ -31,7 +31,8 @@ _ENOUGH_TOKENS = 20.0  # of recent steps in which the drafter was asked, before 
 _ENOUGH_TOKENS_AGAIN = 10.0  # the same after a rest, until drafting has paid
 _FADE = 0.8  # what is left of the evidence against drafting after a rest
 _REFERENCE_EVERY, _FIRST_REFERENCE = 64, 4  # drafted steps between plain ones taken for reference, and before the first
-_MOST_WORTHLESS = 8  # drafts in a row without a node worth verifying, before drafting rests
+_FEWEST_WORTHLESS, _MOST_WORTHLESS = 2, 8  # drafts in a row without a node worth verifying, before drafting rests
+_ENOUGH_ASKED = 4  # steps in which the drafter was asked, before a text speaks against drafting in those after it
 _MOST_WORTHLESS_AGAIN = 1  # the same after a rest, until drafting has paid
 _SHORTEST_REST, _LONGEST_REST = 8, 64  # plain steps before drafting is tried again
 _MOST_FIRST_REST = 3  # doublings of the shortest rest with which a text begins
@@ -130,6 +131,7 @@ class MeasuredControl:
         self._repetition = Repetition(prompt)
         self._wakes_at = _REPEATED_TOKENS  # repeated tokens in a row
         self._asks = False  # whether the drafter was asked in this step
+        self._times_asked = 0  # in this text
         self._tokens = self._seconds = 0.0  # of recent steps in which it was
         self._runs = False  # whether the last step was drafted
         self._knows_pace = False  # whether a drafted step behind another told it
@@ -143,6 +145,7 @@ class MeasuredControl:
         self._asks = depth > 0 and self._rest == 0 and self._since_plain < _REFERENCE_EVERY
         if not self._asks:
             return Budget(0, max(depth, 0))
+        self._times_asked += 1
         return Budget(min(self._most_nodes, max(_FEWEST_ASKED, int(2 * self._worth))), depth)
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
@@ -158,7 +161,7 @@ class MeasuredControl:
         best = best_count(score, self._evidence, self._cost, *seconds, budget.depth)
         self._worth = min(2.0 * best, self._most_nodes) if best >= budget.nodes else 0.9 * self._worth + 0.1 * best
         self._worthless = self._worthless + 1 if best == 0 else 0
-        if self._worthless >= (_MOST_WORTHLESS_AGAIN if self._has_rested else _MOST_WORTHLESS):
+        if self._worthless >= self._patience():
             self._give_up_for_now()
         return cut(draft, Budget(min(best, budget.nodes), budget.depth), score)
 
@@ -260,6 +263,13 @@ class MeasuredControl:
         pace = self._pace if self._plain_pace is None else self._plain_pace
         return float(pace * self._cost[1] + self._beside.plain)
 
+    def _patience(self) -> int:
+        """Return how many worthless drafts in a row end in a rest: one more for each plain step saved of late."""
+        if self._has_rested:
+            return _MOST_WORTHLESS_AGAIN
+        saved = self._tokens - self._seconds / self._plain_seconds()
+        return int(min(max(_FEWEST_WORTHLESS + saved, _FEWEST_WORTHLESS), _MOST_WORTHLESS))
+
     def _give_up_for_now(self) -> None:
         """Rest, and let what spoke against drafting fade: without drafts it would be believed for ever."""
         self._begin_rest()
@@ -267,8 +277,9 @@ class MeasuredControl:
             np.multiply(each, _FADE, out=each)
 
     def _begin_rest(self) -> None:
-        self._beside.unpaid += not self._is_judged
-        self._is_judged = True
+        if self._times_asked >= _ENOUGH_ASKED or self._beside.unpaid:
+            self._beside.unpaid += not self._is_judged
+            self._is_judged = True
         self._rest = self._next_rest
         self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
         self._tokens = self._seconds = 0.0
