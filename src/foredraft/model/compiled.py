@@ -29,7 +29,7 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 MOST_ROWS = 256
-"""Longer prompts are put in by so many tokens at a time."""
+"""The most that a package takes; longer prompts are put in by so many tokens at a time."""
 
 EAGER = "eager"
 _FORMAT = 3

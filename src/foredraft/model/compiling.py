@@ -187,21 +187,21 @@ def compile_forward(
     with _as_sentence():
         folder = compiled_folder(model, cache)
         folder.mkdir(parents=True, exist_ok=True)
-        record = None if again else read_record(folder)
+        record = earlier = None if again else read_record(folder)
         subject = _Subject(model)
-        if record is not None:
-            tell(0.0, "timing what was compiled earlier")
-            record = _time(subject, folder, record.packages)
-        for share, package in ((0.0, ANY), (0.5, ONE)):
+        for share, package, rows in ((0.0, ANY, "any number of rows"), (0.5, ONE, "one row")):
             packages = record.packages if record is not None else ()
             late = packages and seconds is not None and perf_counter() - start > seconds
             if late or any(each.name == package.name or each.least_rows == 1 for each in packages):
                 continue
-            tell(share, f"compiling the forward for {package.name} row{'s' * (package is ANY)}")
+            tell(share, f"compiling the forward for {rows}")
             path = _compiled(subject, package, folder)
             described = package_record(path, package.name, (package.least_rows, package.most_rows))
             record = _time(subject, folder, (*packages, described))  # from now on others can use it
-    assert record is not None  # the first package is compiled whatever the time
+        assert record is not None  # the first package is compiled whatever the time
+        if record is earlier:
+            tell(0.0, "timing what was compiled earlier")
+            record = _time(subject, folder, record.packages)
     return folder, record
 
 

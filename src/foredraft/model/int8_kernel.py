@@ -11,11 +11,11 @@ import torch
 from torch.library import custom_op
 
 from foredraft.model.kernel_template import kernel_call, source_beside
+from foredraft.model.micro_kernel import BYTES_AHEAD
 
 ROWS, VECTORS, LANES = 8, 3, 16
 """Rows times vectors of 16 sums that fill the registers, with the weights and a row's numbers beside them."""
 
-_AHEAD = 48  # groups of four, by which weights are asked for before their use: 9 KiB, as in the micro-kernel
 _FOUR = 4  # numbers that one instruction multiplies and adds
 
 
@@ -84,5 +84,5 @@ def _lowered(rows: Any, weight: Any) -> Any:
     }
     count, columns = rows.get_size()[0], weight.get_size()[0]
     layout = FixedLayout(rows.get_device(), torch.int32, [count, columns], [columns, 1])
-    filled = {"most_rows": ROWS, "vectors": VECTORS, "ahead": _AHEAD}
+    filled = {"most_rows": ROWS, "vectors": VECTORS, "ahead": BYTES_AHEAD // (VECTORS * LANES * _FOUR)}
     return kernel_call("multiply_int8", source_beside(__file__), inputs, layout, **filled)

@@ -220,8 +220,8 @@ class TreeCache(Cache):
     def reserved_buffers(self, rows: int, *, together: bool = False) -> list[torch.Tensor]:
         """Make room for `rows` more rows, and return the buffers of every layer: all keys, then all values.
 
-        Empty until every layer was written to once, as only then it is known what the buffers look like. Together, they
-        lie in one tensor where that can be, so that a commit moves the rows of all layers at once.
+        Empty until every layer was written to once, or told its shape, as only then it is known what the buffers look
+        like. Together, they lie in one tensor where that can be, so that a commit moves the rows of all layers at once.
         """
         self.reserve(rows)
         if not self._buffers and all(layer.is_initialized for layer in self._tree_layers):

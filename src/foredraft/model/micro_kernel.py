@@ -20,7 +20,7 @@ from foredraft.model.paired_kernel import PAIRED_SOURCE, pairs_are_quicker
 _WIDEST_PADDING = 1 / 16
 """Weights are cut into strips of columns; the last one is filled up with zeros, which take time too."""
 
-_BYTES_AHEAD = 9 * 1024
+BYTES_AHEAD = 9 * 1024
 """Weights are asked for so far ahead of their use: 2 KiB are too few where the cache is shared, 18 no better."""
 
 
@@ -73,7 +73,7 @@ def _kernel_class(source: str, *, paired: bool = False) -> Any:
                 kernel=kernel,
                 block_m=self.register_blocking.block_m,
                 block_n=self.register_blocking.block_n,
-                ahead=_BYTES_AHEAD // (self.register_blocking.block_n * self.input2_dtype.itemsize),
+                ahead=BYTES_AHEAD // (self.register_blocking.block_n * self.input2_dtype.itemsize),
                 **self.get_common_options(),
             )
             return rendered

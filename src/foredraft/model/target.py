@@ -26,7 +26,7 @@ from foredraft.model.rounding import relative_error, within_rounding
 from foredraft.model.support import Support, inspect
 
 PREFILL_ROWS = 512
-"""Prompts are fed in stretches of this many tokens, which bounds the mask's memory."""
+"""Prompts are fed to the model as it is in stretches of this many tokens, which bounds the mask's memory."""
 
 _MASKED_KERNELS = (None, "eager", "sdpa")
 
@@ -141,10 +141,10 @@ class TorchTarget:
     def _compiled_logits(self, layout: Layout, cache: TreeCache) -> torch.Tensor | None:
         """Run a pass with what was compiled; None where the model as it is takes it."""
         package = self.compiled.package_for(layout.rows) if self.compiled is not None else None
-        buffers = cache.reserved_buffers(layout.rows, together=True) if package is not None else []
-        if not buffers:
+        if package is None:
             return None
-        return run_package(package, [*self._compiled_arguments(layout, cache), *buffers])
+        buffers = cache.reserved_buffers(layout.rows, together=True)
+        return run_package(package, [*self._compiled_arguments(layout, cache), *buffers]) if buffers else None
 
     def _compiled_arguments(self, layout: Layout, cache: TreeCache) -> list[torch.Tensor]:
         """Return what precedes the buffers in the arguments of `FunctionalForward.forward`, flattened."""
