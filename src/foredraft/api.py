@@ -263,7 +263,7 @@ class Generator:
             UsageError: what cannot be honoured, before the first token.
             NumericsError: scores from which no token can be chosen.
         """
-        run = self._start(prompt, options)
+        run = self.start(prompt, **options)
         for _ in run.steps():
             pass
         return run.result(self.tokenizer)
@@ -273,7 +273,24 @@ class Generator:
 
         Takes and raises what `generate` does.
         """
-        return Stream(self._start(prompt, options), self.tokenizer)
+        return Stream(self.start(prompt, **options), self.tokenizer)
+
+    def start(self, prompt: Prompt, **options: Any) -> Run:
+        """Begin to write; iterate over the result's `steps()`, and read its `result()` meanwhile or afterwards.
+
+        The run keeps the drafter and the control it began with, so that several can be written by turns.
+
+        Takes and raises what `generate` does.
+        """
+        given = GenerationOptions.parse(options)
+        return self.begin(
+            self.encode(prompt),
+            given.sampling(self.target.vocabulary),
+            max_new_tokens=given.max_new_tokens,
+            eos=given.eos(self.eos_token_ids(), self.target.vocabulary),
+            processors=given.logits_processor,
+            stop=StopStrings(self.tokenizer, given.stops) if given.stops else None,
+        )
 
     def begin(
         self,
@@ -339,17 +356,6 @@ class Generator:
         if given is None:
             return ()
         return (given,) if isinstance(given, int) else tuple(given)
-
-    def _start(self, prompt: Prompt, given: Mapping[str, Any]) -> Run:
-        options = GenerationOptions.parse(given)
-        return self.begin(
-            self.encode(prompt),
-            options.sampling(self.target.vocabulary),
-            max_new_tokens=options.max_new_tokens,
-            eos=options.eos(self.eos_token_ids(), self.target.vocabulary),
-            processors=options.logits_processor,
-            stop=StopStrings(self.tokenizer, options.stops) if options.stops else None,
-        )
 
     def _control(self, seed: int, prompt: TokenIds) -> Control:
         if self.method == "none":

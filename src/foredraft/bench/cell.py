@@ -20,11 +20,7 @@ from foredraft.bench.result_file import write_result
 from foredraft.errors import StoreError, UsageError
 
 FORMAT = "foredraft bench cell"
-VERSION = 1
-NOISY = 0.25
-"""Plain decoding does the same work at every step; where its steps' times spread more than this, the cell is marked."""
-UNEVEN = 1.5
-"""A forward of n rows takes a known time; where one text of a pair had it this much slower than the other, likewise."""
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +35,10 @@ class Writing:
         drafted: nodes verified.
         accepted: drafted tokens emitted.
         prefill_seconds: before the first step; 0 for the peer, which does not tell it apart.
-        decode_seconds: in steps; the peer's are all its seconds.
-        total_seconds: by the clock around the whole call.
-        parts: seconds of draft, forward, verify, commit, other; empty for the peer.
-        step_spread: interquartile range of the forwards' times over their median.
-        slowness: median of the forwards' times over what a pass of as many rows was measured to cost; 0 if not known.
+        decode_seconds: in steps, without those stalled; the peer's are all its seconds.
+        stalled_seconds: in passes that the machine held up, beyond what such a pass takes; 0 for the peer.
+        total_seconds: by the clock, those stalled included.
+        parts: seconds of draft, forward, verify, commit, other, without those stalled; empty for the peer.
     """
 
     token_ids: tuple[int, ...]
@@ -56,8 +51,7 @@ class Writing:
     decode_seconds: float
     total_seconds: float
     parts: Mapping[str, float]
-    step_spread: float
-    slowness: float = 0.0
+    stalled_seconds: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -113,7 +107,6 @@ class Cell:
         counts: what became of the drafts; None for the peer and for a failure.
         example: every step, in the first prompt of each task.
         learned_texts: how many texts a warm drafter had read before.
-        attempts: how often the prompt was written until its pairs were not noisy; the last one counts.
         failure: what it raised, as a sentence; empty where it did not.
     """
 
@@ -126,22 +119,12 @@ class Cell:
     counts: DraftCounts | None = None
     example: tuple[Guesses, ...] = ()
     learned_texts: int = 0
-    attempts: int = 1
     failure: str = ""
 
     @property
     def whole(self) -> tuple[Writing, Writing] | None:
         """Plain decoding and the method, where both were written."""
         return (self.base, self.own) if self.base is not None and self.own is not None else None
-
-    @property
-    def noisy(self) -> bool:
-        """Whether the machine did something else meanwhile, so that the pair cannot be believed by itself."""
-        if self.whole is None:
-            return False
-        base, own = self.whole
-        uneven = base.slowness > 0 and own.slowness > 0 and not 1 / UNEVEN < own.slowness / base.slowness < UNEVEN
-        return base.step_spread > NOISY or uneven
 
     def as_json(self) -> bytes:
         """Return the file's bytes: a line of JSON with its format, its version and a hash of its content."""

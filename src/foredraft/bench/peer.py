@@ -66,5 +66,5 @@ def _write(generator: Generator, prompt: Any, arguments: Mapping[str, Any], peer
         counting.remove()
     return Writing(
         token_ids=new, prompt_tokens=ids.shape[1], steps=forwards, drafting_steps=0, drafted=0, accepted=0,
-        prefill_seconds=0.0, decode_seconds=seconds, total_seconds=seconds, parts={}, step_spread=0.0,
+        prefill_seconds=0.0, decode_seconds=seconds, total_seconds=seconds, parts={},
     )  # fmt: skip

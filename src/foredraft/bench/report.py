@@ -140,7 +140,7 @@ def _row(each: Summary) -> dict[str, Any]:
         "prefill": "-" if math.isnan(each.prefill_seconds) else f"{1e3 * each.prefill_seconds:.0f}",
         "identical": f"{each.identical}/{each.texts}",
         "repeated": f"{each.repeated:.2f}",
-        "noisy": each.noisy,
+        "stalled": "-" if math.isnan(each.prefill_seconds) else f"{each.stalled:.1%}",
     }
 
 

@@ -1,8 +1,8 @@
-"""Paired runs: every method on the same prompts in the same process, in random order, beside plain decoding.
+"""Paired runs: every method on the same prompts in the same process, by turns, beside plain decoding.
 
 Knows prompts, methods and where cells go. Does not know how methods work, and prints nothing. Plain decoding is written
 anew for each prompt that has a cell to measure, so that a pair never spans two processes; whatever order a prompt's
-methods run in follows from the seed and the prompt alone, so a run that was killed and resumed is the same run.
+methods take turns in follows from the seed and the prompt alone, so a run that was killed and resumed is the same run.
 """
 
 import hashlib
@@ -19,12 +19,10 @@ from foredraft.bench.cell import Cell, CellFolder, Place, Writing, settings_name
 from foredraft.bench.environment import Environment, describe_environment, differences
 from foredraft.bench.method import BASE, Method, check_labels, cold_and_warm
 from foredraft.bench.tasks import TaskPrompt
-from foredraft.bench.writer import Write, Written, make_ready
+from foredraft.bench.writer import Begin, Begun, Written, make_ready
 from foredraft.contracts import TokenIds
 from foredraft.errors import StoreError, UsageError, told
 
-_ATTEMPTS = 3
-"""A prompt whose pairs are noisy is written again, all its methods together, this often in all at most."""
 _WARM_TEXTS = 32
 """A warm drafter has read at most this many of the task's earlier texts."""
 
@@ -136,7 +134,7 @@ class _Run:
         self._methods = cold_and_warm(plan.methods)
         check_labels(self._methods)
         self._environment: Environment = describe_environment(generator.target, plan.model)
-        self._ready: dict[str, Write] = {}
+        self._ready: dict[str, Begin] = {}
         self._account = Account()
 
     def go(self, done: Callable[[], None]) -> Account:
@@ -201,10 +199,12 @@ class _Run:
         first = self._plan.prompts[0]
         arguments = {**self._plan.settings[0], "max_new_tokens": 8}
         for method in [Method(BASE, BASE), *self._methods]:
-            write = make_ready(self._generator, method)
-            self._ready.setdefault(method.label, write)
+            begin = make_ready(self._generator, method)
+            self._ready.setdefault(method.label, begin)
             try:
-                write(self._said(first, ()), arguments, ())
+                begun = begin(self._said(first, ()), arguments, ())
+                while begun.go_on():
+                    pass
             except Exception:  # noqa: BLE001, S112  # what it does to its cells is recorded there
                 continue
 
@@ -220,7 +220,7 @@ class _Run:
             missing = [method for method in self._methods if cells[method.label] is None]
             said = self._said(prompt, answers)
             if missing:
-                cells |= self._believable(_Turn(prompt, turn, said, settings, missing, task))
+                cells |= self._write(_Turn(prompt, turn, said, settings, missing, task))
             kept = [cell for cell in cells.values() if cell is not None]
             self._account.cells += kept
             done()
@@ -232,27 +232,10 @@ class _Run:
             task.texts = [*task.texts, text][-_WARM_TEXTS:]
             answers = (*answers, self._generator.tokenizer.decode(base.token_ids, skip_special_tokens=True))
 
-    def _believable(self, turn: _Turn) -> dict[str, Cell]:
-        """Write a turn; where the machine was disturbed, all of it again; keep the last cells."""
-        for attempt in range(1, _ATTEMPTS + 1):
-            cells = {label: replace(cell, attempts=attempt) for label, cell in self._pair(turn).items()}
-            if not any(cell.noisy for cell in cells.values()):
-                break
-        if self._folder is not None:
-            for cell in cells.values():
-                self._folder.write(cell)
-        return cells
-
-    def _pair(self, turn: _Turn) -> dict[str, Cell]:
-        """Write a turn plainly and with every method that is missing, in an order of the turn's own."""
+    def _write(self, turn: _Turn) -> dict[str, Cell]:
+        """Write a turn plainly and with every method that is missing, and keep their cells."""
         prompt, task = turn.prompt, turn.task
-        order: list[Method | None] = [None, *turn.methods]
-        seed = f"{turn.settings['seed']}/{prompt.task}/{prompt.number}/{turn.number}"
-        random.Random(seed).shuffle(order)  # noqa: S311  # an order of runs, not a secret
-        written: dict[str | None, Written | str] = {}
-        for method in order:
-            label = BASE if method is None else method.label
-            written[None if method is None else label] = self._attempt(label, turn)
+        written = self._by_turns(turn)
         base = written.pop(None)
         cells = {}
         for method in turn.methods:
@@ -271,15 +254,37 @@ class _Run:
                 learned_texts=len(task.texts) if method.memory == "warm" else 0,
                 failure=failed[0] if failed else "",
             )
+            if self._folder is not None:
+                self._folder.write(cells[method.label])
         return cells
 
-    def _attempt(self, label: str, turn: _Turn) -> Written | str:
-        """Write a text; return what it raised, as a sentence, where it did."""
-        try:
-            written = self._ready[label](turn.said, turn.arguments, turn.task.texts)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the other cells go on
-            return told(error)
-        self._account.writing_seconds += written.writing.total_seconds
+    def _by_turns(self, turn: _Turn) -> dict[str | None, Written | str]:
+        """Write a turn with all its methods, plainly under None: slice by slice, in an order that is drawn each time.
+
+        In the place of what raised stands the sentence.
+        """
+        seed = f"{turn.settings['seed']}/{turn.prompt.task}/{turn.prompt.number}/{turn.number}"
+        order = random.Random(seed)  # noqa: S311  # an order of runs, not a secret
+        begun: dict[str | None, Begun] = {}
+        written: dict[str | None, Written | str] = {}
+
+        def attempt(label: str | None) -> bool:
+            """Write a slice of a text; return whether there is more."""
+            try:
+                if label not in begun:
+                    begun[label] = self._ready[label or BASE](turn.said, turn.arguments, turn.task.texts)
+                if begun[label].go_on():
+                    return True
+                written[label] = text = begun[label].written()
+                self._account.writing_seconds += text.writing.total_seconds
+            except Exception as error:  # noqa: BLE001  # whatever it is, the other cells go on
+                written[label] = told(error)
+            return False
+
+        unfinished: list[str | None] = [None, *(method.label for method in turn.methods)]
+        while unfinished:
+            order.shuffle(unfinished)
+            unfinished = [label for label in unfinished if attempt(label)]
         return written
 
     def _said(self, prompt: TaskPrompt, answers: tuple[str, ...]) -> Any:

@@ -32,7 +32,7 @@ class Summary:
         method: the label.
         texts: pairs that were written.
         failed: cells whose method raised.
-        noisy: pairs whose times cannot be believed by themselves, see `Cell.noisy`.
+        stalled: share of the method's decode time that the machine held passes up, and that no figure contains.
         identical: texts that are plain decoding's.
         statistics: the counts added up, and their rates: the micro average.
         tokens_per_target_step_macro: mean over texts.
@@ -55,7 +55,7 @@ class Summary:
     method: str
     texts: int
     failed: int
-    noisy: int
+    stalled: float
     identical: int
     statistics: Statistics
     tokens_per_target_step_macro: float
@@ -148,7 +148,7 @@ def _summary(task: str, group: Sequence[Cell]) -> Summary:
         method=group[0].place.method,
         texts=len(pairs),
         failed=sum(bool(cell.failure) for cell in group),
-        noisy=sum(cell.noisy for cell in group),
+        stalled=_stalled(own),
         identical=sum(base.token_ids == writing.token_ids for base, writing in pairs),
         statistics=add_up([_counted(each) for each in own]),
         tokens_per_target_step_macro=mean(writing.tokens / max(writing.steps, 1) for writing in own),
@@ -172,6 +172,11 @@ def _counted(each: Writing) -> Statistics:
         each.tokens, each.steps, each.drafting_steps, each.drafted, each.accepted, each.prefill_seconds,
         each.decode_seconds,
     )  # fmt: skip
+
+
+def _stalled(writings: Sequence[Writing]) -> float:
+    stalled = sum(each.stalled_seconds for each in writings)
+    return stalled / max(stalled + sum(each.decode_seconds for each in writings), 1e-9)
 
 
 def _seconds(writing: Writing, whole_time: bool) -> float:

@@ -25,7 +25,7 @@ def show_summaries(summaries: "list[Summary]", account: "Account") -> None:
     for name in dict.fromkeys(summary.settings for summary in summaries):
         table = Table(
             "task", "method", "identical", "tokens / step", "nodes / step", "ms / token", "speed-up [95%]",
-            "without loops [95%]", "repeated 8-grams", "noisy", title=name,
+            "without loops [95%]", "repeated 8-grams", "stalled", title=name,
         )  # fmt: skip
         for each in summaries:
             if each.settings != name:
@@ -35,13 +35,13 @@ def show_summaries(summaries: "list[Summary]", account: "Account") -> None:
                 f"{each.statistics.tokens_per_target_step:.2f}", f"{each.nodes_per_step:.1f}",
                 f"{1e3 * each.statistics.decode_seconds_per_token:.2f}", str(each.speed_up),
                 f"{each.speed_up_without_loops} ({each.texts_without_loops})" if each.texts_without_loops else "- (0)",
-                f"{each.repeated:.2f}", f"{each.noisy}/{each.texts}",
+                f"{each.repeated:.2f}", f"{each.stalled:.1%}",
             )  # fmt: skip
         console.print(table)
     console.print(
         "speed-up: of the sums over all texts; without loops: texts whose plain output "
         "repeats at most a fifth of its 8-grams (their number); ms / token is decode time, and for "
-        "transformers all of it; noisy: pairs whose passes took too unlike times, in each of three attempts",
+        "transformers all of it; stalled: share of the time that the machine held passes up, in none of the figures",
         highlight=False,
     )
     measured = len(account.cells) - account.found
