@@ -55,7 +55,7 @@ def sort(documents, vocabulary, pieces=1):
 
 def ranges_after(text, tokens, longest):
     ranges = np.zeros((longest + 1, 2), np.int64)
-    follow(text, ranges, np.array(tokens, np.int64))
+    follow(text, ranges, np.array(tokens, np.int64), len(tokens))
     return ranges
 
 
@@ -150,7 +150,7 @@ def test_counts_after_every_token_are_those_of_a_scan(vocabulary):
     ranges = np.zeros((longest + 1, 2), np.int64)
     most = 0
     for end in range(1, len(context) + 1):
-        follow(text, ranges, np.array(context[end - 1 : end], np.int64))
+        follow(text, ranges, np.array(context[max(0, end - longest) : end], np.int64), 1)
         for length in range(1, longest + 1):
             last = context[end - length : end]
             expected = len(naive.ends(documents, last)) if length <= end else 0
@@ -173,7 +173,7 @@ def test_ranges_are_the_same_however_the_context_arrives(documents, context, lon
     text = sort(documents, 3)
     at_once = ranges_after(text, context, longest)
     in_two = ranges_after(text, context[:cut], longest)
-    follow(text, in_two, np.array(context[cut:], np.int64))
+    follow(text, in_two, np.array(context, np.int64), len(context[cut:]))
     counts = (at_once[:, 1] - at_once[:, 0]).tolist()
     assert counts[1:] == naive.follow(documents, context, longest)
     assert (in_two[:, 1] - in_two[:, 0]).tolist() == counts

@@ -22,6 +22,10 @@ from foredraft.index.trigram import TableArrays
 from foredraft.index.workspace import BlenderOptions, Workspace
 
 
+_SLACK = 256
+"""Tokens that a text may grow by before what was read of it first is moved to a larger place."""
+
+
 class Foreseen(NamedTuple):
     """What a draft model foresees: paths int32[N, D], -1 behind their ends; mass float64[N]; how far it is trusted."""
 
@@ -121,10 +125,7 @@ class Blender:
         new = len(ids) - known
         if not self._options.learns:
             return len(ids)
-        if new > self._own_room:
-            self._own = with_room_for_text(self._own, new)
-            self._own_room = len(self._own.symbols) - known
-            self.workspace.hold(own=self._own)
+        self._make_room_for_text(new if known else new + _SLACK, known)
         self._own_room -= new
         if new <= STRETCH:
             self._make_room(2 * new)
@@ -135,6 +136,13 @@ class Blender:
         self.workspace.hold(learned=self._learned)
         self._learned_room = _room_in(self._learned)
         return len(ids)
+
+    def _make_room_for_text(self, new: int, known: int) -> None:
+        """Have room for so many more tokens of the sequence's text, which has `known`."""
+        if new > self._own_room:
+            self._own = with_room_for_text(self._own, new)
+            self._own_room = len(self._own.symbols) - known
+            self.workspace.hold(own=self._own)
 
     def _make_room(self, contexts: int) -> None:
         """Have room for so many more counted contexts; what was asked for is an upper bound of what was taken."""

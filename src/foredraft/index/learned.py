@@ -34,7 +34,7 @@ class LearnedArrays(NamedTuple):
     Attributes:
         keys: int64[S]: `(a + 1) << 32 | b` for the context (a, b), or -1 where the slot is free.
         tokens: int32[S, 12]: successors, in no order.
-        weights: float32[S, 12]: theirs; 0 where there is none.
+        weights: float32[S, 12]: theirs; 0 behind the last one.
         totals: float32[S]: the weight of all that was learned in the context, including what was displaced.
         met: int64[S]: when the context was last learned in, by `clock`.
         clock: int64[2]: learning events so far, and slots in use.
@@ -90,6 +90,8 @@ def _opened(arrays: LearnedArrays, a: int, b: int, keep: float) -> int:
     arrays.met[slot] = arrays.clock[0]
     if keep != 1.0:
         for j in range(ROW_WIDTH):
+            if arrays.weights[slot, j] == 0:
+                break
             arrays.weights[slot, j] *= keep
         arrays.totals[slot] *= keep
     return slot
@@ -100,7 +102,7 @@ def _add_weight(arrays: LearnedArrays, slot: int, token: int, weight: float, cap
     """Add `weight` to a successor in `slot`, which takes the weakest one's place if it is new there."""
     place = 0
     for j in range(ROW_WIDTH):
-        if arrays.weights[slot, j] > 0 and arrays.tokens[slot, j] == token:
+        if arrays.weights[slot, j] == 0 or arrays.tokens[slot, j] == token:
             place = j
             break
         if arrays.weights[slot, j] < arrays.weights[slot, place]:
@@ -182,7 +184,8 @@ def with_room(arrays: LearnedArrays, contexts: int, most_slots: int = MOST_SLOTS
         met = np.sort(arrays.met[arrays.keys != _EMPTY])
         oldest = int(met[-kept]) if kept else int(arrays.clock[0]) + 1
     larger = empty_learned(slots)
-    _rehashed(arrays, larger, oldest)
+    if used:
+        _rehashed(arrays, larger, oldest)
     return larger
 
 

@@ -60,7 +60,8 @@ def with_room(text: RecentText, more: int) -> RecentText:
     if length + more <= len(text.symbols):
         return text
     larger = empty_text(max(2 * len(text.symbols), length + more))
-    append(larger, text.symbols[:length].astype(np.int64))
+    if length:
+        append(larger, text.symbols[:length].astype(np.int64))
     return larger
 
 

@@ -21,6 +21,7 @@ I64 = npt.NDArray[np.int64]
 
 _CHUNK = 1 << 22
 _MOST_COMPARED = 1 << 16
+_FEW = 3  # tokens that are quicker appended than a context is looked up
 
 
 class SuffixArrays(NamedTuple):
@@ -153,41 +154,94 @@ def _search(text: SuffixArrays, searches: _Searches, count: int) -> None:
 
 
 @njit(cache=True)
-def follow(text: SuffixArrays, ranges: I64, tokens: I64) -> None:
-    """Append `tokens` to a context, keeping in `ranges` where each of its suffixes occurs.
+def _searches(most: int) -> _Searches:
+    return _Searches(
+        np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
+        np.empty(most, np.int64),
+    )  # fmt: skip
 
-    Each suffix's range is narrowed by the new token into that of the suffix one longer, so that a token costs two
-    binary searches for each length that still matches, however long the context has been.
+
+@njit(cache=True)
+def _begins_with(text: SuffixArrays, token: int) -> tuple[int, int]:
+    """Return the range of entries that begin with a token."""
+    if not 0 <= token < len(text.first) - 1:
+        return 0, 0
+    low = max(text.first[token], 0)  # a damaged file may say anything
+    return low, max(low, min(text.first[token + 1], len(text.suffixes)))
+
+
+@njit(cache=True)
+def _narrow(text: SuffixArrays, ranges: I64, lengths: I64, offsets: I64, tokens: I64, searches: _Searches) -> None:
+    """Narrow ranges, all at once, to the entries that have a token at an offset; what is empty stays so.
+
+    Args:
+        text: searched.
+        ranges: int64[longest + 1, 2]; rows `lengths` are changed in place.
+        lengths: int64[N].
+        offsets: int64[N], how many tokens each of them matches.
+        tokens: int64[N], what must come next.
+        searches: room for 2 N.
+    """
+    count = 0
+    for length, offset, token in zip(lengths, offsets, tokens):
+        known = 0 <= token < len(text.first) - 1
+        for bound in range(2 if known and ranges[length, 0] < ranges[length, 1] else 0):
+            searches.low[count], searches.high[count] = ranges[length, 0], ranges[length, 1]
+            searches.offset[count], searches.token[count] = offset, token + bound
+            count += 1
+    _search(text, searches, count)
+    count = 0
+    for length, token in zip(lengths, tokens):
+        if 0 <= token < len(text.first) - 1 and ranges[length, 0] < ranges[length, 1]:
+            low = searches.low[count]
+            ranges[length, 0], ranges[length, 1] = low, max(low, searches.low[count + 1])
+            count += 2
+        else:
+            ranges[length, 0], ranges[length, 1] = 0, 0
+
+
+@njit(cache=True)
+def follow(text: SuffixArrays, ranges: I64, context: I64, new: int) -> None:
+    """Go on to the end of a context, keeping in `ranges` where each of its suffixes occurs.
+
+    A few tokens are appended one by one: each suffix's range is narrowed into that of the suffix one longer, so that a
+    token costs two binary searches for each length that still matches. More are quicker looked up anew: all suffixes
+    together, from their first token on, until one is found nowhere, as then no longer one is either.
 
     Args:
         text: searched.
         ranges: int64[longest + 1, 2]; row L: the entries of `text` that begin with the context's last L tokens. All
             zero to begin with; changed in place.
-        tokens: int64[k], in order; one outside the vocabulary occurs nowhere.
+        context: int64[k], its last `longest` tokens or more, or all of it; one outside the vocabulary occurs nowhere.
+        new: how many of its tokens were not followed before.
     """
+    if new > _FEW:
+        _look_up(text, ranges, context)
+        return
     longest = len(ranges) - 1
-    most = 2 * longest
-    searches = _Searches(
-        np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
-        np.empty(most, np.int64),
-    )  # fmt: skip
-    for token in tokens:
-        known, count = 0 <= token < len(text.first) - 1, 0
-        for length in range(2, longest + 1):
-            for bound in range(2 if known and ranges[length - 1, 0] < ranges[length - 1, 1] else 0):
-                searches.low[count], searches.high[count] = ranges[length - 1, 0], ranges[length - 1, 1]
-                searches.offset[count], searches.token[count] = length - 1, token + bound
-                count += 1
-        _search(text, searches, count)
+    searches, lengths = _searches(2 * longest), np.arange(2, longest + 1)
+    for token in context[len(context) - new :]:
         for length in range(longest, 1, -1):
-            if known and ranges[length - 1, 0] < ranges[length - 1, 1]:
-                count -= 2
-                low = searches.low[count]
-                ranges[length, 0], ranges[length, 1] = low, max(low, searches.low[count + 1])
-            else:
-                ranges[length, 0], ranges[length, 1] = 0, 0
-        low = max(text.first[token], 0) if known else 0  # a damaged file may say anything
-        ranges[1, 0], ranges[1, 1] = low, max(low, min(text.first[token + 1], len(text.suffixes))) if known else 0
+            ranges[length, 0], ranges[length, 1] = ranges[length - 1, 0], ranges[length - 1, 1]
+        _narrow(text, ranges, lengths, lengths - 1, np.full(longest - 1, token), searches)
+        ranges[1, 0], ranges[1, 1] = _begins_with(text, token)
+
+
+@njit(cache=True)
+def _look_up(text: SuffixArrays, ranges: I64, context: I64) -> None:
+    """Do what `follow` says for a context of which nothing is known."""
+    n = len(context)
+    longest = min(len(ranges) - 1, n)
+    ranges[:] = 0
+    for length in range(1, longest + 1):
+        ranges[length, 0], ranges[length, 1] = _begins_with(text, context[n - length])
+    searches, lengths = _searches(2 * longest), np.arange(longest + 1)
+    for offset in range(1, longest):
+        if ranges[offset, 0] == ranges[offset, 1]:  # it is complete, and what ends in it occurs nowhere either
+            ranges[offset:] = 0
+            return
+        tokens, offsets = context[n - longest + offset :][::-1].copy(), np.full(longest - offset, offset)
+        _narrow(text, ranges, lengths[offset + 1 :], offsets, tokens, searches)
 
 
 # --- checking

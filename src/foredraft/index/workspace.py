@@ -272,16 +272,16 @@ def _known(words: I64, foreseen: int, share: float) -> tuple[Levels, Rows]:
 
 
 @njit(cache=True)
-def _follow(words: I64, symbol: Any, ranges: I64, new: TokenIds) -> None:
-    """Go on with `new` in the stored segments."""
+def _follow(words: I64, symbol: Any, ranges: I64, context: TokenIds, new: int) -> None:
+    """Go on to the end of a context in the stored segments, with the last `new` of its tokens."""
     sizes = vector(words, _SIZES, _I64)
     for number in range(len(sizes)):
         at = _SEGMENTS + 3 * number
         symbols, first = vector(words, at, symbol), vector(words, at + 2, _I64)
         if sizes[number] == _LONG:
-            follow(SuffixArrays(symbols, vector(words, at + 1, _I64), first), ranges[number], new)
+            follow(SuffixArrays(symbols, vector(words, at + 1, _I64), first), ranges[number], context, new)
         else:
-            follow(SuffixArrays(symbols, vector(words, at + 1, _I32), first), ranges[number], new)
+            follow(SuffixArrays(symbols, vector(words, at + 1, _I32), first), ranges[number], context, new)
 
 
 @njit(cache=True)
@@ -304,12 +304,13 @@ def _ask(words: I64, symbol: Any, ids: TokenIds, read: int, known: int, reach: i
     """Do what `Workspace.ask` says, and leave levels and rows in their places."""
     options, own = _options(words), _text(words, _OWN)
     longest, ranges = options.longest, _ranges(words, options.longest)
-    _follow(words, symbol, ranges, ids[max(read, len(ids) - longest) :])
+    context = ids[max(len(ids) - longest, 0) :]
+    _follow(words, symbol, ranges, context, min(len(ids) - read, len(context)))
     if options.learns:
         append(own, ids[known:])
         learn_text(_learned(words), ids, known, 1.0, options.keep, np.inf)
     asked, trust = Question(options.shortest, False, True, options.samples, reach), _trust(words, longest)
-    levels, rows = retrieve(ranges, own, _text(words, _SHARED), ids[max(len(ids) - longest, 0) :], trust, asked)
+    levels, rows = retrieve(ranges, own, _text(words, _SHARED), context, trust, asked)
     _gather(words, symbol, ranges, levels, rows)
     numbers = vector(words, _NUMBERS, _I64)
     numbers[_LEVELS_MADE], numbers[_ROWS_MADE] = len(levels.share), len(rows.weights)

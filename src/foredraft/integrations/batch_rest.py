@@ -224,13 +224,13 @@ def _draft_row(
     if settings.backoff and len(new):
         _learn(trust, asked, slot, new[0])
     asked.made[slot] = 0
+    context = ids[max(0, length - longest) :].astype(np.int64)
     for number in range(len(segments.first)):
-        follow(_segment(segments, number), ranges[number], new[-longest:])
+        follow(_segment(segments, number), ranges[number], context, min(len(new), longest))
     if settings.learns:
         append(text, new)
     if depth <= 0:
         return 0
-    context = ids[max(0, length - longest) :].astype(np.int64)
     own = Trust(trust.hits[slot], trust.passes[slot])
     levels, rows = _retrieved(segments, text, nothing, ranges, own, settings, context, depth)
     _remember(asked, slot, levels, rows)
