@@ -12,14 +12,16 @@ import pytest
 from foredraft.api import load
 from foredraft.bench import hub
 from foredraft.bench.advice import advise
-from foredraft.bench.cell import CellFolder, Place, read_cell
+from foredraft.bench.cell import VERSION, CellFolder, Place, read_cell
 from foredraft.bench.method import cold_and_warm, parse_method
 from foredraft.bench.metrics import Ratio, first_difference, mean_speed_up, speed_up
 from foredraft.bench.report import read_cells, write_report
 from foredraft.bench.runner import Plan, run_plan
 from foredraft.bench.summary import ALL, summarize_cells
 from foredraft.bench.tasks import TaskPrompt, load_task
+from foredraft.bench.writer import Begun, make_ready, stalled_seconds
 from foredraft.cli import main
+from foredraft.contracts import CostCurve, StepRecord
 from foredraft.drafters.prompt_lookup import PromptLookupDrafting
 from foredraft.errors import StoreError, UsageError
 
@@ -254,12 +256,59 @@ def test_a_method_that_raises_on_one_prompt_fails_there_and_only_there(tmp_path,
     assert (again.found, again.failures) == (CELLS - 2, [])
 
 
-def test_noisy_pairs_are_written_again_and_marked_where_they_stay_so(generator, monkeypatch):
-    plan = dataclasses.replace(PLAN, prompts=PROMPTS[:1], settings=SETTINGS[:1])
-    monkeypatch.setattr("foredraft.bench.cell.NOISY", -1.0)
-    account = run_plan(generator, plan)
-    assert [(cell.attempts, cell.noisy) for cell in account.cells] == [(3, True)] * len(METHODS)
-    assert all(each.noisy == each.texts == 1 for each in summarize_cells(account.cells))
+def test_methods_write_a_text_by_turns_a_slice_at_a_time(generator, monkeypatch):
+    turns = []
+
+    def listened(generator, method):
+        begin = make_ready(generator, method)
+
+        def begin_aloud(*arguments):
+            begun = begin(*arguments)
+
+            def go_on():
+                turns.append(method.label)
+                return begun.go_on()
+
+            return Begun(go_on, begun.written)
+
+        return begin_aloud
+
+    monkeypatch.setattr("foredraft.bench.runner.make_ready", listened)
+    account = run_plan(generator, Plan("demo", METHODS, PROMPTS[:1], [{"max_new_tokens": 64, "seed": 0}]))
+    written = turns[len(METHODS) + 1 :]  # behind the warm-up
+    last = {label: len(written) - 1 - written[::-1].index(label) for label in set(written)}
+    assert set(written) == {method.label for method in METHODS}
+    assert all(written.index(one) < last[other] for one in last for other in last), "by turns"
+    assert all(cell.own.token_ids == cell.base.token_ids for cell in account.cells)
+
+
+def test_what_holds_passes_up_is_left_out_and_told():
+    def step(rows, milliseconds):
+        times = dict.fromkeys(("draft", "layout", "verify", "commit", "observe"), 100_000)
+        return StepRecord((1,), 0, rows - 1, (None,), {**times, "forward": int(1e6 * milliseconds)})
+
+    curve = CostCurve((1, 9), (0.001, 0.002))
+    usual = [step(1, 1.0), step(9, 2.0), step(1, 1.1), step(9, 2.2), step(1, 4.9)]
+    assert stalled_seconds(usual, curve) == 0
+    assert stalled_seconds([*usual, step(1, 50.0)], curve) == pytest.approx(0.050 - 0.00105, rel=0.01)
+    slow = [step(1, 10.0) for _ in range(8)]
+    assert stalled_seconds(slow, curve) == 0, "a machine that is slow throughout holds nothing up"
+    assert stalled_seconds([*slow, step(9, 120.0)], curve) == pytest.approx(0.100)
+    assert stalled_seconds([step(1, 1.0), step(1, 50.0)], curve) == 0, "too few to tell"
+
+
+def test_stalls_are_in_no_figure_but_their_own(finished):
+    cells = read_cells(finished)[0]
+    before = {(each.settings, each.task, each.method): each for each in summarize_cells(cells)}
+    held_up = [
+        dataclasses.replace(cell, own=dataclasses.replace(cell.own, stalled_seconds=cell.own.decode_seconds))
+        for cell in cells
+    ]
+    for each in summarize_cells(held_up):
+        assert each.stalled == pytest.approx(0.5)
+        assert str(each.speed_up) == str(before[each.settings, each.task, each.method].speed_up)
+    greedy = [each for each in summarize_cells(held_up) if each.settings.startswith("greedy")]
+    assert any("held passes up for 50.0%" in sentence for sentence in advise(greedy, cells[0].environment))
 
 
 @pytest.mark.parametrize(("part", "name"), [("machine", "processor"), ("versions", "torch"), ("model", "hash")])
@@ -276,7 +325,7 @@ def test_unlike_environments_are_neither_added_to_nor_compared(copied, generator
 
 def test_cells_of_another_version_are_refused(copied):
     path = next(CellFolder(copied).paths())
-    path.write_text(path.read_text().replace('"version": 1', '"version": 99', 1))
+    path.write_text(path.read_text().replace(f'"version": {VERSION}', '"version": 99', 1))
     with pytest.raises(UsageError, match="version 99"):
         read_cells(copied)
 

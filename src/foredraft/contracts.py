@@ -216,7 +216,7 @@ class StepRecord:
         accepted: how many of them were drafted.
         drafted: nodes verified.
         sources: for each emitted token, the name of the drafter that guessed it, or None.
-        nanoseconds: time by part: draft, layout, forward, verify, commit, observe.
+        nanoseconds: time by part: draft, layout, forward, verify, commit, observe; the drafter and the control observe.
     """
 
     emitted: tuple[int, ...]

@@ -8,7 +8,7 @@ methods take turns in follows from the seed and the prompt alone, so a run that 
 import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 

@@ -4,7 +4,7 @@ Does not know the drafter or the model; sees drafts with scores, verdicts, and s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +36,10 @@ _MOST_WORTHLESS_AGAIN = 1  # the same after a rest, until drafting has paid
 _ENOUGH_ASKED = 4  # steps in which the drafter was asked, before a text speaks against drafting in those after it
 _SHORTEST_REST, _LONGEST_REST = 8, 64  # plain steps before drafting is tried again
 _MOST_FIRST_REST = 3  # doublings of the shortest rest with which a text begins
-_TIMED_EVERY = 4  # steps of a rest
+_TRYING = 0.005  # of the time of plain steps, what trying in vain may take once rests are as long as they double to
+_MOST_REST = 256  # plain steps, however long that makes a rest
+_CARRIED = 0.3  # what a node of the text before counts for
+_LOOKED_AT_EVERY = 4  # steps of a rest
 _REPEATED_TOKENS = 5  # in a row end a rest
 _FEWEST_ASKED = 4  # nodes asked for at least: fewer would hardly be drafted quicker
 _MOST_BESIDE = 16  # plain passes that the rest of a step may take before it is put down to something else
@@ -76,7 +79,9 @@ class Beside:
         cold: seconds more, pass included, of a drafted step behind a plain one: what it needs has left the caches.
         goes_on: the share of drafted steps that another one follows.
         unpaid: texts in a row in which drafting was found not to pay.
-        rest: plain steps left of the rest with which the last text began: short texts end within it.
+        rest: plain steps left of a rest with which the last text began, or that trying in vain had made long: short
+            texts end within it.
+        evidence: what became of nodes in the last text, those before it included, each counting for less.
     """
 
     drafted: float = 0.0
@@ -85,23 +90,25 @@ class Beside:
     goes_on: float = 0.5
     unpaid: int = 0
     rest: int = 0
+    evidence: Evidence = field(default_factory=empty_evidence)
 
 
 class MeasuredControl:
     """As many nodes as maximise expected tokens per second under a measured cost curve.
 
     The expected tokens of the best n nodes are 1 plus the sum of their chances, where a node's chance is the share of
-    nodes with a like score that the target accepted so far. It starts at the score times a ratio that is learned from
-    all nodes, quickly and with caution: texts are short, and a draft that is too large costs time. The seconds of n
-    nodes are the curve's, scaled by how fast passes have been running of late, plus what drafting costs beside the
+    nodes with a like score that the target accepted so far, in the texts before too. It starts at the score times a
+    ratio that is learned from all nodes, quickly and with caution: a draft that is too large costs time. The seconds of
+    n nodes are the curve's, scaled by how fast passes have been running of late, plus what drafting costs beside the
     pass. Drafted steps come in runs, the first of which takes longer; behind a plain step, its share of that is added.
     A plain step now and then shows what plain steps cost today. As drafting more takes longer, about twice as many
     nodes are asked for as were worth it of late, and more again once all of them were. When steps in which the drafter
     was asked have been giving fewer tokens per second, those included whose draft was worth no node, or draft after
     draft is worth none, steps are plain, and drafting is tried again at growing intervals, so that trying costs little.
     Until drafting has paid again, less is enough to rest once more: one worthless draft, or half the tokens. A text
-    behind one in which drafting did not pay begins with a rest, and the more such texts, the longer. A text that begins
-    to repeat itself, or its prompt, ends a rest.
+    behind one in which drafting did not pay begins with a rest, and the more such texts, the longer. The longest rests
+    follow what trying took, the first reading of a long prompt included, and go on in the text behind. A text that
+    begins to repeat itself, or its prompt, ends a rest.
 
     Args:
         curve: the target's cost by rows.
@@ -119,7 +126,9 @@ class MeasuredControl:
     ) -> None:
         self._cost = curve.table(most_nodes + 1)
         self._most_nodes = most_nodes
-        self._evidence = empty_evidence()
+        self._beside = Beside() if beside is None else beside
+        self._evidence = Evidence(*(_CARRIED * each for each in self._beside.evidence))
+        self._beside.evidence = self._evidence
         typical = (_USUAL_SCORE / np.arange(1, most_nodes + 1)).astype(np.float32)
         usual = best_count(typical, self._evidence, self._cost, 1.0, 0.0, self._cost[1], most_nodes)
         self._worth = float(usual)  # nodes worth verifying, smoothed
@@ -127,8 +136,8 @@ class MeasuredControl:
         self._plain_pace: float | None = None  # the same of plain passes, once there was one
         self._since_plain = _REFERENCE_EVERY - _FIRST_REFERENCE
         self._worthless = 0  # drafts in a row of which no node was worth verifying
-        self._beside = Beside() if beside is None else beside
         self._repetition = Repetition(prompt)
+        self._unread: list[int] = []  # tokens that it has not read yet
         self._wakes_at = _REPEATED_TOKENS  # repeated tokens in a row
         self._asks = False  # whether the drafter was asked in this step
         self._times_asked = 0  # in this text
@@ -161,8 +170,6 @@ class MeasuredControl:
         best = best_count(score, self._evidence, self._cost, *seconds, budget.depth)
         self._worth = min(2.0 * best, self._most_nodes) if best >= budget.nodes else 0.9 * self._worth + 0.1 * best
         self._worthless = self._worthless + 1 if best == 0 else 0
-        if self._worthless >= self._patience():
-            self._give_up_for_now()
         return cut(draft, Budget(min(best, budget.nodes), budget.depth), score)
 
     def observe(
@@ -183,18 +190,22 @@ class MeasuredControl:
             score = score if score is not None else guessed_scores(verdict.draft.parents)
             credit(self._evidence, score, np.array(verdict.path, np.int32))
         enough = _ENOUGH_TOKENS_AGAIN if self._has_rested else _ENOUGH_TOKENS
-        if self._asks and self._rest == 0 and self._tokens > enough:
+        if self._worthless >= self._patience():
+            self._give_up_for_now()
+        elif self._asks and self._tokens > enough:
             self._consider_resting()
-        self._watch(verdict.tokens)
+        self._unread += verdict.tokens
+        self._watch()
 
     def _observe_rest(self, tokens: Sequence[int], forward_seconds: float, other_seconds: float) -> None:
-        """Take up a plain step of a rest; its time only now and then, as looking costs time where nothing pays."""
+        """Take up a plain step of a rest; look at it only now and then, as looking costs time where nothing pays."""
         self._rest -= 1
         if self._beside.rest > 0:  # the rest with which the text began
             self._beside.rest = self._rest
-        if self._runs or self._rest % _TIMED_EVERY == 0:
+        self._unread += tokens
+        if self._runs or self._rest % _LOOKED_AT_EVERY == 0:
             self._observe_time(0, len(tokens), forward_seconds, other_seconds, 0.0)
-        self._watch(tokens)
+            self._watch()
 
     def _observe_time(
         self, drafted: int, emitted: int, forward_seconds: float, other_seconds: float, draft_seconds: float
@@ -245,9 +256,10 @@ class MeasuredControl:
             beside.cold *= 0.98
         return float(ratio * self._cost[1])
 
-    def _watch(self, tokens: Sequence[int]) -> None:
+    def _watch(self) -> None:
         """End a rest where the text repeats itself, and in vain only ever more rarely while it goes on repeating."""
-        self._repetition.read(tokens)
+        self._repetition.read(self._unread)
+        self._unread.clear()
         if self._repetition.run == 0:
             self._wakes_at = _REPEATED_TOKENS
         elif self._rest > 0 and self._repetition.run >= self._wakes_at:
@@ -281,6 +293,10 @@ class MeasuredControl:
             self._beside.unpaid += not self._is_judged
             self._is_judged = True
         self._rest = self._next_rest
+        if self._next_rest == _LONGEST_REST:
+            lost = self._seconds / self._plain_seconds() - self._tokens  # plain steps
+            self._rest = int(min(max(lost / _TRYING, _LONGEST_REST), _MOST_REST))
+            self._beside.rest = self._rest if self._rest > _LONGEST_REST and self._beside.unpaid else 0
         self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
         self._tokens = self._seconds = 0.0
         self._worthless = 0

@@ -54,11 +54,11 @@ def step(
     # where drafting is not worth its time, what only serves drafting is not either
     drafts = budget.nodes > 0 and (len(draft) > 0 or len(proposed) == 0)
     drafting.observe(_with_needs(verdict, scores, needs) if drafts else verdict)
+    forward, drafting_took = clock[3] - clock[2], clock[1] - clock[0]
+    control.observe(verdict, forward / 1e9, (perf_counter_ns() - clock[0] - forward) / 1e9, drafting_took / 1e9)
     clock.append(perf_counter_ns())
     parts = ("draft", "layout", "forward", "verify", "commit", "observe")
     nanoseconds = {part: clock[i + 1] - clock[i] for i, part in enumerate(parts)}
-    forward = nanoseconds["forward"]
-    control.observe(verdict, forward / 1e9, (clock[-1] - clock[0] - forward) / 1e9, nanoseconds["draft"] / 1e9)
     return StepRecord(verdict.tokens, len(verdict.path), len(draft), _sources(verdict, names), nanoseconds)
 
 

@@ -21,7 +21,6 @@ from foredraft.index.suffix_array import SuffixArrays
 from foredraft.index.trigram import TableArrays
 from foredraft.index.workspace import BlenderOptions, Workspace
 
-
 _SLACK = 256
 """Tokens that a text may grow by before what was read of it first is moved to a larger place."""
 

@@ -183,15 +183,17 @@ def _narrow(text: SuffixArrays, ranges: I64, lengths: I64, offsets: I64, tokens:
         searches: room for 2 N.
     """
     count = 0
-    for length, offset, token in zip(lengths, offsets, tokens):
+    for n in range(len(lengths)):
+        length, token = lengths[n], tokens[n]
         known = 0 <= token < len(text.first) - 1
         for bound in range(2 if known and ranges[length, 0] < ranges[length, 1] else 0):
             searches.low[count], searches.high[count] = ranges[length, 0], ranges[length, 1]
-            searches.offset[count], searches.token[count] = offset, token + bound
+            searches.offset[count], searches.token[count] = offsets[n], token + bound
             count += 1
     _search(text, searches, count)
     count = 0
-    for length, token in zip(lengths, tokens):
+    for n in range(len(lengths)):
+        length, token = lengths[n], tokens[n]
         if 0 <= token < len(text.first) - 1 and ranges[length, 0] < ranges[length, 1]:
             low = searches.low[count]
             ranges[length, 0], ranges[length, 1] = low, max(low, searches.low[count + 1])
