@@ -39,8 +39,8 @@ _MOST_FIRST_REST = 3  # doublings of the shortest rest with which a text begins
 _TRYING = 0.005  # of the time of plain steps, what trying in vain may take once rests are as long as they double to
 _MOST_REST = 256  # plain steps, however long that makes a rest
 _CARRIED = 0.3  # what a node of the text before counts for
-_LOOKED_AT_EVERY = 4  # steps of a rest
-_REPEATED_TOKENS = 5  # in a row end a rest
+_TIMED_EVERY = 4  # steps of a rest
+_REPEATED_TOKENS = 3  # in a row end a rest
 _FEWEST_ASKED = 4  # nodes asked for at least: fewer would hardly be drafted quicker
 _MOST_BESIDE = 16  # plain passes that the rest of a step may take before it is put down to something else
 
@@ -137,7 +137,6 @@ class MeasuredControl:
         self._since_plain = _REFERENCE_EVERY - _FIRST_REFERENCE
         self._worthless = 0  # drafts in a row of which no node was worth verifying
         self._repetition = Repetition(prompt)
-        self._unread: list[int] = []  # tokens that it has not read yet
         self._wakes_at = _REPEATED_TOKENS  # repeated tokens in a row
         self._asks = False  # whether the drafter was asked in this step
         self._times_asked = 0  # in this text
@@ -194,18 +193,16 @@ class MeasuredControl:
             self._give_up_for_now()
         elif self._asks and self._tokens > enough:
             self._consider_resting()
-        self._unread += verdict.tokens
-        self._watch()
+        self._watch(verdict.tokens)
 
     def _observe_rest(self, tokens: Sequence[int], forward_seconds: float, other_seconds: float) -> None:
-        """Take up a plain step of a rest; look at it only now and then, as looking costs time where nothing pays."""
+        """Take up a plain step of a rest; its time only now and then, as looking costs time where nothing pays."""
         self._rest -= 1
         if self._beside.rest > 0:  # the rest with which the text began
             self._beside.rest = self._rest
-        self._unread += tokens
-        if self._runs or self._rest % _LOOKED_AT_EVERY == 0:
+        if self._runs or self._rest % _TIMED_EVERY == 0:
             self._observe_time(0, len(tokens), forward_seconds, other_seconds, 0.0)
-            self._watch()
+        self._watch(tokens)
 
     def _observe_time(
         self, drafted: int, emitted: int, forward_seconds: float, other_seconds: float, draft_seconds: float
@@ -256,10 +253,9 @@ class MeasuredControl:
             beside.cold *= 0.98
         return float(ratio * self._cost[1])
 
-    def _watch(self) -> None:
+    def _watch(self, tokens: Sequence[int]) -> None:
         """End a rest where the text repeats itself, and in vain only ever more rarely while it goes on repeating."""
-        self._repetition.read(self._unread)
-        self._unread.clear()
+        self._repetition.read(tokens)
         if self._repetition.run == 0:
             self._wakes_at = _REPEATED_TOKENS
         elif self._rest > 0 and self._repetition.run >= self._wakes_at:
