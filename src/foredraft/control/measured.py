@@ -179,8 +179,15 @@ class MeasuredControl:
         draft_seconds: float = 0.0,
     ) -> None:
         """Compare what the step gave with what its scores promised, and its time with what the curve says."""
-        if self._rest > 0 and not self._asks:
-            self._observe_rest(verdict.tokens, forward_seconds, other_seconds)
+        if self._rest > 0 and not self._asks:  # in few lines, as every line takes time where nothing pays
+            self._rest -= 1
+            if self._beside.rest > 0:
+                self._beside.rest = self._rest
+            if self._repetition.read(verdict.tokens) >= self._wakes_at:
+                self._wake()
+            elif self._runs or self._rest % _TIMED_EVERY == 0:
+                self._observe_time(0, 1, forward_seconds, other_seconds, 0.0)
+                self._look_out()
             return
         drafted = len(verdict.draft)
         self._observe_time(drafted, len(verdict.tokens), forward_seconds, other_seconds, draft_seconds)
@@ -193,16 +200,10 @@ class MeasuredControl:
             self._give_up_for_now()
         elif self._asks and self._tokens > enough:
             self._consider_resting()
-        self._watch(verdict.tokens)
-
-    def _observe_rest(self, tokens: Sequence[int], forward_seconds: float, other_seconds: float) -> None:
-        """Take up a plain step of a rest; its time only now and then, as looking costs time where nothing pays."""
-        self._rest -= 1
-        if self._beside.rest > 0:  # the rest with which the text began
-            self._beside.rest = self._rest
-        if self._runs or self._rest % _TIMED_EVERY == 0:
-            self._observe_time(0, len(tokens), forward_seconds, other_seconds, 0.0)
-        self._watch(tokens)
+        self._repetition.read(verdict.tokens)
+        self._look_out()
+        if self._rest > 0 and self._repetition.run >= self._wakes_at:
+            self._wake()
 
     def _observe_time(
         self, drafted: int, emitted: int, forward_seconds: float, other_seconds: float, draft_seconds: float
@@ -253,14 +254,15 @@ class MeasuredControl:
             beside.cold *= 0.98
         return float(ratio * self._cost[1])
 
-    def _watch(self, tokens: Sequence[int]) -> None:
-        """End a rest where the text repeats itself, and in vain only ever more rarely while it goes on repeating."""
-        self._repetition.read(tokens)
+    def _look_out(self) -> None:
+        """Let a text that repeats itself again end a rest as soon as one that never did."""
         if self._repetition.run == 0:
             self._wakes_at = _REPEATED_TOKENS
-        elif self._rest > 0 and self._repetition.run >= self._wakes_at:
-            self._rest = self._beside.rest = 0
-            self._wakes_at = 2 * self._repetition.run
+
+    def _wake(self) -> None:
+        """End a rest where the text repeats itself, and in vain only ever more rarely while it goes on repeating."""
+        self._rest = self._beside.rest = 0
+        self._wakes_at = 2 * self._repetition.run
 
     @property
     def _has_rested(self) -> bool:

@@ -23,16 +23,18 @@ class Repetition:
 
     def __init__(self, prompt: TokenIds | None = None) -> None:
         self._followed: dict[tuple[int, int], int] = {}
-        self._before, self._last = -1, -1
+        self._pair = (-1, -1)
         self.run = 0
         if prompt is not None:
             self.read(prompt[-_MOST_READ:].tolist())
             self.run = 0
 
-    def read(self, tokens: Sequence[int]) -> None:
-        """Go on to the end of `tokens`."""
+    def read(self, tokens: Sequence[int]) -> int:
+        """Go on to the end of `tokens`; return `run`."""
+        followed, pair, run = self._followed, self._pair, self.run
         for token in tokens:
-            pair = (self._before, self._last)
-            self.run = self.run + 1 if self._followed.get(pair) == token else 0
-            self._followed[pair] = token
-            self._before, self._last = self._last, token
+            run = run + 1 if followed.get(pair) == token else 0
+            followed[pair] = token
+            pair = (pair[1], token)
+        self._pair, self.run = pair, run
+        return run
