@@ -410,20 +410,6 @@ def test_what_trying_takes_makes_rests_long_and_they_go_on_in_the_text_behind(tr
     assert np.median(rests) <= 1.1 * expected + 1
 
 
-def test_what_became_of_nodes_is_remembered_in_the_text_behind_and_counts_for_less():
-    beside, kept = Beside(), []
-    for _ in range(3):
-        control = MeasuredControl(MODERATE, beside=beside)
-        draft = chain(20, 0.9)
-        kept.append(len(control.trim(draft, Budget(64, 50))))
-        for _ in range(30):
-            cut_draft = control.trim(draft, Budget(64, 50))
-            control.observe(Verdict((0,), (), cut_draft, 0), honest(MODERATE)(0, len(cut_draft) + 1), 0.0)
-    assert kept[0] > kept[1] > 0
-    alone = float(MeasuredControl(MODERATE, beside=Beside(evidence=beside.evidence))._evidence.seen.sum())
-    assert 0 < alone < beside.evidence.seen.sum()
-
-
 def test_a_text_too_short_to_tell_speaks_neither_for_drafting_nor_against_it():
     beside = Beside()
     for _ in range(5):

@@ -3,8 +3,7 @@
 Does not know the drafter or the model; sees drafts with scores, verdicts, and seconds.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +37,6 @@ _SHORTEST_REST, _LONGEST_REST = 8, 64  # plain steps before drafting is tried ag
 _MOST_FIRST_REST = 3  # doublings of the shortest rest with which a text begins
 _TRYING = 0.005  # of the time of plain steps, what trying in vain may take once rests are as long as they double to
 _MOST_REST = 256  # plain steps, however long that makes a rest
-_CARRIED = 0.3  # what a node of the text before counts for
 _TIMED_EVERY = 4  # steps of a rest
 _REPEATED_TOKENS = 3  # in a row end a rest
 _FEWEST_ASKED = 4  # nodes asked for at least: fewer would hardly be drafted quicker
@@ -81,7 +79,6 @@ class Beside:
         unpaid: texts in a row in which drafting was found not to pay.
         rest: plain steps left of a rest with which the last text began, or that trying in vain had made long: short
             texts end within it.
-        evidence: what became of nodes in the last text, those before it included, each counting for less.
     """
 
     drafted: float = 0.0
@@ -90,14 +87,13 @@ class Beside:
     goes_on: float = 0.5
     unpaid: int = 0
     rest: int = 0
-    evidence: Evidence = field(default_factory=empty_evidence)
 
 
 class MeasuredControl:
     """As many nodes as maximise expected tokens per second under a measured cost curve.
 
     The expected tokens of the best n nodes are 1 plus the sum of their chances, where a node's chance is the share of
-    nodes with a like score that the target accepted so far, in the texts before too. It starts at the score times a
+    nodes with a like score that the target accepted so far. It starts at the score times a
     ratio that is learned from all nodes, quickly and with caution: a draft that is too large costs time. The seconds of
     n nodes are the curve's, scaled by how fast passes have been running of late, plus what drafting costs beside the
     pass. Drafted steps come in runs, the first of which takes longer; behind a plain step, its share of that is added.
@@ -127,8 +123,7 @@ class MeasuredControl:
         self._cost = curve.table(most_nodes + 1)
         self._most_nodes = most_nodes
         self._beside = Beside() if beside is None else beside
-        self._evidence = Evidence(*(_CARRIED * each for each in self._beside.evidence))
-        self._beside.evidence = self._evidence
+        self._evidence = empty_evidence()
         typical = (_USUAL_SCORE / np.arange(1, most_nodes + 1)).astype(np.float32)
         usual = best_count(typical, self._evidence, self._cost, 1.0, 0.0, self._cost[1], most_nodes)
         self._worth = float(usual)  # nodes worth verifying, smoothed
