@@ -440,6 +440,6 @@ def test_a_text_that_begins_to_repeat_itself_or_its_prompt_ends_a_rest():
 
     new = list(range(100, 160))
     assert first_asked_behind(new) is None
-    assert first_asked_behind([*new[:20], *new[:10]]) == 25, "three behind the two that are found"
-    assert first_asked_behind(new, np.array(new)) == 5
+    assert first_asked_behind([*new[:20], *new[:10]]) == 27, "five behind the two that are found"
+    assert first_asked_behind(new, np.array(new)) == 7
     assert first_asked_behind(new, np.arange(50)) is None

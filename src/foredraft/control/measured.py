@@ -38,7 +38,7 @@ _MOST_FIRST_REST = 3  # doublings of the shortest rest with which a text begins
 _TRYING = 0.005  # of the time of plain steps, what trying in vain may take once rests are as long as they double to
 _MOST_REST = 256  # plain steps, however long that makes a rest
 _TIMED_EVERY = 4  # steps of a rest
-_REPEATED_TOKENS = 3  # in a row end a rest
+_REPEATED_TOKENS = 5  # in a row end a rest
 _FEWEST_ASKED = 4  # nodes asked for at least: fewer would hardly be drafted quicker
 _MOST_BESIDE = 16  # plain passes that the rest of a step may take before it is put down to something else
 
@@ -93,9 +93,9 @@ class MeasuredControl:
     """As many nodes as maximise expected tokens per second under a measured cost curve.
 
     The expected tokens of the best n nodes are 1 plus the sum of their chances, where a node's chance is the share of
-    nodes with a like score that the target accepted so far. It starts at the score times a
-    ratio that is learned from all nodes, quickly and with caution: a draft that is too large costs time. The seconds of
-    n nodes are the curve's, scaled by how fast passes have been running of late, plus what drafting costs beside the
+    nodes with a like score that the target accepted so far. It starts at the score times a ratio that is learned from
+    all nodes, quickly and with caution: texts are short, and a draft that is too large costs time. The seconds of n
+    nodes are the curve's, scaled by how fast passes have been running of late, plus what drafting costs beside the
     pass. Drafted steps come in runs, the first of which takes longer; behind a plain step, its share of that is added.
     A plain step now and then shows what plain steps cost today. As drafting more takes longer, about twice as many
     nodes are asked for as were worth it of late, and more again once all of them were. When steps in which the drafter
