@@ -141,7 +141,6 @@ def _by_slices(
         return False
 
     def written() -> Written:
-        nonlocal seconds
         with timed():
             result = run.result(generator.tokenizer)
         writing = _writing(result, seconds, generator.cost)

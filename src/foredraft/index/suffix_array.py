@@ -154,7 +154,8 @@ def _search(text: SuffixArrays, searches: _Searches, count: int) -> None:
 
 
 @njit(cache=True)
-def _searches(most: int) -> _Searches:
+def _room_for(most: int) -> _Searches:
+    """Return room for so many searches."""
     return _Searches(
         np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
         np.empty(most, np.int64),
@@ -221,7 +222,7 @@ def follow(text: SuffixArrays, ranges: I64, context: I64, new: int) -> None:
         _look_up(text, ranges, context)
         return
     longest = len(ranges) - 1
-    searches, lengths = _searches(2 * longest), np.arange(2, longest + 1)
+    searches, lengths = _room_for(2 * longest), np.arange(2, longest + 1)
     for token in context[len(context) - new :]:
         for length in range(longest, 1, -1):
             ranges[length, 0], ranges[length, 1] = ranges[length - 1, 0], ranges[length - 1, 1]
@@ -237,7 +238,7 @@ def _look_up(text: SuffixArrays, ranges: I64, context: I64) -> None:
     ranges[:] = 0
     for length in range(1, longest + 1):
         ranges[length, 0], ranges[length, 1] = _begins_with(text, context[n - length])
-    searches, lengths = _searches(2 * longest), np.arange(longest + 1)
+    searches, lengths = _room_for(2 * longest), np.arange(longest + 1)
     for offset in range(1, longest):
         if ranges[offset, 0] == ranges[offset, 1]:  # it is complete, and what ends in it occurs nowhere either
             ranges[offset:] = 0
