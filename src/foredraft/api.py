@@ -278,9 +278,7 @@ class Generator:
     def start(self, prompt: Prompt, **options: Any) -> Run:
         """Begin to write; iterate over the result's `steps()`, and read its `result()` meanwhile or afterwards.
 
-        The run keeps the drafter and the control it began with, so that several can be written by turns.
-
-        Takes and raises what `generate` does.
+        It keeps its drafter, so that several can be written by turns. Takes and raises what `generate` does.
         """
         given = GenerationOptions.parse(options)
         return self.begin(

@@ -117,7 +117,7 @@ class Lookup:
         """Go on to the end of `ids`, int64[n], which begin with what was read before."""
         new = ids[len(self.ids) :]
         for text, ranges in zip(self._segments, self.ranges, strict=True):
-            follow(text, ranges, ids[-self._longest :], min(len(new), self._longest))
+            follow(text, ranges, ids[-self._longest :], len(new))
         if self._own is not None:
             self._own = with_room(self._own, len(new))
             append(self._own, new)

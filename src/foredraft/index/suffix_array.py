@@ -216,14 +216,14 @@ def follow(text: SuffixArrays, ranges: I64, context: I64, new: int) -> None:
         ranges: int64[longest + 1, 2]; row L: the entries of `text` that begin with the context's last L tokens. All
             zero to begin with; changed in place.
         context: int64[k], its last `longest` tokens or more, or all of it; one outside the vocabulary occurs nowhere.
-        new: how many of its tokens were not followed before.
+        new: how many of its tokens, and of those before it, were not followed before.
     """
     if new > _FEW:
         _look_up(text, ranges, context)
         return
     longest = len(ranges) - 1
     searches, lengths = _room_for(2 * longest), np.arange(2, longest + 1)
-    for token in context[len(context) - new :]:
+    for token in context[max(len(context) - new, 0) :]:
         for length in range(longest, 1, -1):
             ranges[length, 0], ranges[length, 1] = ranges[length - 1, 0], ranges[length - 1, 1]
         _narrow(text, ranges, lengths, lengths - 1, np.full(longest - 1, token), searches)

@@ -303,13 +303,12 @@ def _gather(words: I64, symbol: Any, ranges: I64, levels: Levels, rows: Rows) ->
 def _ask(words: I64, symbol: Any, ids: TokenIds, read: int, known: int, reach: int) -> None:
     """Do what `Workspace.ask` says, and leave levels and rows in their places."""
     options, own = _options(words), _text(words, _OWN)
-    longest, ranges = options.longest, _ranges(words, options.longest)
-    context = ids[max(len(ids) - longest, 0) :]
-    _follow(words, symbol, ranges, context, min(len(ids) - read, len(context)))
+    ranges, context = _ranges(words, options.longest), ids[max(len(ids) - options.longest, 0) :]
+    _follow(words, symbol, ranges, context, len(ids) - read)
     if options.learns:
         append(own, ids[known:])
         learn_text(_learned(words), ids, known, 1.0, options.keep, np.inf)
-    asked, trust = Question(options.shortest, False, True, options.samples, reach), _trust(words, longest)
+    asked, trust = Question(options.shortest, False, True, options.samples, reach), _trust(words, options.longest)
     levels, rows = retrieve(ranges, own, _text(words, _SHARED), context, trust, asked)
     _gather(words, symbol, ranges, levels, rows)
     numbers = vector(words, _NUMBERS, _I64)

@@ -226,7 +226,7 @@ def _draft_row(
     asked.made[slot] = 0
     context = ids[max(0, length - longest) :].astype(np.int64)
     for number in range(len(segments.first)):
-        follow(_segment(segments, number), ranges[number], context, min(len(new), longest))
+        follow(_segment(segments, number), ranges[number], context, len(new))
     if settings.learns:
         append(text, new)
     if depth <= 0:
