@@ -122,7 +122,6 @@ class MeasuredControl:
     ) -> None:
         self._cost = curve.table(most_nodes + 1)
         self._most_nodes = most_nodes
-        self._beside = Beside() if beside is None else beside
         self._evidence = empty_evidence()
         typical = (_USUAL_SCORE / np.arange(1, most_nodes + 1)).astype(np.float32)
         usual = best_count(typical, self._evidence, self._cost, 1.0, 0.0, self._cost[1], most_nodes)
@@ -131,6 +130,7 @@ class MeasuredControl:
         self._plain_pace: float | None = None  # the same of plain passes, once there was one
         self._since_plain = _REFERENCE_EVERY - _FIRST_REFERENCE
         self._worthless = 0  # drafts in a row of which no node was worth verifying
+        self._beside = Beside() if beside is None else beside
         self._repetition = Repetition(prompt)
         self._wakes_at = _REPEATED_TOKENS  # repeated tokens in a row
         self._asks = False  # whether the drafter was asked in this step
@@ -191,7 +191,7 @@ class MeasuredControl:
             score = score if score is not None else guessed_scores(verdict.draft.parents)
             credit(self._evidence, score, np.array(verdict.path, np.int32))
         enough = _ENOUGH_TOKENS_AGAIN if self._has_rested else _ENOUGH_TOKENS
-        if self._worthless >= self._patience():
+        if self._worthless and self._worthless >= self._patience():
             self._give_up_for_now()
         elif self._asks and self._tokens > enough:
             self._consider_resting()

@@ -196,8 +196,8 @@ class MixtureDrafting:
 
     def observe(self, verdict: Verdict) -> None:
         """Credit what foresaw the written tokens, then learn the target's own distributions, if asked for."""
-        if self._blender is None or not (self._blender.asked or verdict.top_tokens is not None):
-            return  # at a plain step there is nothing to learn
+        if self._blender is None:
+            return
         others = self._blender.learn(self._ids, verdict)
         if self._model is not None and others is not None:
             try:

@@ -45,7 +45,6 @@ class Blender:
 
     Attributes:
         ids: int64[n], what was read of the sequence.
-        asked: whether something was asked for since the last verdict was learned.
         workspace: its arrays.
     """
 
@@ -56,7 +55,7 @@ class Blender:
         self.ids: TokenIds = np.empty(0, np.int64)
         self._options = options
         self._own, self._shared, self._learned = empty_text(), NO_TEXT, empty_learned()
-        self.asked = False
+        self._asked = False
         self._own_room, self._learned_room = len(self._own.symbols), _room_in(self._learned)
         inner = prior_inner_trust(inner_strength)
         self.workspace = Workspace(options, self._own, table, self._learned, trust, inner, segments)
@@ -70,12 +69,12 @@ class Blender:
             depth: tokens wanted of what follows.
         """
         self.workspace.ask(ids, *self._reading(ids, shared), self.reach(depth))
-        self.asked = True
+        self._asked = True
 
     def propose(self, ids: TokenIds, shared: RecentText | None, nodes: int, depth: int, vocabulary: int) -> Draft:
         """Do what `ask` and `draft` do, in one compiled call."""
         made = self.workspace.propose(ids, *self._reading(ids, shared), self.reach(depth), nodes, depth, vocabulary)
-        self.asked = True
+        self._asked = True
         return made
 
     def foresee(self, foreseen: Foreseen) -> None:
@@ -100,7 +99,7 @@ class Blender:
         Returns:
             The probability that all but a draft model gave the first of the written tokens; None if nothing was asked.
         """
-        asked, self.asked = self.asked, False
+        asked, self._asked = self._asked, False
         told = told_by(verdict) if self._options.feedback_weight else None
         if told is not None:
             self._make_room(len(told[0]))
@@ -112,7 +111,7 @@ class Blender:
 
     def _reading(self, ids: TokenIds, shared: RecentText | None) -> tuple[int, int]:
         """Have room for what `ids` have more; return how many segments were followed through, and text and counts."""
-        self.asked = False
+        self._asked = False
         others = NO_TEXT if shared is None else shared
         if others is not self._shared:
             self._shared = others

@@ -186,21 +186,20 @@ def _narrow(text: SuffixArrays, ranges: I64, lengths: I64, offsets: I64, tokens:
     count = 0
     for n in range(len(lengths)):
         length, token = lengths[n], tokens[n]
-        known = 0 <= token < len(text.first) - 1
-        for bound in range(2 if known and ranges[length, 0] < ranges[length, 1] else 0):
+        if not (0 <= token < len(text.first) - 1 and ranges[length, 0] < ranges[length, 1]):
+            ranges[length, 0], ranges[length, 1] = 0, 0
+            continue
+        for bound in range(2):
             searches.low[count], searches.high[count] = ranges[length, 0], ranges[length, 1]
             searches.offset[count], searches.token[count] = offsets[n], token + bound
             count += 1
     _search(text, searches, count)
     count = 0
-    for n in range(len(lengths)):
-        length, token = lengths[n], tokens[n]
-        if 0 <= token < len(text.first) - 1 and ranges[length, 0] < ranges[length, 1]:
+    for length in lengths:
+        if ranges[length, 0] < ranges[length, 1]:
             low = searches.low[count]
             ranges[length, 0], ranges[length, 1] = low, max(low, searches.low[count + 1])
             count += 2
-        else:
-            ranges[length, 0], ranges[length, 1] = 0, 0
 
 
 @njit(cache=True)
