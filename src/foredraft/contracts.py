@@ -168,12 +168,14 @@ class Scores:
         hidden: float[R, D], the last hidden state, when asked for.
         best: int64[R], on the CPU, the most probable token after every row, -1 where its score is not finite; where the
             forward found it already, so that greedy decoding copies R numbers off the device and no scores.
+        draw: the same for sampling, where the device can be asked for it until the next pass.
         bits: what `foredraft.logits.bits_of` tells of the logits, where it is known already.
     """
 
     logits: "torch.Tensor"
     hidden: "torch.Tensor | None" = None
     best: "torch.Tensor | None" = None
+    draw: "RowDraw | None" = None
     bits: Any = None
 
 
@@ -361,6 +363,14 @@ class Policy(Protocol):
 
     def ends(self, tokens: Sequence[int]) -> bool:
         """Say whether the text ends with the last of `tokens`, the ones this step emitted so far."""
+        ...
+
+
+class RowDraw(Protocol):
+    """Draws the token after every row of a pass where the scores lie."""
+
+    def __call__(self, seed: int, temperature: float, top_k: int, top_p: float, min_p: float) -> list[int] | None:
+        """Return the tokens, -1 where a row's scores cannot be used; None where the device does not draw after all."""
         ...
 
 

@@ -246,8 +246,10 @@ class Sampler:
         Where a draft is given, it may only be asked for the rows of a walk down that goes where its tokens go.
         """
         on_device = scores.best is not None or scores.logits.device.type != "cpu"
-        if on_device and not self._options.do_sample and not self._needs_prefix:
-            return self._greedy_chooser(scores, at)
+        if on_device and not self._needs_prefix:
+            tokens = self._tokens_after_rows(scores)
+            if tokens is not None:
+                return _told(tokens, at)
         if draft is not None and not self._needs_prefix:
             bits = bits_of(scores.logits) if scores.bits is None else scores.bits
             if bits is not None:
@@ -267,20 +269,14 @@ class Sampler:
 
         return choose
 
-    def _greedy_chooser(self, scores: Scores, at: int) -> Chooser:
-        """Return what chooses greedily where scores lie elsewhere: the best of all rows are fetched in one go."""
+    def _tokens_after_rows(self, scores: Scores) -> list[int] | None:
+        """Return the token after every row where scores lie elsewhere, fetched in one go; None where rows are read."""
+        if self._options.do_sample:
+            return None if scores.draw is None else scores.draw(self._options.seed, *self._filters)
         if scores.best is not None:
-            tokens = scores.best.tolist()
-        else:
-            values, largest = (each.tolist() for each in scores.logits.max(dim=-1))
-            tokens = [token if math.isfinite(value) else -1 for value, token in zip(values, largest, strict=True)]
-
-        def choose(row: int, path: Sequence[int]) -> int:
-            if tokens[row] < 0:
-                raise NumericsError(_unusable(at + len(path) + 1))
-            return int(tokens[row])
-
-        return choose
+            return list(scores.best.tolist())
+        values, largest = (each.tolist() for each in scores.logits.max(dim=-1))
+        return [token if math.isfinite(value) else -1 for value, token in zip(values, largest, strict=True)]
 
     def distribution(self, logits: torch.Tensor, at: int, path: Sequence[int]) -> Probabilities:
         """Return the law of the token after a row of `logits`, float[V], behind the emitted `path`, as float64[V].
@@ -317,6 +313,17 @@ class Sampler:
                 scores = processor(input_ids, scores)
             row = scores[0].float().cpu().numpy()
         return row
+
+
+def _told(tokens: Sequence[int], at: int) -> Chooser:
+    """Return what chooses as told, by rows: `tokens` stand behind them, -1 where no token can be chosen."""
+
+    def choose(row: int, path: Sequence[int]) -> int:
+        if tokens[row] < 0:
+            raise NumericsError(_unusable(at + len(path) + 1))
+        return int(tokens[row])
+
+    return choose
 
 
 def _unusable(position: int) -> str:

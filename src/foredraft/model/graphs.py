@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import BoolArray
+from foredraft.model.device_draw import Record, RowDraws
 from foredraft.model.functional import FunctionalForward
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.rounding import relative_error, within_rounding
@@ -39,6 +40,7 @@ _NUMBERS = 2  # how many are committed, and how many are stored
 Outputs = tuple[torch.Tensor, torch.Tensor]
 """float[R, V] logits, and int64[R], the most probable token after each row, -1 where its score is not finite."""
 Compute = Callable[[], Outputs]
+Result = TypeVar("Result")
 
 
 class GraphedForward:
@@ -74,7 +76,7 @@ class GraphedForward:
         self._pool: Any = None
         self._owner: Callable[[], TreeCache | None] = _nobody
         self._made_room: weakref.WeakSet[TreeCache] = weakref.WeakSet()
-        self._failed = False
+        self._failed = self._draws_on_host = False
 
     @torch.inference_mode()
     def forward(self, layout: Layout, cache: TreeCache, own: Callable[[], torch.Tensor]) -> Scores | None:
@@ -144,14 +146,32 @@ class GraphedForward:
             record = partial(recorded, stream=self._stream, pool=self._pool)
             self._passes[shape] = _Pass(self._functional, self._store, shape, record)
         cache.reserve(layout.rows)
-        logits, best = (each[: layout.rows] for each in self._passes[shape].run(layout, stored))
+        run = self._passes[shape]
+        logits, best = (each[: layout.rows] for each in run.run(layout, stored))
         logits = logits.clone()  # the next replay writes the same memory
         best = best.cpu()  # waits for the device, so that a pass takes the time that it is said to take
         if new:
             error = relative_error(logits.float(), own().float())
             if not within_rounding(error, self._functional.model):
                 raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
-        return Scores(logits, best=best)
+        return Scores(logits, best=best, draw=partial(self._draw, run))
+
+    def _draw(
+        self, run: "_Pass", seed: int, temperature: float, top_k: int, top_p: float, min_p: float
+    ) -> list[int] | None:
+        """Draw after the rows of the last run of a pass; None where that failed, of which a warning tells once."""
+        if self._draws_on_host:
+            return None
+        try:
+            return run.draw(seed, temperature, top_k, top_p, min_p)
+        except Exception as error:  # noqa: BLE001  # as above: the host can draw
+            self._draws_on_host = True
+            warnings.warn(
+                f"Tokens cannot be drawn in a CUDA graph ({told(error)}); the host draws them.",
+                ForedraftWarning,
+                stacklevel=2,
+            )
+            return None
 
 
 class _Pass:
@@ -169,7 +189,7 @@ class _Pass:
         functional: FunctionalForward,
         store: torch.Tensor,
         shape: tuple[int, int],
-        record: Callable[[Compute], Compute],
+        record: Record,
     ) -> None:
         rows, visible = shape
         size = 8 * (_NUMBERS + 2 * rows) + rows * COLUMNS
@@ -180,6 +200,8 @@ class _Pass:
         self._compute: Compute = lambda: scored(functional, store, received, visible)
         self._record = record
         self._replay: Compute | None = None
+        self._logits = store.new_empty(0)
+        self._draws = RowDraws(received[0][_NUMBERS:].view(2, -1)[1], record)
         self._copied = torch.cuda.Event() if store.is_cuda else None
 
     def run(self, layout: Layout, stored: int) -> Outputs:
@@ -192,10 +214,15 @@ class _Pass:
             self._copied.record(torch.cuda.current_stream(self._received.device))
         if self._replay is None:
             self._replay = self._record(self._compute)
-        return self._replay()
+        self._logits, best = self._replay()
+        return self._logits, best
+
+    def draw(self, seed: int, temperature: float, top_k: int, top_p: float, min_p: float) -> list[int]:
+        """Draw the tokens after the rows of the last run, the repeated ones included."""
+        return self._draws.draw(self._logits, seed, temperature, top_k, top_p, min_p)
 
 
-def recorded(compute: Compute, stream: torch.cuda.Stream | None, pool: Any) -> Compute:
+def recorded(compute: Callable[[], Result], stream: torch.cuda.Stream | None, pool: Any) -> Callable[[], Result]:
     """Record `compute` as a CUDA graph, and return what replays it; without a stream, `compute` itself.
 
     Args:
@@ -219,7 +246,7 @@ def recorded(compute: Compute, stream: torch.cuda.Stream | None, pool: Any) -> C
         finally:
             torch.cuda.set_stream(before)  # torch leaves its own in place where recording fails
 
-    def replay() -> Outputs:
+    def replay() -> Result:
         graph.replay()
         return outputs
 

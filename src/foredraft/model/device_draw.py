@@ -1,0 +1,143 @@
+"""The draws of sampling.py where the scores lie: the token after every row, found on the device, one number a row.
+
+The same filters and the same noise (noise.py) as on the host, in operations that never wait for the device and read all
+that changes from memory there, so that a CUDA graph can record them. Knows scores and positions; not what was drafted:
+a row's token is the same whatever the other rows are, and the walk down the draft reads it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Record = Callable[[Callable[[], Any]], Callable[[], Any]]
+"""Makes of a computation what repeats it."""
+
+LAW = 6
+"""Numbers that say how tokens are drawn: the seed's lower and upper 32 bits, temperature, top-k, top-p, min-p."""
+
+_WORD = 0xFFFFFFFF
+_MOST_AT_ONCE = 1 << 21  # scores; their noise takes some hundred bytes each on its way
+
+
+class RowDraws:
+    """Draws after the rows of one pass, whose positions always lie in the same memory, as do its scores if recorded.
+
+    Args:
+        positions: int64[R], absolute ones of the rows.
+        record: makes of a computation what repeats it.
+    """
+
+    def __init__(self, positions: torch.Tensor, record: Record) -> None:
+        self._positions = positions
+        self._logits = positions  # until some are known
+        self._record = record
+        self._law = torch.zeros(LAW, dtype=torch.float64, device=positions.device)
+        self._told: tuple[float, ...] | None = None
+        self._replays: dict[bool, Callable[[], torch.Tensor]] = {}
+
+    @torch.inference_mode()
+    def draw(
+        self, logits: torch.Tensor, seed: int, temperature: float, top_k: int, top_p: float, min_p: float
+    ) -> list[int]:
+        """Return the tokens after the rows of `logits`, float[R, V], -1 where a row cannot be used.
+
+        What says how to draw is as `foredraft.sampling.drawn` takes it.
+
+        Raises:
+            RuntimeError: what was recorded gives other tokens than it gave unrecorded.
+        """
+        law = float(seed & _WORD), float(seed >> 32), temperature, float(top_k), top_p, min_p
+        if law != self._told:
+            self._law.copy_(torch.tensor(law, dtype=torch.float64))
+            self._told = law
+        self._logits = logits
+        draw = fused() if logits.is_cuda else drawn_rows
+        filters = top_k > 0 or top_p < 1.0 or min_p > 0.0
+        if filters in self._replays:
+            return list(self._replays[filters]().tolist())
+
+        def compute() -> torch.Tensor:
+            return draw(self._logits, self._positions, self._law, filters=filters)
+
+        expected = drawn_rows(logits, self._positions, self._law, filters=filters).tolist()
+        self._replays[filters] = self._record(compute)
+        if self._replays[filters]().tolist() != expected:
+            raise RuntimeError("the recorded draw gives other tokens than it gave unrecorded")
+        return list(expected)
+
+
+def fused() -> Callable[..., torch.Tensor]:
+    """Return `drawn_rows` compiled, for any number of rows: op by op, the noise goes through memory a hundred times."""
+    return torch.compile(_drawn, dynamic=True, fullgraph=True)
+
+
+def drawn_rows(logits: torch.Tensor, positions: torch.Tensor, law: torch.Tensor, *, filters: bool) -> torch.Tensor:
+    """Return the token that sampling puts after each row, all of it on the device.
+
+    Args:
+        logits: float[R, V].
+        positions: int64[R], absolute ones of the rows; a row's token stands one further.
+        law: float64[6], see `LAW`.
+        filters: whether top-k, top-p or min-p drops tokens.
+
+    Returns:
+        int64[R]; -1 where a row holds NaN or +inf, or nothing finite.
+    """
+    together = max(1, _MOST_AT_ONCE // logits.shape[1])
+    parts = zip(logits.split(together), positions.split(together), strict=True)
+    return torch.cat([_drawn(*part, law, filters=filters) for part in parts])
+
+
+def _drawn(logits: torch.Tensor, positions: torch.Tensor, law: torch.Tensor, *, filters: bool) -> torch.Tensor:
+    rows = logits.float()
+    best = rows.max(dim=-1, keepdim=True).values
+    scaled = (rows - best) / law[2].to(torch.float32)
+    if filters:
+        scaled = scaled.masked_fill(_is_dropped(rows, scaled, law), -torch.inf)
+    chosen = (scaled.double() + gumbel_rows(positions + 1, rows.shape[1], law)).argmax(dim=-1)
+    return chosen.masked_fill(~best[:, 0].isfinite(), -1)
+
+
+def _is_dropped(rows: torch.Tensor, scaled: torch.Tensor, law: torch.Tensor) -> torch.Tensor:
+    """Say which tokens transformers' filters drop, bool[R, V]: top-k, top-p of what that leaves, min-p.
+
+    Args:
+        rows: float32[R, V].
+        scaled: float32[R, V], logarithms of the weights relative to the most probable token's.
+        law: float64[6].
+    """
+    width = rows.shape[1]
+    falling = scaled.sort(dim=-1, descending=True).values
+    kept = law[3].to(torch.int64)
+    last = torch.where((kept > 0) & (kept < width), kept, width) - 1
+    by_k = falling.index_select(1, last.reshape(1))
+    weights = falling.exp().double().masked_fill(falling < by_k, 0.0)
+    before = weights.cumsum(dim=-1) - weights
+    inside = (before < law[4] * weights.sum(dim=-1, keepdim=True)).sum(dim=-1, keepdim=True).clamp(1, width) - 1
+    by_p = torch.where(law[4] < 1.0, falling.gather(1, inside), -torch.inf)
+    by_min = torch.where(law[5] > 0.0, law[5].log(), -torch.inf).to(torch.float32)
+    return (scaled < by_k) | (scaled < by_p) | (scaled < by_min)
+
+
+def gumbel_rows(positions: torch.Tensor, width: int, law: torch.Tensor) -> torch.Tensor:
+    """Return g(seed, position, token) of `foredraft.noise` for whole rows, float64[R, width].
+
+    Philox's 32-bit words are held in int64, whose products wrap as they do in unsigned numbers.
+
+    Args:
+        positions: int64[R], where the tokens will stand.
+        width: tokens from 0 on.
+        law: float64[6], of which the first two are the seed.
+    """
+    c0 = torch.arange((width + 3) // 4, device=law.device).expand(len(positions), -1)
+    c1 = (positions & _WORD)[:, None].expand_as(c0)
+    c2 = c3 = torch.zeros_like(c0)
+    k0, k1 = law[:2].to(torch.int64)
+    for _ in range(10):
+        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1 = ((p1 >> 32) & _WORD) ^ c1 ^ k0, p1 & _WORD
+        c2, c3 = ((p0 >> 32) & _WORD) ^ c3 ^ k1, p0 & _WORD
+        k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
+    words = torch.stack([c0, c1, c2, c3], dim=-1).flatten(1)[:, :width]
+    return -torch.log(-torch.log((words.double() + 0.5) / 4294967296.0))

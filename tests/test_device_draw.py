@@ -1,0 +1,165 @@
+"""Draws where the scores lie: the noise, the filters and the texts of the host's, and recorded on a GPU."""
+
+import numpy as np
+import pytest
+import torch
+
+from foredraft.contracts import Scores
+from foredraft.errors import ForedraftWarning, NumericsError
+from foredraft.model import device_draw, graphs
+from foredraft.model.device_draw import LAW, RowDraws, drawn_rows, gumbel_rows
+from foredraft.model.graphs import recorded
+from foredraft.model.target import TorchTarget
+from foredraft.noise import gumbel_noise
+from foredraft.sampling import Sampler, SamplingOptions, drawn
+from test_compiled import small_model
+from test_graphs import Watch, begun, finished, graphed
+from test_sampling import UNUSABLE, WITH_FILTERS
+
+SEED = 0xFEDCBA9876543210
+NO_FILTERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def law_of(seed=SEED, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    return torch.tensor([seed & 0xFFFFFFFF, seed >> 32, temperature, top_k, top_p, min_p], dtype=torch.float64)
+
+
+def assert_drawn_as_on_the_host(device, dtype, options, rows=96, vocabulary=1003):
+    rng = np.random.default_rng(5)
+    spreads = rng.choice([0.5, 3.0, 12.0], (rows, 1))
+    logits = torch.from_numpy((rng.standard_normal((rows, vocabulary)) * spreads).astype(np.float32)).to(dtype)
+    positions = torch.from_numpy(rng.integers(0, 100_000, rows))
+    draws = RowDraws(positions.to(device), lambda compute: compute)
+    wanted = NO_FILTERS | options
+    expected = [
+        drawn(row, np.uint64(SEED), at + 1, **wanted)
+        for row, at in zip(logits.float().numpy(), positions.tolist(), strict=True)
+    ]
+    assert draws.draw(logits.to(device), SEED, **wanted) == expected
+    assert len(set(expected)) > 1 or options.get("top_k") == 1
+
+
+@pytest.mark.parametrize("width", [1, 4, 1003])
+def test_noise_is_that_of_the_host(width):
+    positions = torch.tensor([0, 1, 77_777, 2**32 - 1])
+    expected = [gumbel_noise(SEED, at, np.arange(width)) for at in positions.tolist()]
+    np.testing.assert_allclose(gumbel_rows(positions, width, law_of()).numpy(), expected, rtol=1e-12, atol=1e-12)
+
+
+@WITH_FILTERS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_row_is_drawn_as_on_the_host(options, dtype):
+    assert_drawn_as_on_the_host("cpu", dtype, options)
+
+
+@pytest.mark.parametrize("options", [{"top_k": 3}, {"min_p": 0.2}, {"top_k": 3, "min_p": 0.5}, {"top_k": 7}])
+def test_ties_with_the_last_survivor_survive(options):
+    row, wanted = np.array([2, 1, 5, 2, 2, 0, 5], np.float32), NO_FILTERS | options | {"temperature": 3.0}
+    positions = np.arange(400)
+    tokens = drawn_rows(
+        torch.from_numpy(np.tile(row, (400, 1))), torch.from_numpy(positions), law_of(**wanted), filters=True
+    )
+    assert tokens.tolist() == [drawn(row, np.uint64(SEED), at + 1, **wanted) for at in positions.tolist()]
+
+
+@pytest.mark.parametrize("row", UNUSABLE.values(), ids=UNUSABLE)
+@pytest.mark.parametrize("filters", [False, True])
+def test_a_row_that_cannot_be_used_is_told_and_spoils_no_other(row, filters):
+    logits = torch.tensor([[0.0, 9.0, 0.0, 0.0], row, [0.0, 0.0, 0.0, 90.0]])
+    law = law_of(top_k=2) if filters else law_of(temperature=0.1)
+    tokens = drawn_rows(logits, torch.arange(3), law, filters=filters)
+    assert tokens.tolist()[1:] == [-1, 3]
+
+
+def test_rows_are_drawn_alike_few_at_a_time(monkeypatch):
+    logits = torch.randn(9, 50, generator=torch.Generator().manual_seed(1))
+    whole = drawn_rows(logits, torch.arange(9), law_of(), filters=False)
+    monkeypatch.setattr(device_draw, "_MOST_AT_ONCE", 100)
+    assert drawn_rows(logits, torch.arange(9), law_of(), filters=False).tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize("filters", [False, True])
+def test_what_is_recorded_neither_waits_for_values_nor_copies_from_the_host(filters):
+    logits, positions = torch.empty(8, 97, device="meta"), torch.empty(8, dtype=torch.int64, device="meta")
+    law = torch.empty(LAW, dtype=torch.float64, device="meta")
+    with torch.inference_mode(), Watch() as watch:
+        assert drawn_rows(logits, positions, law, filters=filters).shape == (8,)
+    assert not watch.seen
+
+
+def test_sampling_reads_the_tokens_that_the_device_drew():
+    asked = []
+
+    def draw(*law):
+        asked.append(law)
+        return [3, -1]
+
+    options = SamplingOptions(do_sample=True, temperature=0.5, top_k=7, top_p=0.9, min_p=0.01, seed=SEED)
+    scores = Scores(torch.zeros(2, 5), best=torch.tensor([1, 1]), draw=draw)
+    choose = Sampler(options, (), lambda: np.array([1])).chooser(scores, at=0)
+    assert choose(0, []) == 3
+    with pytest.raises(NumericsError, match="position 2"):
+        choose(1, [3])
+    assert asked == [(SEED, 0.5, 7, 0.9, 0.01)]
+
+
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.8}, {"top_k": 5, "min_p": 0.05}])
+def test_a_text_is_drawn_without_a_row_of_scores_leaving_the_device(options, monkeypatch):
+    sampling = {"do_sample": True, "temperature": 0.8, "seed": 3, **options}
+    expected = finished(begun(TorchTarget(small_model()), 25, **sampling))
+    monkeypatch.setattr("foredraft.sampling.row_reader", None)
+    monkeypatch.setattr("foredraft.sampling.bits_of", None)
+    assert finished(begun(graphed(small_model()), 25, **sampling)) == expected
+
+
+@pytest.mark.parametrize("other", [{"repetition_penalty": 1.3}])
+def test_what_looks_at_the_text_reads_rows(other):
+    sampling = {"do_sample": True, "seed": 3, **other}
+    expected = finished(begun(TorchTarget(small_model()), 25, **sampling))
+    assert finished(begun(graphed(small_model()), 25, **sampling)) == expected
+
+
+def assert_told_once(sentence):
+    sampling = {"do_sample": True, "seed": 3}
+    target = graphed(small_model())
+    with pytest.warns(ForedraftWarning, match="Tokens cannot be drawn in a CUDA graph") as told:
+        texts = [finished(begun(target, length, **sampling)) for length in (20, 25)]
+    assert len(told) == 1
+    assert sentence in str(told[0].message)
+    assert target.graphs._store is not None  # passes go on being recorded
+    assert texts == [finished(begun(TorchTarget(small_model()), length, **sampling)) for length in (20, 25)]
+
+
+def test_a_failure_to_record_is_told_once_and_the_host_draws(monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(device_draw, "drawn_rows", fails)
+    assert_told_once("(RuntimeError: operation not permitted when stream is capturing); the host draws them")
+
+
+def test_a_recording_that_draws_other_tokens_is_not_used(monkeypatch):
+    def wrong(compute, **_):
+        return lambda: compute() + 1 if isinstance(compute(), torch.Tensor) else compute()
+
+    monkeypatch.setattr(graphs, "recorded", wrong)
+    assert_told_once("gives other tokens than it gave unrecorded")
+
+
+@pytest.mark.gpu
+@WITH_FILTERS
+def test_a_gpu_draws_as_the_host_does(options):
+    assert_drawn_as_on_the_host("cuda", torch.bfloat16, options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"top_k": 20, "top_p": 0.9}])
+def test_a_recorded_draw_follows_its_scores_and_its_law(options):
+    stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+    logits, positions = torch.zeros(4, 1003, device="cuda"), torch.arange(4, device="cuda")
+    draws = RowDraws(positions, lambda compute: recorded(compute, stream, pool))
+    for seed in range(6):
+        logits.normal_()
+        wanted = NO_FILTERS | options | {"temperature": 0.5 + seed}
+        expected = [drawn(row, np.uint64(seed), at + 1, **wanted) for at, row in enumerate(logits.cpu().numpy())]
+        assert draws.draw(logits, seed, **wanted) == expected
