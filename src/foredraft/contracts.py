@@ -128,6 +128,9 @@ class Budget:
     more: Callable[[float | None], bool] | None = field(default=None, compare=False)
 
 
+NO_BUDGET = Budget(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceView:
     """What a drafter may read of a sequence.
@@ -152,11 +155,14 @@ class Needs:
         top_k: the target's `top_k` most probable tokens after a row; 0 for none.
         top_rows: after this many rows at most: the root and the accepted path, then the nodes with the best scores.
         hidden: the target's last hidden state after every row.
+        every_step: whether the drafter is asked and told also where the control allows no node, as in a rest. Where
+            not, such a step hardly takes longer than plain decoding's, and the next `propose` shows its tokens.
     """
 
     top_k: int = 0
     top_rows: int = 4
     hidden: bool = False
+    every_step: bool = True
 
 
 @dataclass(frozen=True, slots=True)

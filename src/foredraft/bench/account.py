@@ -104,7 +104,7 @@ def make_account(
 
     Args:
         generation: the text.
-        verdicts: of every step, in order.
+        verdicts: of its steps, or of those that drafted something, in order.
         names: of the sources.
         curve: what passes cost.
     """

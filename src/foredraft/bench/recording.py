@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from foredraft.contracts import Budget, Draft, DraftContext, Drafter, Drafting, SequenceView, Verdict
+from foredraft.generation import Generation
 from foredraft.graph.tree import depths
 
 
@@ -51,7 +52,7 @@ def count_drafts(verdicts: Iterable[Verdict], names: Sequence[str]) -> DraftCoun
     """Add up what became of the drafts of a text.
 
     Args:
-        verdicts: of its steps.
+        verdicts: of its steps, or of those that drafted something.
         names: of the drafter's sources.
     """
     drafted: Counter[int] = Counter()
@@ -80,7 +81,7 @@ def _names_of(draft: Draft, names: Sequence[str]) -> list[str]:
 
 
 class RecordedDrafter:
-    """A drafter whose verdicts are kept, those of the last text opened.
+    """A drafter whose verdicts are kept, those of the last text opened, as far as it is told them.
 
     Args:
         drafter: the one to listen to.
@@ -105,20 +106,16 @@ class RecordedDrafter:
         """Add up what became of the drafts."""
         return count_drafts(self.verdicts, self.source_names)
 
-    def guesses(self, tokenizer: Any) -> tuple[Guesses, ...]:
-        """Return every step with its tokens as text."""
-        steps = []
-        for verdict in self.verdicts:
-            names, tokens = _names_of(verdict.draft, self.source_names), verdict.draft.tokens.tolist()
-            own: list[str | None] = [None] * (len(verdict.tokens) - len(verdict.path))
-            wasted = [tokens[node] for node in range(len(tokens)) if node not in verdict.path]
-            steps.append(
-                Guesses(
-                    tuple(tokenizer.decode([token]) for token in verdict.tokens),
-                    (*(names[node] for node in verdict.path), *own),
-                    tuple(tokenizer.decode([token]) for token in wasted),
-                )
-            )
+    def guesses(self, tokenizer: Any, written: Generation) -> tuple[Guesses, ...]:
+        """Return every step of the text that was written last, with its tokens as text."""
+        steps, at, verdict_at = [], written.prompt_length - 1, {verdict.at: verdict for verdict in self.verdicts}
+        for step in written.steps:
+            emitted, verdict = tuple(tokenizer.decode([token]) for token in step.emitted), verdict_at.get(at)
+            drafted = [] if verdict is None else enumerate(verdict.draft.tokens.tolist())
+            path = () if verdict is None else verdict.path
+            wasted = tuple(tokenizer.decode([token]) for node, token in drafted if node not in path)
+            steps.append(Guesses(emitted, step.sources, wasted))
+            at += len(step.emitted)
         return tuple(steps)
 
 

@@ -146,7 +146,7 @@ def _by_slices(
         writing = _writing(result, seconds, generator.cost)
         if recorded is None:
             return Written(writing, None, tuple)
-        return Written(writing, recorded.counts(), lambda: recorded.guesses(generator.tokenizer))
+        return Written(writing, recorded.counts(), lambda: recorded.guesses(generator.tokenizer, result))
 
     return Begun(go_on, written)
 

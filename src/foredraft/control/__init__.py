@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foredraft.contracts import Control, CostCurve, TokenIds
+from foredraft.control.beside import Beside
 from foredraft.control.beta import BetaOptions, BetaRule
 from foredraft.control.cali import CaliOptions, CaliRule
 from foredraft.control.confidence import ConfidenceOptions, ConfidenceRule
@@ -15,7 +16,7 @@ from foredraft.control.cost_aware import CostAwareOptions, CostAwareRule
 from foredraft.control.cutting import cut
 from foredraft.control.exit_threshold import ExitThresholdOptions, ExitThresholdRule
 from foredraft.control.fixed import FixedControl, FixedOptions
-from foredraft.control.measured import MOST_NODES, Beside, MeasuredControl, MeasuredOptions
+from foredraft.control.measured import MOST_NODES, MeasuredControl, MeasuredOptions
 from foredraft.control.stopping import Outcome, Rule, StoppingControl
 from foredraft.control.whole import WholeControl, WholeOptions
 from foredraft.errors import UsageError

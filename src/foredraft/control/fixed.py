@@ -5,7 +5,7 @@ Knows nothing of what drafts gave or cost.
 
 from dataclasses import dataclass
 
-from foredraft.contracts import Budget, Draft, Verdict
+from foredraft.contracts import NO_BUDGET, Budget, Draft, Verdict
 from foredraft.control.cutting import cut
 from foredraft.errors import UsageError
 
@@ -32,7 +32,7 @@ class FixedControl:
 
     def budget(self, depth: int) -> Budget:
         """Return the fixed budget, as deep as drafted tokens can be of use."""
-        return Budget(self._nodes if depth > 0 else 0, max(depth, 0))
+        return Budget(self._nodes, depth) if depth > 0 and self._nodes > 0 else NO_BUDGET
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
         """Cut a draft that exceeds the budget to its best prefix-closed part."""

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from foredraft.contracts import Budget, CostCurve, Draft, TokenIds, Verdict
+from foredraft.contracts import NO_BUDGET, Budget, CostCurve, Draft, TokenIds, Verdict
+from foredraft.control.beside import Beside
 from foredraft.control.cutting import cut
 from foredraft.control.repetition import Repetition
 from foredraft.graph.tree import FloatArray, IntArray, depths
@@ -37,7 +38,7 @@ _SHORTEST_REST, _LONGEST_REST = 8, 64  # plain steps before drafting is tried ag
 _MOST_FIRST_REST = 3  # doublings of the shortest rest with which a text begins
 _TRYING = 0.005  # of the time of plain steps, what trying in vain may take once rests are as long as they double to
 _MOST_REST = 256  # plain steps, however long that makes a rest
-_TIMED_EVERY = 4  # steps of a rest
+_TIMED_EVERY = 8  # steps of a rest
 _REPEATED_TOKENS = 5  # in a row end a rest
 _FEWEST_ASKED = 4  # nodes asked for at least: fewer would hardly be drafted quicker
 _MOST_BESIDE = 16  # plain passes that the rest of a step may take before it is put down to something else
@@ -65,28 +66,6 @@ class Evidence(NamedTuple):
 def empty_evidence() -> Evidence:
     """Return evidence of nothing yet."""
     return Evidence(*(np.zeros(_SCORE_BINS) for _ in range(3)))
-
-
-@dataclass(slots=True)
-class Beside:
-    """What a sequence tells those after it: facts of the machine and the drafter, and how drafting went of late.
-
-    Attributes:
-        drafted: seconds of a drafted step beside its pass, smoothed.
-        plain: the same of a plain one.
-        cold: seconds more, pass included, of a drafted step behind a plain one: what it needs has left the caches.
-        goes_on: the share of drafted steps that another one follows.
-        unpaid: texts in a row in which drafting was found not to pay.
-        rest: plain steps left of a rest with which the last text began, or that trying in vain had made long: short
-            texts end within it.
-    """
-
-    drafted: float = 0.0
-    plain: float = 0.0
-    cold: float = 0.0
-    goes_on: float = 0.5
-    unpaid: int = 0
-    rest: int = 0
 
 
 class MeasuredControl:
@@ -126,8 +105,6 @@ class MeasuredControl:
         typical = (_USUAL_SCORE / np.arange(1, most_nodes + 1)).astype(np.float32)
         usual = best_count(typical, self._evidence, self._cost, 1.0, 0.0, self._cost[1], most_nodes)
         self._worth = float(usual)  # nodes worth verifying, smoothed
-        self._pace = 1.0  # seconds of a drafted pass / those of the curve, smoothed
-        self._plain_pace: float | None = None  # the same of plain passes, once there was one
         self._since_plain = _REFERENCE_EVERY - _FIRST_REFERENCE
         self._worthless = 0  # drafts in a row of which no node was worth verifying
         self._beside = Beside() if beside is None else beside
@@ -137,7 +114,6 @@ class MeasuredControl:
         self._times_asked = 0  # in this text
         self._tokens = self._seconds = 0.0  # of recent steps in which it was
         self._runs = False  # whether the last step was drafted
-        self._knows_pace = False  # whether a drafted step behind another told it
         first_rest = _SHORTEST_REST << min(self._beside.unpaid, _MOST_FIRST_REST) if self._beside.unpaid else 0
         self._rest = self._beside.rest = self._beside.rest or first_rest
         self._next_rest = min(max(_SHORTEST_REST, 2 * first_rest), _LONGEST_REST)
@@ -147,7 +123,7 @@ class MeasuredControl:
         """Return the largest draft worth proposing; none while drafting rests."""
         self._asks = depth > 0 and self._rest == 0 and self._since_plain < _REFERENCE_EVERY
         if not self._asks:
-            return Budget(0, max(depth, 0))
+            return NO_BUDGET
         self._times_asked += 1
         return Budget(min(self._most_nodes, max(_FEWEST_ASKED, int(2 * self._worth))), depth)
 
@@ -160,7 +136,7 @@ class MeasuredControl:
         score = draft.score if draft.score is not None else guessed_scores(draft.parents)
         beside = self._beside
         begins = 0.0 if self._runs else beside.cold * (1.0 - beside.goes_on)
-        seconds = (self._pace, beside.drafted + begins, self._plain_seconds())
+        seconds = (beside.drafted_pace, beside.drafted + begins, self._plain_seconds())
         best = best_count(score, self._evidence, self._cost, *seconds, budget.depth)
         self._worth = min(2.0 * best, self._most_nodes) if best >= budget.nodes else 0.9 * self._worth + 0.1 * best
         self._worthless = self._worthless + 1 if best == 0 else 0
@@ -208,7 +184,9 @@ class MeasuredControl:
         # a pass that stalled, or a step that compiled something, says little about the next
         other_seconds = min(other_seconds, _MOST_BESIDE * self._cost[1])
         if drafted:
-            forward_seconds = self._observe_drafted(drafted, forward_seconds, other_seconds)
+            self._since_plain += 1
+            expected = self._cost[min(drafted + 1, len(self._cost) - 1)]
+            forward_seconds = self._beside.see_drafted(expected, forward_seconds, other_seconds, runs=self._runs)
         else:
             forward_seconds = self._observe_plain(forward_seconds, other_seconds, draft_seconds)
         if self._runs and (self._asks or self._rest > 0):  # a plain step for reference interrupts a run, but ends none
@@ -218,36 +196,16 @@ class MeasuredControl:
             self._tokens = self._tokens * _KEEP + emitted
             self._seconds = self._seconds * _KEEP + forward_seconds + other_seconds
 
-    def _observe_drafted(self, drafted: int, forward_seconds: float, other_seconds: float) -> float:
-        """Learn from the time of a drafted step; return its pass's, without what it stalled."""
-        beside, expected = self._beside, self._cost[min(drafted + 1, len(self._cost) - 1)]
-        forward_seconds = min(forward_seconds, 4 * self._pace * expected)
-        self._since_plain += 1
-        if self._runs:
-            self._knows_pace = True
-            self._pace += 0.05 * (forward_seconds / expected - self._pace)
-            beside.drafted += 0.1 * (other_seconds - beside.drafted)
-            return forward_seconds
-        if not self._knows_pace and self._plain_pace is not None:
-            self._pace = self._plain_pace
-        beside.drafted = beside.drafted or min(other_seconds, self._cost[1])  # the first may have loaded something
-        more = forward_seconds + other_seconds - self._pace * expected - beside.drafted
-        beside.cold = max(0.0, beside.cold + 0.1 * (min(more, self._plain_seconds()) - beside.cold))
-        return forward_seconds
-
     def _observe_plain(self, forward_seconds: float, other_seconds: float, draft_seconds: float) -> float:
         """Learn from the time of a plain step; return its pass's, without what it stalled."""
-        beside = self._beside
-        known = self._pace if self._plain_pace is None else self._plain_pace
-        ratio = min(forward_seconds / self._cost[1], 4 * known)
-        self._plain_pace = known + 0.2 * (ratio - known)
+        beside, rests = self._beside, self._rest > 0
         # a draft of which no node was worth verifying is no part of a plain step
-        beside.plain += 0.1 * (max(other_seconds - draft_seconds, 0.0) - beside.plain)
-        self._since_plain = 0
-        if self._asks:  # what asking alone takes: too high an estimate would never be met by a drafted step again
-            beside.drafted += 0.05 * (other_seconds - beside.drafted)
-            beside.cold *= 0.98
-        return float(ratio * self._cost[1])
+        plain_seconds = max(other_seconds - draft_seconds, 0.0)
+        forward_seconds = beside.see_plain(self._cost[1], forward_seconds, plain_seconds, rests=rests)
+        self._since_plain = 0 if beside.knows_plain else _REFERENCE_EVERY - _FIRST_REFERENCE
+        if self._asks:
+            beside.see_in_vain(other_seconds)
+        return forward_seconds
 
     def _look_out(self) -> None:
         """Let a text that repeats itself again end a rest as soon as one that never did."""
@@ -265,8 +223,7 @@ class MeasuredControl:
         return self._next_rest > _SHORTEST_REST
 
     def _plain_seconds(self) -> float:
-        pace = self._pace if self._plain_pace is None else self._plain_pace
-        return float(pace * self._cost[1] + self._beside.plain)
+        return self._beside.plain_seconds(float(self._cost[1]))
 
     def _patience(self) -> int:
         """Return how many worthless drafts in a row end in a rest: one more for each plain step saved of late."""

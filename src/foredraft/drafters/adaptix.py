@@ -124,7 +124,8 @@ class AdaptixDrafter:
     def __init__(self, options: AdaptixOptions, table: TrigramTable, learned: LearnedArrays | None = None) -> None:
         self.options = options
         self.table = table
-        self.needs = Needs(top_k=options.feedback_top_k if options.feeds_back else 0)
+        every_step = options.share or options.learn == "paper"  # the whole text is, or its last tokens anew
+        self.needs = Needs(top_k=options.feedback_top_k if options.feeds_back else 0, every_step=every_step)
         self.lock = threading.Lock()
         self.shared = learned if learned is not None else empty_learned()
 

@@ -128,7 +128,8 @@ class MixtureDrafter:
         self.table = table
         self.library = library
         self.model = model
-        self.needs = Needs(top_k=options.feedback_top_k if options.feeds_back else 0)
+        top_k = options.feedback_top_k if options.feeds_back else 0
+        self.needs = Needs(top_k=top_k, every_step=options.shares)  # what is shared is the whole text
 
     @classmethod
     def create(cls, options: MixtureOptions, resources: Resources) -> "MixtureDrafter":

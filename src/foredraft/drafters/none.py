@@ -18,7 +18,7 @@ class NoDrafter:
     name: ClassVar[str] = "none"
     summary: ClassVar[str] = "Plain decoding: one token a forward pass; the baseline."
     Options = NoOptions
-    needs = Needs()
+    needs = Needs(every_step=False)
     source_names = ("none",)
 
     @classmethod

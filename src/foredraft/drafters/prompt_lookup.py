@@ -86,7 +86,7 @@ class PromptLookupDrafter:
     name: ClassVar[str] = "prompt_lookup"
     summary: ClassVar[str] = "Chains copied from where the last tokens occurred before; no table, no model."
     Options = PromptLookupOptions
-    needs = Needs()
+    needs = Needs(every_step=False)
     source_names = ("prompt_lookup",)
 
     def __init__(self, options: PromptLookupOptions) -> None:

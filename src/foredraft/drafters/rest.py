@@ -88,12 +88,12 @@ class RestDrafter:
     name: ClassVar[str] = "rest"
     summary: ClassVar[str] = "Trees of what followed the same context in a datastore and in the text itself (REST)."
     Options = RestOptions
-    needs = Needs()
     source_names = ("rest",)
 
     def __init__(self, options: RestOptions, library: Library) -> None:
         self.options = options
         self.library = library
+        self.needs = Needs(every_step=options.learn == "shared")  # what is shared is the whole text
 
     @classmethod
     def create(cls, options: RestOptions, resources: Resources) -> "RestDrafter":

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from foredraft.contracts import Control, Draft, Drafting, Needs, Scores, StepRecord, Target, Verdict
+from foredraft.contracts import EMPTY_DRAFT, Control, Draft, Drafting, Needs, Scores, StepRecord, Target, Verdict
 from foredraft.engine.state import SequenceState
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import FloatArray, IntArray, is_tree, top_nodes
@@ -38,9 +38,12 @@ def step(
     """
     clock = [perf_counter_ns()]
     budget = control.budget(seq.useful_depth)
-    proposed = drafting.propose(seq.view(), budget)
-    check_draft(proposed, target.vocabulary, len(names))
-    draft = control.trim(proposed, budget)
+    shown = budget.nodes > 0 or needs.every_step
+    draft = proposed = EMPTY_DRAFT
+    if shown:
+        proposed = drafting.propose(seq.view(), budget)
+        check_draft(proposed, target.vocabulary, len(names))
+        draft = control.trim(proposed, budget)
     clock.append(perf_counter_ns())
     at = seq.length - 1
     layout = lay_out(seq.root, draft.tokens, draft.parents, at)
@@ -51,9 +54,9 @@ def step(
     clock.append(perf_counter_ns())
     seq.commit(verdict)
     clock.append(perf_counter_ns())
-    # where drafting is not worth its time, what only serves drafting is not either
-    drafts = budget.nodes > 0 and (len(draft) > 0 or len(proposed) == 0)
-    drafting.observe(_with_needs(verdict, scores, needs) if drafts else verdict)
+    if shown:  # and where drafting is not worth its time, what only serves drafting is not either
+        drafts = budget.nodes > 0 and (len(draft) > 0 or len(proposed) == 0)
+        drafting.observe(_with_needs(verdict, scores, needs) if drafts else verdict)
     forward, drafting_took = clock[3] - clock[2], clock[1] - clock[0]
     control.observe(verdict, forward / 1e9, (perf_counter_ns() - clock[0] - forward) / 1e9, drafting_took / 1e9)
     clock.append(perf_counter_ns())

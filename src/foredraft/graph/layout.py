@@ -50,6 +50,8 @@ def lay_out(root: int, tokens: IntArray, parents: IntArray, at: int) -> Layout:
         parents: int32[N], the draft's parents.
         at: absolute position of the root.
     """
+    if not len(tokens):  # a plain step
+        return lay_out_text(np.array([root], np.int64), at)
     return Layout(*_rows_of(root, tokens, parents, at), at)
 
 

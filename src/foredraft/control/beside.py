@@ -1,0 +1,103 @@
+"""What a sequence tells those after it: how long steps have been taking, and how drafting went of late.
+
+Knows seconds, and those that the cost curve says of the same passes; not drafts, nor what is made of it.
+"""
+
+from dataclasses import dataclass
+
+_FIRST_STEPS = 4  # plain ones of a process, of which some load or compile something: the quickest tells most
+_LONGEST = 4  # times what a step has been taking; what takes longer has stalled
+
+
+@dataclass(slots=True)
+class Beside:
+    """What a sequence tells those after it: facts of the machine and the drafter, and how drafting went of late.
+
+    Attributes:
+        pace: seconds of a drafted pass / those of the curve, smoothed; 0 until one behind another told it.
+        plain_pace: the same of a plain pass; 0 until there was one.
+        drafted: seconds of a drafted step beside its pass, smoothed.
+        plain: the same of a plain one.
+        plain_steps: how many of the first plain steps were seen.
+        cold: seconds more, pass included, of a drafted step behind a plain one: what it needs has left the caches.
+        goes_on: the share of drafted steps that another one follows.
+        unpaid: texts in a row in which drafting was found not to pay.
+        rest: plain steps left of a rest with which the last text began, or that trying in vain had made long: short
+            texts end within it.
+    """
+
+    pace: float = 0.0
+    plain_pace: float = 0.0
+    drafted: float = 0.0
+    plain: float = 0.0
+    plain_steps: int = 0
+    cold: float = 0.0
+    goes_on: float = 0.5
+    unpaid: int = 0
+    rest: int = 0
+
+    @property
+    def drafted_pace(self) -> float:
+        """Seconds of a drafted pass / those of the curve, as far as is known."""
+        return self.pace or self.plain_pace or 1.0
+
+    @property
+    def knows_plain(self) -> bool:
+        """Whether enough plain steps were seen to tell how long one takes."""
+        return self.plain_steps >= _FIRST_STEPS
+
+    def plain_seconds(self, expected: float) -> float:
+        """Return what a plain step takes of late, `expected` being the seconds of its pass by the curve."""
+        return (self.plain_pace or self.drafted_pace) * expected + self.plain
+
+    def see_drafted(self, expected: float, forward_seconds: float, other_seconds: float, *, runs: bool) -> float:
+        """Learn from the time of a drafted step; return its pass's, without what it stalled.
+
+        Args:
+            expected: seconds of its pass by the curve.
+            forward_seconds: of its pass.
+            other_seconds: of the rest of the step.
+            runs: whether a drafted step was before it.
+        """
+        usual = self.drafted_pace * expected
+        forward_seconds = min(forward_seconds, _LONGEST * usual)
+        if not self.drafted:  # the first may have loaded something
+            self.drafted = min(other_seconds, expected)
+        other_seconds = min(other_seconds, _LONGEST * self.drafted)
+        if runs:
+            self.pace = self.drafted_pace + 0.05 * (forward_seconds / expected - self.drafted_pace)
+            self.drafted += 0.1 * (other_seconds - self.drafted)
+        else:
+            more = min(forward_seconds + other_seconds - usual - self.drafted, usual)
+            self.cold = max(0.0, self.cold + 0.1 * (more - self.cold))
+        return forward_seconds
+
+    def see_plain(self, expected: float, forward_seconds: float, other_seconds: float, *, rests: bool) -> float:
+        """Learn from the time of a plain step; return its pass's, without what it stalled.
+
+        Args:
+            expected: seconds of its pass by the curve.
+            forward_seconds: of its pass.
+            other_seconds: of the rest of the step, without what asking for a draft took.
+            rests: whether drafting rests: it then says what drafted passes would take as well.
+        """
+        ratio = forward_seconds / expected
+        if not self.knows_plain:
+            self.plain = min(other_seconds, self.plain) if self.plain_steps else min(other_seconds, expected)
+            self.plain_pace = min(ratio, self.plain_pace or ratio)
+            self.plain_steps += 1
+            return forward_seconds
+        ratio, before = min(ratio, _LONGEST * self.plain_pace), self.plain_pace
+        self.plain_pace += 0.2 * (ratio - before)
+        self.plain += 0.1 * (min(other_seconds, _LONGEST * self.plain or expected) - self.plain)
+        if rests:
+            self.pace *= self.plain_pace / before
+        return ratio * expected
+
+    def see_in_vain(self, other_seconds: float) -> None:
+        """Learn from a step of which no drafted node was worth verifying.
+
+        What asking alone takes tells of drafted steps too: too high an estimate would never be met by one again.
+        """
+        self.drafted += 0.05 * (min(other_seconds, _LONGEST * self.drafted or other_seconds) - self.drafted)
+        self.cold *= 0.98
