@@ -38,8 +38,8 @@ _SHORTEST_REST, _LONGEST_REST = 8, 64  # plain steps before drafting is tried ag
 _MOST_FIRST_REST = 3  # doublings of the shortest rest with which a text begins
 _TRYING = 0.005  # of the time of plain steps, what trying in vain may take once rests are as long as they double to
 _MOST_REST = 256  # plain steps, however long that makes a rest
-_TIMED_EVERY = 8  # steps of a rest
-_REPEATED_TOKENS = 5  # in a row end a rest
+_READ_EVERY, _TIMED_EVERY = 4, 8  # steps of a rest
+_REPEATED_TOKENS = 4  # in a row end a rest
 _FEWEST_ASKED = 4  # nodes asked for at least: fewer would hardly be drafted quicker
 _MOST_BESIDE = 16  # plain passes that the rest of a step may take before it is put down to something else
 
@@ -110,6 +110,7 @@ class MeasuredControl:
         self._beside = Beside() if beside is None else beside
         self._repetition = Repetition(prompt)
         self._wakes_at = _REPEATED_TOKENS  # repeated tokens in a row
+        self._unread: tuple[int, ...] = ()  # tokens of a rest
         self._asks = False  # whether the drafter was asked in this step
         self._times_asked = 0  # in this text
         self._tokens = self._seconds = 0.0  # of recent steps in which it was
@@ -152,13 +153,9 @@ class MeasuredControl:
         """Compare what the step gave with what its scores promised, and its time with what the curve says."""
         if self._rest > 0 and not self._asks:  # in few lines, as every line takes time where nothing pays
             self._rest -= 1
-            if self._beside.rest > 0:
-                self._beside.rest = self._rest
-            if self._repetition.read(verdict.tokens) >= self._wakes_at:
-                self._wake()
-            elif self._runs or self._rest % _TIMED_EVERY == 0:
-                self._observe_time(0, 1, forward_seconds, other_seconds, 0.0)
-                self._look_out()
+            self._unread += verdict.tokens
+            if self._runs or self._rest % _READ_EVERY == 0:
+                self._look_out(forward_seconds, other_seconds)
             return
         drafted = len(verdict.draft)
         self._observe_time(drafted, len(verdict.tokens), forward_seconds, other_seconds, draft_seconds)
@@ -171,9 +168,9 @@ class MeasuredControl:
             self._give_up_for_now()
         elif self._asks and self._tokens > enough:
             self._consider_resting()
-        self._repetition.read(verdict.tokens)
-        self._look_out()
-        if self._rest > 0 and self._repetition.run >= self._wakes_at:
+        if self._repetition.read(verdict.tokens) == 0:
+            self._wakes_at = _REPEATED_TOKENS
+        elif self._rest > 0 and self._repetition.run >= self._wakes_at:
             self._wake()
 
     def _observe_time(
@@ -207,9 +204,16 @@ class MeasuredControl:
             beside.see_in_vain(other_seconds)
         return forward_seconds
 
-    def _look_out(self) -> None:
-        """Let a text that repeats itself again end a rest as soon as one that never did."""
-        if self._repetition.run == 0:
+    def _look_out(self, forward_seconds: float, other_seconds: float) -> None:
+        """Read on in a rest, and end it where the text repeats itself; take the time of a step of it now and then."""
+        if self._beside.rest > 0:
+            self._beside.rest = self._rest
+        run, self._unread = self._repetition.read(self._unread), ()
+        if run >= self._wakes_at:
+            self._wake()
+        elif self._runs or self._rest % _TIMED_EVERY == 0:
+            self._observe_time(0, 1, forward_seconds, other_seconds, 0.0)
+        if run == 0:  # a text that repeats itself again ends a rest as soon as one that never did
             self._wakes_at = _REPEATED_TOKENS
 
     def _wake(self) -> None:

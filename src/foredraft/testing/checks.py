@@ -230,7 +230,7 @@ class _Recorder:
         self._budget = budget
         self._drafting: Drafting
         self.source_names = drafter.source_names
-        self.needs = drafter.needs
+        self.needs = dataclasses.replace(drafter.needs, every_step=True)
         self.note: _Proposal
 
     def open(self, context: DraftContext) -> "_Recorder":
