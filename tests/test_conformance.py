@@ -171,7 +171,8 @@ class Planted:
     needs = Needs()
     source_names = ("planted",)
 
-    def __init__(self, propose, closes=2, per_sequence=True):
+    def __init__(self, propose, closes=2, per_sequence=True, needs=needs):
+        self.needs = needs
         self._propose = propose
         self._closes = closes
         self._calls = [] if not per_sequence else None
@@ -253,6 +254,10 @@ PLANTS = {
     "source without a name": (
         lambda: Planted(lambda view, budget, calls: tree([4], [-1], source=np.array([1], np.uint8))),
         checks.proposals_are_valid_trees, "name",
+    ),
+    "counts steps that it says it need not see": (
+        lambda: Planted(lambda view, budget, calls: chain(len(calls) % VOCABULARY), needs=Needs(every_step=False)),
+        checks.steps_that_are_not_shown_change_no_draft, "every_step",
     ),
     "too many nodes": (lambda: Planted(ignores_the_budget), checks.proposals_stay_within_the_budget, "3 nodes"),
     "too deep": (

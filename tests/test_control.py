@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive
-from foredraft.contracts import EMPTY_DRAFT, Budget, CostCurve, Draft, Verdict
+from foredraft.contracts import EMPTY_DRAFT, NO_BUDGET, Budget, CostCurve, Draft, Verdict
 from foredraft.control import MOST_NODES, Beside, FixedControl, MeasuredControl, cut, measured
 from foredraft.control.measured import Evidence
 from foredraft.errors import UsageError
@@ -445,3 +445,65 @@ def test_a_text_that_begins_to_repeat_itself_or_its_prompt_ends_a_rest():
     assert 26 <= first_asked_behind([*new[:20], *new[:15]]) < 30, "four behind the two that are found, read by fours"
     assert 6 <= first_asked_behind(new, np.array(new)) < 10
     assert first_asked_behind(new, np.arange(50)) is None
+
+
+@pytest.mark.parametrize("first", [1.0, 50.0, 1e4])
+def test_a_first_step_that_loads_something_speaks_neither_for_drafting_nor_against_it_for_long(first):
+    """In the first plain step of a process; whatever it took, drafts that are accepted whole are soon drafted."""
+    beside, drafted = Beside(), 0
+    for text in range(3):
+        control = MeasuredControl(MODERATE, beside=beside)
+        for number in range(80):
+            budget = control.budget(50) if text or number else NO_BUDGET
+            draft = control.trim(chain(4, 0.95), budget) if budget.nodes else EMPTY_DRAFT
+            path = tuple(range(len(draft)))
+            seconds, other = honest(MODERATE)(0, len(draft) + 1), 0.1
+            if not text and not number:
+                seconds, other = first * seconds, first
+            control.observe(Verdict((*path, 5 * number), path, draft, 0), seconds, other)
+            drafted += text > 0 and len(draft) > 0
+    assert drafted > 120
+    assert beside.plain_seconds(MODERATE.seconds[0]) == pytest.approx(MODERATE.seconds[0] + 0.1, rel=0.1)
+
+
+def test_a_slow_first_step_has_no_text_drafted_in_vain():
+    """Drafts of four of which none is right: where plain steps seemed slow, they would be verified on and on."""
+    beside, drafted = Beside(), 0
+    for text in range(4):
+        control = MeasuredControl(MODERATE, beside=beside)
+        for number in range(80):
+            budget = control.budget(50)
+            draft = control.trim(chain(4, 0.5), budget) if budget.nodes else EMPTY_DRAFT
+            slow = 100.0 if text == 0 and number == 0 else 1.0
+            seconds, other = slow * honest(MODERATE)(0, len(draft) + 1), slow * (0.3 if budget.nodes else 0.1)
+            control.observe(Verdict((100 * text + number,), (), draft, 0), seconds, other, other if budget.nodes else 0)
+            drafted += len(draft) > 0
+    assert drafted < 40
+
+
+def test_a_machine_that_was_busy_in_a_run_does_not_speak_against_drafting_behind_it():
+    beside = Beside()
+    for number in range(40):
+        beside.see_plain(1.0, 1.0, 0.1, runs=False) if number < 8 else None
+        beside.see_drafted(1.5, 4.5, 0.3, runs=True)
+    assert beside.drafted_pace > 2
+    for _ in range(40):
+        beside.see_plain(1.0, 1.0, 0.1, runs=False)
+    assert beside.drafted_pace < 1.1
+
+
+def test_a_repetition_that_broke_lets_the_next_one_end_a_rest_as_soon():
+    """Where drafts are useless, loops of three tokens that go on end ever fewer rests; new ones each end theirs."""
+
+    def times_asked(text):
+        control, asked = MeasuredControl(MODERATE, beside=Beside(unpaid=9)), 0
+        for token in text:
+            budget = control.budget(50)
+            asked += budget.nodes > 0
+            draft = control.trim(chain(1, 1e-5), budget) if budget.nodes else EMPTY_DRAFT
+            control.observe(Verdict((token,), (), draft, 0), honest(MODERATE)(0, 1), 0.0)
+        return asked
+
+    same = [number % 3 for number in range(300)]
+    new = [3 * (number // 30) + number % 3 for number in range(300)]
+    assert times_asked(new) > 2 * times_asked(same) > 0

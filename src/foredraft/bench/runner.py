@@ -197,17 +197,17 @@ class _Run:
     def _warm_up(self) -> None:
         """Build every drafter and write a little with each: compilation, first allocations, tables, measured costs."""
         first = self._plan.prompts[0]
-        arguments = {**self._plan.settings[0], "max_new_tokens": 8}
         for method in [Method(BASE, BASE), *self._methods]:
             begin = make_ready(self._generator, method)
             self._ready.setdefault(method.label, begin)
-            try:
-                begun = begin(self._said(first, ()), arguments, ())
-                while begun.go_on():
-                    pass
-                begun.written()  # which measures what passes cost, where no method has by then
-            except Exception:  # noqa: BLE001, S112  # what it does to its cells is recorded there
-                continue
+            for settings in self._plan.settings:  # sampling loads, or compiles, what greedy decoding does not
+                try:
+                    begun = begin(self._said(first, ()), {**settings, "max_new_tokens": 8}, ())
+                    while begun.go_on():
+                        pass
+                    begun.written()  # which measures what passes cost, where no method has by then
+                except Exception:  # noqa: BLE001, S112  # what it does to its cells is recorded there
+                    continue
 
     def _measure(
         self, prompt: TaskPrompt, settings: Mapping[str, Any], task: _Task, found: Mapping[Place, Cell | None],

@@ -59,7 +59,7 @@ class Beside:
             other_seconds: of the rest of the step.
             runs: whether a drafted step was before it.
         """
-        usual = self.drafted_pace * expected
+        usual = self.drafted_pace * expected  # with what is known so far
         forward_seconds = min(forward_seconds, _LONGEST * usual)
         if not self.drafted:  # the first may have loaded something
             self.drafted = min(other_seconds, expected)
@@ -72,26 +72,26 @@ class Beside:
             self.cold = max(0.0, self.cold + 0.1 * (more - self.cold))
         return forward_seconds
 
-    def see_plain(self, expected: float, forward_seconds: float, other_seconds: float, *, rests: bool) -> float:
+    def see_plain(self, expected: float, forward_seconds: float, other_seconds: float, *, runs: bool) -> float:
         """Learn from the time of a plain step; return its pass's, without what it stalled.
 
         Args:
             expected: seconds of its pass by the curve.
             forward_seconds: of its pass.
             other_seconds: of the rest of the step, without what asking for a draft took.
-            rests: whether drafting rests: it then says what drafted passes would take as well.
+            runs: whether a drafted step was before it.
         """
-        ratio = forward_seconds / expected
+        known = self.plain_pace or self.drafted_pace
+        ratio = min(forward_seconds / expected, _LONGEST * known)
         if not self.knows_plain:
-            self.plain = min(other_seconds, self.plain) if self.plain_steps else min(other_seconds, expected)
-            self.plain_pace = min(ratio, self.plain_pace or ratio)
+            self.plain_pace = min(ratio, known) if self.plain_steps else ratio
+            self.plain = min(other_seconds, self.plain if self.plain_steps else expected)
             self.plain_steps += 1
-            return forward_seconds
-        ratio, before = min(ratio, _LONGEST * self.plain_pace), self.plain_pace
-        self.plain_pace += 0.2 * (ratio - before)
+            return ratio * expected
+        self.plain_pace += 0.2 * (ratio - self.plain_pace)
         self.plain += 0.1 * (min(other_seconds, _LONGEST * self.plain or expected) - self.plain)
-        if rests:
-            self.pace *= self.plain_pace / before
+        if not runs and self.pace:  # what it was in the last run, passes of both kinds come to be again by and by
+            self.pace += 0.1 * (self.plain_pace - self.pace)
         return ratio * expected
 
     def see_in_vain(self, other_seconds: float) -> None:

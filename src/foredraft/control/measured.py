@@ -153,6 +153,8 @@ class MeasuredControl:
         """Compare what the step gave with what its scores promised, and its time with what the curve says."""
         if self._rest > 0 and not self._asks:  # in few lines, as every line takes time where nothing pays
             self._rest -= 1
+            if self._beside.rest > 0:
+                self._beside.rest = self._rest
             self._unread += verdict.tokens
             if self._runs or self._rest % _READ_EVERY == 0:
                 self._look_out(forward_seconds, other_seconds)
@@ -168,9 +170,7 @@ class MeasuredControl:
             self._give_up_for_now()
         elif self._asks and self._tokens > enough:
             self._consider_resting()
-        if self._repetition.read(verdict.tokens) == 0:
-            self._wakes_at = _REPEATED_TOKENS
-        elif self._rest > 0 and self._repetition.run >= self._wakes_at:
+        if self._repeats(verdict.tokens) and self._rest > 0:
             self._wake()
 
     def _observe_time(
@@ -195,10 +195,10 @@ class MeasuredControl:
 
     def _observe_plain(self, forward_seconds: float, other_seconds: float, draft_seconds: float) -> float:
         """Learn from the time of a plain step; return its pass's, without what it stalled."""
-        beside, rests = self._beside, self._rest > 0
+        beside = self._beside
         # a draft of which no node was worth verifying is no part of a plain step
         plain_seconds = max(other_seconds - draft_seconds, 0.0)
-        forward_seconds = beside.see_plain(self._cost[1], forward_seconds, plain_seconds, rests=rests)
+        forward_seconds = beside.see_plain(self._cost[1], forward_seconds, plain_seconds, runs=self._runs)
         self._since_plain = 0 if beside.knows_plain else _REFERENCE_EVERY - _FIRST_REFERENCE
         if self._asks:
             beside.see_in_vain(other_seconds)
@@ -206,15 +206,18 @@ class MeasuredControl:
 
     def _look_out(self, forward_seconds: float, other_seconds: float) -> None:
         """Read on in a rest, and end it where the text repeats itself; take the time of a step of it now and then."""
-        if self._beside.rest > 0:
-            self._beside.rest = self._rest
-        run, self._unread = self._repetition.read(self._unread), ()
-        if run >= self._wakes_at:
+        if self._repeats(self._unread):
             self._wake()
         elif self._runs or self._rest % _TIMED_EVERY == 0:
             self._observe_time(0, 1, forward_seconds, other_seconds, 0.0)
-        if run == 0:  # a text that repeats itself again ends a rest as soon as one that never did
+        self._unread = ()
+
+    def _repeats(self, tokens: tuple[int, ...]) -> bool:
+        """Read on, and say whether the text has been repeating itself for long enough to end a rest."""
+        run = self._repetition.read(tokens)
+        if run < len(tokens):  # a text that repeats itself again ends a rest as soon as one that never did
             self._wakes_at = _REPEATED_TOKENS
+        return run >= self._wakes_at
 
     def _wake(self) -> None:
         """End a rest where the text repeats itself, and in vain only ever more rarely while it goes on repeating."""

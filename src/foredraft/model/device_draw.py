@@ -5,6 +5,7 @@ that changes from memory there, so that a CUDA graph can record them. Knows scor
 a row's token is the same whatever the other rows are, and the walk down the draft reads it.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,7 @@ class RowDraws:
 
     def __init__(self, positions: torch.Tensor, record: Record) -> None:
         self._positions = positions
-        self._logits = positions  # until some are known
+        self._logits: torch.Tensor | None = None
         self._record = record
         self._law = torch.zeros(LAW, dtype=torch.float64, device=positions.device)
         self._told: tuple[float, ...] | None = None
@@ -52,12 +53,13 @@ class RowDraws:
             self._law.copy_(torch.tensor(law, dtype=torch.float64))
             self._told = law
         self._logits = logits
-        draw = fused() if logits.is_cuda else drawn_rows
         filters = top_k > 0 or top_p < 1.0 or min_p > 0.0
         if filters in self._replays:
             return list(self._replays[filters]().tolist())
+        draw = fused() if logits.is_cuda else drawn_rows
 
         def compute() -> torch.Tensor:
+            assert self._logits is not None, "rows were scored"
             return draw(self._logits, self._positions, self._law, filters=filters)
 
         expected = drawn_rows(logits, self._positions, self._law, filters=filters).tolist()
@@ -67,6 +69,7 @@ class RowDraws:
         return list(expected)
 
 
+@functools.cache
 def fused() -> Callable[..., torch.Tensor]:
     """Return `drawn_rows` compiled, for any number of rows: op by op, the noise goes through memory a hundred times."""
     return torch.compile(_drawn, dynamic=True, fullgraph=True)
@@ -108,16 +111,16 @@ def _is_dropped(rows: torch.Tensor, scaled: torch.Tensor, law: torch.Tensor) -> 
         law: float64[6].
     """
     width = rows.shape[1]
-    falling = scaled.sort(dim=-1, descending=True).values
+    falling, order = rows.sort(dim=-1, descending=True)
     kept = law[3].to(torch.int64)
     last = torch.where((kept > 0) & (kept < width), kept, width) - 1
     by_k = falling.index_select(1, last.reshape(1))
-    weights = falling.exp().double().masked_fill(falling < by_k, 0.0)
+    weights = scaled.gather(1, order).exp().double().masked_fill(falling < by_k, 0.0)
     before = weights.cumsum(dim=-1) - weights
     inside = (before < law[4] * weights.sum(dim=-1, keepdim=True)).sum(dim=-1, keepdim=True).clamp(1, width) - 1
     by_p = torch.where(law[4] < 1.0, falling.gather(1, inside), -torch.inf)
     by_min = torch.where(law[5] > 0.0, law[5].log(), -torch.inf).to(torch.float32)
-    return (scaled < by_k) | (scaled < by_p) | (scaled < by_min)
+    return (rows < by_k) | (rows < by_p) | (scaled < by_min)
 
 
 def gumbel_rows(positions: torch.Tensor, width: int, law: torch.Tensor) -> torch.Tensor:

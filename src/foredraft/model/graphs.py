@@ -77,6 +77,7 @@ class GraphedForward:
         self._owner: Callable[[], TreeCache | None] = _nobody
         self._made_room: weakref.WeakSet[TreeCache] = weakref.WeakSet()
         self._failed = self._draws_on_host = False
+        self._law: tuple[int, float, int, float, float] | None = None  # by which rows were drawn last
 
     @torch.inference_mode()
     def forward(self, layout: Layout, cache: TreeCache, own: Callable[[], torch.Tensor]) -> Scores | None:
@@ -151,6 +152,8 @@ class GraphedForward:
         logits = logits.clone()  # the next replay writes the same memory
         best = best.cpu()  # waits for the device, so that a pass takes the time that it is said to take
         if new:
+            if self._law is not None:  # recorded with the pass, so that no later step waits for it
+                self._draw(run, *self._law)
             error = relative_error(logits.float(), own().float())
             if not within_rounding(error, self._functional.model):
                 raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
@@ -162,8 +165,9 @@ class GraphedForward:
         """Draw after the rows of the last run of a pass; None where that failed, of which a warning tells once."""
         if self._draws_on_host:
             return None
+        self._law = seed, temperature, top_k, top_p, min_p
         try:
-            return run.draw(seed, temperature, top_k, top_p, min_p)
+            return run.draw(*self._law)
         except Exception as error:  # noqa: BLE001  # as above: the host can draw
             self._draws_on_host = True
             warnings.warn(

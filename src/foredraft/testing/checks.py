@@ -12,7 +12,9 @@ import numpy as np
 
 from foredraft.contracts import (
     EMPTY_DRAFT,
+    NO_BUDGET,
     Budget,
+    Control,
     Draft,
     DraftContext,
     Drafter,
@@ -80,6 +82,18 @@ def no_budget_gives_no_draft(make: MakeDrafter) -> None:
     for budget in (Budget(0, 8), Budget(8, 0), Budget(0, 0)):
         for _, _, draft in _proposals(make(), budget):
             _require(len(draft) == 0, f"{budget} gives no draft; this one has {len(draft)} nodes.")
+
+
+def steps_that_are_not_shown_change_no_draft(make: MakeDrafter) -> None:
+    """A drafter that need not see every step drafts the same whether or not it sees those without a budget."""
+    if make().needs.every_step:
+        return
+    shown, not_shown = (_shown(_proposals(make(), control=_NowAndThen(), every_step=each)) for each in (True, False))
+    drafted = [each for each in shown if each[1]]
+    _require(
+        drafted == [each for each in not_shown if each[1]],
+        "needs.every_step is False, so drafts must not depend on whether steps without a budget are shown.",
+    )
 
 
 def a_drafter_that_asks_obeys(make: MakeDrafter) -> None:
@@ -200,6 +214,7 @@ CHECKS: list[Callable[[MakeDrafter], None]] = [
     proposals_are_valid_trees,
     proposals_stay_within_the_budget,
     no_budget_gives_no_draft,
+    steps_that_are_not_shown_change_no_draft,
     a_drafter_that_asks_obeys,
     the_same_seed_gives_the_same_drafts,
     sequences_do_not_influence_each_other,
@@ -225,13 +240,13 @@ class _Recorder:
 
     name: ClassVar[str] = "recorder"
 
-    def __init__(self, drafter: Drafter, budget: Budget | None) -> None:
+    def __init__(self, drafter: Drafter, budget: Budget | None, *, every_step: bool) -> None:
         self._drafter = drafter
         self._budget = budget
         self._drafting: Drafting
         self.source_names = drafter.source_names
-        self.needs = dataclasses.replace(drafter.needs, every_step=True)
-        self.note: _Proposal
+        self.needs = dataclasses.replace(drafter.needs, every_step=every_step)
+        self.note: _Proposal = (_PROMPT, NO_BUDGET, EMPTY_DRAFT)
 
     def open(self, context: DraftContext) -> "_Recorder":
         self._drafting = self._drafter.open(context)
@@ -255,14 +270,41 @@ class _Recorder:
         self._drafting.close()
 
 
-def _proposals(drafter: Drafter, budget: Budget | None = None, prompt: TokenIds | None = None) -> Iterator[_Proposal]:
-    """Decode with `drafter`, within `budget` where one is given, and yield what it proposed at each step."""
+class _NowAndThen:
+    """A control that allows a draft in one step of three."""
+
+    def __init__(self) -> None:
+        self._fixed, self._steps = FixedControl(8), 0
+
+    def budget(self, depth: int) -> Budget:
+        self._steps += 1
+        return self._fixed.budget(depth) if self._steps % 3 == 0 else NO_BUDGET
+
+    def trim(self, draft: Draft, budget: Budget) -> Draft:
+        return self._fixed.trim(draft, budget)
+
+    def observe(
+        self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
+    ) -> None:
+        """Learn nothing."""
+
+
+def _proposals(
+    drafter: Drafter,
+    budget: Budget | None = None,
+    prompt: TokenIds | None = None,
+    control: Control | None = None,
+    *,
+    every_step: bool = True,
+) -> Iterator[_Proposal]:
+    """Decode with `drafter`, within `budget` where one is given, and yield what it proposed last at each step."""
     target = target_of(drafter)
     seq = _sequence(target, _PROMPT if prompt is None else prompt, SamplingOptions())
-    recorder = _Recorder(drafter, budget)
-    control = FixedControl(16 if budget is None else budget.nodes)
+    recorder = _Recorder(drafter, budget, every_step=every_step)
+    control = control or FixedControl(16 if budget is None else budget.nodes)
     for _ in decode(seq, recorder, control, target, _context(seq.cache)):
         yield recorder.note
+        recorder.note = (recorder.note[0], NO_BUDGET, EMPTY_DRAFT)  # until the next one
 
 
 def _shown(proposals: Iterable[_Proposal]) -> list[tuple[list[int], list[int], list[int]]]:
