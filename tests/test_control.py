@@ -507,3 +507,20 @@ def test_a_repetition_that_broke_lets_the_next_one_end_a_rest_as_soon():
     same = [number % 3 for number in range(300)]
     new = [3 * (number // 30) + number % 3 for number in range(300)]
     assert times_asked(new) > 2 * times_asked(same) > 0
+
+
+def test_first_drafts_that_load_something_do_not_speak_against_drafting_for_long():
+    """Asking takes a pass at first and a tenth of one later; half of the nodes of short drafts are right."""
+    beside, drafted = Beside(), 0
+    for text in range(4):
+        control = MeasuredControl(MODERATE, beside=beside)
+        for number in range(60):
+            budget = control.budget(50)
+            draft = control.trim(chain(3, 0.7), budget) if budget.nodes else EMPTY_DRAFT
+            path = tuple(range(len(draft))) if number % 2 else ()
+            other = (1.5 if text == 0 and number < 8 else 0.15) * MODERATE.seconds[0] if budget.nodes else 0.1
+            tokens = tuple(range(1000 * text + 10 * number, 1000 * text + 10 * number + len(path) + 1))
+            control.observe(Verdict(tokens, path, draft, 0), honest(MODERATE)(0, len(draft) + 1), other, other)
+            drafted += text > 0 and len(draft) > 0
+    assert beside.drafted < 0.4 * MODERATE.seconds[0]
+    assert drafted > 20

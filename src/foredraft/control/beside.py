@@ -61,12 +61,10 @@ class Beside:
         """
         usual = self.drafted_pace * expected  # with what is known so far
         forward_seconds = min(forward_seconds, _LONGEST * usual)
-        if not self.drafted:  # the first may have loaded something
-            self.drafted = min(other_seconds, expected)
-        other_seconds = min(other_seconds, _LONGEST * self.drafted)
+        self._see_beside(expected, other_seconds, 0.1 if runs else 0.0)
+        other_seconds = self.bounded(expected, other_seconds)
         if runs:
             self.pace = self.drafted_pace + 0.05 * (forward_seconds / expected - self.drafted_pace)
-            self.drafted += 0.1 * (other_seconds - self.drafted)
         else:
             more = min(forward_seconds + other_seconds - usual - self.drafted, usual)
             self.cold = max(0.0, self.cold + 0.1 * (more - self.cold))
@@ -94,10 +92,23 @@ class Beside:
             self.pace += 0.1 * (self.plain_pace - self.pace)
         return ratio * expected
 
-    def see_in_vain(self, other_seconds: float) -> None:
+    def see_in_vain(self, expected: float, other_seconds: float) -> None:
         """Learn from a step of which no drafted node was worth verifying.
 
         What asking alone takes tells of drafted steps too: too high an estimate would never be met by one again.
+
+        Args:
+            expected: seconds of its pass by the curve.
+            other_seconds: of the rest of the step.
         """
-        self.drafted += 0.05 * (min(other_seconds, _LONGEST * self.drafted or other_seconds) - self.drafted)
+        self._see_beside(expected, other_seconds, 0.05)
         self.cold *= 0.98
+
+    def bounded(self, expected: float, other_seconds: float) -> float:
+        """Return what a step in which a draft was asked for took beside its pass, without what it stalled or loaded."""
+        return min(other_seconds, _LONGEST * self.drafted or expected)
+
+    def _see_beside(self, expected: float, other_seconds: float, share: float) -> None:
+        """Follow what a step takes in which a draft was asked for: quickly down, as the first ones load something."""
+        more = self.bounded(expected, other_seconds) - self.drafted
+        self.drafted += more * (1.0 if not self.drafted else 0.3 if more < 0 else share)

@@ -201,7 +201,7 @@ class MeasuredControl:
         forward_seconds = beside.see_plain(self._cost[1], forward_seconds, plain_seconds, runs=self._runs)
         self._since_plain = 0 if beside.knows_plain else _REFERENCE_EVERY - _FIRST_REFERENCE
         if self._asks:
-            beside.see_in_vain(other_seconds)
+            beside.see_in_vain(float(self._cost[1]), other_seconds)
         return forward_seconds
 
     def _look_out(self, forward_seconds: float, other_seconds: float) -> None:
