@@ -62,11 +62,11 @@ class Beside:
         usual = self.drafted_pace * expected  # with what is known so far
         forward_seconds = min(forward_seconds, _LONGEST * usual)
         self._see_beside(expected, other_seconds, 0.1 if runs else 0.0)
-        other_seconds = self.bounded(expected, other_seconds)
         if runs:
             self.pace = self.drafted_pace + 0.05 * (forward_seconds / expected - self.drafted_pace)
         else:
-            more = min(forward_seconds + other_seconds - usual - self.drafted, usual)
+            beside_pass = self._bounded(expected, other_seconds)
+            more = min(forward_seconds + beside_pass - usual - self.drafted, usual)
             self.cold = max(0.0, self.cold + 0.1 * (more - self.cold))
         return forward_seconds
 
@@ -104,11 +104,11 @@ class Beside:
         self._see_beside(expected, other_seconds, 0.05)
         self.cold *= 0.98
 
-    def bounded(self, expected: float, other_seconds: float) -> float:
+    def _bounded(self, expected: float, other_seconds: float) -> float:
         """Return what a step in which a draft was asked for took beside its pass, without what it stalled or loaded."""
         return min(other_seconds, _LONGEST * self.drafted or expected)
 
     def _see_beside(self, expected: float, other_seconds: float, share: float) -> None:
         """Follow what a step takes in which a draft was asked for: quickly down, as the first ones load something."""
-        more = self.bounded(expected, other_seconds) - self.drafted
+        more = self._bounded(expected, other_seconds) - self.drafted
         self.drafted += more * (1.0 if not self.drafted else 0.3 if more < 0 else share)
