@@ -917,7 +917,7 @@ def learn_written(levels, rows, weights, trusted, known, a, b, drafted, written)
 
 
 def halvings(score):
-    """As foredraft.control.measured's: how often 1 halves until it is no more than the score, up to 11 times."""
+    """As foredraft.control.evidence's: how often 1 halves until it is no more than the score, up to 11 times."""
     number = 0
     while number < 11 and score <= 0.5 ** (number + 1) * (1 - 1e-12):
         number += 1
@@ -925,7 +925,7 @@ def halvings(score):
 
 
 def chances(evidence):
-    """As foredraft.control.measured's, bin by bin."""
+    """As foredraft.control.evidence's, bin by bin."""
     ratio = (evidence.accepted.sum() + 3.0 * 0.8) / (evidence.promised.sum() + 3.0)
     usual = [0.7 * 0.5**number for number in range(12)]
     scores = [p / s if s > 0 else u for p, s, u in zip(evidence.promised, evidence.seen, usual, strict=True)]
@@ -936,7 +936,7 @@ def chances(evidence):
 
 
 def best_count(score, evidence, cost, pace, beside, plain, depth):
-    """As foredraft.control.measured's: every count of nodes is tried."""
+    """As foredraft.control.evidence's: every count of nodes is tried."""
     chance = chances(evidence)
     each = [chance[halvings(one)] for one in sorted(score.tolist(), reverse=True)][: len(cost) - 2]
     rates = [1 / plain]
@@ -945,7 +945,7 @@ def best_count(score, evidence, cost, pace, beside, plain, depth):
 
 
 def credit(evidence, score, path):
-    """As foredraft.control.measured's: returns what was seen, accepted and promised afterwards."""
+    """As foredraft.control.evidence's: returns what was seen, accepted and promised afterwards."""
     seen, accepted, promised = (each.tolist() for each in evidence)
     for node, one in enumerate(score.tolist()):
         seen[halvings(one)] += 1
@@ -955,6 +955,19 @@ def credit(evidence, score, path):
         share = 0.5 if seen[number] > 400 else 1
         seen[number], accepted[number], promised[number] = (share * each[number] for each in (seen, accepted, promised))
     return seen, accepted, promised
+
+
+# --- index/copied
+
+
+def latest_continuation(ids, count):
+    ends = [end for end in range(2, len(ids)) if ids[end - 2 : end] == ids[-2:]]
+    if not ends:
+        return [], []
+    end = ends[-1]
+    common = next((k for k in range(2, min(end, 64)) if ids[end - 1 - k] != ids[-1 - k]), min(end, 64))
+    chances = [(common + i) / (common + i + 4) for i in range(count)]
+    return [ids[end + i % (len(ids) - end)] for i in range(count)], np.cumprod(chances).tolist()
 
 
 # --- integrations/batch_control

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import naive
-from foredraft.control.measured import Evidence
+from foredraft.control.evidence import Evidence
 from foredraft.integrations.batch_control import BatchControl, verified, worth_verifying
 from foredraft.integrations.batches import Batch, Chains
 

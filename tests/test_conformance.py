@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from foredraft.contracts import EMPTY_DRAFT, Draft, Needs
 from foredraft.drafters import Resources, drafter_class, make_drafter, method_names
 from foredraft.graph.tree import chain_parents
+from foredraft.index.copied import copied
 from foredraft.model.heads import card_for, new_exit_head, save_head
 from foredraft.model.medusa import MedusaHeads
 from foredraft.model.target import TorchTarget
@@ -232,6 +233,13 @@ def needs_two_tokens(view, budget, calls):
     return chain(int(view.ids[-2]))
 
 
+def counts_quick_drafts(view, budget, calls):
+    if budget.quick:
+        calls.append(0)
+        return copied(view.ids, np.zeros(budget.nodes, np.uint8))
+    return chain(len(calls) % VOCABULARY)
+
+
 UNSEEDED = np.random.default_rng()
 
 PLANTS = {
@@ -258,6 +266,14 @@ PLANTS = {
     "counts steps that it says it need not see": (
         lambda: Planted(lambda view, budget, calls: chain(len(calls) % VOCABULARY), needs=Needs(every_step=False)),
         checks.steps_that_are_not_shown_change_no_draft, "every_step",
+    ),
+    "guesses where a copy is asked for": (
+        lambda: Planted(lambda view, budget, calls: chain(1), needs=Needs(quick=True)),
+        checks.quick_drafts_are_copies_and_change_no_later_draft, "a quick draft is",
+    ),
+    "counts quick drafts": (
+        lambda: Planted(counts_quick_drafts, needs=Needs(quick=True)),
+        checks.quick_drafts_are_copies_and_change_no_later_draft, "no later draft",
     ),
     "too many nodes": (lambda: Planted(ignores_the_budget), checks.proposals_stay_within_the_budget, "3 nodes"),
     "too deep": (

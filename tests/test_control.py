@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 import naive
 from foredraft.contracts import EMPTY_DRAFT, NO_BUDGET, Budget, CostCurve, Draft, Verdict
-from foredraft.control import MOST_NODES, Beside, FixedControl, MeasuredControl, cut, measured
-from foredraft.control.measured import Evidence
+from foredraft.control import MOST_NODES, Beside, FixedControl, MeasuredControl, cut
+from foredraft.control import evidence as kernels
+from foredraft.control.evidence import Evidence
 from foredraft.errors import UsageError
 from foredraft.graph.tree import chain_parents, depths
 
@@ -261,14 +262,14 @@ def test_the_measured_controls_kernels_do_what_their_twins_do(seed):
     seen = rng.integers(0, 420, 12).astype(np.float64)
     evidence = Evidence(seen, np.floor(seen * rng.random(12)), seen * rng.random(12))
     score = rng.random(rng.integers(1, 40)).astype(np.float32) ** 3
-    np.testing.assert_allclose(measured.chances(evidence), naive.chances(evidence))
-    assert [measured.halvings(one) for one in score] == [naive.halvings(float(one)) for one in score]
+    np.testing.assert_allclose(kernels.chances(evidence), naive.chances(evidence))
+    assert [kernels.halvings(one) for one in score] == [naive.halvings(float(one)) for one in score]
     cost = np.cumsum(rng.random(34))
     told = (score, evidence, cost, 0.5 + rng.random(), rng.random(), cost[1] + rng.random(), int(rng.integers(1, 9)))
-    assert measured.best_count(*told) == naive.best_count(*told)
+    assert kernels.best_count(*told) == naive.best_count(*told)
     path = rng.permutation(len(score))[: rng.integers(0, len(score) + 1)].astype(np.int32)
     expected = naive.credit(evidence, score, path)
-    measured.credit(evidence, score, path)
+    kernels.credit(evidence, score, path)
     np.testing.assert_allclose(np.stack(evidence), np.array(expected))
 
 

@@ -358,7 +358,7 @@ class Generator:
     def _control(self, seed: int, prompt: TokenIds) -> Control:
         if self.method == "none":
             return FixedControl(0)
-        return self._amount.make(lambda: self.cost, seed, self._beside, prompt)
+        return self._amount.make(lambda: self.cost, seed, self._beside, prompt, quick=self.drafter.needs.quick)
 
 
 def resources_for(

@@ -114,7 +114,13 @@ class ControlChoice:
         return CONTROLS[self.name].needs_cost and self.nodes != 0
 
     def make(
-        self, curve: Callable[[], CostCurve], seed: int, beside: Beside | None = None, prompt: TokenIds | None = None
+        self,
+        curve: Callable[[], CostCurve],
+        seed: int,
+        beside: Beside | None = None,
+        prompt: TokenIds | None = None,
+        *,
+        quick: bool = False,
     ) -> Control:
         """Return the control of one sequence.
 
@@ -123,11 +129,12 @@ class ControlChoice:
             seed: decides every random draw.
             beside: what `measured` found in earlier sequences, kept up to date.
             prompt: int64[n], token ids; None where they are not known.
+            quick: whether the drafter answers quick budgets.
         """
         if self.name == "fixed" or self.nodes == 0:
             return FixedControl(self.most_nodes)
         if self.name == "measured":
-            return MeasuredControl(curve(), self.most_nodes, beside, prompt)
+            return MeasuredControl(curve(), self.most_nodes, beside, prompt, quick=quick)
         if self.name == "whole":
             return WholeControl(self.options, self.most_nodes)
         return StoppingControl(self._rule(curve, seed), self.most_nodes)

@@ -20,6 +20,9 @@ class Beside:
         plain: the same of a plain one.
         plain_steps: how many of the first plain steps were seen.
         cold: seconds more, pass included, of a drafted step behind a plain one: what it needs has left the caches.
+        quick: seconds more that a quickly drafted step takes than a plain one with a pass of so many rows.
+        behind: seconds more that a plain step behind a quickly drafted one takes, smoothed.
+        saves: plain steps that quick drafts save while drafting rests, for a token of it, smoothed.
         goes_on: the share of drafted steps that another one follows.
         unpaid: texts in a row in which drafting was found not to pay.
         rest: plain steps left of a rest with which the last text began, or that trying in vain had made long: short
@@ -32,6 +35,9 @@ class Beside:
     plain: float = 0.0
     plain_steps: int = 0
     cold: float = 0.0
+    quick: float = 0.0
+    behind: float = 0.0
+    saves: float = 0.0
     goes_on: float = 0.5
     unpaid: int = 0
     rest: int = 0
@@ -103,6 +109,35 @@ class Beside:
         """
         self._see_beside(expected, other_seconds, 0.05)
         self.cold *= 0.98
+
+    def see_quick(self, plain: float, expected: float, seconds: float, tokens: int) -> float:
+        """Learn from the time of a quickly drafted step; return how many plain steps it saved.
+
+        Args:
+            plain: seconds of a plain pass by the curve.
+            expected: seconds of its pass by the curve.
+            seconds: of the step.
+            tokens: that it wrote.
+        """
+        plain_seconds = self.plain_seconds(plain)
+        usual = self.plain_seconds(expected)
+        if not 0 < seconds < float("inf"):
+            return 0.0
+        seconds = min(seconds, usual + plain_seconds)
+        more = seconds - usual - self.quick
+        self.quick = max(self.quick + (0.3 if more < 0 else 0.1) * more, 0.0)
+        return tokens - seconds / plain_seconds
+
+    def see_behind_quick(self, plain: float, seconds: float) -> None:
+        """Learn from the time of a plain step behind a quickly drafted one.
+
+        Args:
+            plain: seconds of a plain pass by the curve.
+            seconds: of the step.
+        """
+        if 0 < seconds < float("inf"):
+            usual = self.plain_seconds(plain)
+            self.behind = max(self.behind + 0.1 * (min(seconds - usual, usual) - self.behind), 0.0)
 
     def _bounded(self, expected: float, other_seconds: float) -> float:
         """Return what a step in which a draft was asked for took beside its pass, without what it stalled or loaded."""

@@ -4,29 +4,20 @@ Does not know the drafter or the model; sees drafts with scores, verdicts, and s
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-from numba import njit
 
 from foredraft.contracts import NO_BUDGET, Budget, CostCurve, Draft, TokenIds, Verdict
 from foredraft.control.beside import Beside
 from foredraft.control.cutting import cut
+from foredraft.control.evidence import USUAL_SCORE, best_count, credit, empty_evidence, guessed_scores
+from foredraft.control.quick import QuickControl
 from foredraft.control.repetition import Repetition
-from foredraft.graph.tree import FloatArray, IntArray, depths
-
-F64 = npt.NDArray[np.float64]
 
 MOST_NODES = 64
 """The largest draft that a measured budget asks for."""
 
 _KEEP = 0.98  # what a step's evidence is worth one drafted step later
-_SCORE_BINS = 12  # by powers of two: [1/2, 1], [1/4, 1/2), ...
-_BIN_NODES = 8.0  # nodes of each bin seen before the first step, as it were, accepted as those of all bins are
-_USUAL_SCORE = 0.7  # of the first bin while it has not been seen; of each further one, half as much
-_PRIOR_RATIO, _PRIOR_PROMISED = 0.8, 3.0  # accepted nodes / the sum of scores, and the sum that this is worth
-_MOST_NODES_SEEN = 400.0
 _ENOUGH_TOKENS = 20.0  # of recent steps in which the drafter was asked, before they are compared with plain ones
 _ENOUGH_TOKENS_AGAIN = 10.0  # the same after a rest, until drafting has paid
 _FADE = 0.8  # what is left of the evidence against drafting after a rest
@@ -38,7 +29,7 @@ _SHORTEST_REST, _LONGEST_REST = 8, 64  # plain steps before drafting is tried ag
 _MOST_FIRST_REST = 3  # doublings of the shortest rest with which a text begins
 _TRYING = 0.005  # of the time of plain steps, what trying in vain may take once rests are as long as they double to
 _MOST_REST = 256  # plain steps, however long that makes a rest
-_READ_EVERY, _TIMED_EVERY = 4, 8  # steps of a rest
+_READ_EVERY, _TIMED_EVERY = 4, 16  # steps of a rest
 _REPEATED_TOKENS = 4  # in a row end a rest
 _FEWEST_ASKED = 4  # nodes asked for at least: fewer would hardly be drafted quicker
 _MOST_BESIDE = 16  # plain passes that the rest of a step may take before it is put down to something else
@@ -47,25 +38,6 @@ _MOST_BESIDE = 16  # plain passes that the rest of a step may take before it is 
 @dataclass(frozen=True, slots=True)
 class MeasuredOptions:
     """The measured control has no options; `num_speculative_tokens` caps its number."""
-
-
-class Evidence(NamedTuple):
-    """What became of nodes, by bins of their scores, float64[12] each.
-
-    Attributes:
-        seen: nodes verified.
-        accepted: of them.
-        promised: the sum of their scores.
-    """
-
-    seen: F64
-    accepted: F64
-    promised: F64
-
-
-def empty_evidence() -> Evidence:
-    """Return evidence of nothing yet."""
-    return Evidence(*(np.zeros(_SCORE_BINS) for _ in range(3)))
 
 
 class MeasuredControl:
@@ -98,17 +70,21 @@ class MeasuredControl:
         most_nodes: int = MOST_NODES,
         beside: Beside | None = None,
         prompt: TokenIds | None = None,
+        *,
+        quick: bool = False,
     ) -> None:
         self._cost = curve.table(most_nodes + 1)
+        self._plain_pass = float(self._cost[1])
         self._most_nodes = most_nodes
         self._evidence = empty_evidence()
-        typical = (_USUAL_SCORE / np.arange(1, most_nodes + 1)).astype(np.float32)
-        usual = best_count(typical, self._evidence, self._cost, 1.0, 0.0, self._cost[1], most_nodes)
+        typical = (USUAL_SCORE / np.arange(1, most_nodes + 1)).astype(np.float32)
+        usual = best_count(typical, self._evidence, self._cost, 1.0, 0.0, self._plain_pass, most_nodes)
         self._worth = float(usual)  # nodes worth verifying, smoothed
         self._since_plain = _REFERENCE_EVERY - _FIRST_REFERENCE
         self._worthless = 0  # drafts in a row of which no node was worth verifying
         self._beside = Beside() if beside is None else beside
         self._repetition = Repetition(prompt)
+        self._quick = QuickControl(self._cost, most_nodes, self._beside, self._repetition) if quick else None
         self._wakes_at = _REPEATED_TOKENS  # repeated tokens in a row
         self._unread: tuple[int, ...] = ()  # tokens of a rest
         self._asks = False  # whether the drafter was asked in this step
@@ -124,13 +100,14 @@ class MeasuredControl:
         """Return the largest draft worth proposing; none while drafting rests."""
         self._asks = depth > 0 and self._rest == 0 and self._since_plain < _REFERENCE_EVERY
         if not self._asks:
-            return NO_BUDGET
+            copies = self._quick is not None and self._rest > 0 and not self._unread and self._repetition.occurred
+            return self._quick.budget(depth) if self._quick is not None and copies else NO_BUDGET
         self._times_asked += 1
         return Budget(min(self._most_nodes, max(_FEWEST_ASKED, int(2 * self._worth))), depth)
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
         """Cut a draft to the number of nodes with the best expected tokens per second."""
-        if len(draft) == 0:
+        if len(draft) == 0 or budget.quick:
             return draft
         if draft.q is not None:  # drawn: scores, and even how many were drawn, may tell what; only the budget may cut
             return cut(draft, budget)
@@ -151,13 +128,8 @@ class MeasuredControl:
         draft_seconds: float = 0.0,
     ) -> None:
         """Compare what the step gave with what its scores promised, and its time with what the curve says."""
-        if self._rest > 0 and not self._asks:  # in few lines, as every line takes time where nothing pays
-            self._rest -= 1
-            if self._beside.rest > 0:
-                self._beside.rest = self._rest
-            self._unread += verdict.tokens
-            if self._runs or self._rest % _READ_EVERY == 0:
-                self._look_out(forward_seconds, other_seconds)
+        if self._rest > 0 and not self._asks:
+            self._go_on_resting(verdict, forward_seconds, other_seconds)
             return
         drafted = len(verdict.draft)
         self._observe_time(drafted, len(verdict.tokens), forward_seconds, other_seconds, draft_seconds)
@@ -179,10 +151,10 @@ class MeasuredControl:
         if not (0 < forward_seconds < np.inf and 0 <= other_seconds < np.inf):  # a clock may jump
             return
         # a pass that stalled, or a step that compiled something, says little about the next
-        other_seconds = min(other_seconds, _MOST_BESIDE * self._cost[1])
+        other_seconds = min(other_seconds, _MOST_BESIDE * self._plain_pass)
         if drafted:
             self._since_plain += 1
-            expected = self._cost[min(drafted + 1, len(self._cost) - 1)]
+            expected = float(self._cost[min(drafted + 1, len(self._cost) - 1)])
             forward_seconds = self._beside.see_drafted(expected, forward_seconds, other_seconds, runs=self._runs)
         else:
             forward_seconds = self._observe_plain(forward_seconds, other_seconds, draft_seconds)
@@ -198,19 +170,31 @@ class MeasuredControl:
         beside = self._beside
         # a draft of which no node was worth verifying is no part of a plain step
         plain_seconds = max(other_seconds - draft_seconds, 0.0)
-        forward_seconds = beside.see_plain(self._cost[1], forward_seconds, plain_seconds, runs=self._runs)
+        forward_seconds = beside.see_plain(self._plain_pass, forward_seconds, plain_seconds, runs=self._runs)
         self._since_plain = 0 if beside.knows_plain else _REFERENCE_EVERY - _FIRST_REFERENCE
         if self._asks:
-            beside.see_in_vain(float(self._cost[1]), other_seconds)
+            beside.see_in_vain(self._plain_pass, other_seconds)
         return forward_seconds
 
-    def _look_out(self, forward_seconds: float, other_seconds: float) -> None:
-        """Read on in a rest, and end it where the text repeats itself; take the time of a step of it now and then."""
-        if self._repeats(self._unread):
-            self._wake()
-        elif self._runs or self._rest % _TIMED_EVERY == 0:
-            self._observe_time(0, 1, forward_seconds, other_seconds, 0.0)
+    def _go_on_resting(self, verdict: Verdict, forward_seconds: float, other_seconds: float) -> None:
+        """Read on, at each step only where that tells much; in few lines, as each takes time where nothing pays."""
+        self._rest -= 1
+        if self._beside.rest > 0:
+            self._beside.rest = self._rest
+        self._unread += verdict.tokens
+        if self._rest % _READ_EVERY == 0 or self._runs or (self._quick is not None and self._quick.often):
+            self._look_out(verdict, forward_seconds, other_seconds)
+
+    def _look_out(self, verdict: Verdict, forward_seconds: float, other_seconds: float) -> None:
+        """Read on, and end the rest where the text repeats itself; take the time of a step now and then."""
+        wakes, timed = self._repeats(self._unread), self._rest % _TIMED_EVERY == 0
         self._unread = ()
+        if self._quick is not None and (timed or self._quick.after or len(verdict.draft)):
+            self._quick.observe(verdict, forward_seconds + other_seconds, _TIMED_EVERY * timed)
+        if wakes:
+            self._wake()
+        elif (timed or self._runs) and not len(verdict.draft):
+            self._observe_time(0, 1, forward_seconds, other_seconds, 0.0)
 
     def _repeats(self, tokens: tuple[int, ...]) -> bool:
         """Read on, and say whether the text has been repeating itself for long enough to end a rest."""
@@ -230,7 +214,7 @@ class MeasuredControl:
         return self._next_rest > _SHORTEST_REST
 
     def _plain_seconds(self) -> float:
-        return self._beside.plain_seconds(float(self._cost[1]))
+        return self._beside.plain_seconds(self._plain_pass)
 
     def _patience(self) -> int:
         """Return how many worthless drafts in a row end in a rest: one more for each plain step saved of late."""
@@ -259,77 +243,11 @@ class MeasuredControl:
         self._worthless = 0
 
     def _consider_resting(self) -> None:
-        if self._seconds / self._tokens > 1.02 * self._plain_seconds():  # within noise, drafting stays
+        if self._seconds / self._tokens > 1.02 * self._plain_seconds() * (
+            1 - max(self._beside.saves, 0.0)
+        ):  # within noise, drafting stays
             self._begin_rest()
         else:
             self._beside.unpaid = 0
             self._is_judged = True
             self._next_rest = _SHORTEST_REST
-
-
-def guessed_scores(parents: IntArray) -> FloatArray:
-    """Return scores for a draft whose drafter gave none: a typical guess's rate, to the power of the depth."""
-    return np.power(np.float32(0.6), depths(parents)).astype(np.float32)
-
-
-@njit(cache=True)
-def halvings(score: float) -> int:
-    """Return the bin of a score: how often it halves."""
-    return min(max(int(np.floor(-np.log2(max(score, 1e-6)))), 0), _SCORE_BINS - 1)
-
-
-@njit(cache=True)
-def chances(evidence: Evidence) -> F64:
-    """Return how likely a node of each bin is accepted, float64[12].
-
-    With few nodes seen, it is their scores times the ratio of accepted to promised over all bins.
-    """
-    ratio = (evidence.accepted.sum() + _PRIOR_PROMISED * _PRIOR_RATIO) / (evidence.promised.sum() + _PRIOR_PROMISED)
-    found = np.empty(_SCORE_BINS, np.float64)
-    for number in range(_SCORE_BINS):
-        seen = evidence.seen[number]
-        score = evidence.promised[number] / seen if seen > 0 else _USUAL_SCORE * 0.5**number
-        found[number] = (evidence.accepted[number] + _BIN_NODES * min(ratio * score, 1.0)) / (seen + _BIN_NODES)
-    return found
-
-
-@njit(cache=True)
-def best_count(
-    score: FloatArray, evidence: Evidence, cost: F64, pace: float, beside: float, plain: float, depth: int
-) -> int:
-    """Return how many of the best nodes are worth verifying: the number with the most expected tokens per second.
-
-    Args:
-        score: float32[N].
-        evidence: what became of nodes.
-        cost: float64[M + 2], seconds of a pass by rows; at most M nodes are worth a thought.
-        pace: seconds of a drafted pass / those of `cost`.
-        beside: seconds of a drafted step beside its pass.
-        plain: seconds of a plain step.
-        depth: no more tokens than that can be accepted.
-    """
-    chance = chances(evidence)
-    order = np.sort(score)
-    best, best_rate, expected = 0, 1.0 / plain, 0.0
-    for nodes in range(1, min(len(score), len(cost) - 2) + 1):
-        expected += chance[halvings(order[len(score) - nodes])]
-        rate = (1.0 + min(expected, depth)) / (pace * cost[nodes + 1] + beside)
-        if rate > best_rate:
-            best, best_rate = nodes, rate
-    return best
-
-
-@njit(cache=True)
-def credit(evidence: Evidence, score: FloatArray, path: IntArray) -> None:
-    """Count the nodes of a draft, float32[N] scores, of which `path` was accepted; older evidence counts for less."""
-    for each in score:
-        number = halvings(each)
-        evidence.seen[number] += 1.0
-        evidence.promised[number] += each
-    for node in path:
-        evidence.accepted[halvings(score[node])] += 1.0
-    for number in range(_SCORE_BINS):
-        if evidence.seen[number] > _MOST_NODES_SEEN:
-            evidence.seen[number] *= 0.5
-            evidence.promised[number] *= 0.5
-            evidence.accepted[number] *= 0.5

@@ -19,6 +19,7 @@ from foredraft.drafters import Resources
 from foredraft.errors import ForedraftWarning, UsageError, told
 from foredraft.index.backoff import UNFORESEEN, prior_trust
 from foredraft.index.blender import Blender, Foreseen
+from foredraft.index.copied import copied
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
 from foredraft.index.retrieval import OWN, SHARED, STORE
 from foredraft.index.successors import BLENDED
@@ -129,7 +130,7 @@ class MixtureDrafter:
         self.library = library
         self.model = model
         top_k = options.feedback_top_k if options.feeds_back else 0
-        self.needs = Needs(top_k=top_k, every_step=options.shares)  # what is shared is the whole text
+        self.needs = Needs(top_k=top_k, every_step=options.shares, quick=True)  # what is shared is the whole text
 
     @classmethod
     def create(cls, options: MixtureOptions, resources: Resources) -> "MixtureDrafter":
@@ -183,6 +184,8 @@ class MixtureDrafting:
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Look up the last tokens, and return the most probable continuations as a tree."""
         self._ids = view.ids
+        if budget.quick:
+            return copied(view.ids, _OWN_TEXT[: min(budget.nodes, budget.depth)])
         if budget.nodes <= 0 or budget.depth <= 0 or self._blender is None:
             return EMPTY_DRAFT  # and nothing is read: plain steps cost nothing here, and reading many tokens is quicker
         depth = min(self._options.depth, budget.depth)
@@ -273,6 +276,7 @@ _STRENGTH = 20.0
 _PRIOR = {STORE: (-2.1, -0.13, 0.37, -0.08), OWN: (-0.33, 0.37, 0.72, 0.46), SHARED: (-2.1, -0.13, 0.37, -0.08)}
 """Log-odds of trust as in `foredraft.index.backoff.PRIOR`, where counts stand behind the rows. Fitted on every other
 recorded answer; see docs/log.md."""
+_OWN_TEXT = np.full(64, OWN, np.uint8)
 _FORESIGHT = 0.7
 """How far a draft model is trusted at first."""
 _BEHIND_ROWS = BLENDED._replace(table_pair=30.0)

@@ -55,7 +55,7 @@ def step(
     seq.commit(verdict)
     clock.append(perf_counter_ns())
     if shown:  # and where drafting is not worth its time, what only serves drafting is not either
-        drafts = budget.nodes > 0 and (len(draft) > 0 or len(proposed) == 0)
+        drafts = budget.nodes > 0 and not budget.quick and (len(draft) > 0 or len(proposed) == 0)
         drafting.observe(_with_needs(verdict, scores, needs) if drafts else verdict)
     forward, drafting_took = clock[3] - clock[2], clock[1] - clock[0]
     control.observe(verdict, forward / 1e9, (perf_counter_ns() - clock[0] - forward) / 1e9, drafting_took / 1e9)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from foredraft.control.measured import Evidence, chances, credit, empty_evidence, halvings
+from foredraft.control.evidence import Evidence, chances, credit, empty_evidence, halvings
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.integrations.batches import I64, Batch, Chains
 

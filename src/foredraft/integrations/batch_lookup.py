@@ -6,7 +6,7 @@ The texts themselves are the store, so there is no state to keep.
 import numpy as np
 from numba import njit, prange
 
-from foredraft.control.measured import guessed_scores
+from foredraft.control.evidence import guessed_scores
 from foredraft.drafters.prompt_lookup import PromptLookupOptions, earlier_match
 from foredraft.graph.tree import IntArray, chain_parents
 from foredraft.integrations.batches import I64, Batch, Chains

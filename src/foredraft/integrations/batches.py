@@ -11,7 +11,7 @@ import numpy.typing as npt
 from numba import njit
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Drafter, Drafting, SequenceView, Verdict
-from foredraft.control.measured import guessed_scores
+from foredraft.control.evidence import guessed_scores
 from foredraft.engine.guard import GuardedDrafter
 from foredraft.graph.tree import FloatArray, IntArray, best_chain, chain_parents
 

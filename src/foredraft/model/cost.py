@@ -28,10 +28,10 @@ ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _CONTEXT = 128
 _FEW_ROWS = (1, 16, 64)
 _SECONDS = 1.5
-_MOST_ROUNDS = 8
-_REPEATS = 3
+_MOST_ROUNDS = 12
+_REPEATS = 4
 _MOST_TRIES = 3
-_FORMAT = 2
+_FORMAT = 3
 
 
 def measured_cost(target: TorchTarget, folder: Path | None) -> CostCurve:
@@ -57,9 +57,10 @@ def measure_cost(
 ) -> CostCurve:
     """Time forward passes of `rows` rows behind `context` tokens, for about `seconds` in all.
 
-    Row counts are interleaved, so that a slow moment of the machine does not fall on one of them, and the least time of
-    each counts: what other processes add to a pass is not a cost of its rows. A curve that still falls somewhere shows
-    such a moment, and is measured on. On a slow model only a few row counts are timed.
+    Row counts take turns, round after round, and it is their proportions within a round that count: a machine runs
+    slower for seconds, and the least time of each might be of different spells. What other processes add to a pass is
+    not a cost of its rows, so of a few passes the quickest counts. A curve that still falls somewhere shows a busy
+    machine, and is measured on. On a slow model only a few row counts are timed.
     """
     window = target.window or 4096
     context = min(context, max(1, window - max(rows) - 1))
@@ -69,18 +70,24 @@ def measure_cost(
     _timed_pass(target, cache, 1, context)  # the first pass may set things up, or be recorded as a graph
     if _timed_pass(target, cache, 1, context) > seconds / 10:
         rows = tuple(count for count in rows if count in _FEW_ROWS) or rows[:1]
-    least = dict.fromkeys(rows, float("inf"))
+    rounds: list[list[float]] = []
     for _ in range(_MOST_TRIES):
         start = perf_counter()
         for _ in range(_MOST_ROUNDS):
-            for count in rows:
-                for _ in range(_REPEATS):  # as when steps follow each other: the first one finds other things cached
-                    least[count] = min(least[count], _timed_pass(target, cache, count, context))
+            # several, as when steps follow each other: the first one finds other things cached
+            rounds.append([min(_timed_pass(target, cache, n, context) for _ in range(_REPEATS)) for n in rows[::-1]])
             if perf_counter() - start > seconds:
                 break
-        if is_settled(curve := CostCurve(rows, tuple(least[count] for count in rows))):
+        if is_settled(curve := CostCurve(rows, _usual(rounds)[::-1])):
             break
     return curve
+
+
+def _usual(rounds: list[list[float]]) -> tuple[float, ...]:
+    """Return the seconds of the quickest round, in the usual proportions of all."""
+    seconds = np.array(rounds)
+    level = np.exp(np.log(seconds).mean(axis=1, keepdims=True))
+    return tuple((np.median(seconds / level, axis=0) * level.min()).tolist())
 
 
 def is_settled(curve: CostCurve) -> bool:

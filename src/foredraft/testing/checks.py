@@ -96,6 +96,23 @@ def steps_that_are_not_shown_change_no_draft(make: MakeDrafter) -> None:
     )
 
 
+def quick_drafts_are_copies_and_change_no_later_draft(make: MakeDrafter) -> None:
+    """A drafter that answers quick budgets copies what followed the last two tokens, and drafts on as if not asked."""
+    if not make().needs.quick:
+        return
+    asked = list(_proposals(make(), control=_NowAndThen(quick=True)))
+    for ids, budget, draft in asked:
+        copy = _copy(ids.tolist(), budget.nodes)
+        right = not budget.quick or (draft.tokens.tolist(), draft.parents.tolist()) == (
+            copy,
+            list(range(-1, len(copy) - 1)),
+        )
+        _require(right, f"Behind {ids.tolist()} a quick draft is {copy}; this one is {draft.tokens.tolist()}.")
+    whole = _shown(each for each in asked if not each[1].quick)
+    drafted = [each for each in _shown(_proposals(make(), control=_NowAndThen())) if each[1]]
+    _require(drafted == [each for each in whole if each[1]], "Quick drafts change no later draft.")
+
+
 def a_drafter_that_asks_obeys(make: MakeDrafter) -> None:
     """Where a drafter asks `Budget.more`, it asks once a level, from the first one down, and a refusal ends the draft.
 
@@ -215,6 +232,7 @@ CHECKS: list[Callable[[MakeDrafter], None]] = [
     proposals_stay_within_the_budget,
     no_budget_gives_no_draft,
     steps_that_are_not_shown_change_no_draft,
+    quick_drafts_are_copies_and_change_no_later_draft,
     a_drafter_that_asks_obeys,
     the_same_seed_gives_the_same_drafts,
     sequences_do_not_influence_each_other,
@@ -271,17 +289,18 @@ class _Recorder:
 
 
 class _NowAndThen:
-    """A control that allows a draft in one step of three."""
+    """A control that allows a draft in one step of three, and asks for quick ones in others, which it does not take."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quick: bool = False) -> None:
         self._fixed, self._steps = FixedControl(8), 0
+        self._otherwise = Budget(8, 8, quick=True) if quick else NO_BUDGET
 
     def budget(self, depth: int) -> Budget:
         self._steps += 1
-        return self._fixed.budget(depth) if self._steps % 3 == 0 else NO_BUDGET
+        return self._fixed.budget(depth) if self._steps % 3 == 0 else self._otherwise
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
-        return self._fixed.trim(draft, budget)
+        return EMPTY_DRAFT if budget.quick else self._fixed.trim(draft, budget)
 
     def observe(
         self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
@@ -305,6 +324,12 @@ def _proposals(
     for _ in decode(seq, recorder, control, target, _context(seq.cache)):
         yield recorder.note
         recorder.note = (recorder.note[0], NO_BUDGET, EMPTY_DRAFT)  # until the next one
+
+
+def _copy(ids: list[int], count: int) -> list[int]:
+    """Return the `count` tokens behind the latest earlier occurrence of the last two, going round at the end."""
+    ends = [end for end in range(2, len(ids)) if ids[end - 2 : end] == ids[-2:]]
+    return [ids[ends[-1] + i % (len(ids) - ends[-1])] for i in range(count)] if ends else []
 
 
 def _shown(proposals: Iterable[_Proposal]) -> list[tuple[list[int], list[int], list[int]]]:

@@ -1,0 +1,80 @@
+"""Quick drafts while drafting rests: how many tokens to copy from where the text's last two tokens occurred before.
+
+Knows how far the text repeats itself, what passes cost and what steps have taken; not where drafts come from.
+"""
+
+from foredraft.contracts import Budget, Verdict
+from foredraft.control.beside import Beside
+from foredraft.control.evidence import F64
+from foredraft.control.repetition import Repetition, usual_rate
+
+_MOST_NODES = 7  # with the root, eight rows
+_BUDGETS = tuple(Budget(nodes, nodes, quick=True) for nodes in range(_MOST_NODES + 1))
+_PROMISED, _KEPT = 3.0, 0.8  # tokens, and the share of them that was kept, that a text begins with
+_DOUBT = 0.98  # what is left of the seconds that a quick draft is thought to take, where they leave nothing worth it
+_OFTEN, _HOPED = 0.1, 1.5  # of a text's tokens are copies, and that many in vain to begin with
+_FORGET = 0.01  # of what quick drafts save, for each further token
+
+
+class QuickControl:
+    """As many copied tokens as maximise expected tokens per second.
+
+    A token behind an occurrence of n tokens is the same as before at a rate of about n / (n + 4), times what the text
+    has kept of such promises so far; each token that is read tells of that, drafted or not. How many of the drafted
+    ones were right, of those that were to be, tells the rest.
+
+    Args:
+        cost: float64[M + 2], seconds of a pass by its rows.
+        most_nodes: never ask for more.
+        beside: what steps have been taking; kept up to date.
+        repetition: reads the text.
+
+    Attributes:
+        often: whether the text copies so often that it is worth looking for at each step, or was just copied.
+        after: whether the last step was drafted.
+    """
+
+    def __init__(self, cost: F64, most_nodes: int, beside: Beside, repetition: Repetition) -> None:
+        self._cost = cost[: min(most_nodes, _MOST_NODES) + 2].tolist()
+        self._beside = beside
+        self._repetition = repetition
+        self._hoped = self._expected = self._accepted = 0.0  # tokens of the last draft, and of all
+        self.often = True
+        self.after = False
+
+    def budget(self, depth: int) -> Budget:
+        """Return how many tokens to copy, where the last two have occurred before."""
+        repetition, beside = self._repetition, self._beside
+        pace, other = beside.plain_pace or 1.0, beside.plain + beside.quick + beside.behind
+        ratio = (repetition.kept + _PROMISED * _KEPT) / (repetition.promised + _PROMISED)
+        right = (self._accepted + _PROMISED) / (self._expected + _PROMISED)
+        best, best_rate, self._hoped = 0, 1.0 / (pace * self._cost[1] + beside.plain), 0.0
+        chance, hoped = 1.0, 0.0
+        for nodes in range(1, min(depth + 1, len(self._cost) - 1)):
+            chance *= min(ratio * usual_rate(repetition.run + nodes - 1), 1.0)
+            hoped += chance
+            rate = (1.0 + right * hoped) / (pace * self._cost[nodes + 1] + other)
+            if rate > best_rate:
+                best, best_rate, self._hoped = nodes, rate, hoped
+        if best == 0:
+            beside.quick *= _DOUBT
+        return _BUDGETS[best]
+
+    def observe(self, verdict: Verdict, seconds: float, steps: int) -> None:
+        """Learn from a step of a rest, which need not be a drafted one.
+
+        Args:
+            verdict: of it.
+            seconds: that it took.
+            steps: of rests that were made since this was last asked with any.
+        """
+        drafted = len(verdict.draft)
+        if self.after and not drafted:
+            self._beside.see_behind_quick(self._cost[1], seconds)
+        self.after = drafted > 0
+        self.often = self.after or self._repetition.kept + _HOPED >= _OFTEN * self._repetition.watched
+        if drafted:
+            self._expected, self._accepted = self._expected + self._hoped, self._accepted + len(verdict.path)
+            saved = self._beside.see_quick(self._cost[1], self._cost[drafted + 1], seconds, len(verdict.tokens))
+            self._beside.saves += _FORGET * saved
+        self._beside.saves -= steps * _FORGET * self._beside.saves
