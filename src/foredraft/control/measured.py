@@ -30,7 +30,7 @@ _MOST_FIRST_REST = 3  # doublings of the shortest rest with which a text begins
 _TRYING = 0.005  # of the time of plain steps, what trying in vain may take once rests are as long as they double to
 _MOST_REST = 256  # plain steps, however long that makes a rest
 _READ_EVERY, _TIMED_EVERY = 4, 16  # steps of a rest
-_REPEATED_TOKENS = 4  # in a row end a rest
+_REPEATED_TOKENS, _COPIED_TOKENS = 4, 8  # in a row end a rest: these where quick drafts copy them meanwhile
 _FEWEST_ASKED = 4  # nodes asked for at least: fewer would hardly be drafted quicker
 _MOST_BESIDE = 16  # plain passes that the rest of a step may take before it is put down to something else
 
@@ -57,11 +57,15 @@ class MeasuredControl:
     follow what trying took, the first reading of a long prompt included, and go on in the text behind. A text that
     begins to repeat itself, or its prompt, ends a rest.
 
+    A drafter that answers quick budgets is given them in rests, see `foredraft.control.quick`. What they save of plain
+    steps is what asking the drafter in earnest has to beat.
+
     Args:
         curve: the target's cost by rows.
         most_nodes: never ask for more.
         beside: what earlier sequences told; kept up to date. None begins with nothing known.
         prompt: int64[n], token ids; None where they are not known.
+        quick: whether the drafter answers quick budgets.
     """
 
     def __init__(
@@ -85,7 +89,8 @@ class MeasuredControl:
         self._beside = Beside() if beside is None else beside
         self._repetition = Repetition(prompt)
         self._quick = QuickControl(self._cost, most_nodes, self._beside, self._repetition) if quick else None
-        self._wakes_at = _REPEATED_TOKENS  # repeated tokens in a row
+        self._enough_repeated = _COPIED_TOKENS if quick else _REPEATED_TOKENS
+        self._wakes_at = self._enough_repeated  # repeated tokens in a row
         self._unread: tuple[int, ...] = ()  # tokens of a rest
         self._asks = False  # whether the drafter was asked in this step
         self._times_asked = 0  # in this text
@@ -100,8 +105,9 @@ class MeasuredControl:
         """Return the largest draft worth proposing; none while drafting rests."""
         self._asks = depth > 0 and self._rest == 0 and self._since_plain < _REFERENCE_EVERY
         if not self._asks:
-            copies = self._quick is not None and self._rest > 0 and not self._unread and self._repetition.occurred
-            return self._quick.budget(depth) if self._quick is not None and copies else NO_BUDGET
+            if self._rest == 0 or self._unread or self._quick is None or not self._quick.hopes:
+                return NO_BUDGET
+            return self._quick.budget(depth)
         self._times_asked += 1
         return Budget(min(self._most_nodes, max(_FEWEST_ASKED, int(2 * self._worth))), depth)
 
@@ -200,7 +206,7 @@ class MeasuredControl:
         """Read on, and say whether the text has been repeating itself for long enough to end a rest."""
         run = self._repetition.read(tokens)
         if run < len(tokens):  # a text that repeats itself again ends a rest as soon as one that never did
-            self._wakes_at = _REPEATED_TOKENS
+            self._wakes_at = self._enough_repeated
         return run >= self._wakes_at
 
     def _wake(self) -> None:
@@ -243,9 +249,8 @@ class MeasuredControl:
         self._worthless = 0
 
     def _consider_resting(self) -> None:
-        if self._seconds / self._tokens > 1.02 * self._plain_seconds() * (
-            1 - max(self._beside.saves, 0.0)
-        ):  # within noise, drafting stays
+        rested = self._plain_seconds() * (1.0 - max(self._beside.saves, 0.0))  # a token of a rest
+        if self._seconds / self._tokens > 1.02 * rested:  # within noise, drafting stays
             self._begin_rest()
         else:
             self._beside.unpaid = 0

@@ -12,7 +12,8 @@ _MOST_NODES = 7  # with the root, eight rows
 _BUDGETS = tuple(Budget(nodes, nodes, quick=True) for nodes in range(_MOST_NODES + 1))
 _PROMISED, _KEPT = 3.0, 0.8  # tokens, and the share of them that was kept, that a text begins with
 _DOUBT = 0.98  # what is left of the seconds that a quick draft is thought to take, where they leave nothing worth it
-_OFTEN, _HOPED = 0.1, 1.5  # of a text's tokens are copies, and that many in vain to begin with
+_MARGIN = 1.06  # times as many tokens a second as of a plain step, at least: estimates are chosen for being high
+_OFTEN, _HOPED = 0.1, 1.5  # the share of tokens that are copies where to look at each step, and copies to begin with
 _FORGET = 0.01  # of what quick drafts save, for each further token
 
 
@@ -42,13 +43,18 @@ class QuickControl:
         self.often = True
         self.after = False
 
+    @property
+    def hopes(self) -> bool:
+        """Whether the last two tokens have occurred before, and where texts copy seldom the last three."""
+        return self._repetition.occurred and (self.often or self._repetition.run > 0)
+
     def budget(self, depth: int) -> Budget:
         """Return how many tokens to copy, where the last two have occurred before."""
         repetition, beside = self._repetition, self._beside
         pace, other = beside.plain_pace or 1.0, beside.plain + beside.quick + beside.behind
         ratio = (repetition.kept + _PROMISED * _KEPT) / (repetition.promised + _PROMISED)
         right = (self._accepted + _PROMISED) / (self._expected + _PROMISED)
-        best, best_rate, self._hoped = 0, 1.0 / (pace * self._cost[1] + beside.plain), 0.0
+        best, best_rate, self._hoped = 0, _MARGIN / (pace * self._cost[1] + beside.plain), 0.0
         chance, hoped = 1.0, 0.0
         for nodes in range(1, min(depth + 1, len(self._cost) - 1)):
             chance *= min(ratio * usual_rate(repetition.run + nodes - 1), 1.0)
