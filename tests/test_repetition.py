@@ -43,3 +43,25 @@ def test_only_the_end_of_a_long_prompt_is_read():
     early.read([10, 11, 12])
     late.read([9990, 9991, 9992])
     assert (early.run, late.run) == (0, 1)
+
+
+def test_what_a_text_kept_of_what_was_to_repeat_is_counted_and_old_counts_fade():
+    repetition = Repetition(np.array([1, 2, 3, 1, 2, 3]))
+    assert (repetition.promised, repetition.kept, repetition.watched) == (0, 0, 0)
+    assert repetition.occurred
+    repetition.read([1, 2, 9])
+    assert repetition.kept == 2
+    assert 0 < repetition.promised < 3
+    assert not repetition.occurred
+    loop, new = Repetition(), Repetition()
+    for start in range(0, 1200, 3):
+        loop.read([1, 2, 3])
+        new.read(range(start, start + 3))
+    assert loop.kept / loop.promised > 1
+    assert loop.kept / loop.watched > 0.9
+    assert new.kept == new.promised == 0
+    for repetition in (loop, new):
+        assert repetition.watched < 300
+    for start in range(10, 400, 3):
+        loop.read(range(start, start + 3))
+    assert loop.kept / loop.watched < 0.5

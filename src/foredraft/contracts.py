@@ -74,12 +74,14 @@ class Draft:
 
     def take(self, kept: IntArray) -> "Draft":
         """Return the sub-tree of the nodes `kept`, int32[K], ascending and prefix-closed."""
+        first = len(kept) > 0 and kept[-1] == len(kept) - 1  # as of drafts that were made best first
+        taken = slice(len(kept)) if first else kept  # which takes a tenth of the time
         return Draft(
-            self.tokens[kept],
-            reindexed_parents(self.parents, kept),
-            None if self.score is None else self.score[kept],
-            None if self.q is None else self.q[kept],
-            None if self.source is None else self.source[kept],
+            self.tokens[taken],
+            self.parents[taken] if first else reindexed_parents(self.parents, kept),
+            None if self.score is None else self.score[taken],
+            None if self.q is None else self.q[taken],
+            None if self.source is None else self.source[taken],
         )
 
 

@@ -105,9 +105,8 @@ class MeasuredControl:
         """Return the largest draft worth proposing; none while drafting rests."""
         self._asks = depth > 0 and self._rest == 0 and self._since_plain < _REFERENCE_EVERY
         if not self._asks:
-            if self._rest == 0 or self._unread or self._quick is None or not self._quick.hopes:
-                return NO_BUDGET
-            return self._quick.budget(depth)
+            copies = self._rest > 0 and not self._unread and self._repetition.occurred
+            return self._quick.budget(depth) if copies and self._quick is not None else NO_BUDGET
         self._times_asked += 1
         return Budget(min(self._most_nodes, max(_FEWEST_ASKED, int(2 * self._worth))), depth)
 
@@ -188,14 +187,14 @@ class MeasuredControl:
         if self._beside.rest > 0:
             self._beside.rest = self._rest
         self._unread += verdict.tokens
-        if self._rest % _READ_EVERY == 0 or self._runs or (self._quick is not None and self._quick.often):
+        if self._rest % _READ_EVERY == 0 or self._runs or (self._quick is not None and self._quick.looks):
             self._look_out(verdict, forward_seconds, other_seconds)
 
     def _look_out(self, verdict: Verdict, forward_seconds: float, other_seconds: float) -> None:
         """Read on, and end the rest where the text repeats itself; take the time of a step now and then."""
         wakes, timed = self._repeats(self._unread), self._rest % _TIMED_EVERY == 0
         self._unread = ()
-        if self._quick is not None and (timed or self._quick.after or len(verdict.draft)):
+        if self._quick is not None:
             self._quick.observe(verdict, forward_seconds + other_seconds, _TIMED_EVERY * timed)
         if wakes:
             self._wake()

@@ -3,7 +3,7 @@
 Knows how far the text repeats itself, what passes cost and what steps have taken; not where drafts come from.
 """
 
-from foredraft.contracts import Budget, Verdict
+from foredraft.contracts import NO_BUDGET, Budget, Verdict
 from foredraft.control.beside import Beside
 from foredraft.control.evidence import F64
 from foredraft.control.repetition import Repetition, usual_rate
@@ -13,7 +13,8 @@ _BUDGETS = tuple(Budget(nodes, nodes, quick=True) for nodes in range(_MOST_NODES
 _PROMISED, _KEPT = 3.0, 0.8  # tokens, and the share of them that was kept, that a text begins with
 _DOUBT = 0.98  # what is left of the seconds that a quick draft is thought to take, where they leave nothing worth it
 _MARGIN = 1.06  # times as many tokens a second as of a plain step, at least: estimates are chosen for being high
-_OFTEN, _HOPED = 0.1, 1.5  # the share of tokens that are copies where to look at each step, and copies to begin with
+_OFTEN = 0.08  # the share of tokens that are copies where it is worth looking for one at each step
+_MOST_EXPECTED = 16.0  # tokens, beyond which half of what became of drafts is forgotten
 _FORGET = 0.01  # of what quick drafts save, for each further token
 
 
@@ -31,8 +32,7 @@ class QuickControl:
         repetition: reads the text.
 
     Attributes:
-        often: whether the text copies so often that it is worth looking for at each step, or was just copied.
-        after: whether the last step was drafted.
+        looks: whether the text copies so often that it is worth looking at each step, or a draft was just verified.
     """
 
     def __init__(self, cost: F64, most_nodes: int, beside: Beside, repetition: Repetition) -> None:
@@ -40,17 +40,14 @@ class QuickControl:
         self._beside = beside
         self._repetition = repetition
         self._hoped = self._expected = self._accepted = 0.0  # tokens of the last draft, and of all
-        self.often = True
-        self.after = False
-
-    @property
-    def hopes(self) -> bool:
-        """Whether the last two tokens have occurred before, and where texts copy seldom the last three."""
-        return self._repetition.occurred and (self.often or self._repetition.run > 0)
+        self.looks = False
+        self._after = False  # whether the last step was drafted
 
     def budget(self, depth: int) -> Budget:
-        """Return how many tokens to copy, where the last two have occurred before."""
+        """Return how many tokens to copy, where the last two occurred before; in a text that seldom copies, three."""
         repetition, beside = self._repetition, self._beside
+        if repetition.run == 0 and not self.looks:
+            return NO_BUDGET
         pace, other = beside.plain_pace or 1.0, beside.plain + beside.quick + beside.behind
         ratio = (repetition.kept + _PROMISED * _KEPT) / (repetition.promised + _PROMISED)
         right = (self._accepted + _PROMISED) / (self._expected + _PROMISED)
@@ -67,20 +64,23 @@ class QuickControl:
         return _BUDGETS[best]
 
     def observe(self, verdict: Verdict, seconds: float, steps: int) -> None:
-        """Learn from a step of a rest, which need not be a drafted one.
+        """Learn from a step of a rest, drafted or not, at which the text was read.
 
         Args:
             verdict: of it.
             seconds: that it took.
-            steps: of rests that were made since this was last asked with any.
+            steps: of rests, for which what drafts save is to be forgotten a little; 0 for none.
         """
         drafted = len(verdict.draft)
-        if self.after and not drafted:
+        self.looks = drafted > 0 or self._repetition.kept >= _OFTEN * self._repetition.watched
+        if self._after and not drafted:
             self._beside.see_behind_quick(self._cost[1], seconds)
-        self.after = drafted > 0
-        self.often = self.after or self._repetition.kept + _HOPED >= _OFTEN * self._repetition.watched
+        self._after = drafted > 0
         if drafted:
-            self._expected, self._accepted = self._expected + self._hoped, self._accepted + len(verdict.path)
+            share = 0.5 if self._expected > _MOST_EXPECTED else 1.0
+            self._expected = share * (self._expected + self._hoped)
+            self._accepted = share * (self._accepted + len(verdict.path))
             saved = self._beside.see_quick(self._cost[1], self._cost[drafted + 1], seconds, len(verdict.tokens))
             self._beside.saves += _FORGET * saved
-        self._beside.saves -= steps * _FORGET * self._beside.saves
+        if steps:
+            self._beside.saves -= steps * _FORGET * self._beside.saves

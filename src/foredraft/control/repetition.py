@@ -9,6 +9,8 @@ from foredraft.contracts import TokenIds
 
 _MOST_READ = 8192
 """Tokens of the prompt's end that are read."""
+_MOST_WATCHED, _MOST_PROMISED = 256, 8.0
+"""Tokens: beyond them half of what was seen is forgotten, as texts change."""
 _RATES = tuple((run + 2) / (run + 6) for run in range(64))
 """How often the next token, too, is what it was: behind n tokens in common about n / (n + 4), and n is `run` + 2."""
 
@@ -22,8 +24,8 @@ class Repetition:
     Attributes:
         run: tokens in a row, up to the last one, that followed the same two tokens when these last occurred.
         occurred: whether the last two tokens have occurred before, with something behind them.
-        watched: tokens.
-        promised: how many of the watched tokens were to repeat what followed, by the usual rates.
+        watched: tokens, those long ago forgotten by and by.
+        promised: how many of them were to repeat what followed, by the usual rates.
         kept: how many did.
     """
 
@@ -56,6 +58,8 @@ class Repetition:
             pair = (pair[1], token)
         self._pair, self.run, self.occurred = pair, run, pair in followed
         self.watched += len(tokens)
+        if self.promised > _MOST_PROMISED or self.watched > _MOST_WATCHED:
+            self.watched, self.promised, self.kept = self.watched // 2, self.promised / 2, self.kept / 2
         return run
 
 
