@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from foredraft.contracts import Draft, Verdict
+from foredraft.contracts import Budget, Draft, SequenceView, Verdict
 from foredraft.drafters import Resources, make_drafter, mixture
 from foredraft.drafters.mixture import MixtureDrafter, MixtureOptions
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
@@ -53,6 +53,17 @@ def best(draft):
 
 
 # --- what it knows
+
+
+@pytest.mark.parametrize(("learn", "copies"), [("request", True), ("shared", True), ("off", False)])
+def test_quick_drafts_are_of_the_text_itself_and_named_so_and_none_where_it_learns_nothing(learn, copies):
+    made = drafter(learn=learn)
+    assert made.needs.quick == copies
+    if copies:
+        ids = np.array([7, 8, 9, 4, 7, 8])
+        draft = opened(made).propose(SequenceView(ids, len(ids)), Budget(2, 2, quick=True))
+        assert draft.tokens.tolist() == [9, 4]
+        assert {made.source_names[number] for number in draft.source} == {"auto, own text"}
 
 
 def test_each_source_is_found_and_named(store, tmp_path):

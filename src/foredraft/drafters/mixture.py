@@ -130,7 +130,8 @@ class MixtureDrafter:
         self.library = library
         self.model = model
         top_k = options.feedback_top_k if options.feeds_back else 0
-        self.needs = Needs(top_k=top_k, every_step=options.shares, quick=True)  # what is shared is the whole text
+        quick = options.learn != "off"  # copies are of the sequence itself
+        self.needs = Needs(top_k=top_k, every_step=options.shares, quick=quick)  # what is shared is the whole text
 
     @classmethod
     def create(cls, options: MixtureOptions, resources: Resources) -> "MixtureDrafter":
