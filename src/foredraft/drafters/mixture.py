@@ -278,6 +278,7 @@ _PRIOR = {STORE: (-2.1, -0.13, 0.37, -0.08), OWN: (-0.33, 0.37, 0.72, 0.46), SHA
 """Log-odds of trust as in `foredraft.index.backoff.PRIOR`, where counts stand behind the rows. Fitted on every other
 recorded answer; see docs/log.md."""
 _OWN_TEXT = np.full(64, OWN, np.uint8)
+"""The source of quick drafts, sliced: see `foredraft.index.copied`."""
 _FORESIGHT = 0.7
 """How far a draft model is trusted at first."""
 _BEHIND_ROWS = BLENDED._replace(table_pair=30.0)
