@@ -171,3 +171,17 @@ def test_a_plain_step_that_takes_longer_behind_a_copy_is_put_down_to_it():
         beside = rested()
         write(resting(beside=beside), text, behind=takes)
         assert beside.behind == pytest.approx(takes, abs=0.05)
+
+
+def test_a_copy_in_a_text_that_seldom_copies_is_learned_from_too():
+    beside = rested()
+    control = resting(CostCurve((1, 64), (1.0, 12.0)), PROMPT, beside)
+    for verdict in (range(500, 560), range(600, 660), range(700, 760), (10, 11, 12, 13)):
+        control.observe(Verdict(tuple(verdict), (), EMPTY_DRAFT, 0), 1.0, 0.0)
+    budget = control.budget(50)
+    assert budget.quick
+    assert budget.nodes > 0
+    draft = copied(np.array([*PROMPT, 10, 11, 12, 13]), np.zeros(budget.nodes, np.uint8))
+    control.observe(Verdict((900,), (), draft, 0), 3.0, 0.0)
+    assert beside.quick > 0
+    assert beside.saves < 0

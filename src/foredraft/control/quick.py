@@ -32,7 +32,7 @@ class QuickControl:
         repetition: reads the text.
 
     Attributes:
-        looks: whether the text copies so often that it is worth looking at each step, or a draft was just verified.
+        looks: whether the text copies so often that it is worth looking at each step, or a draft was just asked for.
     """
 
     def __init__(self, cost: F64, most_nodes: int, beside: Beside, repetition: Repetition) -> None:
@@ -61,6 +61,8 @@ class QuickControl:
                 best, best_rate, self._hoped = nodes, rate, hoped
         if best == 0:
             beside.quick *= _DOUBT
+        else:
+            self.looks = True  # what becomes of it is seen at the next step
         return _BUDGETS[best]
 
     def observe(self, verdict: Verdict, seconds: float, steps: int) -> None:
