@@ -11,7 +11,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.contracts import EMPTY_DRAFT, Draft, Needs
-from foredraft.drafters import Resources, drafter_class, make_drafter, method_names
+from foredraft.control.trial import Trial
+from foredraft.drafters import Resources, drafter_class, make_drafter, method_names, mixture
 from foredraft.graph.tree import chain_parents
 from foredraft.index.copied import copied
 from foredraft.model.heads import card_for, new_exit_head, save_head
@@ -50,6 +51,9 @@ AUTO = [
     {"store": "none", "table": "none", "learn": "off"},
     {"store": "none", "table": "none", "longest": 3, "shortest": 3, "continuation": 2, "samples": 3},
     {"store": "none", "table": "none", "model": "tiny", "levels": 3},
+    {"store": "none", "table": "none", "drafter": "medusa"},
+    {"store": "none", "table": "none", "drafter": {"method": "eesd", "out_degree": 3, "least_share": 0.0}},
+    {"store": "none", "table": "none", "drafter": "layer_skip", "learn": "off"},
 ]
 """Without a store and a table; tests/test_mixture.py has the laws with them."""
 VARIANTS = {
@@ -134,6 +138,13 @@ def test_every_registered_class_provides_what_the_door_reads(method):
     assert all(isinstance(name, str) and name for name in drafter.source_names)
 
 
+@pytest.fixture
+def steady_trials(monkeypatch):
+    """Whether a neural drafter is worth its time hangs on a clock; this one's ticks are alike."""
+    monkeypatch.setattr(mixture, "Trial", lambda: Trial(itertools.count(1.0).__next__))
+
+
+@pytest.mark.usefixtures("steady_trials")
 @pytest.mark.parametrize("check", CHECKS, ids=named)
 @pytest.mark.parametrize(("method", "options"), MEMBERS, ids=named)
 def test_the_law_holds(method, options, check):

@@ -73,14 +73,14 @@ def drafter_of(family, shape, heads):
     return make_drafter("eesd", options, Resources(VOCABULARY, target=target_of(family)))
 
 
-def written(target, family, setting, drafter, nodes=8):
+def written(target, family, setting, drafter, control=None):
     prompt = prompt_of(LONG)
     sampling = SETTINGS[setting]
     seq = SequenceState(prompt, target.new_cache(), sampling, max_new_tokens=NEW_TOKENS, window=target.window)
     prefill(seq, target)
     settings = {"do_sample": sampling.do_sample, "temperature": sampling.temperature, "top_p": sampling.top_p}
     context = DraftContext(target.vocabulary, seed=sampling.seed, settings=settings, cache=seq.cache)
-    records = list(decode(seq, drafter, FixedControl(nodes), target, context))
+    records = list(decode(seq, drafter, control or FixedControl(8), target, context))
     return seq.emitted.tolist(), records
 
 
@@ -140,7 +140,7 @@ def test_each_layer_runs_once_for_a_row(shape):
     drafter.target = target
     counter = LayerCounter(base.model, head)
     try:
-        text, records = written(target, "llama", "greedy", drafter, nodes=8)
+        text, records = written(target, "llama", "greedy", drafter)
     finally:
         counter.close()
     prompt = LONG - 1  # the last token of the prompt is the first root

@@ -1,41 +1,13 @@
-"""What a draft model foresees, as rows, and whether asking it is worth its time."""
+"""What a draft model foresees, and whether asking it is worth its time."""
 
 import numpy as np
-import pytest
 
 from foredraft.contracts import Budget
 from foredraft.control.trial import Trial
 from foredraft.model.candidates import Imitation
-from foredraft.model.foresight import Foresight, paths_of
+from foredraft.model.foresight import Foresight
 from foredraft.model.growth import GrowthRules
 from test_conformance import tiny_draft_model
-
-
-def grown(ids=(1, 2, 3), levels=3):
-    foresight = Foresight(tiny_draft_model(), GrowthRules(3, 0.05, 0.0, levels), Imitation(), 64)
-    return foresight.grow(np.array(ids, np.int64), Budget(64, 8))
-
-
-def test_paths_hold_all_the_probability_of_the_graphs_nodes():
-    found = grown()
-    graph, size = found.graph, found.graph.size
-    paths, mass = paths_of(found, 5)
-    assert paths.shape == (size, 5)
-    assert (mass >= 0).all()
-    children = graph.parents[:size] < 0
-    assert mass.sum() == pytest.approx(graph.score[:size][children].sum(), rel=1e-5)
-    for node in range(size):
-        path = [token for token in paths[node].tolist() if token >= 0]
-        assert path[-1] == graph.tokens[node]
-        below = [n for n in range(size) if paths[n, : len(path)].tolist() == path]
-        assert mass[below].sum() == pytest.approx(float(graph.score[node]), rel=1e-4)
-
-
-def test_paths_are_cut_at_the_rows_end():
-    paths, mass = paths_of(grown(), 2)
-    assert paths.shape[1] == 2
-    assert (paths[:, 0] >= 0).all()
-    assert mass.sum() == pytest.approx(paths_of(grown(), 5)[1].sum())
 
 
 def test_nothing_is_foreseen_of_ids_that_the_model_does_not_have():

@@ -14,6 +14,7 @@ from foredraft.index.datastore import check_datastore, open_datastore
 from foredraft.index.library import Library
 from foredraft.index.retrieval import FORESEEN, OWN, SHARED, STORE
 from foredraft.index.trigram import TrigramTable
+from foredraft.model.rollout_drafter import RolloutDrafting
 from foredraft.testing import CHECKS, check_drafter
 from foredraft.testing import VOCABULARY as TOY
 from test_conformance import tiny_draft_model
@@ -232,7 +233,7 @@ def test_a_draft_models_foresight_is_blended_in_and_followed(monkeypatch):
 
 
 def test_a_draft_model_needs_a_target():
-    with pytest.raises(UsageError, match="There is no target here"):
+    with pytest.raises(UsageError, match="There is no model here that 'demo-draft' could draft for"):
         drafter(model="demo-draft")
 
 
@@ -248,6 +249,14 @@ def test_a_draft_model_needs_a_target():
         ({"feedback_weight": -1.0}, "feedback_weight is -1.0; it must be a number from 0 on."),
         ({"feedback_top_k": 0}, "feedback_top_k is 0; it must be 1 to 64."),
         ({"memory": "m", "learn": "request"}, "memory keeps what sequences share"),
+        ({"model": "demo-draft", "drafter": "eesd"}, "model and drafter both name what is to be blended in; give one"),
+        ({"drafter": 7}, 'drafter is 7; give the name of a method to blend in, such as "medusa"'),
+        ({"drafter": {"levels": 3}}, "drafter is {'levels': 3}; give the name of a method to blend in"),
+        ({"drafter": "auto"}, "drafter is 'auto'; give the name of a method to blend in"),
+        ({"drafter": "medsa"}, "There is no method 'medsa'. Did you mean 'medusa'?"),
+        ({"drafter": {"method": "eesd", "level": 3}}, "Method 'eesd' has no option 'level'"),
+        ({"drafter": "lookahead"}, "Method 'lookahead' learns from what the target says of its own drafts"),
+        ({"drafter": "eesd"}, "no model is loaded here"),
     ],
 )
 def test_options_out_of_range_are_refused(options, sentence):
@@ -274,14 +283,20 @@ def raising(*_args):
     raise RuntimeError("disk on fire")
 
 
-def test_a_draft_model_that_fails_is_left_out(monkeypatch):
+def step(drafting):
+    propose(drafting, [1, 2, 3, 4, 1, 2])
+    drafting.observe(verdict(3))
+
+
+@pytest.mark.parametrize("fails", ["propose", "observe"])
+def test_a_draft_model_that_fails_is_left_out(monkeypatch, fails):
     made = make_drafter(
         "auto", {"store": "none", "table": "none", "model": "tiny"},
         Resources(TOY, draft_model=lambda _name: tiny_draft_model()),
     )  # fmt: skip
     drafting = opened(made)
-    monkeypatch.setattr(mixture.Foresight, "grow", raising)
-    with pytest.warns(ForedraftWarning, match="The draft model failed"):
-        propose(drafting, [1, 2, 3, 4, 1, 2])
+    monkeypatch.setattr(RolloutDrafting, fails, raising)
+    with pytest.warns(ForedraftWarning, match="source 'auto, draft model' failed .*disk on fire.*it is the same text"):
+        step(drafting)
     assert best(propose(drafting, [1, 2, 3, 4, 1, 2, 3])) == 4
     drafting.close()

@@ -12,6 +12,7 @@ from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.model.growth import GrowthRules
 from foredraft.model.rollout_drafter import RolloutDrafter
+from foredraft.options import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +115,13 @@ def load_drafter(
     """Load the draft model that the options name; `sources` are those behind the method's own name.
 
     Raises:
-        UsageError: none is named and none comes with the target, or it does not fit the target.
+        UsageError: none is named and none comes with the target, it does not fit the target, or there is no target.
     """
     wanted = options.model if options.model is not None else resources.default_draft
-    if wanted is None or resources.draft_model is None:
+    if wanted is None:
         raise UsageError(f"Method {method!r} needs a draft model; name one: model=NAME, or --draft-model NAME.")
+    if resources.draft_model is None:
+        raise UsageError(f"There is no model here that {shown(wanted)} could draft for; leave it out.")
     return RolloutDrafter((method, *sources), options.rules(), resources.draft_model(wanted))
 
 

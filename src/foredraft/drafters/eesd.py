@@ -86,7 +86,8 @@ class EesdDrafter:
         self._rules, self._calibrated = options.rules(), options.calibrated
         self._predictor = predictor
         self.target = target
-        self.needs = Needs(hidden=predictor is not None)
+        # the predictor looks at the state behind the last token, the exit at what the cache holds
+        self.needs = Needs(hidden=predictor is not None, every_step=predictor is not None)
 
     @classmethod
     def create(cls, options: EesdOptions, resources: Resources) -> "EesdDrafter":

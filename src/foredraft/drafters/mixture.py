@@ -2,33 +2,43 @@
 
 Long matches in the text and the datastore (as in REST) and low-order counts that learn as the text grows (as in
 Adaptix) are blended at every node, each kind trusted as far as it has proved right in this sequence. Knows ids and
-arrays, and a draft model where one is named; no text, no target.
+arrays, and a neural drafter's protocol where one is named; no text, no target.
 """
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds, Verdict
+from foredraft.contracts import (
+    EMPTY_DRAFT,
+    Budget,
+    Draft,
+    DraftContext,
+    Drafter,
+    Needs,
+    SequenceView,
+    TokenIds,
+    Verdict,
+)
+from foredraft.control.evidence import guessed_scores
 from foredraft.control.trial import Trial
-from foredraft.drafters import Resources
+from foredraft.drafters import Resources, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
+from foredraft.graph.paths import paths_of
 from foredraft.index.backoff import UNFORESEEN, prior_trust
 from foredraft.index.blender import Blender, Foreseen
 from foredraft.index.copied import copied
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
-from foredraft.index.retrieval import OWN, SHARED, STORE
+from foredraft.index.retrieval import FORESEEN, OWN, SHARED, STORE
 from foredraft.index.successors import BLENDED
 from foredraft.index.suffix_array import SuffixArrays
 from foredraft.index.trigram import TrigramTable, open_named_table
 from foredraft.index.workspace import BlenderOptions
-from foredraft.model.candidates import Imitation
-from foredraft.model.foresight import Foresight, paths_of
-from foredraft.model.growth import GrowthRules
+from foredraft.options import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +52,10 @@ class MixtureOptions:
             said; "off" from neither. None means "shared" where a memory is named, and "request" otherwise.
         memory: folder of a datastore that is searched too, and to which `save()` adds what was shared; made if need be.
         memory_tokens: size of the memory, beyond which its oldest part is forgotten; a token takes 6 bytes or 8.
-        model: a draft model whose foresight is blended in while it is worth its time, as `draft_model` takes it; None
-            for none.
-        levels: tokens deep that it is asked at a step, a pass each.
+        model: a draft model that is blended in while it is worth its time, as `draft_model` takes it; None for none.
+        drafter: another drafter that is blended in likewise: a method's name, or a mapping of `method` and its options,
+            such as "medusa" or {"method": "eesd", "out_degree": 3}; None for none.
+        levels: tokens deep that either is asked at a step.
         longest: the longest context that is looked up, in tokens.
         shortest: the shortest; what is shorter is left to the counts of pairs and single tokens.
         continuation: tokens taken of what follows an occurrence.
@@ -61,6 +72,7 @@ class MixtureOptions:
     memory: str | None = None
     memory_tokens: int = 1 << 24
     model: Any = None
+    drafter: Any = None
     levels: int = 4
     longest: int = 16
     shortest: int = 2
@@ -96,6 +108,30 @@ class MixtureOptions:
             raise UsageError(f"feedback_top_k is {self.feedback_top_k}; it must be 1 to 64.")
         if self.memory is not None and self.learn not in ("shared", None):
             raise UsageError('memory keeps what sequences share; leave learn out, or give learn="shared" with it.')
+        if self.drafter is not None:
+            self._check_drafter()
+
+    def _check_drafter(self) -> None:
+        if self.model is not None:
+            raise UsageError("model and drafter both name what is to be blended in; give one of them.")
+        method = self.drafter.get("method") if isinstance(self.drafter, Mapping) else self.drafter
+        if not isinstance(method, str) or method in ("auto", "none"):
+            raise UsageError(
+                f'drafter is {shown(self.drafter)}; give the name of a method to blend in, such as "medusa", or a '
+                'mapping such as {"method": "eesd", "out_degree": 3}.'
+            )
+        assert self.blends is not None
+        parse_options(*self.blends)
+
+    @property
+    def blends(self) -> tuple[str, dict[str, Any]] | None:
+        """The method whose drafts are blended in, and its options; None for none."""
+        if self.model is not None:
+            return "draft_tree", {"model": self.model, "out_degree": 3, "levels": self.levels}
+        if self.drafter is None:
+            return None
+        options = {"method": self.drafter} if isinstance(self.drafter, str) else dict(self.drafter)
+        return options.pop("method"), options
 
     @property
     def shares(self) -> bool:
@@ -115,23 +151,54 @@ class MixtureOptions:
 
 
 class MixtureDrafter:
-    """The table, the texts that are searched, and a draft model if one was named."""
+    """The table, the texts that are searched, and a neural drafter if one was named.
+
+    Args:
+        options: how to blend.
+        table: of tri-grams.
+        library: the texts.
+        neural: whose drafts are blended in; None for none.
+
+    Raises:
+        UsageError: a neural drafter that learns from what the target says of its own drafts.
+    """
 
     name: ClassVar[str] = "auto"
     summary: ClassVar[str] = (
         "Everything cheap in one draft: the text itself, a datastore, tri-grams, the target's words."
     )
     Options = MixtureOptions
-    source_names = ("auto, datastore", "auto, own text", "auto, shared text", "auto, draft model", "auto, counts")
+    source_names: Sequence[str] = (
+        "auto, datastore", "auto, own text", "auto, shared text", "auto, draft model", "auto, counts"
+    )  # fmt: skip
 
-    def __init__(self, options: MixtureOptions, table: TrigramTable, library: Library, model: Any = None) -> None:
+    def __init__(
+        self, options: MixtureOptions, table: TrigramTable, library: Library, neural: Drafter | None = None
+    ) -> None:
         self.options = options
         self.table = table
         self.library = library
-        self.model = model
+        self.neural = neural
+        self.target = getattr(neural, "target", None)
         top_k = options.feedback_top_k if options.feeds_back else 0
         quick = options.learn != "off"  # copies are of the sequence itself
         self.needs = Needs(top_k=top_k, every_step=options.shares, quick=quick)  # what is shared is the whole text
+        if neural is not None:
+            self._take_in(neural)
+
+    def _take_in(self, neural: Drafter) -> None:
+        asked = neural.needs
+        if asked.top_k:
+            raise UsageError(
+                f"Method {neural.name!r} learns from what the target says of its own drafts, and auto mixes them with "
+                "others; blend in one that drafts with a model, such as eesd, medusa or layer_skip."
+            )
+        every_step = self.needs.every_step or asked.every_step
+        self.needs = dataclasses.replace(self.needs, hidden=asked.hidden, every_step=every_step)
+        if self.options.model is None:
+            names = list(self.source_names)
+            names[FORESEEN] = f"auto, {neural.name}"
+            self.source_names = tuple(names)
 
     @classmethod
     def create(cls, options: MixtureOptions, resources: Resources) -> "MixtureDrafter":
@@ -139,16 +206,13 @@ class MixtureDrafter:
 
         Raises:
             StoreError: one that is damaged or belongs to another tokenizer.
+            UsageError: a neural drafter that cannot be had here, or not be blended in.
         """
         own = (resources.vocabulary, resources.tokenizer_hash)
         library = open_library(options.store, options.memory, resources.default_store, *own)
         table = open_named_table(options.table, resources.default_table, *own)
-        model = None
-        if options.model is not None:
-            if resources.draft_model is None:
-                raise UsageError("There is no target here that a draft model could be loaded for; leave model out.")
-            model = resources.draft_model(options.model)
-        return cls(options, table, library, model)
+        neural = None if options.blends is None else make_drafter(*options.blends, resources)
+        return cls(options, table, library, neural)
 
     def open(self, context: DraftContext) -> "MixtureDrafting":
         """Begin drafting for one sequence, with what the stores hold by now."""
@@ -178,7 +242,7 @@ class MixtureDrafting:
         self._drafter = drafter
         self._options = options = drafter.options
         self._vocabulary = context.vocabulary
-        self._model = None if drafter.model is None else _DraftModel(drafter.model, options.levels, context)
+        self._neural = None if drafter.neural is None else _Neural(drafter.neural, options.levels, context)
         self._blender: Blender | None = drafter.blender(segments)
         self._ids: TokenIds = np.empty(0, np.int64)
 
@@ -191,10 +255,10 @@ class MixtureDrafting:
             return EMPTY_DRAFT  # and nothing is read: plain steps cost nothing here, and reading many tokens is quicker
         depth = min(self._options.depth, budget.depth)
         shared = self._drafter.library.shared if self._options.shares else None
-        if self._model is None:
+        if self._neural is None:
             return self._blender.propose(self._ids, shared, budget.nodes, depth, self._vocabulary)
         self._blender.ask(self._ids, shared, depth)
-        foreseen = self._foreseen(self._model, budget, self._blender.reach(depth))
+        foreseen = self._foreseen(self._neural, view, budget, self._blender.reach(depth))
         if foreseen is not None:
             self._blender.foresee(foreseen)
         return self._blender.draft(budget.nodes, depth, self._vocabulary)
@@ -204,26 +268,26 @@ class MixtureDrafting:
         if self._blender is None:
             return
         others = self._blender.learn(self._ids, verdict)
-        if self._model is not None and others is not None:
+        if self._neural is not None:
             try:
-                self._model.learn(verdict.tokens, others)
+                self._neural.learn(verdict, others)
             except Exception as error:  # noqa: BLE001  # whatever it is, the other sources can draft
-                self._leave_out(self._model, error)
+                self._leave_out(self._neural, error)
 
-    def _foreseen(self, model: "_DraftModel", budget: Budget, depth: int) -> Foreseen | None:
+    def _foreseen(self, neural: "_Neural", view: SequenceView, budget: Budget, depth: int) -> Foreseen | None:
         try:
-            return model.foresee(self._ids, budget, depth)
+            return neural.foresee(view, budget, depth)
         except Exception as error:  # noqa: BLE001  # as above
-            self._leave_out(model, error)
+            self._leave_out(neural, error)
             return None
 
-    def _leave_out(self, model: "_DraftModel", error: Exception) -> None:
-        """Go on without the draft model, the one source that runs code which can raise."""
-        self._model = None
-        model.close()
+    def _leave_out(self, neural: "_Neural", error: Exception) -> None:
+        """Go on without the neural drafter, the one source that runs code which can raise."""
+        self._neural = None
+        neural.close()
         warnings.warn(
-            f"The draft model failed ({told(error)}), so auto drafts the rest of this text without it; it is the same "
-            "text.",
+            f"The source {self._drafter.source_names[FORESEEN]!r} failed ({told(error)}), so the rest of this text is "
+            "drafted without it; it is the same text.",
             ForedraftWarning,
             stacklevel=2,
         )
@@ -234,42 +298,57 @@ class MixtureDrafting:
             self._drafter.library.share(self._ids)
         self._blender = None  # and with it the memory
         self._ids = np.empty(0, np.int64)
-        if self._model is not None:
-            self._model.close()
+        if self._neural is not None:
+            self._neural.close()
 
 
-class _DraftModel:
-    """A draft model behind one sequence: asked while that is worth its time, and trusted as far as it proves right."""
+class _Neural:
+    """A neural drafter behind one sequence: asked while that is worth its time, trusted as far as it proves right."""
 
-    def __init__(self, model: Any, levels: int, context: DraftContext) -> None:
-        imitation = dataclasses.replace(Imitation.of(context.settings, context.seed, context.vocabulary), draws=False)
-        rules = GrowthRules(out_degree=3, most_levels=levels)
-        self._foresight = Foresight(model, rules, imitation, context.max_nodes)
+    def __init__(self, drafter: Drafter, levels: int, context: DraftContext) -> None:
+        # what is blended with others' drafts is chosen and not drawn, whatever the verification
+        settings = {**context.settings, "verification": "matched"}
+        self._drafting = drafter.open(dataclasses.replace(context, settings=settings))
+        self._levels = levels
         self._trial = Trial()
         self._hits, self._passes = _STRENGTH * _FORESIGHT, _STRENGTH * (1 - _FORESIGHT)
         self._foreseen: Foreseen | None = None
 
-    def foresee(self, ids: TokenIds, budget: Budget, depth: int) -> Foreseen | None:
-        """Return what the model foresees, `depth` tokens deep; None where it is not asked."""
+    def foresee(self, view: SequenceView, budget: Budget, depth: int) -> Foreseen | None:
+        """Return what it foresees, in rows of `depth` tokens; None where it is not asked, or foresees nothing.
+
+        Raises:
+            ValueError: its draft is no tree of tokens.
+        """
         self._foreseen = None
-        whole = Budget(budget.nodes, budget.depth)  # the control is not asked: it cuts what comes of all sources
-        grown = self._foresight.grow(ids, whole) if self._trial.begins() else None
-        if grown is not None:
-            self._foreseen = Foreseen(*paths_of(grown, depth), self._hits / (self._hits + self._passes))
+        if not self._trial.begins():
+            return None
+        # the control is not asked how deep to go: it cuts what comes of all sources
+        draft = self._drafting.propose(view, Budget(budget.nodes, min(budget.depth, self._levels)))
+        draft.check()
+        if len(draft):
+            score = draft.score if draft.score is not None else guessed_scores(draft.parents)
+            paths, mass = paths_of(draft.tokens, draft.parents, score, depth)
+            self._foreseen = Foreseen(paths, mass, self._hits / (self._hits + self._passes))
         return self._foreseen
 
-    def learn(self, tokens: tuple[int, ...], others: float) -> None:
-        """Credit the model, or all else, which gave the first of the written tokens the probability `others`."""
-        if self._foreseen is not None:
-            own = self._foreseen.mass[self._foreseen.paths[:, 0] == tokens[0]].sum()
+    def learn(self, verdict: Verdict, others: float | None) -> None:
+        """Show it what was written; credit it, or all else, which gave the first token the probability `others`.
+
+        Where nobody was asked, as in a rest, `others` is None.
+        """
+        if self._foreseen is not None and others is not None:
+            own = self._foreseen.mass[self._foreseen.paths[:, 0] == verdict.tokens[0]].sum()
             part = self._hits * own / (self._hits * own + self._passes * max(others, UNFORESEEN))
             self._hits, self._passes = self._hits + part, self._passes + 1 - part
-        self._foresight.keep(tokens[:-1])
-        self._trial.ends(len(tokens))
+        self._foreseen = None
+        draft = dataclasses.replace(verdict.draft, source=None)  # the numbers of sources are auto's
+        self._drafting.observe(dataclasses.replace(verdict, draft=draft))
+        self._trial.ends(len(verdict.tokens))
 
     def close(self) -> None:
-        """Give the cache's memory back."""
-        self._foresight.close()
+        """Have it forget the sequence."""
+        self._drafting.close()
 
 
 _STRENGTH = 20.0
@@ -280,6 +359,6 @@ recorded answer; see docs/log.md."""
 _OWN_TEXT = np.full(64, OWN, np.uint8)
 """The source of quick drafts, sliced: see `foredraft.index.copied`."""
 _FORESIGHT = 0.7
-"""How far a draft model is trusted at first."""
+"""How far a neural drafter is trusted at first."""
 _BEHIND_ROWS = BLENDED._replace(table_pair=30.0)
 """What rows leave over, the table has often seen too, so it counts for less than alone."""

@@ -113,12 +113,12 @@ def trust_in_rows(inner: InnerTrust, levels: Levels, members: IntArray, low: int
 
 @njit(cache=True)
 def with_foresight(levels: Levels, rows: Rows, paths: IntArray, mass: F64, share: float) -> tuple[Levels, Rows]:
-    """Return levels and rows with a draft model's before them.
+    """Return levels and rows with a neural drafter's before them.
 
     Args:
         levels: of what occurred.
         rows: likewise.
-        paths: int32[N, D], see `foredraft.model.foresight.paths_of`; D as in `rows`.
+        paths: int32[N, D], see `foredraft.graph.paths.paths_of`; D as in `rows`.
         mass: float64[N], the probability of each.
         share: the part of the weight that they get; the others keep the rest.
     """

@@ -20,8 +20,8 @@ from foredraft.integrations.batches import I64, Batch, ChainOptions, Chains, wri
 
 
 def fits(drafter: MixtureDrafter) -> bool:
-    """Say whether a drafter can be batched: nothing shared, and no draft model."""
-    return not drafter.options.shares and drafter.model is None
+    """Say whether a drafter can be batched: nothing shared, and no neural drafter."""
+    return not drafter.options.shares and drafter.neural is None
 
 
 class MixtureBatch:

@@ -6,11 +6,7 @@ Knows a rollout and the rules of growth. Does not know the target, nor what is m
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from foredraft.contracts import Budget, Target, TokenIds
-from foredraft.graph.tree import IntArray, depths
 from foredraft.model.candidates import Imitation
 from foredraft.model.growth import Calibrate, Grown, GrowthRules, grow
 from foredraft.model.rollout import Rollout
@@ -71,28 +67,3 @@ class Foresight:
         """Give the cache's memory back."""
         self._rollout = Rollout(self._model, 1)
         self._grown = None
-
-
-def paths_of(grown: Grown, depth: int) -> tuple[IntArray, npt.NDArray[np.float64]]:
-    """Return a graph's tree as rows, loans left aside.
-
-    Args:
-        grown: the graph.
-        depth: tokens of a row.
-
-    Returns:
-        int32[N, depth], the path down to each node, -1 behind its end or cut at `depth`, and float64[N], the
-        probability that the text goes down to the node and then on in a way that the graph does not hold.
-    """
-    graph, size = grown.graph, grown.graph.size
-    tokens, parents, score = graph.tokens[:size], graph.parents[:size], graph.score[:size].astype(np.float64)
-    level = depths(parents)
-    rows, mass = np.full((size, depth), -1, np.int32), score.copy()
-    for node in range(size):
-        parent = parents[node]
-        if parent >= 0:
-            rows[node] = rows[parent]
-            mass[parent] -= score[node]
-        if level[node] <= depth:
-            rows[node, level[node] - 1] = tokens[node]
-    return rows, np.maximum(mass, 0.0)

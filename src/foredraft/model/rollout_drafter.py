@@ -21,7 +21,7 @@ class RolloutDrafter:
         model: the draft model.
     """
 
-    needs = Needs()
+    needs = Needs(every_step=False)  # the draft model reads what it missed when it is asked again
     default_control = "cost_aware"  # each level costs a pass of the draft model, so when to stop matters most
 
     def __init__(self, sources: tuple[str, ...], rules: GrowthRules, model: Any) -> None:

@@ -1,0 +1,157 @@
+"""`auto` with a neural drafter among its sources: early exits, Medusa's heads, the target's own layers."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import foredraft
+from foredraft.contracts import NO_BUDGET, Budget, Draft, Needs, Verdict
+from foredraft.drafters import Resources, make_drafter, mixture
+from foredraft.drafters.mixture import MixtureDrafter, MixtureOptions
+from foredraft.errors import ForedraftWarning
+from foredraft.graph.tree import chain_parents
+from foredraft.index.library import Library
+from foredraft.index.trigram import open_named_table
+from test_eesd import SETTINGS, VOCABULARY, head_folder, plain, target_of, written
+from test_medusa import head_of
+from test_rest import opened, propose
+
+FAMILIES = ["llama", "gpt2", "gemma2", "gpt_neox"]
+
+
+def asked(*answers):
+    """A trial that lets the neural drafter be asked by turns, as `answers` say."""
+    turns = itertools.cycle(answers)
+    return lambda: SimpleNamespace(begins=lambda: next(turns), ends=lambda tokens: None)
+
+
+class RestingControl:
+    """Asks in earnest, rests, and asks for quick drafts, by turns."""
+
+    def __init__(self, nodes):
+        self._turns = itertools.cycle([Budget(nodes, 8)] * 3 + [NO_BUDGET, Budget(2, 2, quick=True), NO_BUDGET])
+
+    def budget(self, depth):
+        budget = next(self._turns)
+        return budget if budget.nodes == 0 else Budget(budget.nodes, min(budget.depth, depth), quick=budget.quick)
+
+    def trim(self, draft, budget):
+        return draft
+
+    def observe(self, *_seconds):
+        """Learn nothing."""
+
+
+def blended(kind, family, folder):
+    drafter = {
+        "eesd chain": lambda: {"method": "eesd", "head": head_folder(family, 1, folder)},
+        "eesd tree": lambda: {"method": "eesd", "head": "none", "layers": 2, "out_degree": 3, "least_share": 0.0},
+        "medusa": lambda: {"method": "medusa", "head": head_of(family, folder)},
+    }[kind]()
+    options = {"store": "none", "table": "none", "drafter": drafter}
+    return make_drafter("auto", options, Resources(VOCABULARY, target=target_of(family)))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("kind", ["eesd chain", "eesd tree", "medusa"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_text_is_that_of_plain_decoding_asked_or_not(family, kind, setting, tmp_path, monkeypatch):
+    monkeypatch.setattr(mixture, "Trial", asked(True, True, False))
+    drafter = blended(kind, family, tmp_path)
+    text, records = written(drafter.target or target_of(family), family, setting, drafter, control=RestingControl(8))
+    assert text == plain(family, setting)
+    assert sum(record.drafted for record in records) > 20
+
+
+@pytest.mark.parametrize(
+    ("drafter", "least"), [("eesd", 1.2), ({"method": "eesd", "out_degree": 3}, 1.2), ("medusa", 1.02)]
+)
+def test_what_heads_foresee_helps_the_other_sources(drafter, least, monkeypatch):
+    monkeypatch.setattr(mixture, "Trial", asked(True))
+    prompt = [{"role": "user", "content": "Tom has 4 apples and buys 7 more. How many apples does he have?"}]
+    generator = foredraft.load("demo", method="none", dtype="float32", compile=False)
+    settings = {"max_new_tokens": 64, "do_sample": True, "temperature": 0.7, "seed": 2}
+    expected = generator.generate(prompt, **settings)
+    steps = {}
+    for options in ({}, {"drafter": drafter}):
+        generator.use("auto", options, nodes=8)
+        found = generator.generate(prompt, **settings)
+        assert found.token_ids == expected.token_ids
+        steps[len(options)] = found.statistics.tokens_per_target_step
+    assert steps[1] > least * steps[0]
+
+
+def test_it_is_named_by_its_method_and_needs_what_it_needs(tmp_path):
+    made = blended("medusa", "llama", tmp_path)
+    assert "auto, medusa" in made.source_names
+    assert "auto, draft model" not in made.source_names
+    assert made.needs.hidden
+    assert made.needs.every_step, "heads go by the state behind the last token, whether it was drafted or not"
+    assert made.needs.top_k == MixtureOptions().feedback_top_k
+    assert made.target is None
+
+
+def test_an_early_exit_brings_its_target(tmp_path):
+    made = blended("eesd tree", "llama", tmp_path)
+    assert made.target is made.neural.target
+    assert not made.needs.hidden
+    assert not made.needs.every_step
+
+
+class Scripted:
+    """A drafter that proposes a chain without scores, and keeps what it is shown."""
+
+    name, needs, source_names = "scripted", Needs(every_step=False), ("scripted",)
+
+    def __init__(self, *tokens):
+        self.tokens, self.contexts, self.seen = np.array(tokens, np.int32), [], []
+
+    def open(self, context):
+        self.contexts.append(context)
+        return self
+
+    def propose(self, view, budget):
+        tokens = self.tokens[: min(budget.nodes, budget.depth)]
+        return Draft(tokens, chain_parents(len(tokens)))
+
+    def observe(self, verdict):
+        self.seen.append(verdict)
+
+    def close(self):
+        """Forget nothing."""
+
+
+def with_scripted(*tokens, **options):
+    neural = Scripted(*tokens)
+    table = open_named_table("none", None, VOCABULARY, "")
+    made = MixtureDrafter(MixtureOptions(**options), table, Library(vocabulary=VOCABULARY), neural)
+    return opened(made, vocabulary=VOCABULARY), neural
+
+
+def test_it_is_asked_no_deeper_than_levels_and_its_draft_needs_no_scores(monkeypatch):
+    monkeypatch.setattr(mixture, "Trial", asked(True))
+    drafting, _ = with_scripted(5, 6, 7, 8, 9, levels=3)
+    assert propose(drafting, [1, 2], 16, vocabulary=VOCABULARY).tokens.tolist() == [5, 6, 7]
+
+
+def test_it_draws_nothing_and_is_shown_no_numbers_of_autos_sources(monkeypatch):
+    """Under rejection verification too: a blended draft has no q."""
+    monkeypatch.setattr(mixture, "Trial", asked(True))
+    drafting, neural = with_scripted(5, 6)
+    assert neural.contexts[0].settings["verification"] == "matched"
+    draft = propose(drafting, [1, 2], 8, vocabulary=VOCABULARY)
+    assert draft.q is None
+    drafting.observe(Verdict((5, 9), (0,), draft, 1))
+    assert neural.seen[0].draft.source is None
+    assert neural.seen[0].draft.tokens.tolist() == draft.tokens.tolist()
+
+
+def test_a_draft_that_is_no_tree_leaves_it_out(monkeypatch):
+    monkeypatch.setattr(mixture, "Trial", asked(True))
+    drafting, neural = with_scripted(5, 6)
+    neural.propose = lambda _view, _budget: Draft(np.array([5, 6], np.int32), np.array([1, -1], np.int32))
+    with pytest.warns(ForedraftWarning, match="source 'auto, scripted' failed"):
+        propose(drafting, [7, 8, 9, 7, 8], 8, vocabulary=VOCABULARY)
+    assert propose(drafting, [7, 8, 9, 7, 8, 9], 8, vocabulary=VOCABULARY).tokens[0] == 7
