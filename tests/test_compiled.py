@@ -37,6 +37,7 @@ from foredraft.model.functional import FunctionalForward, compiled_attention
 from foredraft.model.kv_cache import Span
 from foredraft.model.mask import attention_mask
 from foredraft.model.paired_kernel import _TIMES, pairs_are_quicker
+from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from forward_against_bandwidth import weight_bytes
@@ -98,15 +99,16 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
         target.prefill(ids[:-1], each)
     tokens, parents = random_tree(np.random.default_rng(4), 9)
     layout = lay_out(int(ids[-1]), tokens, parents, len(ids) - 1)
-    scores = target.forward(layout, expected).logits
+    expected_scores = target.forward(layout, expected, hidden=True)
     buffers = given.reserved_buffers(layout.rows)
     arguments = target._compiled_arguments(layout, given)
     spans, layers = len(given.spans), len(buffers) // 2
     with torch.inference_mode(), compiled_attention(model.config):
-        logits = functional(
+        scores, hidden = functional(
             *arguments[:2], arguments[2 : 2 + spans], arguments[2 + spans :], buffers[:layers], buffers[layers:]
         )
-    assert torch.allclose(logits, scores, atol=1e-4, rtol=1e-4)
+    for ours, theirs in ((scores, expected_scores.logits), (hidden, expected_scores.hidden)):
+        assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
     for ours, theirs in zip(given.reserved_buffers(0), expected.reserved_buffers(0), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
 
@@ -277,6 +279,30 @@ def test_passes_round_alike_as_far_as_none_runs_as_it_is(cache):
     assert not forward.rounds_alike(MOST_ROWS + 1)
     unlike = dataclasses.replace(record, seconds={**seconds, EAGER: eager}, same_bits=False)
     assert not CompiledForward(folder, unlike).rounds_alike(1)
+
+
+def test_an_early_exit_says_what_it_costs_to_run_what_was_compiled_in_parts(cache):
+    target = compiled_target(cache, torch.float32)
+    record = target.compiled.record
+    seconds = {name: (1.0 if name == EAGER else 0.25,) * len(record.rows) for name in record.seconds}
+    target.compiled.record = dataclasses.replace(record, seconds=seconds)
+    with pytest.warns(ForedraftWarning, match=r"each pass will take about 4\.0 times as long\."):
+        SplitTarget(target, 1, None)
+
+
+def test_states_that_a_drafter_asks_for_are_the_compiled_passes(cache):
+    """The heads that go by them draft for compiled passes too."""
+    target, plain = compiled_target(cache), TorchTarget(small_model())
+    caches = [each.new_cache() for each in (target, plain)]
+    target._run = None  # any pass that is not compiled would fail
+    tokens, parents = random_tree(np.random.default_rng(4), 9)
+    layout = lay_out(5, tokens, parents, 11)
+    found = []
+    for each, own in zip((target, plain), caches, strict=True):
+        each.prefill(prompt_of(11), own)
+        found.append(each.forward(layout, own, hidden=True).hidden)
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+    assert target.forward(layout, caches[0]).hidden is None
 
 
 def test_a_second_compilation_keeps_what_is_there(cache):

@@ -71,9 +71,10 @@ def assert_same_passes(model, sizes=(0, 1, 2, 9, 40)):
     expected, given = (prefilled(each, ids[:-1]) for each in (plain, target))
     for tokens, parents in [*(random_tree(rng, nodes) for nodes in sizes), CHAIN]:
         layout = lay_out(int(ids[-1]), tokens, parents, expected.length)
-        scores, own = target.forward(layout, given), plain.forward(layout, expected)
+        scores, own = target.forward(layout, given, hidden=True), plain.forward(layout, expected, hidden=True)
         assert given.store is not None
         torch.testing.assert_close(scores.logits, own.logits, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(scores.hidden, own.hidden, atol=1e-4, rtol=1e-4)
         assert scores.best.tolist() == own.logits.argmax(dim=-1).tolist()
         for cache in (given, expected):
             cache.commit([0, len(tokens)] if len(tokens) and parents[-1] < 0 else [0])
@@ -227,8 +228,8 @@ def test_a_failure_to_record_is_told_once_and_the_text_goes_on(monkeypatch):
 
 def test_scores_that_are_not_the_models_own_are_told_and_not_used(monkeypatch):
     def wrong(*arguments):
-        logits, best = scored(*arguments)
-        return -logits, best
+        logits, *others = scored(*arguments)
+        return (-logits, *others)
 
     monkeypatch.setattr(graphs, "scored", wrong)
     assert "not the model's own, relative error 2.0e+00" in warned_once(graphed(small_model()))
@@ -261,8 +262,8 @@ def test_what_is_recorded_neither_waits_for_values_nor_copies_from_the_host(fami
     store = torch.empty((len(keys), keys[0].shape[1], visible, keys[0].shape[3]), device="meta")
     received = as_rows(torch.empty(8 * (2 + 2 * rows) + rows * COLUMNS, dtype=torch.uint8, device="meta"), rows)
     with torch.inference_mode(), Watch() as watch:
-        logits, best = scored(target.graphs._functional, store, received, visible)
-    assert (logits.shape, best.shape) == ((rows, VOCABULARY), (rows,))
+        logits, hidden, best = scored(target.graphs._functional, store, received, visible)
+    assert (logits.shape, hidden.shape, best.shape) == ((rows, VOCABULARY), (rows, 32), (rows,))
     assert not watch.seen
 
 
@@ -407,8 +408,8 @@ def test_what_cannot_be_recorded_on_a_gpu_is_told_and_the_text_goes_on(monkeypat
     model = llama().to("cuda")
 
     def waits(*arguments):
-        logits, best = scored(*arguments)
-        return logits + float(logits[0, 0]) * 0, best
+        logits, *others = scored(*arguments)
+        return (logits + float(logits[0, 0]) * 0, *others)
 
     monkeypatch.setattr(graphs, "scored", waits)
     target = graphed(model)

@@ -64,7 +64,7 @@ class CompiledTo:
         ("bfloat16", CompiledTo(17), "adaptix", 16, True),
         ("bfloat16", CompiledTo(17), "adaptix", 17, False),
         ("bfloat16", CompiledTo(65), "auto", None, True),
-        ("bfloat16", CompiledTo(65), "medusa", 16, False),
+        ("bfloat16", CompiledTo(65), "medusa", 16, True),
         ("bfloat16", CompiledTo(65), "eesd", 8, False),
     ],
 )

@@ -11,11 +11,10 @@ def is_exact(generator: Generator) -> bool:
     """Say whether rounding excuses no difference between the generator's method and plain decoding.
 
     So it is in float32, float64 and int8, and in any dtype where every pass that verifies is compiled and a row was
-    found to come out the same to the last bit beside others. Drafters that need the target's hidden states, or go on
-    from passes of their own, verify with the model as it is.
+    found to come out the same to the last bit beside others. Drafters that go on from passes of their own verify with
+    the model as it is.
     """
     if dtype_name(generator.target.model) in EXACT:
         return True
-    compiled, drafter = generator.target.compiled, generator.drafter
-    as_it_is = drafter.needs.hidden or getattr(drafter, "target", None) is not None
+    compiled, as_it_is = generator.target.compiled, getattr(generator.drafter, "target", None) is not None
     return compiled is not None and not as_it_is and compiled.rounds_alike(generator.most_nodes + 1)

@@ -32,7 +32,7 @@ MOST_ROWS = 256
 """The most that a package takes; longer prompts are put in by so many tokens at a time."""
 
 EAGER = "eager"
-_FORMAT = 3
+_FORMAT = 4
 _RECORD = "compiled.json"
 _FOLDER = "compiled"
 
@@ -112,19 +112,25 @@ class CompiledForward:
         """Return the loaded package to run `rows` rows with, or None where the model itself is as quick."""
         return self._loaders.get(self._quickest[rows]) if rows <= MOST_ROWS else None
 
+    @property
+    def gain(self) -> float:
+        """How many times as long the model as it is takes for a row."""
+        times = [seconds[0] for seconds in self.record.seconds.values()]
+        return self.record.seconds[EAGER][0] / min(times)
+
     def rounds_alike(self, rows: int) -> bool:
         """Say whether passes of up to so many rows all run here, and a row comes out the same in each of them."""
         return self.record.same_bits and rows <= MOST_ROWS and EAGER not in self._quickest[1 : rows + 1]
 
 
-def run_package(package: Any, tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Run a loaded package on the arguments of `FunctionalForward.forward`, flattened; return its logits.
+def run_package(package: Any, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run a loaded package on the arguments of `FunctionalForward.forward`, flattened; return what it returns.
 
     The call that torch's wrapper offers reads a description of the arguments anew each time, which costs more than a
     layer; shapes are not checked here, so they must be what the package was compiled for.
     """
-    logits: torch.Tensor = package.boxed_run(tensors)[0]
-    return logits
+    logits, hidden = package.boxed_run(tensors)
+    return logits, hidden
 
 
 def load_package(path: Path) -> Any:

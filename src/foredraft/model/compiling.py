@@ -356,7 +356,7 @@ def _same_bits(subject: _Subject, packages: Mapping[str, Any]) -> bool:
         ours.copy_(torch.randn(ours.shape, generator=noise))
         theirs.copy_(ours)
     together[0].copy_(torch.randint(0, subject.config.get_text_config().vocab_size, (1, _TRIED_ROWS), generator=noise))
-    several = run_package(packages[ANY.name], _flat(together))
+    several = run_package(packages[ANY.name], _flat(together))[0]
     alone_by = packages.get(ONE.name, packages[ANY.name])
     ones: list[torch.Tensor] = []
     for row in range(_TRIED_ROWS):
@@ -365,7 +365,7 @@ def _same_bits(subject: _Subject, packages: Mapping[str, Any]) -> bool:
         seen = [mask.new_zeros(1, 1, 1, _CONTEXT + row + 1) for mask in masks]
         places = [slot + row for slot in slots]
         try:
-            ones.append(run_package(alone_by, _flat((token, position, seen, places, *alone[-2:])))[0].clone())
+            ones.append(run_package(alone_by, _flat((token, position, seen, places, *alone[-2:])))[0][0].clone())
         except RuntimeError:  # traced for two rows and more, it may refuse one
             return False
     states = zip(chain(*together[-2:]), chain(*alone[-2:]), strict=True)

@@ -20,7 +20,7 @@ _COMPILED = "foredraft_compiled"
 
 
 class FunctionalForward(nn.Module):
-    """The logits of a pass, from its rows and the buffers of one sequence's cache.
+    """The logits and last hidden states of a pass, from its rows and the buffers of one sequence's cache.
 
     Args:
         model: a causal language model in evaluation mode.
@@ -43,7 +43,7 @@ class FunctionalForward(nn.Module):
         slots: list[torch.Tensor],
         keys: list[torch.Tensor],
         values: list[torch.Tensor],
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Score rows, and write their states into the cache's buffers.
 
         Args:
@@ -55,7 +55,7 @@ class FunctionalForward(nn.Module):
             values: the same.
 
         Returns:
-            float[R, V].
+            float[R, V], and the last hidden states, float[R, D].
         """
         layers: list[Any] = []  # transformers' list type takes no subclass
         for layer, span in enumerate(self._span_of):
@@ -69,9 +69,9 @@ class FunctionalForward(nn.Module):
             position_ids=positions,
             past_key_values=Cache(layers=layers),
             use_cache=True,
+            output_hidden_states=True,
         )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        return output.logits[0], output.hidden_states[-1][0]
 
 
 class _BufferLayer(CacheLayerMixin):

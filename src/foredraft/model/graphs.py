@@ -37,8 +37,9 @@ _LEAST_SLOTS = 512
 _WARM_UPS = 2
 _NUMBERS = 2  # how many are committed, and how many are stored
 
-Outputs = tuple[torch.Tensor, torch.Tensor]
-"""float[R, V] logits, and int64[R], the most probable token after each row, -1 where its score is not finite."""
+Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""float[R, V] logits, float[R, D] last hidden states, and int64[R], the most probable token after each row, -1 where
+its score is not finite."""
 Compute = Callable[[], Outputs]
 Result = TypeVar("Result")
 
@@ -80,13 +81,16 @@ class GraphedForward:
         self._law: tuple[int, float, int, float, float] | None = None  # by which rows were drawn last
 
     @torch.inference_mode()
-    def forward(self, layout: Layout, cache: TreeCache, own: Callable[[], torch.Tensor]) -> Scores | None:
+    def forward(
+        self, layout: Layout, cache: TreeCache, own: Callable[[], torch.Tensor], *, hidden: bool = False
+    ) -> Scores | None:
         """Score the rows of `layout`; their states lie behind the committed ones.
 
         Args:
             layout: R rows.
             cache: its sequence's.
             own: gives the model's own logits of the same rows, float[R, V]; asked whenever a graph was recorded.
+            hidden: whether the last hidden states are wanted.
 
         Returns:
             The scores; None where the model must run as it is: too many rows, a sequence that made room for another, or
@@ -96,7 +100,7 @@ class GraphedForward:
         if self._failed or rows is None or len(layout.held) + layout.rows > COLUMNS:
             return None
         try:
-            return self._replayed(layout, cache, rows, own) if self._settle(cache, rows) else None
+            return self._replayed(layout, cache, rows, own, hidden=hidden) if self._settle(cache, rows) else None
         except Exception as error:  # noqa: BLE001  # there is no list of what recording raises; the model runs without
             self._failed, self._store = True, None
             self._passes.clear()
@@ -137,7 +141,9 @@ class GraphedForward:
         self._owner = weakref.ref(cache)
         return True
 
-    def _replayed(self, layout: Layout, cache: TreeCache, rows: int, own: Callable[[], torch.Tensor]) -> Scores:
+    def _replayed(
+        self, layout: Layout, cache: TreeCache, rows: int, own: Callable[[], torch.Tensor], *, hidden: bool
+    ) -> Scores:
         """Score the rows of `layout` with a pass of `rows` rows, which is recorded where there is none yet."""
         assert self._store is not None
         stored = cache.length + cache.held
@@ -148,8 +154,8 @@ class GraphedForward:
             self._passes[shape] = _Pass(self._functional, self._store, shape, record)
         cache.reserve(layout.rows)
         run = self._passes[shape]
-        logits, best = (each[: layout.rows] for each in run.run(layout, stored))
-        logits = logits.clone()  # the next replay writes the same memory
+        logits, states, best = (each[: layout.rows] for each in run.run(layout, stored))
+        logits, told_states = logits.clone(), states.clone() if hidden else None  # the next replay writes over them
         best = best.cpu()  # waits for the device, so that a pass takes the time that it is said to take
         if new:
             if self._law is not None:  # recorded with the pass, so that no later step waits for it
@@ -157,7 +163,7 @@ class GraphedForward:
             error = relative_error(logits.float(), own().float())
             if not within_rounding(error, self._functional.model):
                 raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
-        return Scores(logits, best=best, draw=partial(self._draw, run))
+        return Scores(logits, told_states, best, partial(self._draw, run))
 
     def _draw(
         self, run: "_Pass", seed: int, temperature: float, top_k: int, top_p: float, min_p: float
@@ -218,8 +224,8 @@ class _Pass:
             self._copied.record(torch.cuda.current_stream(self._received.device))
         if self._replay is None:
             self._replay = self._record(self._compute)
-        self._logits, best = self._replay()
-        return self._logits, best
+        self._logits, hidden, best = self._replay()
+        return self._logits, hidden, best
 
     def draw(self, seed: int, temperature: float, top_k: int, top_p: float, min_p: float) -> list[int]:
         """Draw the tokens after the rows of the last run, the repeated ones included."""
@@ -308,9 +314,10 @@ def scored(
     token_ids, positions = numbers[_NUMBERS:].view(2, 1, -1)
     slots = stored + torch.arange(len(sees), device=store.device)
     keys, values = (list(half.split(1)) for half in store.chunk(2))
-    logits = functional(token_ids, positions, [slot_mask(committed, sees, visible, store.dtype)], [slots], keys, values)
+    mask = slot_mask(committed, sees, visible, store.dtype)
+    logits, hidden = functional(token_ids, positions, [mask], [slots], keys, values)
     largest, best = logits.max(dim=-1)
-    return logits, best.masked_fill(~largest.isfinite(), -1)
+    return logits, hidden, best.masked_fill(~largest.isfinite(), -1)
 
 
 def slot_mask(committed: torch.Tensor, sees: torch.Tensor, visible: int, dtype: torch.dtype) -> torch.Tensor:

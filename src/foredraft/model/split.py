@@ -7,6 +7,7 @@ from there, puts the rows that are missing through the first layers, and all of 
 and a head; neither how drafts grow nor what is accepted.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 from foredraft.contracts import Scores, TokenIds
-from foredraft.errors import UnsupportedModelError
+from foredraft.errors import ForedraftWarning, UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.graph.tree import BoolArray
 from foredraft.model.heads import ExitHead
@@ -137,6 +138,13 @@ class SplitTarget:
     def __init__(self, target: TorchTarget, layers: int, head: ExitHead | None) -> None:
         parts = model_parts(target.model)
         parts.check_exit(layers)
+        if target.compiled is not None:
+            warnings.warn(
+                "An early exit runs the model in two parts as they are; what was compiled of the whole is not used, so "
+                f"each pass will take about {target.compiled.gain:.1f} times as long.",
+                ForedraftWarning,
+                stacklevel=2,
+            )
         self.vocabulary, self.window = target.vocabulary, target.window
         self._windows = target.support.windows
         self._left = self._taken = torch.empty(0)

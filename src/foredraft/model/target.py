@@ -96,7 +96,7 @@ class TorchTarget:
             chunk = token_ids[start : start + most]
             layout = lay_out_text(chunk, cache.length)
             with _memory_told(len(chunk), cache.length):
-                if self._compiled_logits(layout, cache) is None:
+                if self._run_compiled(layout, cache) is None:
                     self._run(layout, cache, last_row_only=True)
             cache.commit(range(len(chunk)))
 
@@ -108,11 +108,12 @@ class TorchTarget:
             OutOfMemoryError: there is no memory for the pass, or for the cache to grow.
         """
         with _memory_told(layout.rows, cache.length):
-            logits = self._compiled_logits(layout, cache) if not hidden else None
-            if logits is not None:
-                return Scores(logits, bits=bits_of(logits))
-            if self.graphs is not None and not hidden:
-                scores = self.graphs.forward(layout, cache, lambda: self._run(layout, cache).logits[0])
+            compiled = self._run_compiled(layout, cache)
+            if compiled is not None:
+                return Scores(compiled[0], compiled[1] if hidden else None, bits=bits_of(compiled[0]))
+            if self.graphs is not None:
+                own = lambda: self._run(layout, cache).logits[0]  # noqa: E731  # asked at once or never
+                scores = self.graphs.forward(layout, cache, own, hidden=hidden)
                 if scores is not None:
                     return scores
             output = self._run(layout, cache, hidden=hidden)
@@ -138,8 +139,8 @@ class TorchTarget:
             **options,
         )
 
-    def _compiled_logits(self, layout: Layout, cache: TreeCache) -> torch.Tensor | None:
-        """Run a pass with what was compiled; None where the model as it is takes it."""
+    def _run_compiled(self, layout: Layout, cache: TreeCache) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Run a pass with what was compiled; return scores and states, or None where the model as it is takes it."""
         package = self.compiled.package_for(layout.rows) if self.compiled is not None else None
         if package is None:
             return None
