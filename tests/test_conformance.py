@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.contracts import EMPTY_DRAFT, Draft, Needs
-from foredraft.control.trial import Trial
+from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, drafter_class, make_drafter, method_names, mixture
 from foredraft.graph.tree import chain_parents
 from foredraft.index.copied import copied
@@ -139,12 +139,12 @@ def test_every_registered_class_provides_what_the_door_reads(method):
 
 
 @pytest.fixture
-def steady_trials(monkeypatch):
+def steady_seconds(monkeypatch):
     """Whether a neural drafter is worth its time hangs on a clock; this one's ticks are alike."""
-    monkeypatch.setattr(mixture, "Trial", lambda: Trial(itertools.count(1.0).__next__))
+    monkeypatch.setattr(mixture, "Worth", lambda: Worth(itertools.count(1.0).__next__))
 
 
-@pytest.mark.usefixtures("steady_trials")
+@pytest.mark.usefixtures("steady_seconds")
 @pytest.mark.parametrize("check", CHECKS, ids=named)
 @pytest.mark.parametrize(("method", "options"), MEMBERS, ids=named)
 def test_the_law_holds(method, options, check):

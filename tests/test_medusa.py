@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foredraft.contracts import Budget, DraftContext, SequenceView, Verdict
+from foredraft.contracts import EMPTY_DRAFT, Budget, DraftContext, SequenceView, Verdict
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UsageError
 from foredraft.graph.tree import check_tree, depths, path_to
@@ -49,16 +49,16 @@ def test_each_level_holds_the_tokens_of_its_head(tmp_path):
         torch.tensor([(10 + next(rows)) % VOCABULARY for _ in range(len(states))]), VOCABULARY
     ).float()
     drafting = drafter.open(DraftContext(VOCABULARY))
-    ids = np.arange(5, dtype=np.int64)
-    assert len(drafting.propose(SequenceView(ids, 5), Budget(8, 8))) == 0  # no state has been seen
-    from foredraft.contracts import EMPTY_DRAFT
-
+    ids = np.arange(6, dtype=np.int64)
+    assert len(drafting.propose(SequenceView(ids[:5], 5), Budget(8, 8))) == 0  # no state has been seen
     drafting.observe(Verdict((1,), (), EMPTY_DRAFT, 4, hidden=torch.zeros(1, 32)))
     draft = drafting.propose(SequenceView(ids, 5), Budget(24, 8))
     draft.check()
     best = path_to(draft.parents, int(np.argmax(depths(draft.parents))))
     assert draft.tokens[best].tolist() == [10, 11, 12]
     assert max(depths(draft.parents)) == HEADS
+    longer = SequenceView(np.arange(7, dtype=np.int64), 5)
+    assert len(drafting.propose(longer, Budget(8, 8))) == 0, "no state was shown of the last step"
 
 
 def slow_tree(accuracies, nodes, depth):

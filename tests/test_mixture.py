@@ -1,7 +1,5 @@
 """`auto` as a drafter: it finds what each source alone would find, learns whom to trust, shares, saves and forgets."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -19,6 +17,7 @@ from foredraft.testing import CHECKS, check_drafter
 from foredraft.testing import VOCABULARY as TOY
 from test_conformance import tiny_draft_model
 from test_datastore import built
+from test_mixture_neural import asked
 from test_rest import opened, propose, scored
 from test_search import static_table
 from test_suffix_array import random_documents
@@ -214,7 +213,7 @@ def test_only_what_is_shared_can_be_saved(tmp_path):
 
 def test_a_draft_models_foresight_is_blended_in_and_followed(monkeypatch):
     """The model is asked at every step here; what it foresees is what it would write, and its cache keeps up."""
-    monkeypatch.setattr(mixture, "Trial", lambda: SimpleNamespace(begins=lambda: True, ends=lambda tokens: None))
+    monkeypatch.setattr(mixture, "Worth", asked(True))
     model = tiny_draft_model()
     chosen = {"store": "none", "table": "none", "model": "tiny", "learn": "off"}
     made = make_drafter("auto", chosen, Resources(TOY, draft_model=lambda _: model))

@@ -1,13 +1,13 @@
 """`auto` with a neural drafter among its sources: early exits, Medusa's heads, the target's own layers."""
 
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import foredraft
 from foredraft.contracts import NO_BUDGET, Budget, Draft, Needs, Verdict
+from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, make_drafter, mixture
 from foredraft.drafters.mixture import MixtureDrafter, MixtureOptions
 from foredraft.errors import ForedraftWarning
@@ -22,9 +22,22 @@ FAMILIES = ["llama", "gpt2", "gemma2", "gpt_neox"]
 
 
 def asked(*answers):
-    """A trial that lets the neural drafter be asked by turns, as `answers` say."""
-    turns = itertools.cycle(answers)
-    return lambda: SimpleNamespace(begins=lambda: next(turns), ends=lambda tokens: None)
+    """Let the neural drafter be asked by turns, as `answers` say, and its drafts be compared at each second one."""
+    turns, steps = itertools.cycle(answers), itertools.cycle([True, False])
+
+    class Asked(Worth):
+        def begins(self):
+            super().begins()
+            return next(turns)
+
+        def goes_on(self, best):
+            return True
+
+        @property
+        def compares(self):
+            return next(steps)
+
+    return Asked
 
 
 class RestingControl:
@@ -58,7 +71,7 @@ def blended(kind, family, folder):
 @pytest.mark.parametrize("kind", ["eesd chain", "eesd tree", "medusa"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_text_is_that_of_plain_decoding_asked_or_not(family, kind, setting, tmp_path, monkeypatch):
-    monkeypatch.setattr(mixture, "Trial", asked(True, True, False))
+    monkeypatch.setattr(mixture, "Worth", asked(True, True, False))
     drafter = blended(kind, family, tmp_path)
     text, records = written(drafter.target or target_of(family), family, setting, drafter, control=RestingControl(8))
     assert text == plain(family, setting)
@@ -69,7 +82,7 @@ def test_the_text_is_that_of_plain_decoding_asked_or_not(family, kind, setting, 
     ("drafter", "least"), [("eesd", 1.2), ({"method": "eesd", "out_degree": 3}, 1.2), ("medusa", 1.02)]
 )
 def test_what_heads_foresee_helps_the_other_sources(drafter, least, monkeypatch):
-    monkeypatch.setattr(mixture, "Trial", asked(True))
+    monkeypatch.setattr(mixture, "Worth", asked(True))
     prompt = [{"role": "user", "content": "Tom has 4 apples and buys 7 more. How many apples does he have?"}]
     generator = foredraft.load("demo", method="none", dtype="float32", compile=False)
     settings = {"max_new_tokens": 64, "do_sample": True, "temperature": 0.7, "seed": 2}
@@ -88,7 +101,6 @@ def test_it_is_named_by_its_method_and_needs_what_it_needs(tmp_path):
     assert "auto, medusa" in made.source_names
     assert "auto, draft model" not in made.source_names
     assert made.needs.hidden
-    assert made.needs.every_step, "heads go by the state behind the last token, whether it was drafted or not"
     assert made.needs.top_k == MixtureOptions().feedback_top_k
     assert made.target is None
 
@@ -131,14 +143,14 @@ def with_scripted(*tokens, **options):
 
 
 def test_it_is_asked_no_deeper_than_levels_and_its_draft_needs_no_scores(monkeypatch):
-    monkeypatch.setattr(mixture, "Trial", asked(True))
+    monkeypatch.setattr(mixture, "Worth", asked(True))
     drafting, _ = with_scripted(5, 6, 7, 8, 9, levels=3)
     assert propose(drafting, [1, 2], 16, vocabulary=VOCABULARY).tokens.tolist() == [5, 6, 7]
 
 
 def test_it_draws_nothing_and_is_shown_no_numbers_of_autos_sources(monkeypatch):
     """Under rejection verification too: a blended draft has no q."""
-    monkeypatch.setattr(mixture, "Trial", asked(True))
+    monkeypatch.setattr(mixture, "Worth", asked(True))
     drafting, neural = with_scripted(5, 6)
     assert neural.contexts[0].settings["verification"] == "matched"
     draft = propose(drafting, [1, 2], 8, vocabulary=VOCABULARY)
@@ -149,7 +161,7 @@ def test_it_draws_nothing_and_is_shown_no_numbers_of_autos_sources(monkeypatch):
 
 
 def test_a_draft_that_is_no_tree_leaves_it_out(monkeypatch):
-    monkeypatch.setattr(mixture, "Trial", asked(True))
+    monkeypatch.setattr(mixture, "Worth", asked(True))
     drafting, neural = with_scripted(5, 6)
     neural.propose = lambda _view, _budget: Draft(np.array([5, 6], np.int32), np.array([1, -1], np.int32))
     with pytest.warns(ForedraftWarning, match="source 'auto, scripted' failed"):

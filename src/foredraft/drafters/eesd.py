@@ -86,8 +86,7 @@ class EesdDrafter:
         self._rules, self._calibrated = options.rules(), options.calibrated
         self._predictor = predictor
         self.target = target
-        # the predictor looks at the state behind the last token, the exit at what the cache holds
-        self.needs = Needs(hidden=predictor is not None, every_step=predictor is not None)
+        self.needs = Needs(hidden=predictor is not None, every_step=False)
 
     @classmethod
     def create(cls, options: EesdOptions, resources: Resources) -> "EesdDrafter":
@@ -149,16 +148,21 @@ class EesdDrafting:
         self._samples = imitation.sampling.do_sample
         self._foresight = Foresight(ExitModel(target, context.cache), rules, imitation, context.max_nodes, calibrate)
         self._hidden: torch.Tensor | None = None  # the target's last state at the token that gave the root
+        self._length = 0  # of the sequence that the state is of
+        self._asked = False  # of this step; where it was not, it would not have to be told of it
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Grow a tree behind the sequence; its rows wait in the cache for the verification."""
+        self._asked = budget.nodes > 0
+        if self._length != len(view.ids):
+            self._hidden = None
         grown = self._foresight.grow(view.ids, budget)
         return EMPTY_DRAFT if grown is None else grown.draft(budget.nodes)
 
     def observe(self, verdict: Verdict) -> None:
         """Remember what the predictor looks at; the cache kept the accepted rows when it committed."""
-        if verdict.hidden is not None and self._predictor is not None:
-            self._hidden = verdict.hidden[verdict.last_row]
+        if verdict.hidden is not None and self._predictor is not None and self._asked:
+            self._hidden, self._length = verdict.hidden[verdict.last_row], verdict.at + 1 + len(verdict.tokens)
 
     def close(self) -> None:
         """Forget the tree."""

@@ -57,7 +57,7 @@ class MedusaDrafter:
     summary: ClassVar[str] = "Trained heads on the target's last hidden state draft a tree at once (Medusa)."
     Options = MedusaOptions
     source_names = ("medusa",)
-    needs = Needs(hidden=True)
+    needs = Needs(hidden=True, every_step=False)
 
     def __init__(self, options: MedusaOptions, heads: MedusaHeads, lm_head: torch.nn.Module) -> None:
         self._options, self._heads, self._lm_head = options, heads, lm_head
@@ -95,11 +95,14 @@ class MedusaDrafting:
         self._accuracies = heads.accuracies.float().cpu().numpy()
         self._tree = lru_cache(partial(static_tree, self._accuracies))  # the same at nearly every step
         self._hidden: torch.Tensor | None = None
+        self._length = 0  # of the sequence that the state is of
+        self._asked = False  # of this step; where it was not, it would not have to be told of it
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Fill the tree's ranks with the heads' tokens; nothing before the first verification, which shows a state."""
+        """Fill the tree's ranks with the heads' tokens; nothing behind a step of which no state was shown."""
         nodes = min(budget.nodes, self._options.nodes)
-        if self._hidden is None or nodes <= 0 or budget.depth <= 0:
+        self._asked = nodes > 0
+        if self._hidden is None or self._length != len(view.ids) or nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT
         parents, ranks, score = self._tree(nodes, min(budget.depth, len(self._accuracies)))
         positions = len(view.ids) + np.arange(len(self._accuracies))
@@ -108,8 +111,8 @@ class MedusaDrafting:
 
     def observe(self, verdict: Verdict) -> None:
         """Remember the state at the last token that was verified: it gave the new root."""
-        if verdict.hidden is not None:
-            self._hidden = verdict.hidden[verdict.last_row]
+        if verdict.hidden is not None and self._asked:
+            self._hidden, self._length = verdict.hidden[verdict.last_row], verdict.at + 1 + len(verdict.tokens)
 
     def close(self) -> None:
         """Forget the state."""

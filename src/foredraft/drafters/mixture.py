@@ -25,7 +25,7 @@ from foredraft.contracts import (
     Verdict,
 )
 from foredraft.control.evidence import guessed_scores
-from foredraft.control.trial import Trial
+from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
 from foredraft.graph.paths import paths_of
@@ -245,30 +245,37 @@ class MixtureDrafting:
         self._neural = None if drafter.neural is None else _Neural(drafter.neural, options.levels, context)
         self._blender: Blender | None = drafter.blender(segments)
         self._ids: TokenIds = np.empty(0, np.int64)
+        self._asked = False  # in earnest, in this step; else a neural drafter is not told of it either
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Look up the last tokens, and return the most probable continuations as a tree."""
-        self._ids = view.ids
+        self._ids, self._asked = view.ids, budget.nodes > 0 and not budget.quick
         if budget.quick:
             return copied(view.ids, _OWN_TEXT[: min(budget.nodes, budget.depth)])
         if budget.nodes <= 0 or budget.depth <= 0 or self._blender is None:
             return EMPTY_DRAFT  # and nothing is read: plain steps cost nothing here, and reading many tokens is quicker
         depth = min(self._options.depth, budget.depth)
         shared = self._drafter.library.shared if self._options.shares else None
-        if self._neural is None:
-            return self._blender.propose(self._ids, shared, budget.nodes, depth, self._vocabulary)
-        self._blender.ask(self._ids, shared, depth)
+        size = (budget.nodes, depth, self._vocabulary)
+        if self._neural is None or not self._neural.worth.begins():
+            return self._blender.propose(self._ids, shared, *size)
         foreseen = self._foreseen(self._neural, view, budget, self._blender.reach(depth))
-        if foreseen is not None:
-            self._blender.foresee(foreseen)
-        return self._blender.draft(budget.nodes, depth, self._vocabulary)
+        if foreseen is None:
+            return self._blender.propose(self._ids, shared, *size)
+        self._blender.ask(self._ids, shared, depth)
+        otherwise = self._blender.draft(*size).score if self._neural.worth.compares else None
+        self._blender.foresee(foreseen)
+        draft = self._blender.draft(*size)
+        if draft.score is not None and otherwise is not None:
+            self._neural.worth.compare(draft.score, otherwise)
+        return draft
 
     def observe(self, verdict: Verdict) -> None:
         """Credit what foresaw the written tokens, then learn the target's own distributions, if asked for."""
         if self._blender is None:
             return
         others = self._blender.learn(self._ids, verdict)
-        if self._neural is not None:
+        if self._neural is not None and self._asked:
             try:
                 self._neural.learn(verdict, others)
             except Exception as error:  # noqa: BLE001  # whatever it is, the other sources can draft
@@ -303,33 +310,40 @@ class MixtureDrafting:
 
 
 class _Neural:
-    """A neural drafter behind one sequence: asked while that is worth its time, trusted as far as it proves right."""
+    """A neural drafter behind one sequence: asked while that is worth its time, trusted as far as it proves right.
+
+    Attributes:
+        worth: whether it is.
+    """
 
     def __init__(self, drafter: Drafter, levels: int, context: DraftContext) -> None:
         # what is blended with others' drafts is chosen and not drawn, whatever the verification
         settings = {**context.settings, "verification": "matched"}
         self._drafting = drafter.open(dataclasses.replace(context, settings=settings))
         self._levels = levels
-        self._trial = Trial()
+        self.worth = Worth()
         self._hits, self._passes = _STRENGTH * _FORESIGHT, _STRENGTH * (1 - _FORESIGHT)
         self._foreseen: Foreseen | None = None
+        self._listed = 0.0  # how probable it took all of that to be
 
     def foresee(self, view: SequenceView, budget: Budget, depth: int) -> Foreseen | None:
-        """Return what it foresees, in rows of `depth` tokens; None where it is not asked, or foresees nothing.
+        """Return what it foresees, in rows of `depth` tokens; None where that is nothing.
 
         Raises:
             ValueError: its draft is no tree of tokens.
         """
-        self._foreseen = None
-        if not self._trial.begins():
-            return None
         # the control is not asked how deep to go: it cuts what comes of all sources
-        draft = self._drafting.propose(view, Budget(budget.nodes, min(budget.depth, self._levels)))
+        draft = self._drafting.propose(view, Budget(budget.nodes, min(budget.depth, self._levels), self.worth.goes_on))
         draft.check()
-        if len(draft):
-            score = draft.score if draft.score is not None else guessed_scores(draft.parents)
-            paths, mass = paths_of(draft.tokens, draft.parents, score, depth)
-            self._foreseen = Foreseen(paths, mass, self._hits / (self._hits + self._passes))
+        score = draft.score if draft.score is not None else guessed_scores(draft.parents)
+        paths, mass = paths_of(draft.tokens, draft.parents, score, depth)
+        total = float(mass.sum())
+        if total <= 0:
+            return None
+        self._listed = min(total, 1.0)  # the others have what it leaves open, besides what it is not trusted with
+        share = self._hits / (self._hits + self._passes)
+        self._foreseen = Foreseen(paths, mass / total, share * self._listed)
+        self.worth.answered()
         return self._foreseen
 
     def learn(self, verdict: Verdict, others: float | None) -> None:
@@ -338,13 +352,15 @@ class _Neural:
         Where nobody was asked, as in a rest, `others` is None.
         """
         if self._foreseen is not None and others is not None:
-            own = self._foreseen.mass[self._foreseen.paths[:, 0] == verdict.tokens[0]].sum()
+            right = self._foreseen.paths[:, 0] == verdict.tokens[0]
+            own = self._listed * float(self._foreseen.mass[right].sum()) + (1 - self._listed) * others
             part = self._hits * own / (self._hits * own + self._passes * max(others, UNFORESEEN))
             self._hits, self._passes = self._hits + part, self._passes + 1 - part
         self._foreseen = None
-        draft = dataclasses.replace(verdict.draft, source=None)  # the numbers of sources are auto's
-        self._drafting.observe(dataclasses.replace(verdict, draft=draft))
-        self._trial.ends(len(verdict.tokens))
+        made = verdict.draft
+        unnamed = Draft(made.tokens, made.parents, made.score)  # the numbers of sources are auto's
+        self._drafting.observe(Verdict(verdict.tokens, verdict.path, unnamed, verdict.at, hidden=verdict.hidden))
+        self.worth.ends(len(verdict.tokens), len(verdict.draft), len(verdict.path))
 
     def close(self) -> None:
         """Have it forget the sequence."""

@@ -1,0 +1,109 @@
+"""Whether a source that takes time is worth asking: by what its answers add to drafts, and by what they take."""
+
+import numpy as np
+import pytest
+
+from foredraft.control.worth import Worth
+
+PASS = 10.0
+
+
+class Clock:
+    """Seconds that pass as they are told to."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def scores(*chances):
+    return np.array(chances, np.float32)
+
+
+def run(worth, clock, steps, answer, adds, *, first=None, kept=True):
+    """How often it was asked; an answer takes `answer` seconds (the first one `first`) and promises `adds` tokens more.
+
+    Without answers a draft of two nodes promises half a token. A step takes a pass of ten seconds besides.
+    """
+    taken = 0
+    for _ in range(steps):
+        if worth.begins():
+            clock.now += first if first is not None and not taken else answer
+            worth.answered()
+            if worth.compares:
+                worth.compare(scores(0.5 + adds, 0.0), scores(0.5, 0.0))
+            taken += 1
+        clock.now += PASS
+        worth.ends(tokens=2, nodes=2, accepted=int(kept))
+    return taken
+
+
+@pytest.mark.parametrize(("answer", "adds", "asked"), [(1.0, 0.5, True), (4.0, 0.5, False), (1.0, 0.0, False)])
+def test_it_is_asked_while_its_tokens_are_worth_more_than_its_seconds(answer, adds, asked):
+    """At two tokens a pass of ten seconds, half a token is worth two and a half."""
+    clock = Clock()
+    taken = run(Worth(clock), clock, 100, answer, adds)
+    assert taken == 100 if asked else taken <= 6
+
+
+def test_one_slow_answer_as_the_first_over_a_long_prompt_does_not_decide():
+    clock = Clock()
+    assert run(Worth(clock), clock, 100, 1.0, 0.5, first=200.0) == 100
+
+
+def test_what_became_worth_its_time_is_found_again_and_what_is_no_more_is_left():
+    clock = Clock()
+    worth = Worth(clock)
+    run(worth, clock, 100, 1.0, 0.0)
+    assert run(worth, clock, 200, 1.0, 0.9) > 130
+    assert run(worth, clock, 100, 1.0, 0.0) < 20
+
+
+def test_promises_that_are_not_kept_count_for_less():
+    for kept, least, most in ((True, 200, 200), (False, 2, 40)):
+        clock = Clock()
+        assert least <= run(Worth(clock), clock, 200, 1.5, 0.5, kept=kept) <= most
+
+
+def test_an_answer_goes_as_deep_as_its_levels_repay():
+    """At two tokens a pass of ten seconds, levels of two seconds are worth it down to a chance of 0.4."""
+    clock = Clock()
+    worth = Worth(clock)
+    assert worth.begins()
+    assert worth.goes_on(None)
+    assert worth.goes_on(0.6)
+    assert not worth.goes_on(0.4), "nothing is known of seconds yet"
+    worth.ends(2, 0, 0)
+    run(worth, clock, 20, 1.0, 0.5)
+    worth.begins()
+    for _ in range(8):
+        clock.now += 2.0
+        worth.goes_on(0.9)
+    for chance, deeper in ((0.5, True), (0.3, False)):
+        clock.now += 2.0
+        assert worth.goes_on(chance) is deeper
+
+
+def test_a_clock_that_jumps_is_not_believed():
+    clock = Clock()
+    worth = Worth(clock)
+    run(worth, clock, 30, 1.0, 0.5)
+    for jump in (1e6, -5e5):
+        worth.begins()
+        clock.now += jump
+        worth.answered()
+        worth.ends(1, 0, 0)
+    worth.ends(3, 0, 0)  # nothing had begun
+    assert run(worth, clock, 30, 1.0, 0.5) == 30
+
+
+def test_a_source_that_never_answers_is_asked_seldom():
+    clock = Clock()
+    worth, taken = Worth(clock), 0
+    for _ in range(100):
+        taken += worth.begins()
+        clock.now += PASS
+        worth.ends(1, 0, 0)
+    assert taken <= 6
