@@ -292,7 +292,7 @@ class Drafting(Protocol):
         ...
 
     def observe(self, verdict: Verdict) -> None:
-        """Learn from what the target made of the last draft."""
+        """Learn from what the target made of the last draft: what the control left of it, or `auto` blended it with."""
         ...
 
     def close(self) -> None:
