@@ -256,6 +256,7 @@ def test_a_draft_model_needs_a_target():
         ({"drafter": {"method": "eesd", "level": 3}}, "Method 'eesd' has no option 'level'"),
         ({"drafter": "lookahead"}, "Method 'lookahead' learns from what the target says of its own drafts"),
         ({"drafter": "eesd"}, "no model is loaded here"),
+        ({"drafter": {"method": "rest", "learn": "shared"}}, "Method 'rest' must be shown every step"),
     ],
 )
 def test_options_out_of_range_are_refused(options, sentence):

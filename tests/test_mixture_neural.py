@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import foredraft
+from foredraft.bench.recording import RecordedDrafter
 from foredraft.contracts import NO_BUDGET, Budget, Draft, Needs, Verdict
 from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, make_drafter, mixture
@@ -167,3 +168,22 @@ def test_a_draft_that_is_no_tree_leaves_it_out(monkeypatch):
     with pytest.warns(ForedraftWarning, match="source 'auto, scripted' failed"):
         propose(drafting, [7, 8, 9, 7, 8], 8, vocabulary=VOCABULARY)
     assert propose(drafting, [7, 8, 9, 7, 8, 9], 8, vocabulary=VOCABULARY).tokens[0] == 7
+
+
+def test_one_that_cannot_be_opened_is_left_out(tmp_path):
+    """An early exit drafts in the cache of its own target, and is given another one here."""
+    made = blended("eesd tree", "llama", tmp_path)
+    with pytest.warns(ForedraftWarning, match="source 'auto, eesd' failed"):
+        drafting = opened(made, vocabulary=VOCABULARY)
+    assert propose(drafting, [7, 8, 9, 7, 8], 8, vocabulary=VOCABULARY).tokens[0] == 9
+
+
+def test_what_it_drafts_is_explained(monkeypatch):
+    monkeypatch.setattr(mixture, "Worth", asked(True))
+    options = {"drafter": {"method": "eesd", "head": "none", "layers": 6}}
+    generator = foredraft.load("demo", method="auto", speculative_config=options, dtype="float32", compile=False)
+    recorded = RecordedDrafter(generator.drafter)
+    generator.attach("auto", recorded, nodes=6)
+    generator.generate("The old lighthouse", max_new_tokens=16)
+    assert recorded.counts().drafted_by_source["auto, eesd"] > 0
+    assert all(verdict.hidden is None for verdict in recorded.verdicts)

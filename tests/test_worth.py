@@ -53,6 +53,15 @@ def test_one_slow_answer_as_the_first_over_a_long_prompt_does_not_decide():
     assert run(Worth(clock), clock, 100, 1.0, 0.5, first=200.0) == 100
 
 
+def test_a_first_step_that_compiled_something_is_forgotten():
+    clock = Clock()
+    worth = Worth(clock)
+    worth.begins()
+    clock.now += 1000 * PASS
+    worth.ends(2, 0, 0)
+    assert run(worth, clock, 200, 4.0, 0.5) <= 12
+
+
 def test_what_became_worth_its_time_is_found_again_and_what_is_no_more_is_left():
     clock = Clock()
     worth = Worth(clock)

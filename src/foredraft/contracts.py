@@ -292,7 +292,10 @@ class Drafting(Protocol):
         ...
 
     def observe(self, verdict: Verdict) -> None:
-        """Learn from what the target made of the last draft: what the control left of it, or `auto` blended it with."""
+        """Learn from what the target made of the last draft.
+
+        Of it the control may have left a part. `auto` blends it with others', and shows steps in which it did not ask.
+        """
         ...
 
     def close(self) -> None:

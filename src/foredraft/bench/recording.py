@@ -4,6 +4,7 @@ Knows the drafter's protocol. A note is a reference to the verdict, so noting co
 what the notes add up to is worked out after the clock has stopped.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ class RecordedDrafter:
         self.needs = drafter.needs
         self.source_names = drafter.source_names
         self.default_control = getattr(drafter, "default_control", None)
+        self.target = getattr(drafter, "target", None)
         self.verdicts: list[Verdict] = []
 
     def open(self, context: DraftContext) -> Drafting:
@@ -128,8 +130,8 @@ class _RecordedDrafting:
         return self._drafting.propose(view, budget)
 
     def observe(self, verdict: Verdict) -> None:
-        self._verdicts.append(verdict)
         self._drafting.observe(verdict)
+        self._verdicts.append(verdict if verdict.hidden is None else dataclasses.replace(verdict, hidden=None))
 
     def close(self) -> None:
         self._drafting.close()

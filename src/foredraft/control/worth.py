@@ -101,6 +101,9 @@ class Worth:
             return
         seconds, self._began = self._clock() - self._began - self._took, None
         average = self._seconds / self._steps if self._steps else seconds
+        if 0 < seconds * _LONGEST < average:  # what is known is of steps that loaded or compiled something
+            self._steps = self._tokens = self._seconds = 0.0
+            average = seconds
         if 0 < seconds <= _LONGEST * average:
             self._steps, self._tokens = _FADE * self._steps + 1, _FADE * self._tokens + tokens
             self._seconds = _FADE * self._seconds + seconds

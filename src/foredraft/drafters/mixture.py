@@ -160,7 +160,7 @@ class MixtureDrafter:
         neural: whose drafts are blended in; None for none.
 
     Raises:
-        UsageError: a neural drafter that learns from what the target says of its own drafts.
+        UsageError: a neural drafter that learns from what the target says of its own drafts, or must see every step.
     """
 
     name: ClassVar[str] = "auto"
@@ -193,11 +193,15 @@ class MixtureDrafter:
                 f"Method {neural.name!r} learns from what the target says of its own drafts, and auto mixes them with "
                 "others; blend in one that drafts with a model, such as eesd, medusa or layer_skip."
             )
-        every_step = self.needs.every_step or asked.every_step
-        self.needs = dataclasses.replace(self.needs, hidden=asked.hidden, every_step=every_step)
+        if asked.every_step:
+            raise UsageError(
+                f"Method {neural.name!r} must be shown every step, and auto shows it those in which it drafts; blend "
+                "in one that reads what it missed, and says so with Needs(every_step=False)."
+            )
+        self.needs = dataclasses.replace(self.needs, hidden=asked.hidden)
         if self.options.model is None:
-            names = list(self.source_names)
-            names[FORESEEN] = f"auto, {neural.name}"
+            names, asked_for = list(self.source_names), self.options.blends
+            names[FORESEEN] = f"auto, {neural.name if asked_for is None else asked_for[0]}"
             self.source_names = tuple(names)
 
     @classmethod
@@ -240,10 +244,10 @@ class MixtureDrafting:
 
     def __init__(self, drafter: MixtureDrafter, segments: Sequence[SuffixArrays], context: DraftContext) -> None:
         self._drafter = drafter
-        self._options = options = drafter.options
+        self._options = drafter.options
         self._vocabulary = context.vocabulary
-        self._neural = None if drafter.neural is None else _Neural(drafter.neural, options.levels, context)
         self._blender: Blender | None = drafter.blender(segments)
+        self._neural = None if drafter.neural is None else self._opened(drafter.neural, context)
         self._ids: TokenIds = np.empty(0, np.int64)
         self._asked = False  # in earnest, in this step; else a neural drafter is not told of it either
 
@@ -281,6 +285,13 @@ class MixtureDrafting:
             except Exception as error:  # noqa: BLE001  # whatever it is, the other sources can draft
                 self._leave_out(self._neural, error)
 
+    def _opened(self, neural: Drafter, context: DraftContext) -> "_Neural | None":
+        try:
+            return _Neural(neural, self._options.levels, context)
+        except Exception as error:  # noqa: BLE001  # as above
+            self._warn(error)
+            return None
+
     def _foreseen(self, neural: "_Neural", view: SequenceView, budget: Budget, depth: int) -> Foreseen | None:
         try:
             return neural.foresee(view, budget, depth)
@@ -292,11 +303,14 @@ class MixtureDrafting:
         """Go on without the neural drafter, the one source that runs code which can raise."""
         self._neural = None
         neural.close()
+        self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
         warnings.warn(
             f"The source {self._drafter.source_names[FORESEEN]!r} failed ({told(error)}), so the rest of this text is "
             "drafted without it; it is the same text.",
             ForedraftWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
 
     def close(self) -> None:

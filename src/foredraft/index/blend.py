@@ -42,7 +42,7 @@ class Counts(NamedTuple):
 class InnerTrust(NamedTuple):
     """How far rows are trusted behind a drafted token, float64[10] each.
 
-    By the logarithm of their number to base 2, and in the last place where a draft model's are among them.
+    By the logarithm of their number to base 2, and in the last place where a neural drafter's are among them.
 
     Attributes:
         hits: how often they explained the next token (in parts).
@@ -85,7 +85,7 @@ def prior_inner_trust(strength: float) -> InnerTrust:
 
 _PRIOR = (-2.6, 0.6, 1.5)
 """Log-odds of trust: constant, per doubling of the rows (fitted on every other recorded answer; see docs/log.md), and
-where a draft model's are among them."""
+where a neural drafter's are among them."""
 
 
 @njit(cache=True)
@@ -347,7 +347,7 @@ def learn_written(
         inner: how far rows are trusted behind drafted tokens; changed in place.
         made: the draft.
         occurred: levels and rows of what occurred.
-        asked: those that the draft was made of: the same, with a draft model's before them if there is one.
+        asked: those that the draft was made of: the same, with a neural drafter's before them if there is one.
         counts: that it was made of.
         a: the token before the root, or -1.
         b: the root.

@@ -26,7 +26,7 @@ _SLACK = 256
 
 
 class Foreseen(NamedTuple):
-    """What a draft model foresees: paths int32[N, D], -1 behind their ends; mass float64[N]; how far it is trusted."""
+    """What a neural drafter foresees: paths int32[N, D], -1 behind their ends; mass float64[N]; its share of trust."""
 
     paths: IntArray
     mass: npt.NDArray[np.float64]
@@ -78,7 +78,7 @@ class Blender:
         return made
 
     def foresee(self, foreseen: Foreseen) -> None:
-        """Put what a draft model foresees before what occurred, in this step; its paths are as long as `reach`."""
+        """Put what a neural drafter foresees before what occurred, in this step; its paths are as long as `reach`."""
         self.workspace.foresee(*foreseen)
 
     def reach(self, depth: int) -> int:
@@ -97,7 +97,7 @@ class Blender:
             verdict: of a draft behind them.
 
         Returns:
-            The probability that all but a draft model gave the first of the written tokens; None if nothing was asked.
+            The probability that all but a neural drafter gave the first written token; None if nothing was asked.
         """
         asked, self._asked = self._asked, False
         told = told_by(verdict) if self._options.feedback_weight else None

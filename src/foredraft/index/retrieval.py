@@ -21,7 +21,7 @@ F64 = npt.NDArray[np.float64]
 
 STORE, OWN, SHARED, FORESEEN = 0, 1, 2, 3
 """Where a level's rows come from: occurrences in the datastore, in the sequence itself, in what other sequences have
-shared; or what a draft model foresees, which occurs nowhere."""
+shared; or what a neural drafter foresees, which occurs nowhere."""
 _NOTHING = -1
 
 

@@ -36,7 +36,7 @@ _SEGMENTS = 50
 their tuples' fields. Options float64[13], in the order of theirs. Ranges int64[S * (longest + 1), 2]; bytes of a place
 in each stored segment, int64[S]. What calls leave for each other: numbers int64[4]; levels (source, length,
 occurrences, start) int64[M] each and their share float64[M]; rows' tokens int32[R * D] and weights float64[R]; a
-draft's tokens, parents, low and high int32[N] each, and members int32[R]. What a draft model foresees: paths
+draft's tokens, parents, low and high int32[N] each, and members int32[R]. What a neural drafter foresees: paths
 int32[F * D] and mass float64[F]. Last, the stored segments, each as its tuple's fields."""
 _LEVELS_MADE, _ROWS_MADE, _REACH, _NODES_MADE = 0, 1, 2, 3  # in the numbers
 _I32, _I64, _F32, _F64 = np.int32(0), np.int64(0), np.float32(0), np.float64(0)
@@ -130,7 +130,7 @@ class Workspace:
         _ask(self.words, self.kinds[1], ids, read, known, reach)
 
     def foresee(self, paths: IntArray, mass: F64, share: float) -> None:
-        """Put what a draft model foresees before what occurred, in this step; see `with_foresight`."""
+        """Put what a neural drafter foresees before what occurred, in this step; see `with_foresight`."""
         self._foreseen, self._share = len(mass), share
         members = np.empty(self._most_rows + len(mass), np.int32)
         self._at.put(_MEMBERS, [members, np.ascontiguousarray(paths).reshape(-1), mass])
@@ -164,7 +164,7 @@ class Workspace:
             asked: whether anything was asked for; else only what was told is learned.
 
         Returns:
-            The probability that all but a draft model gave the first of the tokens.
+            The probability that all but a neural drafter gave the first of the tokens.
         """
         top, foreseen = told or _NOTHING_TOLD, (self._foreseen, self._share)
         return float(_learn(self.words, self.kinds[0], a, b, tokens, draft, top, asked, *foreseen))
@@ -263,7 +263,7 @@ def _occurred(words: I64) -> tuple[Levels, Rows]:
 
 @njit(cache=True)
 def _known(words: I64, foreseen: int, share: float) -> tuple[Levels, Rows]:
-    """Return the same with a draft model's before them, where it foresees something."""
+    """Return the same with a neural drafter's before them, where it foresees something."""
     levels, rows = _occurred(words)
     if not foreseen:
         return levels, rows
@@ -360,11 +360,11 @@ def credit_at(words: I64, token: Any, a: int, b: int, tokens: I64, foreseen: int
         a: the token before the root, or -1.
         b: the root.
         tokens: int64[k], what was written behind it.
-        foreseen: paths that a draft model foresaw.
+        foreseen: paths that a neural drafter foresaw.
         share: the part of the weight that they got.
 
     Returns:
-        The probability that all but a draft model gave the first of the tokens.
+        The probability that all but a neural drafter gave the first of the tokens.
     """
     counts, occurred = _counts(words, token), _occurred(words)
     count, others, left = vector(words, _NUMBERS, _I64)[_NODES_MADE], 0.0, 1.0

@@ -55,7 +55,7 @@ class Kept:
                     self._made.append(self._made.pop(number))
                     return generator
             generator = make_generator(model, config)
-            self._made = [*self._made, (dict(config), generator)][-MOST_KEPT:]
+            self._made = [*self._made, (_copied(config), generator)][-MOST_KEPT:]
             return generator
 
 
@@ -100,3 +100,8 @@ def _state_of(model: Any) -> tuple[Any, ...]:
     """Return what a generator was made for: where the weights lie, of which type and how many, and which kernel."""
     weight = model.get_input_embeddings().weight
     return weight.device, weight.dtype, tuple(weight.shape), getattr(model.config, "_attn_implementation", None)
+
+
+def _copied(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration that its caller cannot change any more; models in it stay what they are."""
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in config.items()}

@@ -232,6 +232,10 @@ def _refuse_untold(method: str, own: Mapping[str, Any]) -> None:
     for key in _FED_BACK:
         if own.get(key) not in (None, "off"):
             raise UsageError(f"{key} is {shown(own[key])}, and vLLM tells a proposer no probabilities; leave it out.")
+    if own.get("drafter") is not None:
+        raise UsageError(
+            f"drafter is {shown(own['drafter'])}, and vLLM runs the model itself, apart from a proposer; leave it out."
+        )
     if method == "lookahead":
         raise UsageError(
             "Method 'lookahead' lives on the model's best token after every drafted one, which vLLM does not tell a "
