@@ -4,18 +4,9 @@ import numpy as np
 import pytest
 
 from foredraft.control.worth import Worth
+from test_foresight import Clock
 
 PASS = 10.0
-
-
-class Clock:
-    """Seconds that pass as they are told to."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 def scores(*chances):

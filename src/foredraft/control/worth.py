@@ -74,8 +74,10 @@ class Worth:
         now = self._clock()
         self._levels.append(now - self._level_began)
         self._level_began = now
-        if best is None or not self._tokens:
-            return best is None or best >= _LIKELY
+        if best is None:
+            return True
+        if not self._tokens:
+            return best >= _LIKELY
         return best * self._seconds >= median_low(self._levels) * self._tokens
 
     def answered(self) -> None:

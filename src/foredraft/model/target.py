@@ -112,8 +112,7 @@ class TorchTarget:
             if compiled is not None:
                 return Scores(compiled[0], compiled[1] if hidden else None, bits=bits_of(compiled[0]))
             if self.graphs is not None:
-                own = lambda: self._run(layout, cache).logits[0]  # noqa: E731  # asked at once or never
-                scores = self.graphs.forward(layout, cache, own, hidden=hidden)
+                scores = self.graphs.forward(layout, cache, lambda: self._run(layout, cache).logits[0], hidden=hidden)
                 if scores is not None:
                     return scores
             output = self._run(layout, cache, hidden=hidden)
