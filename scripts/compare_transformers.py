@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from foredraft.demo import embedded_path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import foredraft
 from foredraft.bench.metrics import LOOP_SHARE, repeated_share, speed_up
 from foredraft.bench.tasks import DEFAULT_TASKS, TaskPrompt, load_task
-from foredraft.demo import embedded_path
 from foredraft.integrations.transformers import last_statistics
 from foredraft.request import encoded
 

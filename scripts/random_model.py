@@ -9,9 +9,8 @@ import argparse
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
 from foredraft.demo import embedded_path
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 
 def main() -> None:

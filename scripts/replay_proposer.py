@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from foredraft.demo import embedded_path
 
 from foredraft.bench.tasks import load_task
-from foredraft.demo import embedded_path
 from foredraft.integrations.request_drafter import RequestDrafter
 from foredraft.integrations.vllm import parse_proposer_options, served_drafter
 from foredraft.model.loading import load_config, load_tokenizer
@@ -27,7 +27,7 @@ def replay(options: Mapping[str, Any], most: int, texts: Texts, vocabulary: int)
     """Return tokens per target step, drafted tokens per step, and accepted per drafted, with these options."""
     parsed = parse_proposer_options(options)
     model = str(embedded_path("demo"))
-    drafter = served_drafter(parsed, model, model, vocabulary)
+    drafter = served_drafter(parsed, model, vocabulary)
     ends = np.array([len(prompt) + len(answer) for prompt, answer in texts])
     requests = RequestDrafter(
         drafter,

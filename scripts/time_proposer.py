@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from foredraft.demo import embedded_path
+
 from foredraft.integrations.request_drafter import RequestDrafter
 from foredraft.integrations.vllm import parse_proposer_options, served_drafter
 from foredraft.model.loading import load_config, load_tokenizer
@@ -59,7 +59,7 @@ def main() -> None:
     print("|---|---|---|---|")
     for label, own in METHODS.items():
         options = parse_proposer_options({"method": label.partition(",")[0].partition(" ")[0], **own})
-        drafter = served_drafter(options, model, model, vocabulary)
+        drafter = served_drafter(options, model, vocabulary)
         sizes: dict[str, Any] = {
             "vocabulary": vocabulary,
             "most": given.most,

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from statistics import median
 
+from foredraft.demo import embedded_path
 from vllm import LLM, SamplingParams  # type: ignore[import-not-found]  # in that environment alone
 
 from foredraft.bench.tasks import DEFAULT_TASKS, load_task
-from foredraft.demo import embedded_path
 from foredraft.model.loading import load_tokenizer
 
 

@@ -18,6 +18,7 @@ from foredraft.corpus.documents import text_documents
 from foredraft.corpus.fingerprint import tokenizer_hash
 from foredraft.index.trigram import open_table
 from foredraft.testing import OracleDrafter
+from toys import TOY
 
 TEXT = [
     "the quick brown fox jumps over the lazy dog and the lazy dog sleeps",
@@ -455,7 +456,7 @@ def test_what_is_not_shared_cannot_be_saved(pair, tmp_path):
 
 
 def test_the_embedded_model_writes_the_same_with_every_method():
-    generator = foredraft.load("demo", method="none", dtype="float32", device="cpu")
+    generator = foredraft.load(TOY, method="none", dtype="float32", device="cpu")
     options = {"max_new_tokens": 24, "temperature": 0.7, "seed": 1}
     talk = [{"role": "user", "content": "Write one sentence about rivers."}]
     expected = generator.generate(talk, **options)

@@ -24,6 +24,7 @@ from foredraft.cli import main
 from foredraft.contracts import CostCurve, StepRecord
 from foredraft.drafters.prompt_lookup import PromptLookupDrafting
 from foredraft.errors import StoreError, UsageError
+from toys import TOY, TOY_DRAFT
 
 FIXED = 4
 """Drafted nodes a step: what follows measured times instead would follow the load of the machine that tests."""
@@ -37,13 +38,13 @@ PROMPTS = (
     TaskPrompt("sums", 3, ("Compute 3 * 4. Compute 3 * 4.",)),
     TaskPrompt("talk", 0, ("What is a prime number?", "And what is an even number?")),
 )
-PLAN = Plan("demo", METHODS, PROMPTS, SETTINGS)
+PLAN = Plan(TOY, METHODS, PROMPTS, SETTINGS)
 CELLS = len(SETTINGS) * 4 * len(METHODS)
 
 
 @pytest.fixture(scope="module")
 def generator():
-    return load("demo", method="none", dtype="float32")
+    return load(TOY, method="none", dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -274,7 +275,7 @@ def test_methods_write_a_text_by_turns_a_slice_at_a_time(generator, monkeypatch)
         return begin_aloud
 
     monkeypatch.setattr("foredraft.bench.runner.make_ready", listened)
-    account = run_plan(generator, Plan("demo", METHODS, PROMPTS[:1], [{"max_new_tokens": 64, "seed": 0}]))
+    account = run_plan(generator, Plan(TOY, METHODS, PROMPTS[:1], [{"max_new_tokens": 64, "seed": 0}]))
     written = turns[len(METHODS) + 1 :]  # behind the warm-up
     last = {label: len(written) - 1 - written[::-1].index(label) for label in set(written)}
     assert set(written) == {method.label for method in METHODS}
@@ -335,7 +336,7 @@ def test_what_learns_between_texts_is_measured_cold_and_warm(tmp_path, generator
     assert [each.memory for each in cold_and_warm([method])] == ["cold", "warm"]
     prompts = [TaskPrompt("same", number, ("Tell me about the sea.",)) for number in range(2)]
     settings = {"max_new_tokens": 24, "seed": 0}
-    run_plan(generator, Plan("demo", [method], prompts, [settings]), CellFolder(tmp_path))
+    run_plan(generator, Plan(TOY, [method], prompts, [settings]), CellFolder(tmp_path))
     cells = {(cell.place.method.split()[-1], cell.place.number): cell for cell in read_cells(tmp_path)[0]}
     assert {key: cell.learned_texts for key, cell in cells.items()} == {
         ("cold", 0): 0, ("warm", 0): 0, ("cold", 1): 0, ("warm", 1): 1,
@@ -348,9 +349,9 @@ def test_the_peer_writes_the_same_greedy_text_plainly_and_assisted(generator):
     peers = (
         "transformers",
         'transformers:{"prompt_lookup_num_tokens":4}',
-        'transformers:{"assistant_model":"demo-draft"}',
+        f'transformers:{{"assistant_model":"{TOY_DRAFT}"}}',
     )
-    plan = Plan("demo", [parse_method(text) for text in peers], PROMPTS[1:2], SETTINGS[:1])
+    plan = Plan(TOY, [parse_method(text) for text in peers], PROMPTS[1:2], SETTINGS[:1])
     account = run_plan(generator, plan)
     assert [cell.failure for cell in account.cells] == [""] * 3
     plain, lookup, assisted = (cell.whole for cell in account.cells)
@@ -363,7 +364,7 @@ def test_the_peer_writes_the_same_greedy_text_plainly_and_assisted(generator):
 
 def test_two_places_never_share_a_path():
     labels = ['rest:{"store":"a/b"}', 'rest:{"store":"a_b"}', "rest", "rest ", "REST", "..", "none/../../x"]
-    paths = {Place("demo", "float32", "greedy-8-seed0", "sums", label, 0).path() for label in labels}
+    paths = {Place(TOY, "float32", "greedy-8-seed0", "sums", label, 0).path() for label in labels}
     assert len(paths) == len(labels)
     assert all(".." not in path.parts for path in paths)
 

@@ -19,6 +19,7 @@ from foredraft.cli import VERBS, app, chat, compare, declared, main
 from foredraft.cli.generate import Job
 from foredraft.cli.screen import Ink
 from foredraft.errors import UsageError
+from toys import TOY
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 EMPTY_TABLE = ("--speculative-config", '{"table": "none"}', "--num-speculative-tokens", "6")
@@ -302,7 +303,7 @@ def test_a_difference_fails_where_arithmetic_cannot_explain_it(run, monkeypatch,
 def test_the_gap_is_between_the_two_best_scores():
     from foredraft import load
 
-    generator = load("demo", method="none", dtype="float32")
+    generator = load(TOY, method="none", dtype="float32")
     written = generator.generate(PROMPT, max_new_tokens=4)
     prefix = [*generator.encode(PROMPT).tolist(), *written.token_ids[:2]]
     import torch
@@ -333,7 +334,7 @@ def test_chat_without_a_line_is_refused(run):
 
 def job(**given):
     parts = {
-        "model": "demo", "dtype": "auto", "device": None, "method": None, "config": {}, "options": {}, "system": None,
+        "model": TOY, "dtype": "auto", "device": None, "method": None, "config": {}, "options": {}, "system": None,
         "color": False, "raw": False, "as_json": False,
     }  # fmt: skip
     return Job(**{**parts, **given})
@@ -401,13 +402,13 @@ def test_a_broken_third_party_method_does_not_hide_the_others(run, monkeypatch):
 
 
 def test_info_reads_and_measures(run):
-    found = json.loads(run("info", "demo", "--json", "--dtype", "float32").out)
+    found = json.loads(run("info", TOY, "--json", "--dtype", "float32").out)
     assert (found["family"], found["tested"], found["vocabulary"], found["window"]) == ("llama", True, 8192, 2048)
     assert found["attention"] == {"full_attention": 8}
     assert found["dtype"] == "float32"
     assert found["cost"][0]["rows"] == 1
     assert found["cost"][0]["relative"] == 1.0
-    text = run("info", "demo", "--no-measure")
+    text = run("info", TOY, "--no-measure")
     assert text.status == 0
     assert f"{found['parameters']:,}" in text.out
     assert "relative" not in text.out

@@ -22,6 +22,7 @@ from foredraft.corpus.inputs import find_inputs, standard_library_sources, total
 from foredraft.corpus.tokens import tokenize_documents
 from foredraft.errors import StoreError, UsageError
 from foredraft.index.trigram import open_table
+from toys import TOY
 
 CHAT = [{"role": "user", "content": "Tea?"}, {"role": "assistant", "content": "Yes."}]
 
@@ -315,9 +316,9 @@ def test_build_takes_a_models_tokenizer_end_and_template(corpus, tokenizer, temp
         backend_tokenizer=tokenizer, eos_token_id=0, chat_template=template,
         special_tokens_map={"eos_token": "<|end|>", "extra_special_tokens": ["<|more|>"]},
     )  # fmt: skip
-    loading = SimpleNamespace(load_tokenizer={"demo": model_tokenizer}.get)
+    loading = SimpleNamespace(load_tokenizer={TOY: model_tokenizer}.get)
     monkeypatch.setitem(sys.modules, "foredraft.model.loading", loading)
-    run("build", corpus / "a.jsonl", "--out", corpus / "t", "--model", "demo")
+    run("build", corpus / "a.jsonl", "--out", corpus / "t", "--model", TOY)
     pairs = pairs_in(open_table(corpus / "t"), tokenizer)
     assert ({"@@", "?<|end|>"} <= pairs) is (template is not None)
     assert ("?\n" in pairs) is (template is None)
@@ -328,7 +329,7 @@ def test_build_refuses_a_model_without_a_tokenizer_of_the_library(corpus, monkey
     loading = SimpleNamespace(load_tokenizer=lambda name: SimpleNamespace())
     monkeypatch.setitem(sys.modules, "foredraft.model.loading", loading)
     with pytest.raises(UsageError, match="Give --tokenizer"):
-        run("build", corpus / "a.jsonl", "--out", corpus / "t", "--model", "demo")
+        run("build", corpus / "a.jsonl", "--out", corpus / "t", "--model", TOY)
 
 
 def test_build_refuses_what_it_cannot_use(corpus, tmp_path):

@@ -19,6 +19,7 @@ from foredraft.model.target import TorchTarget
 from foredraft.noise import gumbel_noise
 from foredraft.pairing import pair_draft_model
 from foredraft.sampling import SamplingOptions
+from toys import TOY, TOY_DRAFT
 
 METHODS = ["draft_model", "draft_tree", "draft_graph"]
 PROMPT = "Write a short story about a fox and a"
@@ -31,12 +32,12 @@ SETTINGS = {
 
 @functools.cache
 def generator():
-    return foredraft.load("demo", method="none", dtype="float32")
+    return foredraft.load(TOY, method="none", dtype="float32")
 
 
 @functools.cache
 def draft():
-    return TorchTarget(load_model("demo-draft", "float32", "cpu"))
+    return TorchTarget(load_model(TOY_DRAFT, "float32", "cpu"))
 
 
 @functools.cache
@@ -60,7 +61,7 @@ def drafting(method, options, **settings):
 
 
 def ids_of(text):
-    return np.array(load_tokenizer("demo")(text).input_ids, np.int64)
+    return np.array(load_tokenizer(TOY)(text).input_ids, np.int64)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -134,7 +135,7 @@ def test_scores_that_are_not_numbers_are_named():
 
 
 def test_a_draft_model_that_breaks_is_reported_once_and_costs_no_text():
-    broken = TorchTarget(load_model("demo-draft", "float32", "cpu"))
+    broken = TorchTarget(load_model(TOY_DRAFT, "float32", "cpu"))
     with torch.no_grad():
         broken.model.get_output_embeddings().weight[:] = float("nan")
     drafter = make_drafter("draft_tree", {}, Resources(8192, draft_model=lambda _: broken, default_draft="x"))
@@ -175,7 +176,7 @@ class OtherWords:
 
 
 def test_a_draft_model_with_another_vocabulary_is_refused():
-    ours = load_tokenizer("demo")
+    ours = load_tokenizer(TOY)
     theirs = dict(ours.get_vocab())
     a, b = list(theirs)[100:102]
     theirs[a], theirs[b] = theirs[b], theirs[a]
@@ -184,13 +185,13 @@ def test_a_draft_model_with_another_vocabulary_is_refused():
 
 
 def test_a_vocabulary_that_only_has_more_ids_is_taken():
-    ours = load_tokenizer("demo")
+    ours = load_tokenizer(TOY)
     theirs = {**ours.get_vocab(), "<|padding|>": 9000}
     assert pair_draft_model((draft().model, OtherWords(theirs)), generator().target, ours).vocabulary == 8192
 
 
 def test_a_draft_model_larger_than_the_target_is_warned_of():
-    ours = load_tokenizer("demo")
+    ours = load_tokenizer(TOY)
     with pytest.warns(ForedraftWarning, match="drafting will cost more than it saves"):
         pair_draft_model((generator().target.model, ours), draft(), ours)
     with warnings.catch_warnings():
@@ -200,7 +201,7 @@ def test_a_draft_model_larger_than_the_target_is_warned_of():
 
 def test_what_is_no_model_is_refused():
     with pytest.raises(UsageError, match="a name, a folder, or a pair"):
-        pair_draft_model(3, generator().target, load_tokenizer("demo"))
+        pair_draft_model(3, generator().target, load_tokenizer(TOY))
 
 
 REJECTION = {"verification": "rejection", "do_sample": True, "temperature": 0.7, "top_p": 0.9}

@@ -30,6 +30,7 @@ from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
 from foredraft.testing import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
 from test_families import LONG, NEW_TOKENS, SETTINGS, VOCABULARY, configuration, prompt_of, tiny_model
+from toys import TOY
 
 FAMILIES = ["llama", "qwen3", "gpt2", "gemma2", "gpt_neox", "mistral", "falcon"]
 """Those of the paper's kind, a sliding window, learned positions, scaled embeddings, layers that return tuples."""
@@ -327,7 +328,7 @@ def test_a_model_that_does_not_come_apart_is_refused():
 
 
 def test_a_generator_writes_the_same_text_through_an_early_exit():
-    generator = foredraft.load("demo", method="none", dtype="float32")
+    generator = foredraft.load(TOY, method="none", dtype="float32")
     settings = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.7, "seed": 3}
     expected = generator.generate("The old lighthouse", **settings)
     for graph in (False, True):

@@ -36,6 +36,7 @@ from foredraft.model.target import TorchTarget
 from foredraft.sampling import Sampler, SamplingOptions
 from test_compiled import METHODS, llama, small_model, written
 from test_families import FAMILIES, VOCABULARY, configuration, prompt_of, random_tree, tiny_model
+from toys import TOY, TOY_DRAFT
 
 FULL = [family for family, own in FAMILIES.items() if "sliding_window" not in own]
 SAMPLINGS = ({}, {"do_sample": True, "temperature": 0.8, "seed": 3})
@@ -346,20 +347,20 @@ def on_gpu(name, *_):
 def test_graphs_are_used_on_a_gpu_where_they_are_asked_for(asked, monkeypatch):
     monkeypatch.setattr(api_module, "load_model", on_gpu)
     monkeypatch.setattr(api_module, "Compilation", None)  # nothing is compiled beside
-    generator = load("demo-draft", method="none", compile=asked)
+    generator = load(TOY_DRAFT, method="none", compile=asked)
     assert (generator.target.graphs is not None) == (asked is True)
     assert generator.target.compiled is None
     if asked == "auto":
         generator.compile()
-    assert describe_environment(generator.target, "demo")["model"]["forward"] == "CUDA graphs"
-    plain = load("demo-draft", method="none", dtype="float32", device="cpu", compile=False)
+    assert describe_environment(generator.target, TOY)["model"]["forward"] == "CUDA graphs"
+    plain = load(TOY_DRAFT, method="none", dtype="float32", device="cpu", compile=False)
     assert generator.generate("def f(", max_new_tokens=12).text == plain.generate("def f(", max_new_tokens=12).text
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match="sees no CUDA device here; use --device cpu"):
-        load("demo-draft", device="cuda", compile=True)
+        load(TOY_DRAFT, device="cuda", compile=True)
 
 
 @contextlib.contextmanager

@@ -11,9 +11,10 @@ import pytest
 from foredraft.cli import index, main
 from foredraft.corpus import segments
 from foredraft.index.datastore import open_datastore
+from toys import TOY
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
-DEMO = ["--model", "demo"]
+DEMO = ["--model", TOY]
 STORIES = [f"Once upon a time, story {number} began by the sea and ended there." for number in range(40)]
 
 

@@ -21,6 +21,7 @@ from foredraft.training.layer_search import (
     search,
 )
 from test_families import plain, prompt_of, target_of
+from toys import TOY_DRAFT
 
 CURVE = CostCurve((1, 16), (1.0, 1.0))
 
@@ -131,7 +132,7 @@ def test_the_command_writes_a_file_that_the_method_takes(data, tmp_path, capsys)
     generate = ["generate", "--method", "layer_skip", "--speculative-config", options, "--max-new-tokens", "8"]
     assert main([*generate, "--json", "A fox"]) == 0
     assert json.loads(capsys.readouterr().out)["statistics"]["drafted"] > 0
-    assert main([*generate, "--model", "demo-draft", "A fox"]) == 1
+    assert main([*generate, "--model", TOY_DRAFT, "A fox"]) == 1
     assert "was made for another model" in capsys.readouterr().err
 
 

@@ -17,6 +17,7 @@ from foredraft.model.skipped_file import read_skipped, write_skipped
 from foredraft.model.skipping import Skipped, default_skipped, skipping
 from foredraft.testing import ToyTarget
 from test_families import GREEDY, NEW_TOKENS, SETTINGS, VOCABULARY, plain, prompt_of, target_of, written
+from toys import TOY
 
 FAMILIES = [
     "llama", "qwen3", "gpt2", "gemma2", "gpt_neox", "mistral", "qwen2", "gemma", "gemma3_text", "granite", "smollm3",
@@ -91,7 +92,7 @@ def test_a_draft_model_that_leaves_out_little_is_mostly_right():
 
 @functools.cache
 def generator():
-    return foredraft.load("demo", method="none", dtype="float32")
+    return foredraft.load(TOY, method="none", dtype="float32")
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 4, 8, 9, 40])

@@ -17,6 +17,7 @@ from foredraft.graph.tree import depths, path_to
 from foredraft.integrations.vllm import parse_proposer_options
 from foredraft.sampling import SamplingOptions
 from foredraft.testing import VOCABULARY, ToyTarget
+from toys import TOY
 
 WHOLE = Budget(64, 64)
 
@@ -190,7 +191,7 @@ def test_where_nobody_tells_the_targets_best_tokens_it_is_refused():
 
 @functools.cache
 def generator():
-    return foredraft.load("demo", method="none", dtype="float32")
+    return foredraft.load(TOY, method="none", dtype="float32")
 
 
 SETTINGS = {"greedy": {}, "T=0.7": {"do_sample": True, "temperature": 0.7, "seed": 5}}

@@ -14,13 +14,14 @@ from foredraft.index.retrieval import FORESEEN, OWN, SHARED, STORE
 from foredraft.index.trigram import TrigramTable
 from foredraft.model.rollout_drafter import RolloutDrafting
 from foredraft.testing import CHECKS, check_drafter
-from foredraft.testing import VOCABULARY as TOY
+from foredraft.testing import VOCABULARY as TOY_IDS
 from test_conformance import tiny_draft_model
 from test_datastore import built
 from test_mixture_neural import asked
 from test_rest import opened, propose, scored
 from test_search import static_table
 from test_suffix_array import random_documents
+from toys import TOY_DRAFT
 
 pytestmark = pytest.mark.kernels
 
@@ -216,13 +217,15 @@ def test_a_draft_models_foresight_is_blended_in_and_followed(monkeypatch):
     monkeypatch.setattr(mixture, "Worth", asked(True))
     model = tiny_draft_model()
     chosen = {"store": "none", "table": "none", "model": "tiny", "learn": "off"}
-    made = make_drafter("auto", chosen, Resources(TOY, draft_model=lambda _: model))
+    made = make_drafter("auto", chosen, Resources(TOY_IDS, draft_model=lambda _: model))
     alone = make_drafter(
-        "draft_tree", {"levels": 4, "out_degree": 3}, Resources(TOY, draft_model=lambda _: model, default_draft="tiny")
+        "draft_tree",
+        {"levels": 4, "out_degree": 3},
+        Resources(TOY_IDS, draft_model=lambda _: model, default_draft="tiny"),
     )
-    drafting, other, ids = opened(made, vocabulary=TOY), opened(alone, vocabulary=TOY), [1, 2, 3]
+    drafting, other, ids = opened(made, vocabulary=TOY_IDS), opened(alone, vocabulary=TOY_IDS), [1, 2, 3]
     for _ in range(6):
-        draft, expected = propose(drafting, ids, 16, vocabulary=TOY), propose(other, ids, 16, vocabulary=TOY)
+        draft, expected = propose(drafting, ids, 16, vocabulary=TOY_IDS), propose(other, ids, 16, vocabulary=TOY_IDS)
         assert set(draft.source.tolist()) == {FORESEEN}
         assert scored(draft).keys() >= {path for path, score in scored(expected).items() if score > 0.05}
         written = (*max(scored(expected), key=len), 5)
@@ -233,7 +236,7 @@ def test_a_draft_models_foresight_is_blended_in_and_followed(monkeypatch):
 
 def test_a_draft_model_needs_a_target():
     with pytest.raises(UsageError, match="There is no model here that 'demo-draft' could draft for"):
-        drafter(model="demo-draft")
+        drafter(model=TOY_DRAFT)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +251,7 @@ def test_a_draft_model_needs_a_target():
         ({"feedback_weight": -1.0}, "feedback_weight is -1.0; it must be a number from 0 on."),
         ({"feedback_top_k": 0}, "feedback_top_k is 0; it must be 1 to 64."),
         ({"memory": "m", "learn": "request"}, "memory keeps what sequences share"),
-        ({"model": "demo-draft", "drafter": "eesd"}, "model and drafter both name what is to be blended in; give one"),
+        ({"model": TOY_DRAFT, "drafter": "eesd"}, "model and drafter both name what is to be blended in; give one"),
         ({"drafter": 7}, 'drafter is 7; give the name of a method to blend in, such as "medusa"'),
         ({"drafter": {"levels": 3}}, "drafter is {'levels': 3}; give the name of a method to blend in"),
         ({"drafter": "auto"}, "drafter is 'auto'; give the name of a method to blend in"),
@@ -268,12 +271,12 @@ def test_options_out_of_range_are_refused(options, sentence):
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_laws_hold_with_a_store(tmp_path, check):
     rng = np.random.default_rng(0)
-    folder = built(tmp_path / "s", [rng.integers(0, TOY, 40).tolist() for _ in range(20)], vocabulary=TOY)
-    check(lambda: make_drafter("auto", {"store": str(folder), "table": "none"}, Resources(TOY)))
+    folder = built(tmp_path / "s", [rng.integers(0, TOY_IDS, 40).tolist() for _ in range(20)], vocabulary=TOY_IDS)
+    check(lambda: make_drafter("auto", {"store": str(folder), "table": "none"}, Resources(TOY_IDS)))
 
 
 def test_it_passes_the_drafters_checks_as_a_whole():
-    check_drafter(lambda: make_drafter("auto", {"store": "none", "table": "none"}, Resources(TOY)))
+    check_drafter(lambda: make_drafter("auto", {"store": "none", "table": "none"}, Resources(TOY_IDS)))
 
 
 # --- sources that fail
@@ -292,7 +295,7 @@ def step(drafting):
 def test_a_draft_model_that_fails_is_left_out(monkeypatch, fails):
     made = make_drafter(
         "auto", {"store": "none", "table": "none", "model": "tiny"},
-        Resources(TOY, draft_model=lambda _name: tiny_draft_model()),
+        Resources(TOY_IDS, draft_model=lambda _name: tiny_draft_model()),
     )  # fmt: skip
     drafting = opened(made)
     monkeypatch.setattr(RolloutDrafting, fails, raising)

@@ -18,6 +18,7 @@ from foredraft.index.trigram import open_named_table
 from test_eesd import SETTINGS, VOCABULARY, head_folder, plain, target_of, written
 from test_medusa import head_of
 from test_rest import opened, propose
+from toys import TOY, TOY_HEADS
 
 FAMILIES = ["llama", "gpt2", "gemma2", "gpt_neox"]
 
@@ -80,16 +81,17 @@ def test_the_text_is_that_of_plain_decoding_asked_or_not(family, kind, setting, 
 
 
 @pytest.mark.parametrize(
-    ("drafter", "least"), [("eesd", 1.2), ({"method": "eesd", "out_degree": 3}, 1.2), ("medusa", 1.02)]
+    ("drafter", "least"),
+    [({"method": "eesd"}, 1.2), ({"method": "eesd", "out_degree": 3}, 1.2), ({"method": "medusa"}, 1.02)],
 )
 def test_what_heads_foresee_helps_the_other_sources(drafter, least, monkeypatch):
     monkeypatch.setattr(mixture, "Worth", asked(True))
     prompt = [{"role": "user", "content": "Tom has 4 apples and buys 7 more. How many apples does he have?"}]
-    generator = foredraft.load("demo", method="none", dtype="float32", compile=False)
+    generator = foredraft.load(TOY, method="none", dtype="float32", compile=False)
     settings = {"max_new_tokens": 64, "do_sample": True, "temperature": 0.7, "seed": 2}
     expected = generator.generate(prompt, **settings)
     steps = {}
-    for options in ({}, {"drafter": drafter}):
+    for options in ({}, {"drafter": {**drafter, "head": TOY_HEADS[drafter["method"]]}}):
         generator.use("auto", options, nodes=8)
         found = generator.generate(prompt, **settings)
         assert found.token_ids == expected.token_ids
@@ -181,7 +183,7 @@ def test_one_that_cannot_be_opened_is_left_out(tmp_path):
 def test_what_it_drafts_is_explained(monkeypatch):
     monkeypatch.setattr(mixture, "Worth", asked(True))
     options = {"drafter": {"method": "eesd", "head": "none", "layers": 6}}
-    generator = foredraft.load("demo", method="auto", speculative_config=options, dtype="float32", compile=False)
+    generator = foredraft.load(TOY, method="auto", speculative_config=options, dtype="float32", compile=False)
     recorded = RecordedDrafter(generator.drafter)
     generator.attach("auto", recorded, nodes=6)
     generator.generate("The old lighthouse", max_new_tokens=16)

@@ -7,6 +7,7 @@ import pytest
 from foredraft.api import load
 from foredraft.bench.timeline import chrome_trace, timed_steps
 from foredraft.cli import main
+from toys import TOY
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_loans_are_counted_by_shape_and_compared_with_the_truth(prompts, capsys)
 
 
 def test_a_trace_has_every_part_of_every_step_in_order():
-    generator = load("demo", method="prompt_lookup", speculative_config={"num_speculative_tokens": 4}, dtype="float32")
+    generator = load(TOY, method="prompt_lookup", speculative_config={"num_speculative_tokens": 4}, dtype="float32")
     steps = timed_steps(generator, "One two three. One two three. One two", 12, seed=0)
     assert sum(len(step.record.emitted) for step in steps) == 12
     assert steps[0].between == 0

@@ -23,6 +23,7 @@ from foredraft.graph.tree import chain_parents
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.verify import verify
+from toys import TOY
 
 OPTIONS = ["--prompts", "2", "--max-new-tokens", "24"]
 SAMPLED = SamplingOptions(do_sample=True, temperature=0.8)
@@ -70,7 +71,7 @@ class CompiledTo:
 )
 def test_rounding_excuses_nothing_where_all_verifying_passes_round_alike(dtype, compiled, method, nodes, exact):
     config = {"method": method} | ({} if nodes is None else {"num_speculative_tokens": nodes})
-    generator = load("demo", speculative_config=config, dtype=dtype, compile=False)
+    generator = load(TOY, speculative_config=config, dtype=dtype, compile=False)
     generator.target.compiled = compiled
     assert is_exact(generator) is exact
 

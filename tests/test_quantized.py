@@ -10,7 +10,6 @@ from transformers.pytorch_utils import Conv1D
 
 from foredraft.__main__ import main
 from foredraft.api import load
-from foredraft.demo import embedded_path
 from foredraft.errors import ForedraftWarning, UsageError
 from foredraft.graph.layout import lay_out
 from foredraft.model.compiling import compile_forward
@@ -20,6 +19,7 @@ from foredraft.model.rounding import relative_error
 from foredraft.model.target import TorchTarget
 from test_compiled import METHODS, SAMPLINGS, always_compiled, written
 from test_families import FAMILIES, configuration, prompt_of, random_tree, tiny_model
+from toys import TOY, TOY_HEADS
 
 
 def random_layer(width=48, outputs=40, *, bias=True):
@@ -118,12 +118,12 @@ def test_compiled_texts_are_those_of_the_model_as_it_is(tmp_path):
 
 
 def test_the_demo_model_is_loaded_in_eight_bits():
-    model = load_model("demo", "int8", "cpu")
+    model = load_model(TOY, "int8", "cpu")
     held = sum(each.numel() for each in model.state_dict().values() if each.dtype == torch.int8)
-    assert held > 0.8 * sum(each.numel() for each in load_model("demo", "float32", "cpu").parameters())
+    assert held > 0.8 * sum(each.numel() for each in load_model(TOY, "float32", "cpu").parameters())
     text = "The capital of France is"
-    plain = load("demo", dtype="int8", method="none", compile=False).generate(text, max_new_tokens=24)
-    drafted = load("demo", dtype="int8", method="auto", compile=False).generate(text, max_new_tokens=24)
+    plain = load(TOY, dtype="int8", method="none", compile=False).generate(text, max_new_tokens=24)
+    drafted = load(TOY, dtype="int8", method="auto", compile=False).generate(text, max_new_tokens=24)
     assert drafted.token_ids == plain.token_ids
 
 
@@ -150,13 +150,13 @@ def test_what_cannot_be_rounded_is_refused(model, sentence):
 
 def test_heads_of_the_model_in_floating_point_are_refused():
     with pytest.raises(UsageError, match="whose weights are not this model's"):
-        load("demo", dtype="int8", method="eesd", compile=False)
+        load(TOY, dtype="int8", method="eesd", speculative_config={"head": TOY_HEADS["eesd"]}, compile=False)
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("train eesd --model demo --data texts --out head --dtype int8", "heads are trained with"),
+        (f"train eesd --model {TOY} --data texts --out head --dtype int8", "heads are trained with"),
         ("generate Hello --dtype int4", "choose auto, float32, float64, bfloat16, float16, int8"),
     ],
     ids=["training", "unknown"],
@@ -182,10 +182,8 @@ def same_text_drafted_or_not(pair):
 def test_a_model_that_torchao_quantised_writes_the_same_drafted_or_not():
     quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
     options = TorchAoConfig(quantization.Int8WeightOnlyConfig())
-    model = AutoModelForCausalLM.from_pretrained(
-        str(embedded_path("demo")), dtype=torch.float32, quantization_config=options
-    ).eval()
-    same_text_drafted_or_not((model, load_tokenizer("demo")))
+    model = AutoModelForCausalLM.from_pretrained(TOY, dtype=torch.float32, quantization_config=options).eval()
+    same_text_drafted_or_not((model, load_tokenizer(TOY)))
     with pytest.raises(UsageError, match="quantised already"):
         quantize(model)
 
@@ -210,8 +208,8 @@ def test_a_model_that_bitsandbytes_quantised_writes_the_same_drafted_or_not():
     ):
         pair = (
             AutoModelForCausalLM.from_pretrained(
-                str(embedded_path("demo")), dtype=torch.float32, quantization_config=options, device_map="cpu"
+                TOY, dtype=torch.float32, quantization_config=options, device_map="cpu"
             ),
-            load_tokenizer("demo"),
+            load_tokenizer(TOY),
         )
         same_text_drafted_or_not(pair)

@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, BertConfig, LlamaConf
 import foredraft
 from foredraft import NumericsError, UnsupportedModelError, UsageError, standard_library
 from foredraft.contracts import Draft, Scores
-from foredraft.demo import embedded_path
 from foredraft.engine.state import SequenceState
 from foredraft.engine.step import check_draft
 from foredraft.errors import StoreError
@@ -22,6 +21,7 @@ from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.testing import ToyTarget
 from foredraft.verify import verify
+from toys import TOY, TOY_DRAFT
 
 TINY = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 
@@ -32,7 +32,7 @@ def tiny(**more):
 
 @pytest.fixture(scope="module")
 def generator():
-    return foredraft.load("demo", dtype="float32", method="adaptix", speculative_config={"table": "none"})
+    return foredraft.load(TOY, dtype="float32", method="adaptix", speculative_config={"table": "none"})
 
 
 def test_an_attention_kernel_without_tree_masks_is_refused():
@@ -62,7 +62,7 @@ def test_a_temperature_that_overflows_is_refused(generator, temperature):
 @pytest.mark.parametrize("given", [{"dtype": "float16"}, {"device": "cpu"}, {"device": "nonsense"}])
 def test_dtype_and_device_of_a_loaded_pair_are_not_ignored(given):
     with pytest.raises(UsageError, match="dtype and device belong to models that foredraft loads"):
-        foredraft.load((tiny(), load_tokenizer("demo")), **given)
+        foredraft.load((tiny(), load_tokenizer(TOY)), **given)
 
 
 def test_an_unsupported_folder_is_refused_before_its_weights_are_read(tmp_path):
@@ -72,7 +72,7 @@ def test_an_unsupported_folder_is_refused_before_its_weights_are_read(tmp_path):
 
 
 def test_damaged_weights_are_a_sentence(tmp_path):
-    shutil.copytree(embedded_path("demo-draft"), tmp_path / "model")
+    shutil.copytree(Path(TOY_DRAFT), tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:20_000])
     with pytest.raises(UsageError, match="No model could be loaded from"):
@@ -125,7 +125,7 @@ def test_a_drafters_nonsense_is_named(change, message):
 
 def test_a_table_that_is_there_needs_no_folder_to_write_to(tmp_path, monkeypatch):
     monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
-    tokenizer = load_tokenizer("demo").backend_tokenizer
+    tokenizer = load_tokenizer(TOY).backend_tokenizer
     monkeypatch.setattr(standard_library, "standard_library_sources", lambda: [Path(__file__)])
     made = standard_library.default_table(tokenizer)
 
@@ -142,12 +142,12 @@ def test_a_table_that_is_there_needs_no_folder_to_write_to(tmp_path, monkeypatch
 def test_shared_knowledge_is_saved_where_memory_names_a_file(tmp_path):
     path = tmp_path / "memory"
     options = {"table": "none", "share": True, "memory": str(path), "num_speculative_tokens": 4}
-    made = foredraft.load("demo", dtype="float32", method="adaptix", speculative_config=options)
+    made = foredraft.load(TOY, dtype="float32", method="adaptix", speculative_config=options)
     made.generate("Hello", max_new_tokens=4)
     assert not path.exists()
     made.save()
     assert path.exists()
-    foredraft.load("demo", method="adaptix", speculative_config=options)
+    foredraft.load(TOY, method="adaptix", speculative_config=options)
 
 
 def test_processors_see_tensors_on_the_models_device(generator):

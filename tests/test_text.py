@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from foredraft.model.loading import load_tokenizer
 from foredraft.text import StopStrings, TextStream, decode
+from toys import TOY
 
 TEXTS = [
     "Plain words, and a line.\n\n  Then indented ones.",
@@ -21,7 +22,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return load_tokenizer("demo")
+    return load_tokenizer(TOY)
 
 
 def pieces(tokenizer, ids):

@@ -23,6 +23,7 @@ from foredraft import UsageError
 from foredraft.integrations.kept import ATTRIBUTE, MOST_KEPT, kept_on
 from foredraft.integrations.prepared import split_filters
 from foredraft.integrations.transformers import last_statistics
+from toys import TOY
 
 VOCABULARY = 64
 OURS = {"custom_generate": foredraft.generate, "speculative_config": {"table": "none", "num_speculative_tokens": 8}}
@@ -309,9 +310,7 @@ def test_what_is_kept_goes_with_the_model_and_stays_out_of_copies():
 def test_the_embedded_model_drafts_from_its_own_table_and_prints_through_a_streamer(capsys):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from foredraft.demo import embedded_path
-
-    folder = str(embedded_path("demo"))
+    folder = TOY
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).float(), AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer("def fibonacci(n):", return_tensors="pt")
     ours = {"custom_generate": foredraft.generate, "speculative_config": {"num_speculative_tokens": 16}}

@@ -10,7 +10,6 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from foredraft.demo import embedded_path
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
 from foredraft.index.datastore_writer import DatastoreWriter
 from foredraft.integrations import vllm as integration
@@ -22,6 +21,7 @@ from foredraft.integrations.vllm import (
     parse_proposer_options,
     read_options,
 )
+from toys import TOY
 
 WINDOW = 64
 
@@ -94,10 +94,10 @@ def test_the_models_number_of_threads_stays_what_it_was():
 
 
 def test_the_embedded_model_is_drafted_for_from_its_own_table(vllm):
-    proposer = Proposer(configuration(model=str(embedded_path("demo"))))
+    proposer = Proposer(configuration(model=TOY))
     from foredraft.model.loading import load_tokenizer
 
-    ids = load_tokenizer("demo")("import numpy as np\n\ndef __init__(self").input_ids
+    ids = load_tokenizer(TOY)("import numpy as np\n\ndef __init__(self").input_ids
     assert proposer.propose(*rows(ids))[0]
 
 
@@ -166,7 +166,7 @@ def test_a_store_for_another_tokenizer_is_refused(vllm, tmp_path):
         writer.commit()
     options = {"method": "rest", "store": str(folder)}
     with pytest.raises(StoreError, match="tokenizer"):
-        Proposer(configuration(options, model=str(embedded_path("demo"))))
+        Proposer(configuration(options, model=TOY))
     with pytest.raises(UsageError, match="store is bound to a tokenizer"):
         Proposer(configuration(options, model=str(tmp_path / "no model")))
 

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -9,9 +10,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from foredraft.cli.words import words_of
 from foredraft.corpus.documents import join_messages
 from foredraft.corpus.words import Words, join_contents, template_render, words_of_file
-from foredraft.demo import embedded_path
 from foredraft.errors import UsageError
 from foredraft.model.loading import load_tokenizer
+from toys import TOY
 
 CHAT = [
     {"role": "user", "content": "Is 1 < 2 & 2 > 1?\n"},
@@ -31,14 +32,14 @@ def words(**options):
 
 @pytest.fixture(scope="module")
 def demo():
-    return load_tokenizer("demo")
+    return load_tokenizer(TOY)
 
 
 # --- of a model
 
 
 def test_a_models_words_are_those_of_its_folder(demo):
-    of_model, of_file = words_of("demo", None), words_of(None, embedded_path("demo"))
+    of_model, of_file = words_of(TOY, None), words_of(None, Path(TOY))
     assert of_model.chat_template == of_file.chat_template == demo.chat_template
     assert of_model.eos_token_id == of_file.eos_token_id == demo.eos_token_id
     assert of_model.tokenizer_hash == of_file.tokenizer_hash
@@ -49,7 +50,7 @@ def test_a_models_words_are_those_of_its_folder(demo):
 
 
 def test_exactly_one_source_of_words_is_asked_for(tmp_path):
-    for model, file in ((None, None), ("demo", tmp_path)):
+    for model, file in ((None, None), (TOY, tmp_path)):
         with pytest.raises(UsageError, match="either --model or --tokenizer"):
             words_of(model, file)
 

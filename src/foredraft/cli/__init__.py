@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: what follows the command's name; None takes the process's own.
     """
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what matters, foredraft says itself
+    for name, value in (("TRANSFORMERS_VERBOSITY", "error"), ("TQDM_DISABLE", "1")):
+        os.environ.setdefault(name, value)  # what matters, foredraft says itself
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character does not end a text

@@ -16,6 +16,7 @@ from foredraft.cli.bench_table import show_summaries
 from foredraft.cli.generate import EagerOption
 from foredraft.cli.reliability import show_reliability
 from foredraft.cli.screen import counting, say, working
+from foredraft.model.gguf import SMOLLM2
 
 DEFAULT_METHODS = ("prompt_lookup", "adaptix", "rest", "auto", "transformers")
 
@@ -32,7 +33,7 @@ TaskOption = Annotated[
     list[str] | None,
     typer.Option(help="Repeatable: a task, TASK/CATEGORY, or FILE:FIELD [default: embedded; with --data, three tasks]"),
 ]
-ModelOption = Annotated[str, typer.Option(help="Embedded model, hub id or folder")]
+ModelOption = Annotated[str, typer.Option(help="smollm2, a GGUF file, a hub id, or a folder")]
 DtypeOption = Annotated[str, typer.Option(help="auto takes the checkpoint's")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
@@ -40,7 +41,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON")]
 @app.command()
 def run(
     data: DataOption = None,
-    model: ModelOption = "demo",
+    model: ModelOption = SMOLLM2,
     task: TaskOption = None,
     method: MethodOption = None,
     prompts: Annotated[int, typer.Option(help="Prompts a task, or a category of a task")] = 10,
@@ -128,7 +129,7 @@ def report(
 @app.command()
 def profile(
     data: DataOption = None,
-    model: ModelOption = "demo",
+    model: ModelOption = SMOLLM2,
     task: TaskOption = None,
     method: MethodOption = None,
     prompts: Annotated[int, typer.Option(help="Prompts a task, or a category of a task")] = 10,
@@ -176,9 +177,9 @@ def profile(
 
 @app.command()
 def loans(
+    draft_model: Annotated[str, typer.Argument(help="The model that drafts: a hub id, a folder, a GGUF file")],
     data: DataOption = None,
-    model: ModelOption = "demo",
-    draft_model: Annotated[str, typer.Option(help="Embedded model, hub id or folder")] = "demo-draft",
+    model: ModelOption = SMOLLM2,
     task: TaskOption = None,
     prompts: Annotated[int, typer.Option(help="Prompts a task, or a category of a task")] = 10,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens a text")] = 128,
@@ -214,7 +215,7 @@ def loans(
 
 @app.command()
 def micro(
-    model: ModelOption = "demo",
+    model: ModelOption = SMOLLM2,
     method: MethodOption = None,
     nodes: Annotated[list[int] | None, typer.Option(help="Node budgets; repeatable [default: 16 and 64]")] = None,
     records: Annotated[Path | None, typer.Option(help="Recorded texts to draft on, as for replay")] = None,

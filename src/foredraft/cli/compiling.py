@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foredraft.cli.screen import working
+from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
     from foredraft.model.compiled import CompiledRecord
 
 
 def compile_model(
-    model: Annotated[str, typer.Argument(help="demo, demo-draft, a hub id, or a folder")] = "demo",
+    model: Annotated[str, typer.Argument(help="smollm2, a GGUF file, a hub id, or a folder")] = SMOLLM2,
     dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's; int8 rounds layers")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads to compile for; else torch's number")] = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="Begin no further part after this many")] = None,

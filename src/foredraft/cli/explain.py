@@ -27,6 +27,7 @@ from foredraft.cli.generate import (
 )
 from foredraft.cli.reliability import show_reliability
 from foredraft.cli.screen import Ink, wants_color, working
+from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
     from foredraft.api import Generator
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 def explain(
     prompt: PromptArgument = None,
     file: FileOption = None,
-    model: ModelOption = "demo",
+    model: ModelOption = SMOLLM2,
     dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's")] = "auto",
     device: DeviceOption = None,
     eager: EagerOption = False,

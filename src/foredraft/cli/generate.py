@@ -16,6 +16,7 @@ import typer
 from foredraft.cli.declared import options_in_source
 from foredraft.cli.screen import Ink, say, wants_color, working
 from foredraft.errors import ForedraftError, UsageError
+from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:  # torch and transformers are imported when a text is written, so that help stays quick
     from foredraft.api import Generator, Prompt
@@ -27,7 +28,7 @@ _WARM_UP = (1, 2, 3, 1, 2, 3, 1, 2)
 PromptArgument = Annotated[str | None, typer.Argument(help="What to continue or answer; - reads standard input")]
 FileOption = Annotated[Path | None, typer.Option(help="Read the prompt from this file")]
 EagerOption = Annotated[bool, typer.Option("--eager", help="Run the model as it is, also where it is compiled")]
-ModelOption = Annotated[str, typer.Option(help="demo (embedded), demo-draft, a hub id, or a folder")]
+ModelOption = Annotated[str, typer.Option(help="smollm2, a GGUF file, a hub id, or a folder")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, auto (spread); else the first GPU or the CPU")]
 MethodOption = Annotated[str | None, typer.Option(help="How to draft; see foredraft methods")]
 ConfigOption = Annotated[str | None, typer.Option(help="The method's options, as a JSON object")]
@@ -52,14 +53,15 @@ def _flag(name: str, words: str = "") -> Any:
 def generate(
     prompt: PromptArgument = None,
     file: FileOption = None,
-    model: ModelOption = "demo",
+    model: ModelOption = SMOLLM2,
     dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's; float32 and int8 compare exactly")] = "auto",
     device: DeviceOption = None,
     eager: EagerOption = False,
     method: MethodOption = None,
     speculative_config: ConfigOption = None,
     draft_model: Annotated[
-        str | None, typer.Option(help="The model that drafts, for methods that use one: demo-draft, a hub id, a folder")
+        str | None,
+        typer.Option(help="The model that drafts, for methods that use one: a hub id, a folder, a GGUF file"),
     ] = None,
     num_speculative_tokens: NodesOption = None,
     memory: Annotated[

@@ -26,7 +26,9 @@ app = typer.Typer(no_args_is_help=True, help="Build, extend, merge, describe and
 
 Inputs = Annotated[list[Path], typer.Argument(help="Files or folders: .txt .md .py .jsonl (also .gz), .parquet")]
 StoreArgument = Annotated[Path, typer.Argument(help="The store")]
-ModelOption = Annotated[str | None, typer.Option(help="Model whose tokenizer to use: a name, a folder, or demo")]
+ModelOption = Annotated[
+    str | None, typer.Option(help="Model whose tokenizer to use: smollm2, a GGUF file, a hub id, or a folder")
+]
 TokenizerOption = Annotated[Path | None, typer.Option(help="tokenizer.json, or a folder that has one")]
 SegmentOption = Annotated[int, typer.Option(help="Tokens of a segment at most; sorting takes 12 bytes of memory each")]
 HoldOutOption = Annotated[float, typer.Option(help="Share of the documents to leave out, chosen by their text")]

@@ -12,6 +12,7 @@ import typer
 
 from foredraft.cli.screen import working
 from foredraft.errors import StoreError, UsageError
+from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
     from foredraft.contracts import CostCurve
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def info(
-    model: Annotated[str, typer.Argument(help="demo, demo-draft, a hub id, or a folder")],
+    model: Annotated[str, typer.Argument(help="smollm2, a GGUF file, a hub id, or a folder")] = SMOLLM2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Read the configuration, load no weights")] = False,
     dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's")] = "auto",

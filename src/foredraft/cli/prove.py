@@ -14,11 +14,12 @@ from rich.table import Table
 
 from foredraft.cli.generate import EagerOption
 from foredraft.cli.screen import counting, say, working
+from foredraft.model.gguf import SMOLLM2
 
 
 def prove(
     data: Annotated[Path | None, typer.Option(help="Folder of the tasks' files; without it, the embedded set")] = None,
-    model: Annotated[str, typer.Option(help="Embedded model, hub id or folder")] = "demo",
+    model: Annotated[str, typer.Option(help="smollm2, a GGUF file, a hub id, or a folder")] = SMOLLM2,
     task: Annotated[
         list[str] | None, typer.Option(help="Repeatable [default: embedded; with --data, three tasks]")
     ] = None,

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from foredraft.cli.reliability import show_reliability
 from foredraft.cli.screen import working
+from foredraft.model.gguf import SMOLLM2
 
 _DEFAULT_METHODS = ["prompt_lookup", "adaptix"]
 _QUARTERS = ("1st quarter", "2nd quarter", "3rd quarter", "4th quarter")
@@ -24,7 +25,7 @@ def replay(
     method: Annotated[list[str] | None, typer.Option(help='NAME or NAME:{"option": value}; repeatable')] = None,
     nodes: Annotated[list[int] | None, typer.Option(help="Node budgets; repeatable [default: 16 and 64]")] = None,
     table: Annotated[str | None, typer.Option(help="Tri-gram table for adaptix [default: none]")] = None,
-    tokenizer: Annotated[str, typer.Option(help="Model whose tokenizer encodes the texts")] = "demo",
+    tokenizer: Annotated[str, typer.Option(help="Model whose tokenizer encodes the texts")] = SMOLLM2,
     sampling: Annotated[str, typer.Option(help="Only records sampled this way; an empty text takes all")] = "greedy",
     limit: Annotated[int, typer.Option(help="Records at most; 0 takes all")] = 0,
     processes: Annotated[int, typer.Option(help="Settings replayed at the same time; times are best with 1")] = 1,

@@ -25,7 +25,9 @@ app = typer.Typer(no_args_is_help=True, help="Build, describe and check tri-gram
 def build(
     inputs: Annotated[list[Path], typer.Argument(help="Files or folders: .txt .md .py .jsonl (also .gz), .parquet")],
     out: Annotated[Path, typer.Option(help="The table to write")],
-    model: Annotated[str | None, typer.Option(help="Model whose tokenizer to use: a name, a folder, or demo")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model whose tokenizer to use: smollm2, a GGUF file, a hub id, or a folder")
+    ] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json, or a folder that has one")] = None,
     keep: Annotated[int, typer.Option(help="Successors kept of each pair of tokens")] = 12,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first line that cannot be used")] = False,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quic
 
 app = typer.Typer(no_args_is_help=True, help="Train heads that draft for a model, on texts that it wrote itself.")
 
-Model = Annotated[str, typer.Option(help="The model to draft for: demo, a hub id or a folder")]
+Model = Annotated[str, typer.Option(help="The model to draft for: smollm2, a GGUF file, a hub id, or a folder")]
 Data = Annotated[
     list[Path], typer.Option(help="Texts: .jsonl of messages or text (also .gz), .txt, a folder; or a folder of traces")
 ]
@@ -245,7 +245,7 @@ def _generator(model: str, dtype: str, device: str | None) -> Any:
 
 
 def _trace_options(settings: list[str] | None) -> "TraceOptions":
-    from foredraft.training.recipe import assigned
+    from foredraft.training.settings import assigned
     from foredraft.training.traces import TraceOptions
 
     return assigned(TraceOptions, settings or [], "the traces")
@@ -253,7 +253,7 @@ def _trace_options(settings: list[str] | None) -> "TraceOptions":
 
 def _loop_options(settings: list[str] | None) -> "LoopOptions":
     from foredraft.training.loop import LoopOptions
-    from foredraft.training.recipe import assigned
+    from foredraft.training.settings import assigned
 
     return assigned(LoopOptions, settings or [], "the training")
 

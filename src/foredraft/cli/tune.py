@@ -17,6 +17,7 @@ import typer
 from foredraft.cli.screen import working
 from foredraft.cli.words import words_of
 from foredraft.errors import UsageError
+from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:  # torch and transformers are imported when a verb runs, so that help stays quick
     from foredraft.api import Generator
@@ -41,7 +42,7 @@ def layer_skip(
         typer.Option(help="Texts whose beginnings are prompts: .txt .md .py .jsonl (.gz), .parquet, a folder"),
     ],
     out: Annotated[Path, typer.Option(help="The file to write, for layer_skip's option skipped")],
-    model: Annotated[str, typer.Option(help="Embedded model, hub id or folder")] = "demo",
+    model: Annotated[str, typer.Option(help="smollm2, a GGUF file, a hub id, or a folder")] = SMOLLM2,
     trials: Annotated[int, typer.Option(help="Sets of sub-layers to try")] = 300,
     minutes: Annotated[float | None, typer.Option(help="End the search after so long, whatever was tried")] = None,
     texts: Annotated[int, typer.Option(help="Texts to write; one in four only checks the result")] = 16,

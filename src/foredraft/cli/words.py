@@ -16,7 +16,7 @@ def words_of(model: str | None, tokenizer: Path | None) -> "Words":
     """Return how text becomes ids, from a model's name or a tokenizer's file.
 
     Args:
-        model: `demo`, `demo-draft`, a hub id, or a folder.
+        model: `smollm2`, a GGUF file, a hub id, or a folder.
         tokenizer: a tokenizer.json, or a folder that has one.
 
     Raises:

@@ -6,7 +6,7 @@ Does not import any drafter by itself. Third parties register a class under the 
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -43,9 +43,7 @@ class Resources:
         default_table: makes or finds the tri-gram table to use when none is given; None where there is no such table.
         default_store: likewise, the datastore.
         draft_model: loads a draft model by name and checks that it fits the target; None where nothing can be loaded.
-        default_draft: the draft model that comes with the target, if any.
         target: the target itself, for drafters that draft with its own layers.
-        default_heads: by method, the folder of the trained heads that come with the target.
     """
 
     vocabulary: int
@@ -53,23 +51,20 @@ class Resources:
     default_table: Callable[[], Path] | None = None
     default_store: Callable[[], Path] | None = None
     draft_model: Callable[[Any], Target] | None = None
-    default_draft: str | None = None
     target: Target | None = None
-    default_heads: Mapping[str, Path] = field(default_factory=dict)
 
-    def heads_for(self, method: str, named: str | None) -> str | Path:
-        """Return where a method's trained heads are: where the options name them, or beside the target.
+    def heads_for(self, method: str, named: str | None) -> str:
+        """Return where a method's trained heads are.
 
         Raises:
             UsageError: they are named nowhere.
         """
-        found = named if named is not None else self.default_heads.get(method)
-        if found is None:
+        if named is None:
             raise UsageError(
                 f"Method {method!r} needs heads trained for this model; train them with `foredraft train {method}`, "
                 "and name their folder: head=FOLDER."
             )
-        return found
+        return named
 
 
 class DrafterClass(Protocol):

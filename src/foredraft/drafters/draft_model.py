@@ -20,7 +20,7 @@ class ChainOptions:
     """Options of `draft_model`.
 
     Attributes:
-        model: the draft model: `demo-draft`, a hub id, a folder, or a pair (transformers model, tokenizer); None takes
+        model: the draft model: a hub id, a folder, a GGUF file, or a pair (transformers model, tokenizer); None takes
             the one that comes with the target, if any (vLLM's name).
         levels: tokens drafted a step at most.
         least_probability: drafting stops behind a token less probable than this (theta_prob).
@@ -115,9 +115,9 @@ def load_drafter(
     """Load the draft model that the options name; `sources` are those behind the method's own name.
 
     Raises:
-        UsageError: none is named and none comes with the target, it does not fit the target, or there is no target.
+        UsageError: none is named, it does not fit the target, or there is no target.
     """
-    wanted = options.model if options.model is not None else resources.default_draft
+    wanted = options.model
     if wanted is None:
         raise UsageError(f"Method {method!r} needs a draft model; name one: model=NAME, or --draft-model NAME.")
     if resources.draft_model is None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from foredraft.api import Generator
-from foredraft.demo import EMBEDDED, embedded_path
 from foredraft.engine.statistics import Statistics
 from foredraft.integrations.bound_tokenizer import tokenizer_for
 from foredraft.model.target import TorchTarget
@@ -92,7 +91,6 @@ def make_generator(model: Any, config: Mapping[str, Any]) -> Generator:
         options=asked.options,
         **asked.amount,
         verification=asked.verification,
-        embedded=name in {str(embedded_path(each)) for each in EMBEDDED},
     )
 
 

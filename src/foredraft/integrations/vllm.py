@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from foredraft.api import resources_for
-from foredraft.demo import EMBEDDED, embedded_path
 from foredraft.drafters import drafter_class, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
 from foredraft.integrations.batches import ChainOptions
@@ -79,7 +78,7 @@ class Proposer:
         most = checked_most(vllm_config.speculative_config.num_speculative_tokens)
         options = parse_proposer_options(read_options(vllm_config.additional_config, os.environ))
         model = vllm_config.model_config
-        drafter = served_drafter(options, str(model.model), str(model.tokenizer), int(model.get_vocab_size()))
+        drafter = served_drafter(options, str(model.tokenizer), int(model.get_vocab_size()))
         sizes: dict[str, Any] = {
             "vocabulary": int(model.get_vocab_size()),
             "most": most,
@@ -243,7 +242,7 @@ def _refuse_untold(method: str, own: Mapping[str, Any]) -> None:
         )
 
 
-def served_drafter(options: ProposerOptions, model: str, tokenizer: str, vocabulary: int) -> Any:
+def served_drafter(options: ProposerOptions, tokenizer: str, vocabulary: int) -> Any:
     """Make the drafter for a served model.
 
     Raises:
@@ -251,8 +250,7 @@ def served_drafter(options: ProposerOptions, model: str, tokenizer: str, vocabul
         StoreError: a table or store that is damaged or belongs to another tokenizer.
     """
     loaded = tokenizer_for(tokenizer, None, options.own)
-    embedded = str(Path(model)) in {str(embedded_path(name)) for name in EMBEDDED}
-    resources = resources_for(vocabulary, loaded, embedded=embedded)
+    resources = resources_for(vocabulary, loaded)
     drafter = make_drafter(options.method, options.own, resources)
     if drafter.needs.hidden:
         raise UsageError(

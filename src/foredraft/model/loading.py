@@ -1,6 +1,6 @@
 """Load a model or a tokenizer by name or path, and say in a sentence what stood in the way.
 
-Knows transformers' loaders and the embedded models. Does not know what the model is for.
+Knows transformers' loaders, GGUF files and the name of the default model. Does not know what the model is for.
 """
 
 from pathlib import Path
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from foredraft.demo import EMBEDDED, embedded_path
 from foredraft.errors import UnsupportedModelError, UsageError
+from foredraft.model.gguf import SMOLLM2, SUFFIX, gguf_folder, smollm2_file
 from foredraft.model.quantized import INT8, quantize
 
 DTYPES = {
@@ -22,14 +22,14 @@ DTYPES = {
 
 
 def load_tokenizer(model: str) -> Any:
-    """Load the tokenizer of `demo`, `demo-draft`, a hub id, or a folder.
+    """Load the tokenizer of `smollm2`, a GGUF file, a hub id, or a folder.
 
     Raises:
         UsageError: nothing of that name can be loaded.
     """
     from transformers import AutoTokenizer  # slow to import; help pages do without it
 
-    location = _location(model)
+    location = located(model)
     try:
         return AutoTokenizer.from_pretrained(location)
     except (OSError, ValueError, KeyError) as error:
@@ -40,7 +40,7 @@ def load_config(model: str) -> Any:
     """Read a causal language model's configuration, without its weights.
 
     Args:
-        model: `demo`, `demo-draft`, a hub id, or a folder.
+        model: `smollm2`, a GGUF file, a hub id, or a folder.
 
     Raises:
         UsageError: nothing of that name.
@@ -48,7 +48,7 @@ def load_config(model: str) -> Any:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    location = _location(model)
+    location = located(model)
     try:
         config = AutoConfig.from_pretrained(location)
     except (OSError, ValueError, KeyError) as error:
@@ -74,7 +74,7 @@ def load_model(model: str, dtype: str | torch.dtype = "auto", device: str | None
     """Load a causal language model in evaluation mode.
 
     Args:
-        model: `demo`, `demo-draft`, a hub id, or a folder.
+        model: `smollm2`, a GGUF file, a hub id, or a folder.
         dtype: a torch dtype or its name; "auto" takes the checkpoint's; "int8" rounds linear layers to eight bits.
         device: where to put it, "auto" to spread it over what there is (accelerate), None for the first GPU or the CPU.
 
@@ -85,7 +85,7 @@ def load_model(model: str, dtype: str | torch.dtype = "auto", device: str | None
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    location = _location(model)
+    location = located(model)
     chosen_dtype = _dtype("auto" if dtype == INT8 else dtype)
     chosen_device = _device(device)
     load_config(model)  # refuses before anything large is read
@@ -102,13 +102,18 @@ def load_model(model: str, dtype: str | torch.dtype = "auto", device: str | None
     return (quantize(loaded) if dtype == INT8 else loaded).eval()
 
 
-def _location(model: str) -> str:
-    if model in EMBEDDED:
-        return str(embedded_path(model))
-    path = Path(model).expanduser()
+def located(model: str) -> str:
+    """Return what transformers takes for a model: a folder, or a hub id.
+
+    Raises:
+        UsageError: no such file or folder, or one that holds no model; and what `gguf_folder` raises.
+    """
+    path = smollm2_file() if model == SMOLLM2 else Path(model).expanduser()
+    if path.suffix.lower() == SUFFIX:
+        return str(gguf_folder(path))
     looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
     if looks_local and not path.exists():
-        raise UsageError(f"There is no folder {model}. Give a folder, a hub id, or one of: {', '.join(EMBEDDED)}.")
+        raise UsageError(f"There is no folder {model}. Give a folder, a GGUF file, a hub id, or {SMOLLM2}.")
     if path.is_dir() and not (path / "config.json").exists():
         raise UsageError(f"The folder {model} has no config.json, so it holds no transformers model.")
     return str(path) if path.exists() else model
@@ -140,5 +145,5 @@ def _not_loaded(what: str, model: str, error: Exception) -> str:
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return (
         f"No {what} could be loaded from {model!r}: {first_line} Give a folder, a hub id that is reachable from here, "
-        f"or one of: {', '.join(EMBEDDED)}."
+        f"a GGUF file, or {SMOLLM2}."
     )

@@ -1,1 +1,1 @@
-"""Training what foredraft ships or needs: the embedded model, and later draft heads."""
+"""Training the heads that draft: traces of the target's own texts, and one loop."""

@@ -1,23 +1,17 @@
-"""Files of a training run: the checkpoint it resumes from, and the finished model as a transformers folder.
+"""The checkpoint that a training run resumes from.
 
-Knows how to write and read them safely. Does not know what a step does, nor what text the run saw.
+Knows how to write and read it safely. Does not know what a step does, nor what text the run saw.
 """
 
 import contextlib
-import copy
-import hashlib
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from foredraft.errors import StoreError, UsageError
-from foredraft.training.text_data import ASSISTANT, CHAT_TEMPLATE, END, USER
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -65,42 +59,3 @@ def read_checkpoint(run: Path, identity: Mapping[str, Any]) -> dict[str, Any] | 
         told = "; ".join(f"{key} was {saved.get(key)!r} and is now {identity.get(key)!r}" for key in different)
         raise UsageError(f"The run {run} was begun with other settings: {told}. Give those, or another run folder.")
     return state
-
-
-def weights_hash(folder: Path) -> str:
-    """Return the SHA-256 of a model folder's `model.safetensors`.
-
-    Raises:
-        UsageError: there is none.
-    """
-    file = folder / "model.safetensors"
-    if not file.is_file():
-        raise UsageError(f"There are no weights at {file}. Give a transformers folder with one model.safetensors.")
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write `model` in bfloat16 with its tokenizer and chat template; `folder` appears complete or not at all.
-
-    The model itself keeps its dtype and device.
-
-    Raises:
-        UsageError: `folder` exists already.
-        StoreError: it cannot be written.
-    """
-    if folder.exists():
-        raise UsageError(f"{folder} exists already. Remove it, or give another run folder.")
-    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-    half = copy.deepcopy(model)
-    half.to(dtype=torch.bfloat16)  # type: ignore[call-arg]  # transformers' decorator hides torch's signature
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=END, eos_token=END, additional_special_tokens=[USER, ASSISTANT]
-    )
-    wrapped.chat_template = CHAT_TEMPLATE
-    try:
-        half.save_pretrained(partial)
-        wrapped.save_pretrained(partial)
-        partial.replace(folder)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise StoreError(f"The model cannot be written to {folder} ({error}). Check its free space.") from error

@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from foredraft.atomic_file import write_file
 from foredraft.corpus.documents import ReadReport, join_messages
 from foredraft.errors import NumericsError, StoreError, UsageError
-from foredraft.training.text_data import documents_in, is_held_out, write_atomically
+from foredraft.training.documents import documents_in, is_held_out
 
 KINDS = ("greedy", "sampled", "open")
 MANIFEST, TEXTS = "manifest.json", "texts.jsonl"
@@ -126,7 +127,7 @@ def is_traces(folder: Path) -> bool:
 
 
 def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Source]:
-    """Yield the texts of a file or folder (see `text_data.documents_in`), each prompt once.
+    """Yield the texts of a file or folder (see `training.documents`), each prompt once.
 
     Raises:
         UsageError: the path is missing, damaged, or of an unknown kind.
@@ -240,8 +241,22 @@ def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, 
     except OSError as error:
         raise StoreError(f"Labels cannot be written to {folder} ({error.strerror}). Check its free space.") from error
     counts = {kind: int((kinds == number).sum()) for number, kind in enumerate(KINDS)}
-    write_atomically(folder / MANIFEST, json.dumps({**head, "windows": counts, "held": int(held.sum())}).encode())
+    _write(folder / MANIFEST, json.dumps({**head, "windows": counts, "held": int(held.sum())}).encode())
     return open_traces(folder)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Put `data` in the place of `path`.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    try:
+        write_file(path, data)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be written ({error.strerror}). Check the folder and its free space."
+        ) from error
 
 
 def open_traces(folder: Path) -> Traces:
@@ -294,12 +309,12 @@ def _known_texts(folder: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not file.exists():
-            write_atomically(file, (json.dumps(head) + "\n").encode())
+            _write(file, (json.dumps(head) + "\n").encode())
             return []
         data = file.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
-            write_atomically(file, whole)
+            _write(file, whole)
         first, *rest = whole.decode().splitlines()
         begun = json.loads(first)
         texts = [json.loads(line) for line in rest]

