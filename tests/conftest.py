@@ -1,12 +1,16 @@
 """What every test shares: a cache folder of its own, so that no test reads or writes the user's, and no network."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from foredraft.cache_folder import CACHE_VARIABLE
+from foredraft.model import loading
+from toys import TOY
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read at its import; else unknown names are retried for minutes
+loading.smollm2_file = lambda: Path(TOY)  # where a test names no model it writes with the toy, which is quick
 
 
 @pytest.fixture(scope="session", autouse=True)

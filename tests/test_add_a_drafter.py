@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from toys import TOY
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGE = (REPOSITORY / "docs" / "add-a-drafter.md").read_text(encoding="utf-8")
 
@@ -46,11 +48,11 @@ def test_the_tutorials_drafter_runs_in_the_command(package):
     listed = run([*command, "methods"], folder, installed)
     assert "Chains of what followed each token the last time." in listed
     assert "follower" in listed
-    arguments = ["generate", "--max-new-tokens", "12", "--dtype", "float32", "def fibonacci(n):"]
+    arguments = ["generate", "--model", TOY, "--max-new-tokens", "12", "--dtype", "float32", "def fibonacci(n):"]
     plain = run([*command, *arguments, "--method", "none"], folder, installed)
     assert run([*command, *arguments, "--method", "follower"], folder, installed) == plain
 
 
 def test_the_tutorials_drafter_runs_in_transformers(package):
     folder, installed = package
-    assert run([sys.executable, "in_transformers.py"], folder, installed).startswith("def fibonacci(n):")
+    assert run([sys.executable, "in_transformers.py", TOY], folder, installed).startswith("def fibonacci(n):")

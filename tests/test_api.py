@@ -1,5 +1,6 @@
 """The front door, on a tiny random llama with a tokenizer trained here: what it takes, refuses and reports."""
 
+import copy
 import io
 import sys
 from types import SimpleNamespace
@@ -98,6 +99,63 @@ def test_every_method_writes_the_text_of_plain_decoding(plain, generator, option
     assert result.prompt_length == len(plain.encode("the quick brown"))
     assert result.statistics.emitted == sum(len(step.emitted) for step in result.steps) == 40
     assert result.statistics.decode_seconds > 0
+
+
+def test_a_generation_says_briefly_what_it_is(plain):
+    shown = repr(plain.generate("the quick brown", max_new_tokens=40, eos_token_id=[]))
+    assert len(shown) < 200
+    assert "40 tokens in 40 steps, finish_reason='length'" in shown
+
+
+def test_a_stream_has_no_finish_reason_before_its_end(plain):
+    stream = plain.stream("the quick brown", max_new_tokens=4, eos_token_id=[])
+    next(stream)
+    assert stream.generation.finish_reason is None
+    assert len(list(stream)) >= 3
+    assert stream.generation.finish_reason == "length"
+
+
+def test_a_text_is_answered_where_chat_is_asked_for(pair):
+    model, tokenizer = pair
+    talking = copy.deepcopy(tokenizer)
+    talking.chat_template = TEMPLATE
+    generator = foredraft.load((model, talking), method="none")
+    message = [{"role": "user", "content": "to be"}]
+    options = {"max_new_tokens": 8, "eos_token_id": []}
+    answered = generator.generate("to be", chat=True, **options)
+    assert answered.token_ids == generator.generate(message, **options).token_ids
+    assert answered.prompt_length > generator.generate("to be", **options).prompt_length
+    assert generator.stream("to be", chat=True, **options).generation.prompt_length == answered.prompt_length
+    with pytest.raises(UsageError, match="chat=True is for a prompt that is a text; this one is a list"):
+        generator.generate(message, chat=True)
+
+
+def test_what_stands_in_the_wrong_place_is_named(pair, plain):
+    with pytest.raises(UsageError, match=r"The pair is \(\w+, LlamaForCausalLM\); .* model first"):
+        foredraft.load(pair[::-1])
+    with pytest.raises(UsageError, match="this list holds 2 texts, so write them one after the other"):
+        plain.generate(["one", "two"])
+
+
+@pytest.mark.parametrize("method", ["propose", "observe"])
+def test_an_interrupt_inside_a_drafter_ends_the_text_also_where_it_has_another_name(pair, method, monkeypatch):
+    def interrupted(*_):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise SystemError("returned a result with an exception set") from error
+
+    generator = foredraft.load(pair, method="prompt_lookup", speculative_config={"num_speculative_tokens": 3})
+    opened = generator.drafter.open
+
+    def opening(context):
+        drafting = opened(context)
+        monkeypatch.setattr(type(drafting), method, interrupted)
+        return drafting
+
+    monkeypatch.setattr(generator.drafter, "open", opening, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        generator.generate("to be or not to be or not", max_new_tokens=8)
 
 
 @pytest.mark.parametrize("options", SAMPLING.values(), ids=SAMPLING)

@@ -81,6 +81,19 @@ def test_every_command_has_help(run, path):
     assert result.err == ""
 
 
+def test_help_is_short_to_ask_for_at_every_level(run):
+    for path in ((), ("generate",), ("bench", "run")):
+        assert run(*path, "-h").out == run(*path, "--help").out
+
+
+def test_a_shell_can_complete_verbs():
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "_FOREDRAFT_COMPLETE": "complete_bash"}
+    environment |= {"COMP_WORDS": "foredraft gen", "COMP_CWORD": "1"}
+    command = [sys.executable, "-m", "foredraft"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.stdout.split() == ["generate"]
+
+
 def test_help_names_every_verb_and_the_library_s_defaults(run):
     listing = run("--help").out
     assert all(re.search(rf"^\W*{verb}\b", listing, re.MULTILINE) for verb in VERBS)
@@ -201,7 +214,7 @@ def test_an_interrupt_keeps_what_was_written(run, monkeypatch):
 
     monkeypatch.setattr(Ink, "write", interrupted)
     result = run("generate", PROMPT, *QUICK)
-    assert result.status == 1
+    assert result.status == 130
     assert result.out.rstrip("\n") == "".join(written)
     assert "finish: interrupted" in result.err
     assert result.err.splitlines()[-1] == "Interrupted."

@@ -49,14 +49,14 @@ def plain(setting):
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_text_is_that_of_plain_decoding(method, setting):
-    generator().use(method, {}, nodes=12)
+    generator().use(method, {"model": TOY_DRAFT}, nodes=12)
     result = generator().generate(PROMPT, max_new_tokens=48, **SETTINGS[setting])
     assert result.token_ids == plain(setting)
     assert result.statistics.tokens_per_target_step > 1.05
 
 
 def drafting(method, options, **settings):
-    drafter = make_drafter(method, options, Resources(8192, draft_model=lambda _: draft(), default_draft="x"))
+    drafter = make_drafter(method, {"model": "x", **options}, Resources(8192, draft_model=lambda _: draft()))
     return drafter.open(DraftContext(8192, seed=3, max_nodes=16, settings=settings))
 
 
@@ -138,7 +138,7 @@ def test_a_draft_model_that_breaks_is_reported_once_and_costs_no_text():
     broken = TorchTarget(load_model(TOY_DRAFT, "float32", "cpu"))
     with torch.no_grad():
         broken.model.get_output_embeddings().weight[:] = float("nan")
-    drafter = make_drafter("draft_tree", {}, Resources(8192, draft_model=lambda _: broken, default_draft="x"))
+    drafter = make_drafter("draft_tree", {"model": "x"}, Resources(8192, draft_model=lambda _: broken))
     generator().attach("draft_tree", drafter, nodes=8)
     with pytest.warns(ForedraftWarning, match=r"draft_tree failed .*NaN.* without drafts") as told:
         result = generator().generate(PROMPT, max_new_tokens=16)
@@ -164,7 +164,7 @@ def test_without_a_draft_model_the_method_says_what_it_needs():
 )
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
-        make_drafter("draft_graph", options, Resources(100, draft_model=lambda _: draft(), default_draft="x"))
+        make_drafter("draft_graph", {"model": "x", **options}, Resources(100, draft_model=lambda _: draft()))
 
 
 class OtherWords:
@@ -251,12 +251,12 @@ def test_draws_follow_the_draft_models_law():
 
 
 def test_greedy_under_rejection_is_plain_decoding():
-    generator().use("draft_tree", {}, nodes=8, verification="rejection")
+    generator().use("draft_tree", {"model": TOY_DRAFT}, nodes=8, verification="rejection")
     assert generator().generate(PROMPT, max_new_tokens=32).token_ids == plain("greedy")[:32]
 
 
 def test_a_sampled_text_under_rejection_comes_again_with_its_seed():
-    generator().use("draft_model", {}, nodes=6, verification="rejection")
+    generator().use("draft_model", {"model": TOY_DRAFT}, nodes=6, verification="rejection")
     texts = {
         generator().generate(PROMPT, max_new_tokens=32, do_sample=True, temperature=0.7, seed=seed).token_ids
         for seed in (1, 1, 2)

@@ -7,7 +7,7 @@ import pytest
 from foredraft.api import load
 from foredraft.bench.timeline import chrome_trace, timed_steps
 from foredraft.cli import main
-from toys import TOY
+from toys import TOY, TOY_DRAFT
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def prompts(tmp_path):
 
 
 def test_a_profile_counts_what_was_emitted_and_where_it_came_from(prompts, capsys):
-    graph = 'draft_graph:{"num_speculative_tokens": 16, "tau": 1, "least_probability": 0.05}'
+    graph = f'draft_graph:{{"model": "{TOY_DRAFT}", "num_speculative_tokens": 16, "tau": 1, "least_probability": 0.05}}'
     options = [
         "--data",
         str(prompts),
@@ -59,7 +59,7 @@ def test_a_profile_counts_what_was_emitted_and_where_it_came_from(prompts, capsy
 
 def test_loans_are_counted_by_shape_and_compared_with_the_truth(prompts, capsys):
     options = ["--data", str(prompts), "--task", "gsm8k", "--prompts", "2", "--max-new-tokens", "64", "--json"]
-    assert main(["bench", "loans", *options, "--dtype", "float32"]) == 0
+    assert main(["bench", "loans", TOY_DRAFT, *options, "--dtype", "float32"]) == 0
     chain, tree, *graphs = json.loads(capsys.readouterr().out)
     assert [each["shape"] for each in (chain, tree, *graphs)] == [
         "chain", "tree", *(f"graph, tau {tau}" for tau in (1, 2, 3, 4))

@@ -23,7 +23,7 @@ from foredraft.graph.tree import chain_parents
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.verify import verify
-from toys import TOY
+from toys import TOY, TOY_DRAFT
 
 OPTIONS = ["--prompts", "2", "--max-new-tokens", "24"]
 SAMPLED = SamplingOptions(do_sample=True, temperature=0.8)
@@ -35,7 +35,7 @@ def proved(capsys, *options):
 
 
 def test_sound_methods_and_rules_are_proved(capsys):
-    drawing = 'draft_model:{"verification":"rejection","num_speculative_tokens":3}'
+    drawing = f'draft_model:{{"model":"{TOY_DRAFT}","verification":"rejection","num_speculative_tokens":3}}'
     status, found = proved(capsys, "--method", "prompt_lookup", "--method", drawing)
     assert status == 0
     assert [(row["setting"], row["method"], row["identical"]) for row in found["texts"]] == [

@@ -65,6 +65,17 @@ def test_dtype_and_device_of_a_loaded_pair_are_not_ignored(given):
         foredraft.load((tiny(), load_tokenizer(TOY)), **given)
 
 
+def test_loading_options_are_handed_on_or_refused():
+    loaded = foredraft.load(TOY, method="none", device="cpu", attn_implementation="eager", revision="main")
+    assert loaded.target.model.config._attn_implementation == "eager"
+    with pytest.raises(UsageError, match="No model could be loaded .*nonsense"):
+        foredraft.load(TOY, method="none", device_map={"": "nonsense"})
+    with pytest.raises(UsageError, match=r"no option 'revison'\. Did you mean 'revision'"):
+        foredraft.load(TOY, revison="main")
+    with pytest.raises(UsageError, match="revision, dtype and device belong to models that foredraft loads"):
+        foredraft.load((tiny(), load_tokenizer(TOY)), revision="main")
+
+
 def test_an_unsupported_folder_is_refused_before_its_weights_are_read(tmp_path):
     AutoConfig.for_model("mamba").save_pretrained(tmp_path)  # no weights, no tokenizer
     with pytest.raises(UnsupportedModelError, match="Layer 0 of this mamba model"):

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from toys import TOY
 from vllm_server import ServerEndedError, complete, counter, proposer, serving
 
 pytestmark = pytest.mark.vllm
@@ -32,13 +33,13 @@ def texts(url):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    with serving(8750, tmp_path_factory.mktemp("plain") / "log") as url:
+    with serving(TOY, 8750, tmp_path_factory.mktemp("plain") / "log") as url:
         return texts(url)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_eight_concurrent_streams_get_the_texts_of_plain_decoding(plain, method, tmp_path):
-    with serving(8751, tmp_path / "log", proposer(6), METHODS[method]) as url:
+    with serving(TOY, 8751, tmp_path / "log", proposer(6), METHODS[method]) as url:
         assert texts(url) == plain
         assert texts(url) == plain  # again, with the prefixes in vLLM's cache
         drafted, accepted = (counter(url, f"spec_decode_num_{what}_tokens") for what in ("draft", "accepted"))
@@ -49,6 +50,6 @@ def test_what_is_wrong_is_said_before_the_server_starts(tmp_path):
     wrong = {"method": "adaptics"}
     with (
         pytest.raises(ServerEndedError, match="Did you mean 'adaptix'"),
-        serving(8752, tmp_path / "log", proposer(6), wrong),
+        serving(TOY, 8752, tmp_path / "log", proposer(6), wrong),
     ):
         pass

@@ -11,7 +11,7 @@ def main() -> int:
         return run()
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted.\n")
-        return 1
+        return 130
 
 
 if __name__ == "__main__":

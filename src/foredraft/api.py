@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 
 from foredraft.cache_folder import cache_folder, cache_path
 from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, Target, TokenIds, Verification
 from foredraft.control import Beside, FixedControl, choose_control
-from foredraft.corpus.fingerprint import tokenizer_hash, vocabulary_size
-from foredraft.drafters import Resources, make_drafter, parse_options
+from foredraft.corpus.fingerprint import vocabulary_size
+from foredraft.drafters import make_drafter, parse_options
 from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.state import SequenceState
 from foredraft.errors import UsageError
@@ -26,14 +26,14 @@ from foredraft.model.compiling import compile_forward
 from foredraft.model.cost import measured_cost
 from foredraft.model.gguf import SMOLLM2
 from foredraft.model.graphs import GraphedForward, graphs_of
-from foredraft.model.loading import load_config, load_model, load_tokenizer, located
+from foredraft.model.loading import LoadingOptions, load_config, load_model, load_tokenizer, located
 from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
 from foredraft.request import GenerationOptions, encoded
 from foredraft.sampling import LogitsProcessor, SamplingOptions
 from foredraft.speculation import checked_verification, parse_speculation
-from foredraft.standard_library import default_store, default_table
+from foredraft.standard_library import resources_for
 from foredraft.text import StopStrings
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
@@ -52,6 +52,7 @@ def load(
     device: str | None = None,
     compile: bool | Literal["auto"] = "auto",  # noqa: A002  # transformers' and torch's word for it
     progress: Progress | None = None,
+    **loading: Unpack[LoadingOptions],
 ) -> "Generator":
     """Load a model and a drafter for it.
 
@@ -71,6 +72,8 @@ def load(
             device records passes as CUDA graphs; False runs the model as it is. A pair is run as it is (its weights may
             change), unless `Generator.compile` is called.
         progress: told about work that takes over a second.
+        **loading: handed on to transformers: `device_map`, `revision`, `trust_remote_code`, `quantization_config`,
+            `attn_implementation`.
 
     Raises:
         UsageError: an unknown name, option or value.
@@ -84,14 +87,13 @@ def load(
     parse_options(asked.method, asked.options)
     if isinstance(model, str | Path):
         name = located(str(model))
-        inspect(load_config(name))  # refused now, not after the weights
-        tokenizer, transformer = load_tokenizer(name), load_model(name, dtype, device)
+        inspect(load_config(name, **loading))  # refused now, not after the weights
+        tokenizer, transformer = load_tokenizer(name, **loading), load_model(name, dtype, device, **loading)
     else:
         name = ""
-        if dtype != "auto" or device is not None:
-            raise UsageError(
-                "dtype and device belong to models that foredraft loads; move or cast yours before passing it."
-            )
+        if dtype != "auto" or device is not None or loading:
+            named = ", ".join([*loading, "dtype"])
+            raise UsageError(f"{named} and device belong to models that foredraft loads; move or cast yours before passing it.")
         if compile is True:
             raise UsageError(
                 "compile=True is for models that foredraft loads by name; for yours, call compile() on the generator."
@@ -248,35 +250,41 @@ class Generator:
         if save is not None and getattr(getattr(self.drafter, "options", None), "memory", None):
             save()
 
-    def generate(self, prompt: Prompt, **options: Any) -> Generation:
+    def generate(self, prompt: Prompt, *, chat: bool = False, **options: Any) -> Generation:
         """Write the continuation of `prompt`.
 
         Args:
-            prompt: a text, a conversation, or token ids.
+            prompt: a text, a conversation, or token ids. A text is continued as it is; the command line wraps it in the
+                chat template where there is one.
+            chat: whether `prompt` is a text to answer: the same as a conversation of that one message.
             **options: see `foredraft.request.GenerationOptions`; names are transformers'.
 
         Raises:
             UsageError: what cannot be honoured, before the first token.
             NumericsError: scores from which no token can be chosen.
         """
-        run = self.start(prompt, **options)
+        run = self.start(prompt, chat=chat, **options)
         for _ in run.steps():
             pass
         return run.result(self.tokenizer)
 
-    def stream(self, prompt: Prompt, **options: Any) -> Stream:
+    def stream(self, prompt: Prompt, *, chat: bool = False, **options: Any) -> Stream:
         """Begin to write; iterate over the result for pieces, and read its `generation` afterwards.
 
         Takes and raises what `generate` does.
         """
-        return Stream(self.start(prompt, **options), self.tokenizer)
+        return Stream(self.start(prompt, chat=chat, **options), self.tokenizer)
 
-    def start(self, prompt: Prompt, **options: Any) -> Run:
+    def start(self, prompt: Prompt, *, chat: bool = False, **options: Any) -> Run:
         """Begin to write; iterate over the result's `steps()`, and read its `result()` meanwhile or afterwards.
 
         It keeps its drafter, so that several can be written by turns. Takes and raises what `generate` does.
         """
         given = GenerationOptions.parse(options)
+        if chat:
+            if not isinstance(prompt, str):
+                raise UsageError(f"chat=True is for a prompt that is a text; this one is a {type(prompt).__name__}.")
+            prompt = [{"role": "user", "content": prompt}]
         return self.begin(
             self.encode(prompt),
             given.sampling(self.target.vocabulary),
@@ -357,28 +365,14 @@ class Generator:
         return self._amount.make(lambda: self.cost, seed, self._beside, prompt, quick=self.drafter.needs.quick)
 
 
-def resources_for(vocabulary: int, tokenizer: Any | None, *, progress: Progress | None = None) -> Resources:
-    """Return what a drafter may build on for a model, draft models apart.
-
-    Args:
-        vocabulary: ids that the model scores.
-        tokenizer: the model's, or None.
-        progress: told about work that takes over a second.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return Resources(
-        vocabulary=vocabulary,
-        tokenizer_hash=tokenizer_hash(backend) if backend is not None else "",
-        default_table=partial(default_table, backend, progress) if backend is not None else None,
-        default_store=partial(default_store, backend, progress) if backend is not None else None,
-    )
-
-
 def _pair(model: Any) -> tuple[Any, Any]:
     try:
         transformer, tokenizer = model
     except (TypeError, ValueError) as error:
         raise UsageError("Give a model as a name, a folder, or a pair (transformers model, tokenizer).") from error
+    if not isinstance(transformer, torch.nn.Module):
+        kinds = f"({type(transformer).__name__}, {type(tokenizer).__name__})"
+        raise UsageError(f"The pair is {kinds}; give (transformers model, tokenizer), the model first.")
     return transformer.eval(), tokenizer
 
 

@@ -14,6 +14,8 @@ from foredraft.engine.state import FinishReason, SequenceState
 from foredraft.engine.statistics import Statistics, summarize
 from foredraft.text import TextStream, decode
 
+_SHOWN = 60  # characters of a text in its repr
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -38,7 +40,7 @@ class Generation:
         text: the new text, without special tokens.
         token_ids: the new ids, with the end id if one ended the text.
         finish_reason: "eos", "stop", "length", "window" where the model's window ended the text, "memory" where there
-            was none left.
+            was none left; None while the text is not finished.
         prompt_length: ids of the prompt.
         seed: of the sampling; the same seed gives the same text with any method, under matched verification.
         steps: a record of every step.
@@ -47,11 +49,17 @@ class Generation:
 
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
     prompt_length: int
     seed: int
     steps: tuple[StepRecord, ...]
     statistics: Statistics
+
+    def __repr__(self) -> str:
+        """Return the text's beginning and its counts; ids and steps would fill pages."""
+        text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
+        counts = f"{self.statistics.emitted} tokens in {self.statistics.steps} steps"
+        return f"Generation({text!r}, {counts}, finish_reason={self.finish_reason!r}, seed={self.seed})"
 
 
 class Run:
@@ -91,13 +99,13 @@ class Run:
         return summarize(self._records, self._prefill_seconds)
 
     def result(self, tokenizer: Any) -> Generation:
-        """Return what has been written so far; the finish reason is "length" while it is unfinished."""
+        """Return what has been written so far; the finish reason is None while it is unfinished."""
         seq = self._parts[0]
         ids = self.token_ids
         return Generation(
             text=decode(tokenizer, ids),
             token_ids=ids,
-            finish_reason=seq.finish or "length",
+            finish_reason=seq.finish,
             prompt_length=seq.prompt_length,
             seed=self._seed,
             steps=tuple(self._records),

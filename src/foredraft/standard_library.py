@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import filelock
 import numpy as np
@@ -18,6 +19,7 @@ from foredraft.corpus.documents import Document, ReadReport, read_documents
 from foredraft.corpus.fingerprint import tokenizer_hash, vocabulary_size
 from foredraft.corpus.inputs import standard_library_sources, total_bytes
 from foredraft.corpus.tokens import separated, tokenize_documents
+from foredraft.drafters import Resources
 from foredraft.errors import StoreError
 from foredraft.index.datastore import open_datastore
 from foredraft.index.datastore_writer import DatastoreWriter
@@ -25,6 +27,23 @@ from foredraft.index.trigram import open_table
 
 Progress = Callable[[float, str], None]
 _READING_SHARE = 0.9  # of a build's time; the rest is merging or sorting
+
+
+def resources_for(vocabulary: int, tokenizer: Any | None, *, progress: Progress | None = None) -> Resources:
+    """Return what a drafter may build on for a model, draft models apart.
+
+    Args:
+        vocabulary: ids that the model scores.
+        tokenizer: the model's, or None.
+        progress: told about work that takes over a second.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return Resources(
+        vocabulary=vocabulary,
+        tokenizer_hash=tokenizer_hash(backend) if backend is not None else "",
+        default_table=partial(default_table, backend, progress) if backend is not None else None,
+        default_store=partial(default_store, backend, progress) if backend is not None else None,
+    )
 
 
 def default_table(tokenizer: Tokenizer, progress: Progress | None = None) -> Path:

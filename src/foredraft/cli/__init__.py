@@ -1,7 +1,7 @@
 """The `foredraft` command: one file a verb. Only parses and prints; the work is done elsewhere.
 
 Knows the verbs' names, and turns every exception into a sentence on standard error and an exit status: 2 for what the
-caller asked wrongly, 1 for everything else. Does not know what a verb does.
+caller asked wrongly, 130 for Ctrl-C, 1 for everything else. Does not know what a verb does.
 """
 
 import importlib
@@ -20,9 +20,13 @@ from foredraft.cli.screen import say
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError
 
 TRACEBACK_VARIABLE = "FOREDRAFT_TRACEBACK"
+COMPLETION_VARIABLE = "_FOREDRAFT_COMPLETE"  # the parser's, set by the script that --install-completion writes
+INTERRUPTED = 130
+"""The exit status on Ctrl-C, as shells expect it: 128 and the signal's number."""
 
 VERBS: Mapping[str, str] = {
     "generate": "foredraft.cli.generate:generate",
+    "demo": "foredraft.cli.demo:demo",
     "explain": "foredraft.cli.explain:explain",
     "methods": "foredraft.cli.methods:methods",
     "info": "foredraft.cli.info:info",
@@ -43,7 +47,7 @@ The modules are imported with this one, so they import torch, transformers and w
 app = typer.Typer(
     name="foredraft",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="The same text from a language model in fewer forward passes: exact speculative decoding.",
 )
 
@@ -96,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         say("Interrupted.")
-        return 1
+        return INTERRUPTED
     except Exception as error:  # noqa: BLE001  # whatever it is, the user gets a sentence and a status
         return _explain(error)
     return status
@@ -110,6 +114,8 @@ def _show_warning(message: Warning | str, category: type[Warning], *_where: obje
 
 def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
+    if COMPLETION_VARIABLE in os.environ:  # a shell asks what could come next; this answers and exits
+        command.main(arguments, prog_name="foredraft")
     try:  # not `command.main`, which has its own ideas about interrupts, pipes and boxes around messages
         with command.make_context("foredraft", arguments) as context:
             command.invoke(context)

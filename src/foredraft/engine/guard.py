@@ -1,6 +1,7 @@
 """A drafter that cannot end a text: once it raises, that is said, and the sequence goes on without drafts.
 
-Knows the drafter's protocol. What it does not catch: drafts that are no trees, which the step refuses, and interrupts.
+Knows the drafter's protocol. What it does not catch: drafts that are no trees, which the step refuses, and interrupts,
+also where compiled code hands them on as another error.
 """
 
 import warnings
@@ -57,6 +58,8 @@ class GuardedDrafting:
         self._drafting.close()
 
     def _fail(self, error: Exception) -> None:
+        if _is_interrupt(error):
+            raise KeyboardInterrupt from error
         self._failed = True
         warnings.warn(
             f"The drafter {self._name} failed ({told(error)}), so the rest of this text is decoded "
@@ -64,3 +67,10 @@ class GuardedDrafting:
             ForedraftWarning,
             stacklevel=2,
         )
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Say whether an error was raised from an interrupt: numba's compiled code hands Ctrl-C on as a SystemError."""
+    return error is not None and (
+        isinstance(error, KeyboardInterrupt) or _is_interrupt(error.__cause__) or _is_interrupt(error.__context__)
+    )

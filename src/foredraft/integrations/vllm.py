@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from foredraft.api import resources_for
 from foredraft.drafters import drafter_class, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
 from foredraft.integrations.batches import ChainOptions
 from foredraft.integrations.bound_tokenizer import tokenizer_for
 from foredraft.integrations.request_drafter import RequestDrafter
 from foredraft.options import nearest, shown, whole_number
+from foredraft.standard_library import resources_for
 
 SUPPORTED = ((0, 32), (0, 33))
 """Versions of vLLM, major and minor, whose proposer interface is the one below. Others are refused."""

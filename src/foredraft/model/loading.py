@@ -3,8 +3,9 @@
 Knows transformers' loaders, GGUF files and the name of the default model. Does not know what the model is for.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from safetensors import SafetensorError
@@ -12,6 +13,7 @@ from safetensors import SafetensorError
 from foredraft.errors import UnsupportedModelError, UsageError
 from foredraft.model.gguf import SMOLLM2, SUFFIX, gguf_folder, smollm2_file
 from foredraft.model.quantized import INT8, quantize
+from foredraft.options import nearest
 
 DTYPES = {
     "float32": torch.float32,
@@ -21,7 +23,21 @@ DTYPES = {
 }
 
 
-def load_tokenizer(model: str) -> Any:
+class LoadingOptions(TypedDict, total=False):
+    """What transformers' `from_pretrained` is given besides the name and the dtype; see its documentation."""
+
+    device_map: Any
+    revision: str
+    trust_remote_code: bool
+    quantization_config: Any
+    attn_implementation: str
+
+
+_FOR_ALL = ("revision", "trust_remote_code")
+"""Of the loading options, what configurations and tokenizers take too."""
+
+
+def load_tokenizer(model: str, **options: Unpack[LoadingOptions]) -> Any:
     """Load the tokenizer of `smollm2`, a GGUF file, a hub id, or a folder.
 
     Raises:
@@ -31,26 +47,27 @@ def load_tokenizer(model: str) -> Any:
 
     location = located(model)
     try:
-        return AutoTokenizer.from_pretrained(location)
+        return AutoTokenizer.from_pretrained(location, **_chosen(options, _FOR_ALL))
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(_not_loaded("tokenizer", model, error)) from error
 
 
-def load_config(model: str) -> Any:
+def load_config(model: str, **options: Unpack[LoadingOptions]) -> Any:
     """Read a causal language model's configuration, without its weights.
 
     Args:
         model: `smollm2`, a GGUF file, a hub id, or a folder.
+        **options: what transformers is given besides.
 
     Raises:
-        UsageError: nothing of that name.
+        UsageError: nothing of that name, or an option that it does not know.
         UnsupportedModelError: transformers has no causal language model class for it.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     location = located(model)
     try:
-        config = AutoConfig.from_pretrained(location)
+        config = AutoConfig.from_pretrained(location, **_chosen(options, _FOR_ALL))
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(_not_loaded("model", model, error)) from error
     known = AutoModelForCausalLM._model_mapping  # noqa: SLF001  # the only place that says so without building the model
@@ -70,13 +87,16 @@ def build_without_weights(config: Any) -> Any:
         return AutoModelForCausalLM.from_config(config)
 
 
-def load_model(model: str, dtype: str | torch.dtype = "auto", device: str | None = None) -> Any:
+def load_model(
+    model: str, dtype: str | torch.dtype = "auto", device: str | None = None, **options: Unpack[LoadingOptions]
+) -> Any:
     """Load a causal language model in evaluation mode.
 
     Args:
         model: `smollm2`, a GGUF file, a hub id, or a folder.
         dtype: a torch dtype or its name; "auto" takes the checkpoint's; "int8" rounds linear layers to eight bits.
         device: where to put it, "auto" to spread it over what there is (accelerate), None for the first GPU or the CPU.
+        **options: what transformers is given besides; `device_map` takes the place of `device`.
 
     Raises:
         UsageError: nothing of that name, an unknown dtype, a device that is not there, or a model that int8 is not for.
@@ -87,17 +107,19 @@ def load_model(model: str, dtype: str | torch.dtype = "auto", device: str | None
 
     location = located(model)
     chosen_dtype = _dtype("auto" if dtype == INT8 else dtype)
+    given = _chosen(options, tuple(LoadingOptions.__annotations__))
     chosen_device = _device(device)
-    load_config(model)  # refuses before anything large is read
+    if chosen_device == "auto":
+        given.setdefault("device_map", "auto")
+    load_config(model, **options)  # refuses before anything large is read
     logging.disable_progress_bar()
     try:
-        options = {"device_map": "auto"} if chosen_device == "auto" else {}
-        loaded = AutoModelForCausalLM.from_pretrained(location, dtype=chosen_dtype, **options)
+        loaded = AutoModelForCausalLM.from_pretrained(location, dtype=chosen_dtype, **given)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise UsageError(_not_loaded("model", model, error)) from error
     finally:
         logging.enable_progress_bar()
-    if chosen_device != "auto":
+    if "device_map" not in given and "quantization_config" not in given:
         loaded = loaded.to(chosen_device)  # type: ignore[arg-type]  # transformers wraps the method and drops its self
     return (quantize(loaded) if dtype == INT8 else loaded).eval()
 
@@ -117,6 +139,21 @@ def located(model: str) -> str:
     if path.is_dir() and not (path / "config.json").exists():
         raise UsageError(f"The folder {model} has no config.json, so it holds no transformers model.")
     return str(path) if path.exists() else model
+
+
+def _chosen(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Return those of the options that have one of the names.
+
+    Raises:
+        UsageError: an option that `LoadingOptions` does not have.
+    """
+    for name in options:
+        if name not in LoadingOptions.__annotations__:
+            raise UsageError(
+                f"foredraft.load has no option {name!r}.{nearest(name, LoadingOptions.__annotations__)} It hands on to "
+                f"transformers: {', '.join(LoadingOptions.__annotations__)}."
+            )
+    return {name: options[name] for name in names if options.get(name) is not None}
 
 
 def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:

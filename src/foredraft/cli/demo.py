@@ -1,0 +1,88 @@
+"""`foredraft demo`: what drafting is good for and what it is not, shown on two texts and measured on this machine.
+
+Prepares the model once, with progress, and prints. What is written and measured is `foredraft.bench.demonstration`'s.
+"""
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foredraft.cli.screen import Ink, say, wants_color, working
+from foredraft.errors import ForedraftError, UsageError
+from foredraft.model.gguf import SMOLLM2
+
+if TYPE_CHECKING:
+    from foredraft.api import Generator
+    from foredraft.bench.demonstration import Outcome
+    from foredraft.generation import Stream
+
+
+def demo(
+    model: Annotated[str, typer.Argument(help="smollm2, a GGUF file, a hub id, or a folder")] = SMOLLM2,
+    method: Annotated[str | None, typer.Option(help="How to draft; see foredraft methods")] = None,
+    color: Annotated[
+        bool | None, typer.Option("--color/--no-color", help="Colour drafted tokens; else on a terminal only")
+    ] = None,
+) -> None:
+    """Rewrite a page and write a story: by transformers, plainly, and drafted, each timed on this machine."""
+    generator = _prepared(model, method)
+    from foredraft.bench.demonstration import SCENES, perform
+
+    outcomes = []
+    for scene in SCENES:
+        typer.echo(f"\n{scene.title}\n")
+        ink = Ink(wants_color(color), generator.drafter.source_names)
+        outcomes.append(perform(generator, scene, partial(_show, ink)))
+    _print_table(outcomes)
+    for outcome in outcomes:
+        typer.echo(f"{outcome.scene.title}: {outcome.sentence()}")
+
+
+def _prepared(model: str, method: str | None) -> "Generator":
+    """Load the model, and compile it where it was not compiled before; what cannot be compiled runs as it is."""
+    with working(f"loading {model}") as tell:
+        from foredraft.api import load
+
+        generator = load(model, method=method, progress=tell)
+        if getattr(generator.tokenizer, "chat_template", None) is None:
+            raise UsageError(f"The tokenizer of {model} has no chat template; the demo needs a model that chats.")
+        if generator.target.compiled is None and generator.target.device.type == "cpu":
+            tell(0.0, f"compiling {model} for this machine, once (a minute or two on {os.cpu_count()} cores)")
+            try:
+                generator.compile()
+            except ForedraftError as error:
+                say(str(error), "yellow")
+        if generator.needs_cost:
+            tell(0.0, "measuring what verification costs on this machine (once)")
+            _ = generator.cost
+    return generator
+
+
+def _show(ink: Ink, stream: "Stream") -> None:
+    for piece in stream:
+        ink.write(piece)
+    ink.finish()
+    ink.legend()
+
+
+def _print_table(outcomes: "list[Outcome]") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, title="Milliseconds a token, prompt included", title_justify="left"
+    )
+    table.add_column("text")
+    for name in outcomes[0].milliseconds:
+        table.add_column(
+            {"none": "ours, plain", "transformers": "transformers generate"}.get(name, f"ours, {name}"), justify="right"
+        )
+    table.add_column("tokens a pass", justify="right")
+    for outcome in outcomes:
+        figures = [f"{each:.1f}" for each in outcome.milliseconds.values()]
+        passes = f"{outcome.drafted.statistics.tokens_per_target_step:.2f}"
+        table.add_row(outcome.scene.title, *figures, passes)
+    Console(highlight=False).print(table)
