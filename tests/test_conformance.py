@@ -109,17 +109,27 @@ def tiny_heads():
     heads = MedusaHeads(8, 3)
     heads.accuracies.fill_(0.3)
     save_head(folder / "medusa", card_for(model, "medusa", "tiny", dtype="float32", count=3), heads.state_dict())
-    return {method: folder / method for method in ("eesd", "medusa")}
+    return {method: str(folder / method) for method in ("eesd", "medusa")}
 
 
-RESOURCES = Resources(
-    VOCABULARY, draft_model=lambda _: tiny_draft_model(), default_draft="tiny", target=tiny_target(),
-    default_heads=tiny_heads(),
-)  # fmt: skip
+RESOURCES = Resources(VOCABULARY, draft_model=lambda _: tiny_draft_model(), target=tiny_target())
+
+
+def with_models(method, options):
+    """Name the draft model or the heads' folder that a method needs, also for one that `auto` blends in."""
+    if method.startswith("draft_"):
+        return {"model": "tiny", **options}
+    if method in tiny_heads():
+        return {"head": tiny_heads()[method], **options}
+    if "drafter" in options:
+        drafter = options["drafter"]
+        inner = {"method": drafter} if isinstance(drafter, str) else drafter
+        return {**options, "drafter": with_models(inner["method"], inner)}
+    return options
 
 
 def maker(method, options):
-    return lambda: make_drafter(method, options, RESOURCES)
+    return lambda: make_drafter(method, with_models(method, options), RESOURCES)
 
 
 def test_every_registered_method_is_covered():
@@ -132,7 +142,7 @@ def test_every_registered_class_provides_what_the_door_reads(method):
     kind = drafter_class(method)
     assert kind.name == method
     assert kind.summary.endswith(".")
-    drafter = make_drafter(method, VARIANTS[method][0], RESOURCES)
+    drafter = maker(method, VARIANTS[method][0])()
     assert isinstance(drafter.needs, Needs)
     assert len(drafter.source_names) > 0
     assert all(isinstance(name, str) and name for name in drafter.source_names)

@@ -133,8 +133,8 @@ def drafter_of(family, name, prompt, text):
         return AdversaryDrafter(known, vocabulary=VOCABULARY)
     if name == "random":
         return RandomTreeDrafter(5, vocabulary=VOCABULARY)
-    resources = Resources(VOCABULARY, draft_model=lambda _: target_of(family), default_draft="itself")
-    options = {"least_probability": 0.0} if name.startswith("draft_") else {}
+    resources = Resources(VOCABULARY, draft_model=lambda _: target_of(family))
+    options = {"model": "itself", "least_probability": 0.0} if name.startswith("draft_") else {}
     return make_drafter(name, {"table": "none"} if name == "adaptix" else options, resources)
 
 

@@ -99,9 +99,11 @@ def test_texts_equal_plain_texts(method, options, nodes, sampling):
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
 def test_the_draft_model_may_have_fixed_shapes_too(sampling):
     target = graphed(small_model())
-    resources = Resources(VOCABULARY, draft_model=lambda _: target, default_draft="itself")
+    resources = Resources(VOCABULARY, draft_model=lambda _: target)
     generator = Generator(TorchTarget(small_model()), None, method="none", options={}, nodes=8)
-    generator.attach("draft_graph", make_drafter("draft_graph", {"least_probability": 0.0}, resources), nodes=8)
+    generator.attach(
+        "draft_graph", make_drafter("draft_graph", {"model": "itself", "least_probability": 0.0}, resources), nodes=8
+    )
     run = generator.begin(prompt_of(20), SamplingOptions(**sampling), max_new_tokens=48)
     assert list(finished(run)) == written(TorchTarget(small_model()), "none", {}, 0, sampling)
     assert run.statistics.tokens_per_target_step > 1.3  # it drafts for itself

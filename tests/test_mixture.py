@@ -220,8 +220,8 @@ def test_a_draft_models_foresight_is_blended_in_and_followed(monkeypatch):
     made = make_drafter("auto", chosen, Resources(TOY_IDS, draft_model=lambda _: model))
     alone = make_drafter(
         "draft_tree",
-        {"levels": 4, "out_degree": 3},
-        Resources(TOY_IDS, draft_model=lambda _: model, default_draft="tiny"),
+        {"levels": 4, "out_degree": 3, "model": "tiny"},
+        Resources(TOY_IDS, draft_model=lambda _: model),
     )
     drafting, other, ids = opened(made, vocabulary=TOY_IDS), opened(alone, vocabulary=TOY_IDS), [1, 2, 3]
     for _ in range(6):

@@ -23,7 +23,7 @@ from foredraft.graph.tree import chain_parents
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.verify import verify
-from toys import TOY, TOY_DRAFT
+from toys import TOY, TOY_DRAFT, TOY_HEADS
 
 OPTIONS = ["--prompts", "2", "--max-new-tokens", "24"]
 SAMPLED = SamplingOptions(do_sample=True, temperature=0.8)
@@ -71,6 +71,7 @@ class CompiledTo:
 )
 def test_rounding_excuses_nothing_where_all_verifying_passes_round_alike(dtype, compiled, method, nodes, exact):
     config = {"method": method} | ({} if nodes is None else {"num_speculative_tokens": nodes})
+    config |= {"head": TOY_HEADS[method]} if method in TOY_HEADS else {}
     generator = load(TOY, speculative_config=config, dtype=dtype, compile=False)
     generator.target.compiled = compiled
     assert is_exact(generator) is exact

@@ -68,7 +68,7 @@ def test_dtype_and_device_of_a_loaded_pair_are_not_ignored(given):
 def test_loading_options_are_handed_on_or_refused():
     loaded = foredraft.load(TOY, method="none", device="cpu", attn_implementation="eager", revision="main")
     assert loaded.target.model.config._attn_implementation == "eager"
-    with pytest.raises(UsageError, match="No model could be loaded .*nonsense"):
+    with pytest.raises(UsageError, match=r"No model could be loaded .*nonsense"):
         foredraft.load(TOY, method="none", device_map={"": "nonsense"})
     with pytest.raises(UsageError, match=r"no option 'revison'\. Did you mean 'revision'"):
         foredraft.load(TOY, revison="main")
