@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from foredraft.cache_folder import CACHE_VARIABLE
+from foredraft.cli import screen
 from foredraft.model import loading
 from toys import TOY
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read at its import; else unknown names are retried for minutes
+screen._PATIENCE = 600.0  # a slow machine says no more than a quick one
 loading.smollm2_file = lambda: Path(TOY)  # where a test names no model it writes with the toy, which is quick
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import pytest
 import typer
 
 from foredraft import __version__
-from foredraft.cli import VERBS, app, chat, compare, declared, main
+from foredraft.cli import VERBS, app, chat, compare, declared, main, screen
 from foredraft.cli.generate import Job
 from foredraft.cli.screen import Ink
 from foredraft.errors import UsageError
@@ -474,3 +475,14 @@ def test_options_read_from_source_are_those_of_the_class():
 def test_attributes_end_with_their_section():
     text = "Words.\n\nAttributes:\n    one: first,\n        continued: so.\n    two: second.\n\nMore: none.\n"
     assert declared.attributes(text) == {"one": "first, continued: so.", "two": "second."}
+
+
+def test_long_work_is_told_on_a_pipe_and_short_work_is_not(capsys, monkeypatch):
+    monkeypatch.setattr(screen, "_PATIENCE", 0.05)
+    with screen.working("loading a model") as tell:
+        time.sleep(0.5)
+        tell(0.5, "compiling")
+        tell(0.6, "compiling")
+        time.sleep(0.5)
+        tell(0.9, "quick work")
+    assert capsys.readouterr().err.splitlines() == ["loading a model ...", "compiling ..."]

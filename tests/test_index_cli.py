@@ -122,7 +122,7 @@ def test_held_out_documents_are_left_out(corpus, tmp_path, capsys):
 
 
 def test_another_tokenizers_text_is_not_added(store, corpus, tmp_path, capsys):
-    tokenizer = json.loads((SOURCE / "foredraft/demo/target/tokenizer.json").read_text())
+    tokenizer = json.loads(Path(TOY, "tokenizer.json").read_text())
     a, b = list(tokenizer["model"]["vocab"])[300:302]
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary[a], vocabulary[b] = vocabulary[b], vocabulary[a]

@@ -93,7 +93,9 @@ def load(
         name = ""
         if dtype != "auto" or device is not None or loading:
             named = ", ".join([*loading, "dtype"])
-            raise UsageError(f"{named} and device belong to models that foredraft loads; move or cast yours before passing it.")
+            raise UsageError(
+                f"{named} and device belong to models that foredraft loads; move or cast yours before passing it."
+            )
         if compile is True:
             raise UsageError(
                 "compile=True is for models that foredraft loads by name; for yours, call compile() on the generator."

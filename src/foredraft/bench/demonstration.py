@@ -69,7 +69,7 @@ class Scene:
 SCENES = (
     Scene(
         "A page of code, rewritten with a small change (greedy)",
-        f"Rewrite this code, and add a main function. Change nothing else.\n\n```python\n{_CODE}```",
+        f"Rewrite this code, with the word customer replaced by client. Change nothing else.\n\n```python\n{_CODE}```",
         {"max_new_tokens": 240},
         foreseeable=True,
     ),

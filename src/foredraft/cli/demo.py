@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def demo(
-    model: Annotated[str, typer.Argument(help="smollm2, a GGUF file, a hub id, or a folder")] = SMOLLM2,
+    model: Annotated[str, typer.Option(help="smollm2, a GGUF file, a hub id, or a folder")] = SMOLLM2,
     method: Annotated[str | None, typer.Option(help="How to draft; see foredraft methods")] = None,
     color: Annotated[
         bool | None, typer.Option("--color/--no-color", help="Colour drafted tokens; else on a terminal only")

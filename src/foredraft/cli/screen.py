@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Timer
 from typing import TYPE_CHECKING
 
 from rich.color import ColorSystem
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
 """Colours of drafters, in the order of their sources; the model's own tokens keep the terminal's colour."""
+
+
+_PATIENCE = 2.0  # seconds; what is done sooner is not worth a line
 
 
 def say(sentence: str, style: str = "red") -> None:
@@ -34,7 +38,9 @@ def wants_color(asked: bool | None) -> bool:
 
 @contextmanager
 def working(subject: str) -> Iterator[Callable[[float, str], None]]:
-    """Show on a terminal's standard error that something is going on, until the block ends.
+    """Show on standard error that something is going on, until the block ends.
+
+    On a terminal it is a bar; elsewhere, a line for what takes longer than `_PATIENCE` seconds.
 
     Yields:
         A function to tell the share done, 0 to 1, and what is being done.
@@ -42,17 +48,46 @@ def working(subject: str) -> Iterator[Callable[[float, str], None]]:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
+    if not console.is_terminal:
+        with _announcing(subject) as announce:
+            yield announce
+        return
     left = (TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"))
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), *left)
-    with Progress(
-        *columns, console=console, transient=True, redirect_stdout=False, disable=not console.is_terminal
-    ) as bar:
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(subject, total=None)
 
         def tell(share: float, what: str) -> None:
             bar.update(task, total=1.0, completed=share, description=what)
 
         yield tell
+
+
+@contextmanager
+def _announcing(subject: str) -> Iterator[Callable[[float, str], None]]:
+    """Say once, on a line of its own, what has been going on for `_PATIENCE` seconds."""
+    waiting: list[Timer] = []
+    current = ""
+
+    def tell(_share: float, what: str) -> None:
+        nonlocal current
+        if what != current:
+            end()
+            current = what
+            timer = Timer(_PATIENCE, say, (f"{what} ...", "dim"))
+            timer.daemon = True
+            timer.start()
+            waiting.append(timer)
+
+    def end() -> None:
+        while waiting:
+            waiting.pop().cancel()
+
+    tell(0.0, subject)
+    try:
+        yield tell
+    finally:
+        end()
 
 
 def counting(tell: Callable[[float, str], None], total: int, subject: str) -> Callable[[], None]:

@@ -49,8 +49,8 @@ MOST_BYTES = 2**30
 
 _TIMED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, MOST_ROWS)
 _CONTEXT = 200
-_ROUNDS = 8
-_REPEATS = 3
+_ROUNDS = 4
+_REPEATS = 2
 _TRIED_ROWS = 11
 _DTYPES = ("float32", "bfloat16", INT8)
 

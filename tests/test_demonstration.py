@@ -1,0 +1,51 @@
+"""The demo: three ways to write a text, what it says of them, and a model that can only run as it is."""
+
+import re
+
+import foredraft
+from foredraft.bench.demonstration import SCENES, Outcome, perform
+from foredraft.cli import main
+from foredraft.errors import UsageError
+from toys import TOY
+
+
+def outcome(milliseconds, **changes):
+    generator = foredraft.load(TOY, method="prompt_lookup", dtype="float32", device="cpu", compile=False)
+    drafted = generator.generate([5, 6, 7, 5, 6, 7, 5, 6], max_new_tokens=12, eos_token_id=())
+    given = {"scene": SCENES[1], "method": "auto", "drafted": drafted, "same": True, "transformers_differs": None}
+    return Outcome(
+        milliseconds=dict(zip(("transformers", "none", "auto"), milliseconds, strict=True)), **given | changes
+    )
+
+
+def test_the_sentence_says_what_was_measured_and_why_there_is_little_to_gain():
+    said = outcome((30.0, 10.0, 10.0)).sentence()
+    assert said.startswith(
+        "3.0 times as fast as transformers' generate, 1.0 times our own plain decoding; the same text."
+    )
+    assert "Little of new prose can be foreseen" in said
+    gained = outcome((30.0, 10.0, 5.0)).sentence()
+    assert gained.startswith("6.0 times as fast as transformers' generate, 2.0 times our own plain decoding")
+    assert "of its 12 tokens were drafted" in gained
+    assert "please report it" in outcome((30.0, 10.0, 5.0), same=False).sentence()
+
+
+def test_a_greedy_text_is_compared_with_transformers_own():
+    generator = foredraft.load(TOY, method="prompt_lookup", dtype="float32", device="cpu", compile=False)
+    shown = []
+    found = perform(generator, SCENES[0], lambda stream: shown.extend(piece.text for piece in stream))
+    assert found.same
+    assert found.transformers_differs == 0
+    assert "".join(shown) == found.drafted.text
+    assert min(found.milliseconds.values()) > 0
+
+
+def test_the_command_runs_what_cannot_be_compiled_as_it_is(monkeypatch, capsys):
+    def refuse(*_args, **_options):
+        raise UsageError("This model cannot be compiled.")
+
+    monkeypatch.setattr("foredraft.api.compile_forward", refuse)
+    assert main(["demo", "--model", TOY, "--method", "prompt_lookup", "--no-color"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.splitlines() == ["This model cannot be compiled."]
+    assert len(re.findall(r"times as fast as transformers' generate", printed.out)) == len(SCENES)
