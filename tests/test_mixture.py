@@ -235,7 +235,7 @@ def test_a_draft_models_foresight_is_blended_in_and_followed(monkeypatch):
 
 
 def test_a_draft_model_needs_a_target():
-    with pytest.raises(UsageError, match="There is no model here that 'demo-draft' could draft for"):
+    with pytest.raises(UsageError, match=r"There is no model here that .* could draft for"):
         drafter(model=TOY_DRAFT)
 
 
