@@ -19,6 +19,8 @@ from typing import Any
 
 from foredraft.bench.metrics import LOOP_SHARE, repeated_share
 from foredraft.bench.tasks import DEFAULT_TASKS, TaskPrompt, load_task
+from foredraft.model.gguf import SMOLLM2
+from foredraft.model.loading import located
 from vllm_server import Answer, complete, counter, proposer, serving
 
 FIRST_PORT = 8760
@@ -96,7 +98,7 @@ def started(configurations: Mapping[str, tuple[Any, Any]]) -> Iterator[dict[str,
     They are started anew for every number of streams: vLLM's suffix decoding remembers what it has answered.
     """
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder, model = Path(stack.enter_context(tempfile.TemporaryDirectory())), located(SMOLLM2)
         servers = [
             serving(model, FIRST_PORT + number, folder / f"{number}.log", *configuration)
             for number, configuration in enumerate(configurations.values())
