@@ -627,3 +627,17 @@ def test_a_store_that_goes_away_serves_on_as_it_was(tmp_path):
     with pytest.warns(ForedraftWarning, match="drafts come from the store as it was"):
         drafting = opened(made)
     assert scored(propose(drafting, SEGMENTS[0][0][:3])) == scored(before)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("adaptix", {"table": "none", "share": True}),
+        ("rest", {"store": "none", "learn": "shared"}),
+        ("auto", {"store": "none", "table": "none"}),
+    ],
+)
+def test_a_memory_that_cannot_be_written_is_refused_before_a_text(method, options, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(StoreError, match=r"file/memory cannot be written later: .*file is a file, not a folder"):
+        make_drafter(method, {**options, "memory": str(tmp_path / "file" / "memory")}, Resources(10))

@@ -7,6 +7,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from foredraft.errors import StoreError
+
 TEMPORARY_SUFFIX = ".part"
 
 
@@ -25,6 +27,18 @@ def write_file(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
+
+
+def check_place(path: Path) -> None:
+    """Refuse a place where nothing can be written later, before the work that is to be kept there is done.
+
+    Raises:
+        StoreError: a place below a file, or in a folder without the right to write.
+    """
+    found = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if (found != path and not found.is_dir()) or not os.access(found, os.W_OK):
+        why = "is not writable" if found == path or found.is_dir() else "is a file, not a folder"
+        raise StoreError(f"{path} cannot be written later: {found} {why}. Name another place.")
 
 
 def place_file(complete: Path, path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from foredraft.atomic_file import check_place
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
@@ -134,10 +135,12 @@ class AdaptixDrafter:
         """Open the table, and the memory if one is named and exists.
 
         Raises:
-            StoreError: a table or memory that is damaged or belongs to another tokenizer.
+            StoreError: a table or memory that is damaged or belongs to another tokenizer, or that could not be written.
         """
         table = open_named_table(options.table, resources.default_table, resources.vocabulary, resources.tokenizer_hash)
         learned = None
+        if options.memory is not None:
+            check_place(Path(options.memory))
         if options.memory is not None and Path(options.memory).exists():
             learned = load_learned(options.memory, resources.tokenizer_hash)
         drafter = cls(options, table, learned)

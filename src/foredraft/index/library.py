@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from foredraft.atomic_file import check_place
 from foredraft.contracts import TokenIds
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
 from foredraft.index.datastore import MANIFEST, Datastore, manifest_version, open_datastore
@@ -120,15 +121,17 @@ def open_library(
         tokenizer_hash: likewise.
 
     Raises:
-        StoreError: a store that is damaged or belongs to another tokenizer.
+        StoreError: a store that is damaged or belongs to another tokenizer, or a memory that could not be written.
     """
     library = Library(vocabulary=vocabulary, tokenizer_hash=tokenizer_hash)
     if store == "default":
         store = str(default()) if default is not None else "none"
     if store != "none":
         library.open(store)
-    if memory is not None and (Path(memory) / MANIFEST).exists():
-        library.open(memory)
+    if memory is not None:
+        check_place(Path(memory))
+        if (Path(memory) / MANIFEST).exists():
+            library.open(memory)
     return library
 
 
