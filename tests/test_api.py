@@ -133,7 +133,7 @@ def test_a_text_is_answered_where_chat_is_asked_for(pair):
 def test_what_stands_in_the_wrong_place_is_named(pair, plain):
     with pytest.raises(UsageError, match=r"The pair is \(\w+, LlamaForCausalLM\); .* model first"):
         foredraft.load(pair[::-1])
-    with pytest.raises(UsageError, match="this list holds 2 texts, so write them one after the other"):
+    with pytest.raises(UsageError, match="this list holds 'one', a text: write one after the other"):
         plain.generate(["one", "two"])
 
 

@@ -251,7 +251,7 @@ def checked_ids(given: Any, vocabulary: int) -> TokenIds:
         remedy = "decode the bytes" if isinstance(given, bytes | bytearray | memoryview) else "give one of them"
         raise UsageError(f"{_KINDS_OF_PROMPT}; this one is a {type(given).__name__}, so {remedy}.")
     if given and all(isinstance(each, str) for each in given):
-        raise UsageError(f"{_KINDS_OF_PROMPT}; this list holds {len(given)} texts, so write them one after the other.")
+        raise UsageError(f"{_KINDS_OF_PROMPT}; this list holds {shown(given[0])}, a text: write one after the other.")
     numbers = [whole_number(each) for each in given]
     ids = [number for number in numbers if number is not None]
     if len(ids) < len(numbers):
