@@ -25,6 +25,9 @@ if TYPE_CHECKING:  # torch and transformers are imported when a text is written,
 _WARM_UP = (1, 2, 3, 1, 2, 3, 1, 2)
 """Ids that let a drafter draft. First passes and compilation take seconds that no figure of a text should hold."""
 
+_WARM_UP_TOKENS = 24
+"""Enough for drafts to be accepted, refused and left out: each of these compiles something the first time."""
+
 PromptArgument = Annotated[str | None, typer.Argument(help="What to continue or answer; - reads standard input")]
 FileOption = Annotated[Path | None, typer.Option(help="Read the prompt from this file")]
 EagerOption = Annotated[bool, typer.Option("--eager", help="Run the model as it is, also where it is compiled")]
@@ -148,7 +151,7 @@ class Job:
                 `foredraft.load` raises.
         """
         with working(f"loading {self.model}") as tell:
-            from foredraft.api import load
+            from foredraft.api import Generator, load
             from foredraft.request import GenerationOptions
 
             GenerationOptions.parse(self.options)
@@ -167,7 +170,10 @@ class Job:
             shares = self.config.get("share") or self.config.get("learn") == "shared" or self.config.get("memory")
             if not shares:  # what is shared must not learn from a made-up text
                 tell(0.0, "compiling (once)")
-                generator.generate(_WARM_UP, **{**self.options, "max_new_tokens": 2, "eos_token_id": ()})
+                # by a generator of its own: the control must not learn what steps cost while they compile
+                apart = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
+                apart.attach(generator.method, generator.drafter, verification=generator.verification)
+                apart.generate(_WARM_UP, **{**self.options, "max_new_tokens": _WARM_UP_TOKENS, "eos_token_id": ()})
         return generator
 
     def samples(self, generator: "Generator") -> bool:
