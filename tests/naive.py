@@ -532,14 +532,6 @@ def weigh(trusted):
     return [math.prod(1 - other for other in trusted[:m]) * trust for m, trust in enumerate(trusted)]
 
 
-def with_foresight(levels, rows, paths, mass, share):
-    """Levels are (source, length, count, share, number of rows), rows (tokens, weight); the foreseen come first."""
-    ahead = [(tuple(path), share * weight) for path, weight in zip(paths, mass, strict=True)]
-    left = [(*level[:3], (1 - share) * level[3], level[4]) for level in levels]
-    behind = [(tuple(tokens), (1 - share) * weight) for tokens, weight in rows]
-    return [(3, 0, max(len(ahead), 1), share, len(ahead)), *left], ahead + behind
-
-
 def retrieve(stored, own, shared, context, trusted, asked):
     """[(source, length, count, share, rows)]; rows of the datastore are left empty. `trusted` says how far."""
     longest = len(stored) - 1
@@ -634,7 +626,7 @@ def occurrences(symbols, context, longest, most):
     return found
 
 
-# --- graph/heap, reach, grams, dag, unmerge, graft
+# --- graph/heap, reach, grams, dag, unmerge
 # Reach is {node: set of nodes that reach it}. A naive graph is a dictionary of lists, named as `DraftGraph`'s fields.
 
 
@@ -760,27 +752,6 @@ def unroll(tokens, parents, conditional, lenders, root_lender, limit, max_depth)
     return {path: paths[path] for path in best}
 
 
-def lenders(tokens, parents, context, tau):
-    """The root's lender, and then each node's; reach is found out by walks."""
-    children = {of: {int(tokens[n]) for n in range(len(tokens)) if parents[n] == of} for of in range(-1, len(tokens))}
-    grams = [gram(tokens, parents, context, tau, parents[n], tokens[n]) for n in range(len(tokens))]
-    grams.append(tuple(int(token) for token in context[-tau:]) or None)  # the root's, at -1
-    loans = [-1] * len(tokens)
-    for node in range(-1, len(tokens)):
-        edges = edges_of(parents, loans)
-        may_lend = [
-            lender
-            for lender in range(len(tokens))
-            if grams[lender] == grams[node] and children[lender] - children[node]
-            if node not in reachable(edges, lender)
-        ]
-        if node == -1:
-            root = may_lend
-        else:
-            loans[node] = may_lend[0] if may_lend else -1
-    return [root[0] if root else -1, *loans]
-
-
 # --- graph/bar: a bar is the number N and every score that was counted
 
 
@@ -806,116 +777,6 @@ def bar_height(bar):
     return max(FLOOR, bin_start(lowest_bin(bar)))
 
 
-# --- index/prefixes: groups are the tokens in order of appearance
-
-
-def room_for_groups(rows, more):
-    return []
-
-
-def group_of(tokens, token):
-    if token not in tokens:
-        tokens.append(token)
-    return tokens.index(token)
-
-
-def group_rows(rows, weights, level):
-    """{token: (rows, weight)} of the rows that go on, in order of appearance."""
-    found = {}
-    for row, weight in zip(rows, weights, strict=True):
-        if level < len(row):
-            count, total = found.get(row[level], (0, 0.0))
-            found[row[level]] = count + 1, total + weight
-    return found
-
-
-def split_rows(rows, level):
-    """The rows' numbers: those of each group together, then those that have ended."""
-    order = [row[level] for row in rows if level < len(row)]
-    numbers = [n for n, row in enumerate(rows) if level < len(row)]
-    ended = [n for n, row in enumerate(rows) if level >= len(row)]
-    return [*sorted(numbers, key=lambda n: order.index(rows[n][level])), *ended]
-
-
-def weight_of(rows, weights):
-    return sum(weights[: len(rows)])
-
-
-# --- index/blend
-
-
-def trust_in_rows(hits, passes, rows, foreseen=False):
-    """The last place is for rows that a draft model foresaw."""
-    at = len(hits) - 1 if foreseen else min(rows.bit_length() - 1, len(hits) - 2)
-    return hits[at] / (hits[at] + passes[at])
-
-
-def foreseen(table, memory, trust, a, b, token):
-    return max(dict(successors(table, memory, trust, a, b, 1e-4)).get(token, 0.0), 1e-4)
-
-
-def blended_shares(rows, weights, path, trusted, known, a, b, least):
-    """({token: probability}, {token: what rows gave of it}) behind a path; `known` is (table, memory, trust)."""
-    mine = [(row, weight) for row, weight in zip(rows, weights, strict=True) if row[: len(path)] == path]
-    scale = 1.0 if not path or not mine else trusted(len(mine)) / sum(weight for _, weight in mine)
-    own = {}
-    for row, weight in mine:
-        if len(row) > len(path):
-            own[row[len(path)]] = own.get(row[len(path)], 0.0) + scale * weight
-    shares, left = dict(own), max(1 - sum(own.values()), 0.0)
-    before, last = (a, b, *path)[-2:]
-    if left >= least:
-        for token, share in successors(*known[:2], known[2], before, last, least / left):
-            shares[token] = shares.get(token, 0.0) + left * min(float(share), 1.0)
-    return shares, own
-
-
-def blend(rows, weights, trusted, known, a, b, nodes, depth, vocabulary):
-    """{path: (score, whether rows gave most of the last token's probability)}, as `best_first` goes about it."""
-    candidates, taken = {}, {}
-    path, score = (), np.float32(1.0)
-    while len(taken) < nodes:
-        bar = (nodes, [each for each, _ in candidates.values()])
-        if len(path) < depth and above_bar(bar, score):
-            least = 0.25 * bar_height(bar) / float(score)
-            shares, own = blended_shares(rows, weights, path, trusted, known, a, b, least)
-            for token, share in shares.items():
-                reaches = score * np.float32(min(share, 1.0))
-                if 0 <= token < vocabulary and reaches >= FLOOR:
-                    candidates[(*path, token)] = reaches, 2 * own.get(token, 0.0) > share
-        free = [candidate for candidate in candidates if candidate not in taken]
-        if not free:
-            break
-        path = max(free, key=lambda each: candidates[each][0])
-        taken[path] = candidates[path]
-        score = candidates[path][0]
-    return taken
-
-
-def learn_inner(rows, weights, trusted, known, a, b, drafted, written):
-    """[(rows, their part in the next token)] for each drafted token that was written, while rows go along."""
-    found = []
-    for k in range(1, len(written)):
-        path = written[:k]
-        mine = [(row, weight) for row, weight in zip(rows, weights, strict=True) if row[:k] == path]
-        if path not in drafted or not mine:
-            break
-        right = sum(weight for row, weight in mine if row[k : k + 1] == (written[k],)) / sum(w for _, w in mine)
-        part = trusted(len(mine)) * right
-        before, last = (a, b, *path)[-2:]
-        part /= part + (1 - trusted(len(mine))) * foreseen(*known, before, last, written[k])
-        found.append((len(mine), part))
-    return found
-
-
-def learn_written(levels, rows, weights, trusted, known, a, b, drafted, written):
-    """What `foreseen`, `learn_trust` and `learn_inner` say of it; `levels` are (share, the rows' numbers)."""
-    otherwise = foreseen(*known, a, b, written[0])
-    foresaw = [sum(rows[n][:1] == (written[0],) for n in numbers) / max(len(numbers), 1) for _, numbers in levels]
-    gains = learn_trust([share for share, _ in levels], foresaw, otherwise)
-    return otherwise, gains, learn_inner(rows, weights, trusted, known, a, b, drafted, written)
-
-
 def halvings(score):
     """As foredraft.control.evidence's: how often 1 halves until it is no more than the score, up to 11 times."""
     number = 0
@@ -926,22 +787,24 @@ def halvings(score):
 
 def chances(evidence):
     """As foredraft.control.evidence's, bin by bin."""
-    ratio = (evidence.accepted.sum() + 3.0 * 0.8) / (evidence.promised.sum() + 3.0)
+    ratio = (evidence.accepted.sum() + 3.0 * 1.0) / (evidence.promised.sum() + 3.0)
     usual = [0.7 * 0.5**number for number in range(12)]
     scores = [p / s if s > 0 else u for p, s, u in zip(evidence.promised, evidence.seen, usual, strict=True)]
     return [
-        (accepted + 8.0 * min(ratio * score, 1.0)) / (seen + 8.0)
+        (accepted + 24.0 * min(ratio * score, 1.0)) / (seen + 24.0)
         for accepted, seen, score in zip(evidence.accepted, evidence.seen, scores, strict=True)
     ]
 
 
-def best_count(score, evidence, cost, pace, beside, plain, depth):
+def best_count(score, evidence, passes, seconds, depth, cheap):
     """As foredraft.control.evidence's: every count of nodes is tried."""
-    chance = chances(evidence)
-    each = [chance[halvings(one)] for one in sorted(score.tolist(), reverse=True)][: len(cost) - 2]
-    rates = [1 / plain]
-    rates += [(1 + min(sum(each[:n]), depth)) / (pace * cost[n + 1] + beside) for n in range(1, len(each) + 1)]
-    return rates.index(max(rates))
+    chance, (plain, overhead), (least, margin) = chances(evidence), seconds, cheap
+    each = [chance[halvings(one)] for one in sorted(score.tolist(), reverse=True)][: len(passes) - 2]
+    rates = [(1 + min(sum(each[:n]), depth)) / (passes[n + 1] + overhead) for n in range(1, len(each) + 1)]
+    few = min(least, len(rates))
+    more = [n for n in range(few + 1, len(rates) + 1) if rates[n - 1] > margin * rates[few - 1]]
+    best = max(more, key=lambda n: rates[n - 1], default=few)
+    return best if best and rates[best - 1] > 1 / plain else 0
 
 
 def credit(evidence, score, path):
@@ -957,44 +820,136 @@ def credit(evidence, score, path):
     return seen, accepted, promised
 
 
-# --- index/copied
+# --- index/own_words: {context: [(token, parts of 255), ...]}; a context is a tuple of one to three tokens
 
 
-def latest_continuation(ids, count):
-    ends = [end for end in range(2, len(ids)) if ids[end - 2 : end] == ids[-2:]]
-    if not ends:
-        return [], []
-    end = ends[-1]
-    common = next((k for k in range(2, min(end, 64)) if ids[end - 1 - k] != ids[-1 - k]), min(end, 64))
-    chances = [(common + i) / (common + i + 4) for i in range(count)]
-    return [ids[end + i % (len(ids) - end)] for i in range(count)], np.cumprod(chances).tolist()
+def context_key(a, b, c):
+    return tuple(int(token) for token in (a, b, c) if token >= 0)
 
 
-# --- integrations/batch_control
+def find(words, key):
+    return words.get(key)
 
 
-def worth_verifying(scores, counts, evidence, plain, base, slope):
-    chance = chances(evidence)
-    tokens = [(row, k) for row in range(len(counts)) for k in range(counts[row])]
-    tokens.sort(key=lambda token: -scores[token])  # the earlier one first where scores are equal
+def learn_rows(words, tokens, parents, ids, rows, top, chances):
+    for row, likely, shares in zip(rows, top, chances, strict=True):
+        path, node = [], row - 1
+        while node >= 0:
+            path.insert(0, int(tokens[node]))
+            node = parents[node]
+        text = [*(int(token) for token in ids), *path]
+        for length in range(1, min(3, len(text)) + 1):
+            kept = itertools.takewhile(lambda each: each[1] > 0, zip(likely.tolist(), shares.tolist(), strict=True))
+            words[tuple(text[-length:])] = [(token, max(round(255 * share), 1)) for token, share in kept][:8]
 
-    def rate(number):
-        expected = len(counts) + sum(chance[halvings(scores[token])] for token in tokens[:number])
-        return expected / (base + slope * number if number else plain)
 
-    best = max(range(len(tokens) + 1), key=rate)
-    return [sum(row == each for row, _ in tokens[:best]) for each in range(len(counts))]
+# --- index/rates: {(source, cell): [hits, seen]}, and the weights' array
 
 
-def verified(token_ids, rows, lengths, known, slots, tokens, scores, counts):
-    found, path = [], []
-    for row, length, before, slot in zip(rows, lengths, known, slots, strict=True):
-        if before == 0:
+def chance(rates, cells, known):
+    counted, weights = rates
+    total = weights[known][7]
+    for source, cell in enumerate(cells):
+        if cell != 255:
+            hits, seen = counted[source, cell]
+            total += weights[known][source] * math.log(hits / (seen - hits))
+    return 1 / (1 + math.exp(-total))
+
+
+# --- index/sources, blend
+
+
+def newest_place(text, first, second):
+    return max((place for place in range(1, len(text)) if text[place - 1 : place + 1] == [first, second]), default=-1)
+
+
+def share_bin(share):
+    return sum(share >= bound for bound in (0.01, 0.03, 0.08, 0.15, 0.3, 0.5, 0.7, 0.9))
+
+
+def length_bin(length):
+    return sum(length >= bound for bound in (3, 4, 6, 9, 16))
+
+
+def listed_words(words, table, context):
+    known, first = (find(words, context), 1) if context in words else (find(table, context), 28)
+    if known is None:
+        return None
+    return {token: first + min(i, 2) * 9 + share_bin(parts / 255) for i, (token, parts) in enumerate(known)}
+
+
+def listed_places(text, context, visits, mark):
+    """{token: cell} and {token: (place, length)} of what followed the last two tokens, at most `visits` newest."""
+    if len(context) < 2 or not text:
+        return None, {}
+    ends = [place for place in range(1, len(text)) if text[place - 1 : place + 1] == context[-2:]][::-1][:visits]
+    found = []
+    for place in ends:
+        length = 2
+        while (
+            length < 16 and length <= place and length < len(context) and text[place - length] == context[-1 - length]
+        ):
+            length += 1
+        found.append((place, length))
+    found += [mark] if mark is not None else []
+    found = [(place, length) for place, length in found if place + 1 < len(text) and text[place + 1] >= 0]
+    cells, marks = {}, {}
+    for token in dict.fromkeys(text[place + 1] for place, _ in found):
+        here = [(place, length) for place, length in found if text[place + 1] == token]
+        place, length = max(here, key=lambda each: each[1])
+        newest = found[0] == here[0] and found[0][0] in ends
+        share = 0 if 3 * len(here) < len(found) else 1 if len(here) < len(found) else 2
+        cells[token] = 1 + ((length_bin(length) * 3 + share) * 2 + min(len(here) - 1, 1)) * 2 + newest
+        marks[token] = (place + 1, min(length + 1, 16))
+    return (cells or None), marks
+
+
+def listed_rows(rows, weights, lengths, path):
+    """{token: cell} of what rows that begin with `path` go on with."""
+    depth = len(path)
+    mine = [i for i, row in enumerate(rows) if row[:depth] == path and depth < len(row) and row[depth] >= 0]
+    total, cells = sum(weights[i] for i in mine), {}
+    many = 0 if len(mine) == 1 else 1 if len(mine) < 5 else 2
+    for token in dict.fromkeys(rows[i][depth] for i in mine):
+        here = [i for i in mine if rows[i][depth] == token]
+        share, longest = sum(weights[i] for i in here) / total, max(lengths[i] for i in here)
+        cells[token] = 1 + (share_bin(share) * 4 + min(length_bin(longest + depth), 3)) * 3 + many
+    return cells or None
+
+
+def listed_foreseen(foreseen, path):
+    """{token: cell} of the children of the node that `path` leads to in {path: score}."""
+    children = {each[-1]: score for each, score in foreseen.items() if len(each) == len(path) + 1 and each[:-1] == path}
+    return {token: 1 + share_bin(score / foreseen.get(path, 1.0)) for token, score in children.items()} or None
+
+
+def blend(sources, rates, ids, size):
+    """{path: score} of the best paths; see the test for the form of the sources."""
+    words, table, own, shared, rows, foreseen = sources
+    most, deepest, vocabulary = size
+    taken, waiting = {}, [((), 1.0, {})]
+    while waiting and len(taken) <= most:
+        path, score, marks = waiting.pop(max(range(len(waiting)), key=lambda i: waiting[i][1]))
+        taken[path] = score
+        if len(path) == deepest:
             continue
-        new, chain = token_ids[row, before:length].tolist(), tokens[slot, : counts[slot]].tolist()
-        right = 0
-        while right < min(len(chain), len(new) - 1) and chain[right] == new[right]:
-            right += 1
-        path += range(len(found), len(found) + right)
-        found += scores[slot, : counts[slot]].tolist()
-    return found, path
+        context = [*ids, *path][-16:]
+        visits = 16 if path else 64
+        mine, mine_marks = listed_places(own, context, visits, marks.get("own"))
+        theirs, their_marks = listed_places(shared, context, visits, marks.get("shared"))
+        listed = [
+            listed_words(words, table, tuple(context[-3:])) if len(context) > 2 else None,
+            listed_words(words, table, tuple(context[-2:])) if len(context) > 1 else None,
+            listed_words(words, table, tuple(context[-1:])),
+            mine,
+            theirs,
+            listed_rows(*rows, path),
+            listed_foreseen(foreseen, path),
+        ]
+        known = sum(1 << source for source, cells in enumerate(listed) if cells is not None)
+        for token in dict.fromkeys(token for cells in listed if cells for token in cells):
+            if token < vocabulary:
+                cells = [255 if cells is None else cells.get(token, 0) for cells in listed]
+                places = {"own": mine_marks.get(token), "shared": their_marks.get(token)}
+                waiting.append(((*path, token), score * chance(rates, cells, known), places))
+    return {path: score for path, score in taken.items() if path}

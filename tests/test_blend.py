@@ -1,4 +1,4 @@
-"""Blending: rows and counts in one search, as the slow twin finds it, and what it learns of their worth."""
+"""Blending: every source is heard, paths are scored as promised, and rates follow what the target chooses."""
 
 import numpy as np
 import pytest
@@ -6,288 +6,274 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive
-from foredraft.graph.bar import FLOOR, above_bar, bar_height, new_bar, raise_bar
-from foredraft.graph.tree import depths, is_tree
-from foredraft.index.backoff import prior_trust
-from foredraft.index.blend import (
-    COUNTS,
-    Counts,
-    blend,
-    foreseen,
-    learn_inner,
-    learn_written,
-    prior_inner_trust,
-    trust_in_rows,
-    with_foresight,
-)
-from foredraft.index.prefixes import group_of, group_rows, room_for_groups, split_rows, weight_of
-from foredraft.index.retrieval import FORESEEN, OWN, STORE, Levels
-from test_retrieval import as_rows
-from test_search import BLENDED, VOCABULARY, assert_same_paths, knowledge, paths
+from foredraft.graph.tree import depths, is_tree, path_to
+from foredraft.index.blend import NOTHING_TOLD, advance, blend, learn_choices, room_for
+from foredraft.index.datastore import open_datastore
+from foredraft.index.own_words import NO_WORDS, empty_words
+from foredraft.index.rates import ABSENT, SOURCES, UNLISTED, chance, credit, flat_rates, prior_rates
+from foredraft.index.recent_text import NO_TEXT, append, empty_text, newest_place
+from foredraft.index.sources import LONGEST, NO_ROWS, NOTHING_FORESEEN, STORE, Foreseen, Rows, Sources
+from foredraft.index.stored_rows import StoredRows
+from test_datastore import built
+from test_own_words import learn
+from test_search import assert_same_paths
+from test_suffix_array import random_documents
 
 pytestmark = pytest.mark.kernels
 
-REACH = 4
+VOCABULARY = 40
+SIZE = (16, 8, VOCABULARY)
 
 
-def counts_of(known):
-    return Counts(known.table, known.learned, BLENDED)
+def text_of(ids):
+    text = empty_text(len(ids) + 1)
+    append(text, np.array(ids, np.int64))
+    return text
 
 
-def levels_of_rows(count):
-    """Two levels: the first half of the rows is the sequence's own, the second half the datastore's."""
-    half = count // 2
-    return Levels(
-        np.array([OWN, STORE]), np.array([5, 2]), np.array([max(half, 1), max(count - half, 1)]),
-        np.array([0, half, count]), np.array([0.5, 0.3]),
-    )  # fmt: skip
+def sources(ids=(), words=NO_WORDS, table=NO_WORDS, shared=(), rows=NO_ROWS, foreseen=NOTHING_FORESEEN):
+    return Sources(words, table, text_of(ids), text_of(shared), rows, foreseen)
 
 
-def some_rows(seed, count=24):
-    rng = np.random.default_rng(seed)
-    rows = [tuple(rng.integers(0, 4, rng.integers(0, REACH + 1)).tolist()) for _ in range(count)]
-    return rows, (rng.dirichlet(np.ones(count)) * 0.8).tolist() if count else []
+def drafted(asked, ids, size=SIZE, rates=None):
+    nodes = room_for(max(size[0], 1))
+    count = blend(asked, flat_rates() if rates is None else rates, nodes, np.array(ids, np.int64), size)
+    return [each[:count].copy() for each in (nodes.tokens, nodes.parents, nodes.score)]
 
 
-def blended(rows, weights, known, a, b, nodes, depth=6, vocabulary=VOCABULARY, inner=None):
-    inner = prior_inner_trust(20.0) if inner is None else inner
-    levels = levels_of_rows(len(rows))
-    return blend(as_rows(rows, weights, REACH), levels, inner, counts_of(known), a, b, nodes, depth, vocabulary)
+def paths(tokens, parents, score):
+    return {tuple(tokens[path_to(parents, node)].tolist()): float(score[node]) for node in range(len(tokens))}
 
 
-def trusted(inner=None):
-    inner = prior_inner_trust(20.0) if inner is None else inner
-    return lambda rows: naive.trust_in_rows(inner.hits, inner.passes, rows)
+def some_words(rng, count=60):
+    words = empty_words(1 << 10)
+    for _ in range(count):
+        chances = np.sort(rng.dirichlet(np.ones(4)))[::-1]
+        tokens = rng.permutation(VOCABULARY)[:4]
+        learn(words, rng.integers(0, VOCABULARY, 3), [], [], {0: dict(zip(tokens.tolist(), chances, strict=True))})
+    return words
 
 
-def slow(known):
-    return known.tables, known.memory, BLENDED
-
-
-# --- the bar
-
-
-@given(scores=st.lists(st.floats(0.0, 1.0, width=32), max_size=60), most=st.integers(1, 12))
-@settings(max_examples=100, deadline=None)
-def test_the_bar_is_as_high_as_the_twins(scores, most):
-    bar, twin = new_bar(most), naive.new_bar(most)
-    for score in scores:
-        assert above_bar(bar, score) == naive.above_bar(twin, score)
-        if naive.above_bar(twin, score):
-            raise_bar(bar, score)
-            naive.raise_bar(twin, score)
-        assert bar_height(bar) == pytest.approx(naive.bar_height(twin), rel=1e-6)
-    assert not above_bar(bar, float("nan"))
-    assert bar_height(bar) >= FLOOR
-
-
-# --- groups of rows
-
-
-@given(rows=st.lists(st.lists(st.integers(0, 3), max_size=3).map(tuple), max_size=20), level=st.integers(0, 2))
-@settings(max_examples=100, deadline=None)
-def test_rows_are_grouped_as_by_the_twin(rows, level):
-    weights = [0.5 + n for n in range(len(rows))]
-    made, members, groups = as_rows(rows, weights, 3), np.arange(len(rows), dtype=np.int32), room_for_groups(50, 4)
-    for _ in range(2):  # working memory is as good as new
-        number = group_rows(made, members, 0, len(rows), level, groups)
-        tokens = groups.slot_token[groups.slot[:number]].tolist()
-        expected = naive.group_rows([rows[n] for n in members], [weights[n] for n in members], level)
-        found = zip(groups.rows[:number].tolist(), groups.weight[:number].tolist(), strict=True)
-        assert dict(zip(tokens, found, strict=True)) == expected
-        assert list(expected) == tokens
-        order = naive.split_rows([rows[n] for n in members], level)
-        expected_members = members[order].tolist()
-        split_rows(members, 0, len(rows), groups, number)
-        assert members.tolist() == (expected_members if number else list(range(len(rows))))
-        for group, token in enumerate(tokens):
-            first = groups.first[group]
-            assert all(rows[n][level] == token for n in members[first : first + groups.rows[group]])
-    assert weight_of(made, members, 0, len(rows)) == pytest.approx(naive.weight_of(rows, weights))
-
-
-def test_tokens_are_numbered_in_order_of_appearance():
-    groups, seen, twin = room_for_groups(0, 64), 0, naive.room_for_groups(0, 64)
-    for token in (5, 70_000, 5, 9, 70_000 + (1 << 20), 9, 5):
-        group = group_of(groups, seen, token)
-        assert group == naive.group_of(twin, token)
-        seen = max(seen, group + 1)
-
-
-# --- the draft
-
-
-@pytest.mark.parametrize("nodes", [1, 5, 16, 40])
-@pytest.mark.parametrize("count", [0, 1, 24])
-def test_the_blend_is_the_twins(nodes, count):
-    for seed in range(6):
-        known, (rows, weights) = knowledge(seed), some_rows(seed, count)
-        made = blended(rows, weights, known, seed % VOCABULARY, 2, nodes)
-        expected = naive.blend(rows, weights, trusted(), slow(known), seed % VOCABULARY, 2, nodes, 6, VOCABULARY)
-        found = paths(made.tokens, made.parents, made.score)
-        assert_same_paths(found, {path: score for path, (score, _) in expected.items()})
-        for path, source in zip(found, made.source.tolist(), strict=True):
-            if path in expected and rows:
-                assert (source != COUNTS) == expected[path][1], path
-
-
-def test_the_rows_of_a_node_are_those_that_begin_with_its_path():
-    known, (rows, weights) = knowledge(3), some_rows(3, 30)
-    made = blended(rows, weights, known, 1, 2, 40)
-    with_rows = 0
-    for path, low, high in zip(paths(made.tokens, made.parents, made.score), made.low, made.high, strict=True):
-        expected = [n for n, row in enumerate(rows) if row[: len(path)] == path]
-        assert sorted(made.members[low:high].tolist()) == expected
-        with_rows += bool(expected)
-    assert with_rows > 10
-
-
-def test_a_node_is_credited_to_the_most_trusted_rows_that_hold_it():
-    known = knowledge(0, static=False, learns=False)
-    rows = [(1, 2), (3,), (1, 5), (4,)]  # two of the sequence's own, two of the datastore
-    made = blended(rows, [0.3, 0.2, 0.2, 0.1], known, 0, 0, 20)
-    source = dict(zip(paths(made.tokens, made.parents, made.score), made.source.tolist(), strict=True))
-    assert source == {(1,): OWN, (1, 2): OWN, (1, 5): STORE, (3,): OWN, (4,): STORE}
-
-
-def test_what_rows_leave_goes_to_the_counts():
-    known = knowledge(0)
-    alone = blended([], [], known, 1, 2, 8, depth=1)
-    both = blended([(7,), (7,)], [0.3, 0.3], known, 1, 2, 8, depth=1)
-    before = paths(alone.tokens, alone.parents, alone.score)
-    after = paths(both.tokens, both.parents, both.score)
-    assert after[7,] == pytest.approx(0.6 + 0.4 * before.get((7,), 0.0), abs=1e-4)
-    for path in after.keys() & before.keys() - {(7,)}:
-        assert after[path] == pytest.approx(0.4 * before[path], abs=1e-4)
-    assert set(alone.source.tolist()) == {COUNTS}
-
-
-@pytest.mark.parametrize("nodes", [1, 3, 64])
-def test_a_draft_keeps_its_limits(nodes):
-    for seed in range(5):
-        known, (rows, weights) = knowledge(seed), some_rows(seed)
-        for depth, vocabulary in ((1, VOCABULARY), (3, 2), (9, VOCABULARY)):
-            made = blended(rows, weights, known, -1, 0, nodes, depth, vocabulary)
-            assert is_tree(made.tokens, made.parents, vocabulary)
-            assert len(made.tokens) <= nodes
-            assert depths(made.parents).max(initial=0) <= depth
-            assert ((made.score > 0) & (made.score <= 1)).all()
-            above = np.where(made.parents < 0, np.float32(1), made.score[made.parents])
-            assert (made.score <= above).all()
-
-
-def test_children_share_at_most_what_their_parent_has():
-    known, (rows, weights) = knowledge(5), some_rows(5)
-    made = blended(rows, weights, known, 1, 2, 200)
-    for node in range(-1, len(made.tokens)):
-        children = made.score[made.parents == node].sum()
-        assert children <= (1.0 if node < 0 else made.score[node]) * (1 + 1e-4)
-
-
-# --- what it learns
-
-
-def test_foreseen_is_what_counts_say():
-    known = knowledge(2)
-    for token in range(VOCABULARY):
-        expected = naive.foreseen(*slow(known), 1, 2, token)
-        assert foreseen(counts_of(known), 1, 2, token) == pytest.approx(expected, rel=1e-5)
-
-
-def test_trust_in_rows_rises_with_their_number():
-    inner = prior_inner_trust(20.0)
-    levels, members = levels_of_rows(400), np.arange(400, dtype=np.int32)
-    shares = [trust_in_rows(inner, levels, members, 0, rows) for rows in (1, 2, 4, 8, 64, 300)]
-    assert shares == sorted(shares)
-    assert 0 < shares[0] < shares[-1] < 1
-    assert shares == pytest.approx([trusted(inner)(rows) for rows in (1, 2, 4, 8, 64, 300)])
-
-
-def test_what_foresaw_a_token_is_credited_as_by_the_twin():
-    learned = 0
-    for seed in range(8):
-        known, (rows, weights) = knowledge(seed), some_rows(seed, 40)
-        inner = prior_inner_trust(20.0)
-        made = blended(rows, weights, known, 1, 2, 60, inner=inner)
-        drafted = paths(made.tokens, made.parents, made.score)
-        written = (*max(drafted, key=len), 1)[: REACH + 2]
-        expected = naive.learn_inner(rows, weights, trusted(inner), slow(known), 1, 2, drafted, written[:REACH])
-        hits, passes = inner.hits.copy(), inner.passes.copy()
-        made_rows = as_rows(rows, weights, REACH)
-        levels = levels_of_rows(len(rows))
-        learn_inner(inner, made, made_rows, levels, counts_of(known), 2, np.array(written, np.int64))
-        for number, part in expected:
-            hits[min(number.bit_length() - 1, len(hits) - 2)] += part
-            passes[min(number.bit_length() - 1, len(hits) - 2)] += 1 - part
-        assert inner.hits == pytest.approx(hits, rel=1e-4)
-        assert inner.passes == pytest.approx(passes, rel=1e-4)
-        learned += len(expected)
-    assert learned > 5
-
-
-def test_one_call_credits_all_that_its_parts_credit():
-    known, (rows, weights) = knowledge(3), some_rows(3, 40)
-    trust, inner, levels = prior_trust(5, 20.0), prior_inner_trust(20.0), levels_of_rows(40)
-    made = blended(rows, weights, known, 1, 2, 60, inner=inner)
-    drafted = paths(made.tokens, made.parents, made.score)
-    written = next(row for row in rows if len(row) > 2 and row[:2] in drafted)
-    shares = [(0.5, range(20)), (0.3, range(20, 40))]
-    otherwise, (hits, passes), inner_gains = naive.learn_written(
-        shares, rows, weights, trusted(inner), slow(known), 1, 2, drafted, written
+def some_sources(rng):
+    ids = rng.integers(0, VOCABULARY, 60) % 11
+    rows = np.sort(rng.integers(0, VOCABULARY, (6, 4)).astype(np.int32).view("i4,i4,i4,i4"), axis=0).view(np.int32)
+    stored = Rows(rows.reshape(6, 4).copy(), rng.random(6).astype(np.float32), rng.integers(1, 9, 6).astype(np.int32))
+    order = np.lexsort(stored.tokens.T[::-1])
+    stored = Rows(stored.tokens[order].copy(), stored.weights, stored.lengths)
+    foreseen = Foreseen(
+        np.array([3, 4, 5], np.int32), np.array([-1, 0, -1], np.int32), np.array([0.6, 0.3, 0.2], np.float32)
     )
-    made_rows, before, inner_before = as_rows(rows, weights, REACH), trust.hits.copy(), inner.hits.sum()
-    asked, passes_before = (levels, made_rows), trust.passes.copy()
-    tokens = np.array(written, np.int64)
-    found = learn_written(trust, inner, made, asked, asked, counts_of(known), 1, 2, tokens)
-    assert found == pytest.approx(otherwise, rel=1e-5)
-    for place, hit, passed in zip([(OWN, 5, 4), (STORE, 2, 4)], hits, passes, strict=True):
-        assert trust.hits[place] - before[place] == pytest.approx(hit, rel=1e-4)
-        assert trust.passes[place] - passes_before[place] == pytest.approx(passed, rel=1e-4)
-    assert inner.hits.sum() - inner_before == pytest.approx(sum(part for _, part in inner_gains), rel=1e-4)
-    assert inner_gains
+    return ids, sources(ids, some_words(rng), some_words(rng), ids[::-1].copy(), stored, foreseen)
 
 
-# --- what a draft model foresees
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10_000), st.integers(1, 64), st.integers(1, 9))
+def test_a_draft_is_a_tree_of_the_best_paths_within_its_limits(seed, most, deepest):
+    ids, asked = some_sources(np.random.default_rng(seed))
+    tokens, parents, score = drafted(asked, ids, (most, deepest, VOCABULARY), prior_rates(sampled=False))
+    assert is_tree(tokens, parents, VOCABULARY)
+    assert len(set(zip(parents.tolist(), tokens.tolist(), strict=True))) == len(tokens), "siblings differ"
+    assert depths(parents).max() <= deepest
+    assert (np.diff(score) <= 0).all(), "best first"
+    above = np.where(parents >= 0, score[parents], 1.0)
+    assert ((score > 0) & (score < above)).all()
+    fewer = drafted(asked, ids, (max(most // 2, 1), deepest, VOCABULARY), prior_rates(sampled=False))
+    for small, large in zip(fewer, (tokens, parents, score), strict=True):
+        np.testing.assert_array_equal(small, large[: len(small)])
 
 
-def test_foresight_stands_before_what_occurred_with_its_share():
-    known = knowledge(0, static=False, learns=False)
-    rows = as_rows([(1, 2), (3,)], [0.4, 0.2], REACH)
-    paths_foreseen = as_rows([(5, 6), (5,), (1, 7)], [0.5, 0.2, 0.3], REACH)
-    levels, both = with_foresight(levels_of_rows(2), rows, paths_foreseen.tokens, paths_foreseen.weights, 0.6)
-    twin, expected = naive.with_foresight(
-        [(OWN, 5, 1, 0.5, 1), (STORE, 2, 1, 0.3, 1)], zip(rows.tokens.tolist(), rows.weights.tolist(), strict=True),
-        paths_foreseen.tokens.tolist(), [0.5, 0.2, 0.3], 0.6,
-    )  # fmt: skip
-    assert list(zip(levels.source, levels.length, levels.occurrences, strict=True)) == [level[:3] for level in twin]
-    assert levels.share.tolist() == pytest.approx([level[3] for level in twin])
-    assert np.diff(levels.start).tolist() == [level[4] for level in twin]
-    assert [tuple(row) for row in both.tokens.tolist()] == [tokens for tokens, _ in expected]
-    assert both.weights.tolist() == pytest.approx([weight for _, weight in expected])
-    assert levels.source.tolist() == [FORESEEN, OWN, STORE]
-    assert levels.start.tolist() == [0, 3, 4, 5]
-    assert both.weights.sum() == pytest.approx(0.6 + 0.4 * 0.6)
-    inner = prior_inner_trust(20.0)
-    made = blend(both, levels, inner, counts_of(known), 0, 0, 20, 6, VOCABULARY)
-    found = paths(made.tokens, made.parents, made.score)
-    assert found[5,] == pytest.approx(0.6 * 0.7)
-    assert found[1,] == pytest.approx(0.6 * 0.3 + 0.4 * 0.4)
-    assert found[3,] == pytest.approx(0.4 * 0.2)
-    trust = naive.trust_in_rows(inner.hits, inner.passes, 2, foreseen=True)
-    assert found[5, 6] == pytest.approx(found[5,] * trust * 0.5 / 0.7), "where the model ends a path, counts go on"
-    source = dict(zip(found, made.source.tolist(), strict=True))
-    assert (source[5,], source[1, 7], source[1, 2], source[3,]) == (FORESEEN, FORESEEN, OWN, STORE)
+def known_to(words):
+    """Own words in the form of the twins."""
+    return {
+        tuple(int(key >> shift & (1 << 21) - 1) - 1 for shift in (42, 21, 0) if key >> shift & (1 << 21) - 1): [
+            (int(token), int(parts)) for token, parts in zip(tokens, chances, strict=True) if parts
+        ]
+        for key, tokens, chances in zip(words.keys.tolist(), words.tokens, words.chances, strict=True)
+        if key
+    }
 
 
-def test_foresight_that_proves_right_is_trusted_more():
-    known = knowledge(0, static=False, learns=False)
-    nothing = as_rows([], [], REACH)
-    foresight = as_rows([(5, 6, 7)], [1.0], REACH)
-    levels, rows = with_foresight(levels_of_rows(0), nothing, foresight.tokens, foresight.weights, 0.9)
-    inner = prior_inner_trust(20.0)
-    made = blend(rows, levels, inner, counts_of(known), 0, 0, 20, 6, VOCABULARY)
-    before = inner.hits.copy()
-    learn_inner(inner, made, rows, levels, counts_of(known), 0, np.array([5, 6, 7, 1]))
-    gained = inner.hits - before
-    assert gained[-1] > 1.9
-    assert gained[:-1].sum() == 0
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10_000))
+def test_a_draft_is_what_the_slow_twin_finds(seed):
+    ids, asked = some_sources(np.random.default_rng(seed))
+    rates = prior_rates(sampled=bool(seed % 2))
+    slow_rates = (
+        {
+            (source, cell): (float(rates.hits[source, cell]), float(rates.seen[source, cell]))
+            for source in range(SOURCES)
+            for cell in range(rates.hits.shape[1])
+        },
+        rates.weights.tolist(),
+    )
+    rows = [tuple(row) for row in asked.rows.tokens.tolist()], asked.rows.weights.tolist(), asked.rows.lengths.tolist()
+    foreseen = paths(*asked.foreseen)
+    texts = asked.own.symbols[: len(ids)].tolist(), asked.shared.symbols[: len(ids)].tolist()
+    slow = known_to(asked.words), known_to(asked.table), *texts, rows, foreseen
+    assert newest_place(asked.own, *ids[-2:]) == naive.newest_place(texts[0], *ids[-2:])
+    expected = naive.blend(slow, slow_rates, ids.tolist(), SIZE)
+    assert_same_paths(paths(*drafted(asked, ids, rates=rates)), expected)
+
+
+def test_no_token_at_or_above_the_vocabulary_is_drafted():
+    ids = [3, 39, 3, 39, 3]
+    assert drafted(sources(ids), ids, (8, 4, 39))[0].tolist() == []
+    assert drafted(sources(ids), ids, (8, 1, 40))[0].tolist() == [39]
+
+
+def test_nothing_known_gives_no_draft():
+    assert drafted(sources(), [1, 2, 3])[0].tolist() == []
+    assert drafted(sources([7]), [7])[0].tolist() == []
+
+
+def test_the_text_goes_on_as_it_went_on_before_by_its_last_two_tokens():
+    ids = [1, 2, 3, 4, 5, 1, 2]
+    found = paths(*drafted(sources(ids), ids))
+    assert (3, 4, 5) in found
+    assert drafted(sources(), [1, 2])[0].tolist() == []
+    assert (3, 4, 5) in paths(*drafted(sources(shared=ids), [9, 1, 2]))
+
+
+def test_longer_matches_are_believed_more_once_rates_say_so():
+    ids = [5, 6, 7, 8, 1, 2, 3, 9, 1, 2, 4, 5, 6, 7, 8, 1, 2]
+    found = paths(*drafted(sources(ids), ids, rates=prior_rates(sampled=False)))
+    assert found[3,] > found[4,]
+
+
+def test_learned_words_are_asked_before_the_table():
+    learned, table = empty_words(64), empty_words(64)
+    learn(table, [1, 2], [], [], {0: {5: 0.9}})
+    assert paths(*drafted(sources(table=table), [1, 2], (4, 1, VOCABULARY))).keys() == {(5,)}
+    learn(learned, [1, 2], [], [], {0: {6: 0.9}})
+    assert paths(*drafted(sources(words=learned, table=table), [1, 2], (4, 1, VOCABULARY))).keys() == {(6,)}
+
+
+def test_what_several_sources_say_counts_for_more_than_what_one_does():
+    words = empty_words(64)
+    learn(words, [1, 2], [], [], {0: {5: 0.5, 6: 0.5}})
+    ids = [1, 2, 6, 7, 1, 2]
+    found = paths(*drafted(sources(ids, words), ids, rates=prior_rates(sampled=False)))
+    assert found[6,] > found[5,]
+
+
+def test_a_neural_draft_is_gone_on_with_behind_its_own_nodes():
+    foreseen = Foreseen(
+        np.array([3, 4, 5], np.int32), np.array([-1, 0, 1], np.int32), np.array([0.9, 0.8, 0.7], np.float32)
+    )
+    assert {(3,), (3, 4), (3, 4, 5)} <= paths(*drafted(sources(foreseen=foreseen), [1])).keys()
+
+
+# --- rates
+
+
+def cells(**by_source):
+    found = np.full(SOURCES, ABSENT, np.uint8)
+    for source, cell in by_source.items():
+        found[int(source[1:])] = cell
+    return found
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.9])
+def test_a_cells_chance_becomes_the_share_of_its_candidates_that_come_true(share):
+    rates, rng = flat_rates(), np.random.default_rng(0)
+    for _ in range(3000):
+        credit(rates, cells(s2=5), 1 << 2, bool(rng.random() < share))
+    assert chance(rates, cells(s2=5), 1 << 2) == pytest.approx(share, rel=0.2, abs=0.02)
+
+
+def test_of_two_sources_the_one_that_tells_something_is_heard():
+    """Source 0 says a cell that means nothing; source 1 one of two that come true at 0.8 and 0.1."""
+    rates, rng = flat_rates(), np.random.default_rng(0)
+    for _ in range(20_000):
+        good, noise = bool(rng.random() < 0.5), int(rng.integers(1, 5))
+        credit(rates, cells(s0=noise, s1=3 if good else 4), 3, bool(rng.random() < (0.8 if good else 0.1)))
+    for noise in range(1, 5):
+        assert chance(rates, cells(s0=noise, s1=3), 3) == pytest.approx(0.8, abs=0.1)
+        assert chance(rates, cells(s0=noise, s1=4), 3) == pytest.approx(0.1, abs=0.06)
+
+
+def test_fitted_rates_are_chances_and_those_for_sampling_are_their_own():
+    greedy, sampled = prior_rates(sampled=False), prior_rates(sampled=True)
+    for rates in (greedy, sampled):
+        assert ((rates.hits > 0) & (rates.hits < rates.seen)).all()
+        assert np.isfinite(rates.weights).all()
+    assert not np.array_equal(greedy.hits, sampled.hits)
+    sure, unsure = cells(s1=9), cells(s1=20)
+    assert chance(greedy, sure, 2) > 0.6
+    assert chance(greedy, unsure, 2) < 0.3
+
+
+def test_only_choices_that_the_target_came_to_are_counted():
+    """It wrote 3 and then 9: of the nodes behind 3 one was tried against 9; those behind 4 were never asked."""
+    nodes = room_for(4)
+    nodes.tokens[:], nodes.parents[:] = [3, 4, 5, 6], [-1, -1, 0, 1]
+    nodes.cells[:], nodes.known[:] = ABSENT, 1
+    nodes.cells[:, 0] = [1, 2, 3, 4]
+    rates = flat_rates()
+    before = [rates.hits.copy(), rates.seen.copy()]
+    learn_choices(rates, nodes, 4, np.array([3, 9], np.int64))
+    tried = (rates.seen - before[1])[0, 1:5]
+    won = (rates.hits - before[0])[0, 1:5]
+    assert (tried > 0.5).tolist() == [True, True, True, False]
+    assert (won > 0.5).tolist() == [True, False, False, False]
+    assert UNLISTED == 0
+
+
+def test_a_source_that_misleads_is_trusted_less():
+    """The stored rows say 4 behind every text, and the target writes 5."""
+    rows = Rows(np.array([[4, 4]], np.int32), np.ones(1, np.float32), np.full(1, 3, np.int32))
+    rates, nodes, ids, last = prior_rates(sampled=False), room_for(4), np.arange(3), (0, 0, 0)
+    scores = []
+    asked = Sources(NO_WORDS, NO_WORDS, empty_text(1000), NO_TEXT, rows, NOTHING_FORESEEN)
+    for _ in range(60):
+        tokens, _, score, source = advance(asked, rates, nodes, ids, last, NOTHING_TOLD, (1, 1, VOCABULARY), True)
+        assert (tokens.tolist(), source.tolist()) == ([4], [STORE])
+        scores.append(score[0])
+        last, ids = (1, len(ids), len(ids)), np.append(ids, 100 + len(ids))
+    assert scores[-1] < 0.5 * scores[0]
+
+
+# --- stored rows
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    segments = [random_documents(seed, 12, 30, 30) for seed in (1, 2)]
+    folder = built(tmp_path_factory.mktemp("stores") / "rows", *segments, vocabulary=12)
+    return open_datastore(str(folder)), [document for segment in segments for document in segment]
+
+
+def test_stored_rows_are_what_followed_and_in_order(store):
+    opened, documents = store
+    everything = [tuple(document) for document in documents]
+
+    def occurs(sequence):
+        width = len(sequence)
+        return any(sequence == document[i : i + width] for document in everything for i in range(len(document)))
+
+    reader, ids = StoredRows(list(opened.segments)), np.array(documents[3][:12], np.int64)
+    for end in range(1, len(ids) + 1):
+        rows = reader.read(ids[:end], 1)
+        listed = [tuple(row.tolist()) for row in rows.tokens]
+        assert listed == sorted(listed)
+        assert len(rows.weights) == len(rows.lengths) == len(listed) > 0
+        assert (rows.weights > 0).all()
+        for row, length in zip(listed, rows.lengths.tolist(), strict=True):
+            assert 1 <= length <= min(end, LONGEST)
+            assert occurs((*ids[end - length : end].tolist(), *(token for token in row if token >= 0)))
+    longest = rows.lengths.max()
+    assert longest == len(ids), "the document itself"
+
+
+def test_reading_at_once_and_token_by_token_is_the_same(store):
+    opened, documents = store
+    segments, ids = list(opened.segments), np.array(documents[5][:9], np.int64)
+    reader = StoredRows(segments)
+    for end in range(1, len(ids) + 1):
+        rows = reader.read(ids[:end], 1)
+    for one, other in zip(rows, StoredRows(segments).read(ids, len(ids)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_without_texts_there_are_no_rows():
+    assert len(StoredRows(()).read(np.arange(5), 5).tokens) == 0

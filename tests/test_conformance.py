@@ -12,9 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.contracts import EMPTY_DRAFT, Draft, Needs
 from foredraft.control.worth import Worth
-from foredraft.drafters import Resources, drafter_class, make_drafter, method_names, mixture
+from foredraft.drafters import Resources, auto, drafter_class, make_drafter, method_names
 from foredraft.graph.tree import chain_parents
-from foredraft.index.copied import copied
 from foredraft.model.heads import card_for, new_exit_head, save_head
 from foredraft.model.medusa import MedusaHeads
 from foredraft.model.target import TorchTarget
@@ -47,15 +46,18 @@ REST = [
 """Without a store; tests/test_rest.py has the laws with one."""
 AUTO = [
     {"store": "none", "table": "none"},
-    {"store": "none", "table": "none", "learn": "shared", "feedback_weight": 0.0},
+    {"store": "none", "table": "none", "learn": "request"},
+    {"store": "none", "table": "none", "learn": "shared"},
     {"store": "none", "table": "none", "learn": "off"},
-    {"store": "none", "table": "none", "longest": 3, "shortest": 3, "continuation": 2, "samples": 3},
-    {"store": "none", "table": "none", "model": "tiny", "levels": 3},
-    {"store": "none", "table": "none", "drafter": "medusa"},
-    {"store": "none", "table": "none", "drafter": {"method": "eesd", "out_degree": 3, "least_share": 0.0}},
+    {"store": "none", "table": "none", "model": "tiny", "levels": 3, "learn": "request"},
+    {"store": "none", "table": "none", "drafter": "medusa", "learn": "request"},
+    {
+        "store": "none", "table": "none", "learn": "request",
+        "drafter": {"method": "eesd", "out_degree": 3, "least_share": 0.0},
+    },
     {"store": "none", "table": "none", "drafter": "layer_skip", "learn": "off"},
-]
-"""Without a store and a table; tests/test_mixture.py has the laws with them."""
+]  # fmt: skip
+"""Without a store and a table; tests/test_auto.py has the laws with them."""
 VARIANTS = {
     "none": [{}],
     "layer_skip": [{}, {"attention": [0], "least_probability": 0.0, "levels": 3}],
@@ -151,17 +153,17 @@ def test_every_registered_class_provides_what_the_door_reads(method):
 @pytest.fixture
 def steady_seconds(monkeypatch):
     """Whether a neural drafter is worth its time hangs on a clock; this one's ticks are alike."""
-    monkeypatch.setattr(mixture, "Worth", lambda: Worth(itertools.count(1.0).__next__))
+    monkeypatch.setattr(auto, "Worth", lambda: Worth(itertools.count(1.0).__next__))
 
 
 @pytest.mark.usefixtures("steady_seconds")
 @pytest.mark.parametrize("check", CHECKS, ids=named)
 @pytest.mark.parametrize(("method", "options"), MEMBERS, ids=named)
 def test_the_law_holds(method, options, check):
-    shares = options.get("share", options.get("learn") == "shared")
-    if shares and check is sequences_do_not_influence_each_other:
+    learns = options.get("learn", None if method == "auto" else "")
+    if check is sequences_do_not_influence_each_other and (options.get("share", learns in ("shared", None))):
         # sharing is what was asked for: the second sequence must be able to profit from the first
-        if options["learn"] in ("tokens", "shared"):
+        if learns in ("tokens", "shared", None):
             with pytest.raises(AssertionError, match="do not influence"):
                 check(maker(method, options))
         return
@@ -254,13 +256,6 @@ def needs_two_tokens(view, budget, calls):
     return chain(int(view.ids[-2]))
 
 
-def counts_quick_drafts(view, budget, calls):
-    if budget.quick:
-        calls.append(0)
-        return copied(view.ids, np.zeros(budget.nodes, np.uint8))
-    return chain(len(calls) % VOCABULARY)
-
-
 UNSEEDED = np.random.default_rng()
 
 PLANTS = {
@@ -287,14 +282,6 @@ PLANTS = {
     "counts steps that it says it need not see": (
         lambda: Planted(lambda view, budget, calls: chain(len(calls) % VOCABULARY), needs=Needs(every_step=False)),
         checks.steps_that_are_not_shown_change_no_draft, "every_step",
-    ),
-    "guesses where a copy is asked for": (
-        lambda: Planted(lambda view, budget, calls: chain(1), needs=Needs(quick=True)),
-        checks.quick_drafts_are_copies_and_change_no_later_draft, "a quick draft is",
-    ),
-    "counts quick drafts": (
-        lambda: Planted(counts_quick_drafts, needs=Needs(quick=True)),
-        checks.quick_drafts_are_copies_and_change_no_later_draft, "no later draft",
     ),
     "too many nodes": (lambda: Planted(ignores_the_budget), checks.proposals_stay_within_the_budget, "3 nodes"),
     "too deep": (

@@ -1,6 +1,7 @@
 """Budgets: fixed ones, cuts, cost curves, and the measured control under simulated targets and clocks."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive
-from foredraft.contracts import EMPTY_DRAFT, NO_BUDGET, Budget, CostCurve, Draft, Verdict
-from foredraft.control import MOST_NODES, Beside, FixedControl, MeasuredControl, cut
+from foredraft.contracts import EMPTY_DRAFT, Budget, CostCurve, Draft, Verdict
+from foredraft.control import MOST_NODES, FixedControl, MeasuredControl, StepCosts, cut
 from foredraft.control import evidence as kernels
 from foredraft.control.evidence import Evidence
+from foredraft.control.step_costs import widths_of
 from foredraft.errors import UsageError
 from foredraft.graph.tree import chain_parents, depths
 
@@ -104,7 +106,7 @@ MODERATE = CostCurve((1, 2, 64), (1.0, 1.1, 7.3))
 DEAR = CostCurve((1, 2, 64), (1.0, 2.0, 64.0))
 
 
-def decide(control, accepted, seconds, other=lambda drafted: 0.0, steps=300, offered=16):
+def decide(control, accepted, seconds, other=lambda asked: 0.0, steps=300, offered=16):
     """Drive a control; return each step's number of verified nodes. `accepted` says how much of a draft is right."""
     sizes = []
     for number in range(steps):
@@ -113,8 +115,9 @@ def decide(control, accepted, seconds, other=lambda drafted: 0.0, steps=300, off
         right = min(accepted(number), len(draft))
         new = range(100 * number, 100 * number + right + 1)
         control.observe(
-            Verdict(tuple(new), tuple(range(right)), draft, 0), seconds(number, len(draft) + 1), other(len(draft))
-        )
+            Verdict(tuple(new), tuple(range(right)), draft, 0), seconds(number, len(draft) + 1),
+            other(budget.nodes), other(budget.nodes),
+        )  # fmt: skip
         sizes.append(len(draft))
     return sizes
 
@@ -152,17 +155,6 @@ def test_nothing_is_drafted_where_verification_costs_what_it_gains():
     rng = np.random.default_rng(1)
     sizes = decide(MeasuredControl(DEAR), lambda number: int(rng.random() < 0.5), honest(DEAR))
     assert np.mean(np.array(sizes[50:]) > 0) < 0.2
-
-
-def test_drafts_without_scores_are_sized_by_what_was_accepted_at_their_depth():
-    control = MeasuredControl(MODERATE)
-    draft = tree(chain_parents(20))
-    size = len(control.trim(draft, Budget(64, 50)))
-    assert 0 < size < 20
-    for _ in range(30):
-        kept = control.trim(draft, Budget(64, 50))
-        control.observe(Verdict((0, 1), (0,) if len(kept) else (), kept, 0), 1.0, 0.0)
-    assert 0 < len(control.trim(draft, Budget(64, 50))) < size
 
 
 def test_drafting_rests_when_it_loses_and_is_tried_again_at_growing_intervals():
@@ -234,26 +226,6 @@ def test_one_hopeless_draft_among_good_ones_does_not_stop_drafting():
     assert control.budget(50).nodes > 0
 
 
-def test_about_twice_as_many_nodes_are_asked_for_as_were_worth_it():
-    """At first as many as usual drafts repay under the curve; where all of them are worth it, more are asked for."""
-    assert MeasuredControl(CHEAP).budget(30).nodes == MOST_NODES
-    assert MeasuredControl(DEAR).budget(30).nodes < MeasuredControl(MODERATE).budget(30).nodes + 1 < MOST_NODES
-    control = MeasuredControl(CHEAP)
-    for _ in range(60):
-        budget = control.budget(30)
-        kept = control.trim(chain(budget.nodes, 0.5), budget)
-        control.observe(Verdict((0,), (), kept, 0), honest(DEAR)(0, len(kept) + 1), 0.0)
-    assert control.budget(30).nodes < 32
-    control = MeasuredControl(CHEAP)
-    control.trim(chain(4, 0.3), Budget(64, 30))
-    for _ in range(8):
-        budget = control.budget(90)
-        kept = control.trim(chain(budget.nodes, 0.999), budget)
-        path = tuple(range(len(kept)))
-        control.observe(Verdict((*path, 0), path, kept, 0), honest(CHEAP)(0, len(kept) + 1), 0.0)
-    assert control.budget(90).nodes == MOST_NODES
-
-
 @pytest.mark.kernels
 @settings(deadline=None)  # the first call compiles
 @given(seed=st.integers(0, 10_000))
@@ -265,7 +237,8 @@ def test_the_measured_controls_kernels_do_what_their_twins_do(seed):
     np.testing.assert_allclose(kernels.chances(evidence), naive.chances(evidence))
     assert [kernels.halvings(one) for one in score] == [naive.halvings(float(one)) for one in score]
     cost = np.cumsum(rng.random(34))
-    told = (score, evidence, cost, 0.5 + rng.random(), rng.random(), cost[1] + rng.random(), int(rng.integers(1, 9)))
+    seconds, cheap = (cost[1] + rng.random(), rng.random()), (int(rng.integers(1, 12)), 1.05)
+    told = (score, evidence, cost, seconds, int(rng.integers(1, 9)), cheap)
     assert kernels.best_count(*told) == naive.best_count(*told)
     path = rng.permutation(len(score))[: rng.integers(0, len(score) + 1)].astype(np.int32)
     expected = naive.credit(evidence, score, path)
@@ -273,253 +246,89 @@ def test_the_measured_controls_kernels_do_what_their_twins_do(seed):
     np.testing.assert_allclose(np.stack(evidence), np.array(expected))
 
 
-def test_what_a_step_takes_beside_its_pass_is_known_to_the_next_sequence():
-    beside = Beside()
-    first = MeasuredControl(MODERATE, beside=beside)
-    decide(first, lambda number: 0, honest(MODERATE), lambda nodes: 5.0 * (nodes > 0))
-    assert beside.drafted > beside.plain == 0.0
-    later = MeasuredControl(MODERATE, beside=beside)
-    draft = Draft(np.array([3], np.int32), np.array([-1], np.int32), np.array([0.5], np.float32))
-    assert len(MeasuredControl(MODERATE).trim(draft, Budget(4, 4))) == 1
-    assert len(later.trim(draft, Budget(4, 4))) == 0
+def test_drafts_without_scores_are_sized_by_what_was_accepted_at_their_depth():
+    control, draft = MeasuredControl(MODERATE), tree(chain_parents(20))
+    size = len(control.trim(draft, Budget(64, 50)))
+    assert 0 < size < 20
+    for _ in range(30):
+        kept = control.trim(draft, control.budget(50))
+        control.observe(Verdict((0, 1), (0,) if len(kept) else (), kept, 0), 1.0, 0.0)
+    assert 0 < len(control.trim(draft, Budget(64, 50))) < size
 
 
-def test_asking_for_drafts_that_are_worth_nothing_counts_as_time():
-    """Every other draft is worth a node that just pays; the others are worth none, and asking takes half a step."""
-    control, asked = MeasuredControl(MODERATE), 0
-    for number in range(400):
-        budget = control.budget(50)
-        asked += budget.nodes > 0
-        score = np.array([0.9 if number % 2 else 1e-5], np.float32)
-        offered = Draft(np.array([7], np.int32), np.array([-1], np.int32), score)
-        draft = control.trim(offered, budget) if budget.nodes else EMPTY_DRAFT
-        right = len(draft) and number % 10 < 3
-        drafting = 0.5 if budget.nodes else 0.0
-        seconds = honest(MODERATE)(0, len(draft) + 1)
-        tokens = (1000 + number, number)[: 1 + right]
-        control.observe(Verdict(tokens, (0,) * right, draft, 0), seconds, drafting, drafting)
-    assert asked < 100
+def test_as_many_nodes_as_hardly_cost_anything_are_verified_and_more_where_they_repay_it():
+    """Eight rows for the price of one, sixteen for half as much again."""
+    stairs = CostCurve((1, 8, 9, 16, 17, 64), (1.0, 1.05, 1.5, 1.55, 3.0, 9.0))
+    assert len(MeasuredControl(stairs).trim(chain(16, 0.5), Budget(16, 50))) == 7
+    assert len(MeasuredControl(stairs).trim(chain(16, 0.95), Budget(16, 50))) == 15
+    assert len(MeasuredControl(stairs).trim(chain(16, 0.01), Budget(16, 50))) == 0
 
 
-def test_a_text_behind_one_in_which_drafting_did_not_pay_gives_up_sooner():
-    hopeless = Draft(np.array([7], np.int32), np.array([-1], np.int32), np.array([1e-5], np.float32))
-
-    def times_asked(beside):
-        control, asked = MeasuredControl(MODERATE, beside=beside), 0
-        for _ in range(100):
-            budget = control.budget(50)
-            asked += budget.nodes > 0
-            draft = control.trim(hopeless, budget) if budget.nodes else EMPTY_DRAFT
-            control.observe(Verdict((7,), (), draft, 0), honest(MODERATE)(0, 1), 0.0)
-        return asked
-
-    beside = Beside()
-    first = times_asked(beside)
-    assert beside.unpaid == 1
-    assert times_asked(beside) < first
-    decide(MeasuredControl(MODERATE, beside=beside), lambda number: 8, honest(MODERATE))
-    assert beside.unpaid == 0
-    assert times_asked(beside) == first
+def test_budgets_follow_what_was_worth_verifying():
+    assert MeasuredControl(CHEAP).budget(30).nodes == MOST_NODES
+    control = MeasuredControl(DEAR)
+    decide(control, lambda number: 1, honest(DEAR), steps=60)
+    assert control.budget(30).nodes < 16 or control.budget(30).nodes == 0
+    control = MeasuredControl(CHEAP)
+    decide(control, lambda number: 64, honest(CHEAP), offered=64)
+    assert control.budget(90).nodes == MOST_NODES
 
 
-def test_worthless_drafts_are_borne_with_longer_where_drafting_has_been_saving_steps():
-    """A chain of four that is all accepted, some steps long, and then nothing worth verifying."""
-
-    def worthless_before_resting(good_steps):
-        control = MeasuredControl(MODERATE)
-        for number in range(good_steps + 20):
-            budget = control.budget(50)
-            good = number < good_steps
-            if not good and budget.nodes == 0 and control.budget(50).nodes == 0:
-                return number - good_steps
-            draft = control.trim(chain(4, 0.95 if good else 1e-5), budget) if budget.nodes else EMPTY_DRAFT
-            path = tuple(range(len(draft))) if good else ()
-            tokens = tuple(range(10 * number, 10 * number + len(path) + 1))  # nothing repeats itself, which ends rests
-            beside = 0.3 * MODERATE.seconds[0] if budget.nodes else 0.0  # what asking takes
-            control.observe(Verdict(tokens, path, draft, 0), honest(MODERATE)(0, len(draft) + 1), beside, beside)
-        return 20
-
-    assert 2 <= worthless_before_resting(0) < worthless_before_resting(40) <= 9
-
-
-def test_a_run_of_drafted_steps_is_begun_only_for_more_than_it_is_gone_on_with_for():
-    """Beginning costs a plain step more, and as yet half of the drafted steps are the last of a run."""
-    just_worth = chain(1, 0.5)
-    beside = Beside(cold=2.0)
-    control = MeasuredControl(MODERATE, beside=beside)
-    assert len(MeasuredControl(MODERATE).trim(just_worth, Budget(4, 4))) == 1
-    assert len(control.trim(just_worth, Budget(4, 4))) == 0
-    control.budget(50)
-    control.observe(Verdict((7, 8), (0,), chain(1, 0.9), 0), honest(MODERATE)(0, 2), 0.0)
-    assert len(control.trim(just_worth, Budget(4, 4))) == 1
-    runs = Beside(cold=2.0, goes_on=1.0)
-    assert len(MeasuredControl(MODERATE, beside=runs).trim(just_worth, Budget(4, 4))) == 1
-
-
-def test_what_beginning_costs_is_learned_from_the_first_steps_of_runs():
-    beside = Beside()
-    control, last = MeasuredControl(CHEAP, beside=beside), 0
-    for _ in range(300):
-        budget = control.budget(50)
-        draft = control.trim(chain(min(8, budget.nodes)), budget) if budget.nodes else EMPTY_DRAFT
-        path = tuple(range(len(draft)))
-        begins = 0.5 * (len(draft) > 0 and last == 0)
-        control.observe(Verdict((*path, 0), path, draft, 0), honest(CHEAP)(0, len(draft) + 1) + begins, 0.1)
-        last = len(draft)
-    assert 0.1 < beside.cold < 0.5
-    assert beside.goes_on > 0.95
-
-
-def first_asked(beside, steps):
-    """The step of a text of so many steps in which the drafter is first asked, and found useless; None if in none."""
-    control, asked = MeasuredControl(MODERATE, beside=beside), None
+def hopeless_steps(control, steps):
+    """Offer drafts that are never worth verifying; return the steps in which the drafter was asked."""
+    asked = []
     for number in range(steps):
-        budget = control.budget(50)
-        asked = number if asked is None and budget.nodes else asked
-        draft = control.trim(chain(1, 1e-5), budget) if budget.nodes else EMPTY_DRAFT
-        control.observe(Verdict((number,), (), draft, 0), honest(MODERATE)(0, 1), 0.0)
-    return asked
-
-
-def test_the_more_texts_in_which_drafting_did_not_pay_the_later_it_is_tried():
-    beside = Beside()
-    assert [first_asked(beside, 200) for _ in range(5)] == [0, 16, 32, 64, 64]
-
-
-def test_short_texts_are_tried_too_once_together_they_have_rested_enough():
-    beside = Beside(unpaid=9)
-    assert [first_asked(beside, 30) for _ in range(3)] == [None, None, 4]
-
-
-@pytest.mark.parametrize("trying_takes", [0.5, 1.0, 100.0])
-def test_what_trying_takes_makes_rests_long_and_they_go_on_in_the_text_behind(trying_takes):
-    """Trying in vain once may take half a hundredth of the rest behind it, which is 64 to 256 plain steps."""
-    plain, asked = MODERATE.seconds[0], []
-    beside, steps = Beside(unpaid=9), 0
-    for _ in range(20):
-        control = MeasuredControl(MODERATE, beside=beside)
-        for number in range(100):
-            budget = control.budget(50)
-            asked += [steps] if budget.nodes else []
-            draft = control.trim(chain(1, 1e-5), budget) if budget.nodes else EMPTY_DRAFT
-            took = trying_takes * plain if budget.nodes else 0.0
-            control.observe(Verdict((number,), (), draft, 0), plain, took, took)
-            steps += 1
-    rests = np.diff(asked)[3:]
-    expected = min(max(200 * trying_takes, 64), 256)
-    assert all(rest >= 0.9 * expected for rest in rests if rest > 40), rests
-    assert np.median(rests) <= 1.1 * expected + 1
-
-
-def test_a_text_too_short_to_tell_speaks_neither_for_drafting_nor_against_it():
-    beside = Beside()
-    for _ in range(5):
-        assert first_asked(beside, 5) == 0
-
-
-def test_where_drafts_are_useless_a_text_that_goes_on_repeating_itself_ends_ever_fewer_rests():
-    control, asked = MeasuredControl(MODERATE), []
-    for number in range(400):
         budget = control.budget(50)
         asked += [number] if budget.nodes else []
         draft = control.trim(chain(1, 1e-5), budget) if budget.nodes else EMPTY_DRAFT
-        control.observe(Verdict((number % 3,), (), draft, 0), honest(MODERATE)(0, 1), 0.0)
-    assert 0 < sum(number >= 100 for number in asked) < 8
+        control.observe(Verdict((number,), (), draft, 0), 1.0, 0.02 * bool(budget.nodes), 0.02 * bool(budget.nodes))
+    return asked
 
 
-def test_a_text_that_begins_to_repeat_itself_or_its_prompt_ends_a_rest():
-    """Behind texts in which drafting did not pay, the first 64 steps would be plain."""
-
-    def first_asked_behind(text, prompt=None):
-        control = MeasuredControl(MODERATE, beside=Beside(unpaid=3), prompt=prompt)
-        for number, token in enumerate(text):
-            budget = control.budget(50)
-            if budget.nodes:
-                return number
-            control.observe(Verdict((token,), (), EMPTY_DRAFT, 0), honest(MODERATE)(0, 1), 0.0)
-        return None
-
-    new = list(range(100, 160))
-    assert first_asked_behind(new) is None
-    assert 26 <= first_asked_behind([*new[:20], *new[:15]]) < 30, "four behind the two that are found, read by fours"
-    assert 6 <= first_asked_behind(new, np.array(new)) < 10
-    assert first_asked_behind(new, np.arange(50)) is None
+def test_useless_drafts_are_asked_for_at_intervals_that_double_and_stay_long_in_the_next_text():
+    costs = StepCosts()
+    asked = hopeless_steps(MeasuredControl(MODERATE, costs=costs), 400)
+    gaps = np.diff(asked)
+    assert gaps[0] == 1, "one poor draft tells nothing"
+    assert (np.diff(gaps) >= 0).all()
+    assert gaps[-1] >= 64
+    assert len(hopeless_steps(MeasuredControl(MODERATE, costs=costs), 400)) <= 2
+    assert hopeless_steps(MeasuredControl(MODERATE), 10)[:2] == [0, 1]
 
 
-@pytest.mark.parametrize("first", [1.0, 50.0, 1e4])
-def test_a_first_step_that_loads_something_speaks_neither_for_drafting_nor_against_it_for_long(first):
-    """In the first plain step of a process; whatever it took, drafts that are accepted whole are soon drafted."""
-    beside, drafted = Beside(), 0
-    for text in range(3):
-        control = MeasuredControl(MODERATE, beside=beside)
-        for number in range(80):
-            budget = control.budget(50) if text or number else NO_BUDGET
-            draft = control.trim(chain(4, 0.95), budget) if budget.nodes else EMPTY_DRAFT
-            path = tuple(range(len(draft)))
-            seconds, other = honest(MODERATE)(0, len(draft) + 1), 0.1
-            if not text and not number:
-                seconds, other = first * seconds, first
-            control.observe(Verdict((*path, 5 * number), path, draft, 0), seconds, other)
-            drafted += text > 0 and len(draft) > 0
-    assert drafted > 120
-    assert beside.plain_seconds(MODERATE.seconds[0]) == pytest.approx(MODERATE.seconds[0] + 0.1, rel=0.1)
+def test_a_draft_that_pays_ends_the_rests():
+    costs = StepCosts()
+    hopeless_steps(MeasuredControl(MODERATE, costs=costs), 100)
+    sizes = decide(MeasuredControl(MODERATE, costs=costs), lambda number: 8, honest(MODERATE), steps=400)
+    assert min(sizes[-50:]) > 0
+    assert costs.unpaid == 0
 
 
-def test_a_slow_first_step_has_no_text_drafted_in_vain():
-    """Drafts of four of which none is right: where plain steps seemed slow, they would be verified on and on."""
-    beside, drafted = Beside(), 0
-    for text in range(4):
-        control = MeasuredControl(MODERATE, beside=beside)
-        for number in range(80):
-            budget = control.budget(50)
-            draft = control.trim(chain(4, 0.5), budget) if budget.nodes else EMPTY_DRAFT
-            slow = 100.0 if text == 0 and number == 0 else 1.0
-            seconds, other = slow * honest(MODERATE)(0, len(draft) + 1), slow * (0.3 if budget.nodes else 0.1)
-            control.observe(Verdict((100 * text + number,), (), draft, 0), seconds, other, other if budget.nodes else 0)
-            drafted += len(draft) > 0
-    assert drafted < 40
+def test_what_a_drafted_step_takes_beside_its_pass_is_known_to_the_next_text():
+    costs, draft = StepCosts(), chain(1, 0.5)
+    for _ in range(100):
+        control = MeasuredControl(MODERATE, costs=costs)
+        control.budget(50)
+        control.observe(Verdict((1, 2), (0,), draft, 0), 1.1, 3.0, 3.0)
+    assert len(MeasuredControl(MODERATE).trim(draft, Budget(4, 4))) == 1
+    assert len(MeasuredControl(MODERATE, costs=costs).trim(draft, Budget(4, 4))) == 0
 
 
-def test_a_machine_that_was_busy_in_a_run_does_not_speak_against_drafting_behind_it():
-    beside = Beside()
-    for number in range(40):
-        beside.see_plain(1.0, 1.0, 0.1, runs=False) if number < 8 else None
-        beside.see_drafted(1.5, 4.5, 0.3, runs=True)
-    assert beside.drafted_pace > 2
-    for _ in range(40):
-        beside.see_plain(1.0, 1.0, 0.1, runs=False)
-    assert beside.drafted_pace < 1.1
+@pytest.mark.parametrize("slow", [2.0, 0.5])
+def test_a_machine_that_changes_its_pace_is_followed_by_passes_of_any_size(slow):
+    costs, rng = StepCosts(), np.random.default_rng(0)
+    told = lambda number, rows: slow * honest(MODERATE)(0, rows)  # noqa: E731  # one line says it
+    sizes = decide(MeasuredControl(MODERATE, costs=costs), lambda number: int(rng.integers(0, 6)), told)
+    rows = np.array(sizes[-50:]) + 1
+    paces = costs.passes(np.ones(70), widths_of(70))[rows]
+    np.testing.assert_allclose(paces, slow, rtol=0.1)
 
 
-def test_a_repetition_that_broke_lets_the_next_one_end_a_rest_as_soon():
-    """Where drafts are useless, loops of three tokens that go on end ever fewer rests; new ones each end theirs."""
-
-    def times_asked(text):
-        control, asked = MeasuredControl(MODERATE, beside=Beside(unpaid=9)), 0
-        for token in text:
-            budget = control.budget(50)
-            asked += budget.nodes > 0
-            draft = control.trim(chain(1, 1e-5), budget) if budget.nodes else EMPTY_DRAFT
-            control.observe(Verdict((token,), (), draft, 0), honest(MODERATE)(0, 1), 0.0)
-        return asked
-
-    same = [number % 3 for number in range(300)]
-    new = [3 * (number // 30) + number % 3 for number in range(300)]
-    assert times_asked(new) > 2 * times_asked(same) > 0
-
-
-def test_first_drafts_that_load_something_do_not_speak_against_drafting_for_long():
-    """Asking takes a pass at first and a tenth of one later; half of the nodes of short drafts are right."""
-    beside, drafted = Beside(), 0
-    for text in range(4):
-        control = MeasuredControl(MODERATE, beside=beside)
-        for number in range(60):
-            budget = control.budget(50)
-            draft = control.trim(chain(3, 0.7), budget) if budget.nodes else EMPTY_DRAFT
-            path = tuple(range(len(draft))) if number % 2 else ()
-            other = (1.5 if text == 0 and number < 8 else 0.15) * MODERATE.seconds[0] if budget.nodes else 0.1
-            tokens = tuple(range(1000 * text + 10 * number, 1000 * text + 10 * number + len(path) + 1))
-            control.observe(Verdict(tokens, path, draft, 0), honest(MODERATE)(0, len(draft) + 1), other, other)
-            drafted += text > 0 and len(draft) > 0
-    assert beside.drafted < 0.4 * MODERATE.seconds[0]
-    assert drafted > 20
+def test_wide_passes_that_cost_more_than_the_curve_says_make_drafts_smaller():
+    truth, sizes = honest(MODERATE), []
+    for more in (0.0, 0.2):
+        rng = np.random.default_rng(0)
+        accepted = lambda number: int(rng.geometric(0.2)) - 1  # noqa: B023, E731  # used within this turn of the loop
+        seconds = partial(lambda more, number, rows: truth(0, rows) * (1 + more * (rows - 1)), more)
+        sizes.append(np.mean(decide(MeasuredControl(MODERATE), accepted, seconds)[100:]))
+    assert sizes[1] < 0.8 * sizes[0]

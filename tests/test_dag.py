@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import naive
 from foredraft.contracts import Draft
-from foredraft.graph import dag, graft, grams, reach, tree, unmerge
+from foredraft.graph import dag, grams, reach, tree, unmerge
 
 pytestmark = pytest.mark.kernels
 
@@ -398,115 +396,6 @@ def test_of_equal_paths_as_many_are_kept_as_there_is_room_for():
         found = unmerge.unmerge(graph, limit, 5)
         assert_is_draft(found, limit, 5)
         assert len(found.tokens) == min(limit, 6)
-
-
-# --- grafting
-
-
-@st.composite
-def drafts(draw, most=14):
-    """(tokens, parents, score) of a tree whose siblings differ, over few tokens, so that grams re-occur."""
-    vocabulary = draw(st.integers(2, 4))
-    tokens, parents, taken = [], [], set()
-    for _ in range(draw(st.integers(0, most))):
-        edge = (draw(st.integers(-1, len(tokens) - 1)), draw(st.integers(0, vocabulary - 1)))
-        if edge not in taken:
-            taken.add(edge)
-            parents.append(edge[0])
-            tokens.append(edge[1])
-    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
-    score = rng.uniform(0.05, 0.6, len(tokens)).astype(np.float32)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            score[node] *= score[parent]
-    context = np.array(draw(st.lists(st.integers(0, vocabulary - 1), max_size=5)), np.int64)
-    return np.array(tokens, np.int32), np.array(parents, np.int32), score, context
-
-
-@given(drafts(), st.integers(1, 4))
-@settings(deadline=None, derandomize=True, max_examples=150)
-def test_loans_equal_their_twin_and_make_no_cycle(draft, tau):
-    tokens, parents, _, context = draft
-    loans = graft.lenders(grams.index_grams(tokens, parents, context, tau))
-    assert loans.dtype == np.int32
-    assert loans.tolist() == naive.lenders(tokens, parents, context, tau)
-    edges = naive.edges_of(parents, loans[1:])
-    assert not has_cycle(len(tokens), edges)
-
-
-@given(drafts(most=9), st.integers(1, 3), st.integers(0, 30), st.integers(0, 6))
-@settings(deadline=None, derandomize=True, max_examples=100)
-def test_a_grafted_tree_holds_exactly_the_best_paths(draft, tau, limit, max_depth):
-    tokens, parents, score, context = draft
-    found = graft.graft(tokens, parents, score, context, tau, limit, max_depth)
-    assert_is_draft(found, limit, max_depth)
-    before = np.array([score[parent] if parent >= 0 else 1 for parent in parents], np.float32)
-    loans = naive.lenders(tokens, parents, context, tau)
-    assert paths_of(found) == naive.unroll(tokens, parents, score / before, loans[1:], loans[0], limit, max_depth)
-
-
-def test_a_leaf_gets_what_follows_the_same_tokens_elsewhere():
-    #  root -> 1 -> 2 -> 3, root -> 5 -> 1 -> 2, and 2 behind 1 is followed by 3 both times
-    tokens, parents = ints(1, 2, 3, 5, 1, 2), ints(-1, 0, 1, -1, 3, 4)
-    score = floats(0.5, 0.4, 0.2, 0.4, 0.3, 0.3)
-    found = paths_of(graft.graft(tokens, parents, score, np.array([9, 9]), 2, 20, 9))
-    assert found.keys() - {(5, 1, 2, 3)} == {(1,), (1, 2), (1, 2, 3), (5,), (5, 1), (5, 1, 2)}
-    grafted, origin, merged = found[5, 1, 2, 3]
-    assert (origin, merged) == (2, True)
-    assert grafted == pytest.approx(0.3 * 0.2 / 0.4)
-    assert not any(merged for path, (_, _, merged) in found.items() if path != (5, 1, 2, 3))
-
-
-def test_the_root_borrows_too():
-    tokens, parents, score = ints(1, 9, 4), ints(-1, 0, 1), floats(0.5, 0.4, 0.2)
-    found = paths_of(graft.graft(tokens, parents, score, np.array([1, 9]), 2, 20, 9))
-    assert found[(4,)] == (pytest.approx(0.5), 2, True)
-
-
-def test_borrowed_children_share_what_a_nodes_own_leave_over():
-    #  root -> 1 -> (2, 3), root -> 5 -> 1 -> 2, tau 1: the second 1 may get 3, but its own 2 has nine tenths
-    tokens, parents = ints(1, 2, 3, 5, 1, 2), ints(-1, 0, 0, -1, 3, 4)
-    score = floats(0.5, 0.25, 0.25, 0.4, 0.4, 0.36)
-    found = paths_of(graft.graft(tokens, parents, score, np.array([9]), 1, 20, 9))
-    assert found[5, 1, 3][0] == pytest.approx(0.4 * 0.1, abs=1e-6)
-    assert found[5, 1, 2][0] == pytest.approx(0.36)
-
-
-def test_a_tree_in_which_nothing_occurs_twice_stays_as_it_is():
-    rng = np.random.default_rng(5)
-    parents = np.array([rng.integers(-1, node) for node in range(30)], np.int32)
-    tokens, score = rng.permutation(100)[:30].astype(np.int32), np.ones(30, np.float32)
-    for node in range(30):
-        score[node] = rng.uniform(0.3, 0.9) * (score[parents[node]] if parents[node] >= 0 else 1)
-    found = graft.graft(tokens, parents, score, np.array([7, 100]), 2, 12, 50)
-    kept = tree.top_nodes(parents, score, 12, 50)
-    assert sorted(found.origin.tolist()) == kept.tolist()
-    assert not found.merged.any()
-    np.testing.assert_allclose(np.sort(found.score), np.sort(score[kept]), rtol=1e-5)
-
-
-def test_scores_that_rise_or_vanish_are_taken_as_probabilities():
-    found = graft.graft(ints(1, 2, 3), ints(-1, 0, -1), floats(0.3, 0.9, 0), np.array([9]), 2, 9, 9)
-    assert paths_of(found) == {(1,): (np.float32(0.3), 0, False), (1, 2): (np.float32(0.3), 1, False)}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tokens": ints(1, 1)}, "siblings"),
-        ({"parents": ints(-1)}, "one parent a token"),
-        ({"tau": 0}, "tau must"),
-        ({"score": np.ones(2)}, "score must"),
-        ({"score": floats(1)}, "score must"),
-        ({"score": floats(1, np.nan)}, "score must"),
-        ({"score": floats(1, -1)}, "score must"),
-    ],
-)
-def test_what_cannot_be_grafted_is_refused(change, message):
-    whole = {"tokens": ints(1, 2), "parents": ints(-1, -1), "score": floats(0.5, 0.5), "tau": 2}
-    graft.graft(**whole, context=np.array([9]), limit=4, max_depth=4)
-    with pytest.raises(ValueError, match=message):
-        graft.graft(**{**whole, **change}, context=np.array([9]), limit=4, max_depth=4)
 
 
 # --- grams and reach

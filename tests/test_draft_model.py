@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import foredraft
-from foredraft.contracts import Budget, Draft, DraftContext, Needs, SequenceView
+from foredraft.contracts import Budget, DraftContext, SequenceView
 from foredraft.drafters import Resources, make_drafter
-from foredraft.drafters.grafting import GraftingDrafter
 from foredraft.errors import ForedraftWarning, NumericsError, UsageError
-from foredraft.graph.tree import depths, path_to
+from foredraft.graph.tree import depths
 from foredraft.model.candidates import Imitation, candidates
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.target import TorchTarget
@@ -262,38 +261,3 @@ def test_a_sampled_text_under_rejection_comes_again_with_its_seed():
         for seed in (1, 1, 2)
     }
     assert len(texts) == 2
-
-
-class Phrase:
-    """Drafts `1 2 3` and, beside it, `4 1 2`, which does not know how it goes on."""
-
-    name, needs, source_names = "phrase", Needs(), ("phrase",)
-
-    def open(self, context):
-        return self
-
-    def propose(self, view, budget):
-        tokens, parents = np.array([1, 2, 3, 4, 1, 2], np.int32), np.array([-1, 0, 1, -1, 3, 4], np.int32)
-        return Draft(tokens, parents, np.array([0.5, 0.4, 0.3, 0.4, 0.3, 0.2], np.float32))
-
-    def observe(self, verdict):
-        pass
-
-    def close(self):
-        pass
-
-
-def test_a_phrase_that_occurs_twice_in_a_draft_goes_on_twice_once_it_is_grafted_upon():
-    drafting = GraftingDrafter(Phrase()).open(DraftContext(10))
-    found = drafting.propose(SequenceView(np.array([7, 8], np.int64), 2), Budget(16, 8))
-    found.check()
-    paths = [[int(found.tokens[node]) for node in path_to(found.parents, end)] for end in range(len(found))]
-    assert [4, 1, 2, 3] in paths
-    assert np.isclose(found.score[paths.index([4, 1, 2, 3])], 0.2 * 0.3 / 0.4)
-
-
-def test_any_method_takes_graph_and_the_text_is_the_same():
-    generator().use("rest", {"store": "none", "graph": True}, nodes=8)
-    assert generator().generate(PROMPT, max_new_tokens=32).token_ids == plain("greedy")[:32]
-    with pytest.raises(UsageError, match="graph is 'yes'; it must be true or false"):
-        make_drafter("none", {"graph": "yes"}, Resources(10))

@@ -67,7 +67,8 @@ def test_an_explained_text_is_the_text(capsys):
     assert sum(source["accepted"] for source in account["sources"]) == counts["accepted"]
     assert sum(each["nodes"] for each in account["reliability"]) == counts["drafted"]
     assert [source["name"] for source in account["sources"]] == [
-        "auto, datastore", "auto, own text", "auto, shared text", "auto, draft model", "auto, counts"
+        "auto, three tokens", "auto, two tokens", "auto, one token", "auto, own text", "auto, shared text",
+        "auto, datastore", "auto, draft model",
     ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from foredraft.index.best_first import best_first
 from foredraft.index.datastore import open_datastore
 from foredraft.index.datastore_writer import DatastoreWriter
 from foredraft.index.successors import BLENDED
-from foredraft.integrations.batches import Batch, ChainOptions, SingleDrafting
+from foredraft.integrations.batches import ChainOptions, SingleDrafting
 from foredraft.integrations.request_drafter import RequestDrafter, batched
 from foredraft.integrations.request_table import PATIENCE, RequestTable
 from foredraft.testing import VOCABULARY, OracleDrafter
@@ -58,8 +58,8 @@ METHODS = {
     "rest, longest": ("rest", {"store": "STORE", "weighting": "longest"}),
     "rest without a store": ("rest", {"store": "none"}),
     "rest, store only": ("rest", {"store": "STORE", "learn": "off"}),
-    "auto": ("auto", {"store": "STORE", "table": "none", "samples": 32}),
-    "auto without a store": ("auto", {"store": "none", "table": "none"}),
+    "auto": ("auto", {"store": "STORE", "table": "none", "learn": "request"}),
+    "auto without a store": ("auto", {"store": "none", "table": "none", "learn": "request"}),
     "auto, store only": ("auto", {"store": "STORE", "table": "none", "learn": "off"}),
     "prompt_lookup": ("prompt_lookup", {"prompt_lookup_max": 3}),
 }
@@ -132,23 +132,6 @@ def test_a_batch_drafts_what_each_text_is_drafted_alone(make):
         drafts = requests.propose(sampled, server.lengths, server.token_ids)
         assert drafts == [chains[step] for chains in expected]
     assert sum(len(chain) for chains in expected for chain in chains) > 50
-
-
-@pytest.mark.kernels
-def test_large_trees_of_auto_have_room(store):
-    """More nodes than a workspace has room for to begin with."""
-    ids = text(3, 300)
-    options = ChainOptions(tree_nodes=150)
-    made = [make_drafter("auto", {"store": store, "table": "none"}, Resources(VOCABULARY)) for _ in range(2)]
-    together = batched(made[0], VOCABULARY, MOST, 2, options)
-    alone = SingleDrafting(made[1], DraftContext(VOCABULARY, max_nodes=150), MOST, options)
-    known = 0
-    for length in growing(0, 20, 20):
-        batch = Batch(ids[None], *(np.array([each]) for each in (0, length, 1, known, MOST)))
-        chains = [each.draft(batch) for each in (together, alone)]
-        np.testing.assert_array_equal(chains[0].tokens, chains[1].tokens)
-        known = length
-    assert chains[0].counts[0] > 0
 
 
 @pytest.mark.parametrize("method", ["rest", "auto"])
@@ -247,22 +230,6 @@ def test_a_long_prompt_is_read_whole(method, length):
     chain = tree.tokens[best_chain(tree.parents, tree.score, MOST, 0.0)].tolist()
     assert draft == (chain if method == "rest" else grown(drafting, view.ids, MOST, nodes, 1000))
     assert len(draft) > 0
-
-
-def test_a_measured_server_is_handed_everything_at_first_and_nothing_where_a_plain_step_is_due(make):
-    server = Server([text(seed, 300) for seed in range(3)])
-    whole, measured = (
-        RequestDrafter(make(), vocabulary=VOCABULARY, most=MOST, rows=3, longest=LONGEST, measured=each)
-        for each in (False, True)
-    )
-    handed = []
-    for step in range(40):
-        sampled = server.show([30 + 2 * step, 40 + step, 50 + 3 * step])
-        first, second = (each.propose(sampled, server.lengths, server.token_ids) for each in (whole, measured))
-        assert first == second or step > 0
-        handed.append(sum(len(chain) for chain in second))
-    assert handed[0] > 0
-    assert min(handed) == 0
 
 
 class FaultyDrafter:

@@ -4,8 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import naive
+from foredraft.graph.bar import FLOOR, above_bar, bar_height, new_bar, raise_bar
 from foredraft.graph.tree import depths, is_tree
 from foredraft.index.best_first import best_first
 from foredraft.index.learned import LearnedArrays, empty_learned, learn, learn_text, with_room
@@ -357,3 +360,20 @@ def test_damaged_tables_give_trees_of_tokens_all_the_same(trust):
         for tokens, parents, scores in trees:
             assert is_tree(tokens, parents, VOCABULARY)
             assert np.isfinite(scores).all()
+
+
+# --- the bar
+
+
+@given(scores=st.lists(st.floats(0.0, 1.0, width=32), max_size=60), most=st.integers(1, 12))
+@settings(max_examples=100, deadline=None)
+def test_the_bar_is_as_high_as_the_twins(scores, most):
+    bar, twin = new_bar(most), naive.new_bar(most)
+    for score in scores:
+        assert above_bar(bar, score) == naive.above_bar(twin, score)
+        if naive.above_bar(twin, score):
+            raise_bar(bar, score)
+            naive.raise_bar(twin, score)
+        assert bar_height(bar) == pytest.approx(naive.bar_height(twin), rel=1e-6)
+    assert not above_bar(bar, float("nan"))
+    assert bar_height(bar) >= FLOOR

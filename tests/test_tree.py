@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 import naive
 from foredraft.contracts import EMPTY_DRAFT, Draft
 from foredraft.graph import layout, tree
-from foredraft.graph.paths import paths_of
 
 pytestmark = pytest.mark.kernels
 
@@ -143,22 +142,6 @@ def test_a_path_leads_from_the_root_to_its_node(parents):
         assert path[-1] == node
         assert len(path) == tree.depths(parents)[node]
         assert [int(parents[step]) for step in path] == [-1, *path[:-1]]
-
-
-@pytest.mark.parametrize("depth", [1, 3, 9])
-@SEEDS
-def test_each_row_is_the_path_to_its_node_and_the_mass_is_what_children_leave(seed, depth):
-    rng = np.random.default_rng(seed)
-    draft = random_draft(rng, int(rng.integers(0, 30)))
-    score = path_scores(rng, draft.parents)
-    rows, mass = paths_of(draft.tokens, draft.parents, score, depth)
-    assert rows.shape == (len(draft), depth)
-    paths = [tree.path_to(draft.parents, node) for node in range(len(draft))]
-    for node, path in enumerate(paths):
-        tokens = draft.tokens[path].tolist()[:depth]
-        assert rows[node].tolist() == tokens + [-1] * (depth - len(tokens))
-        left = score[node] - score[draft.parents == node].sum()
-        assert mass[node] == pytest.approx(max(left, 0), abs=1e-6)
 
 
 @SEEDS

@@ -22,7 +22,6 @@ from foredraft.index.trigram import (
     empty_table,
     open_table,
     table_info,
-    table_successors,
 )
 
 pytestmark = pytest.mark.kernels
@@ -39,6 +38,12 @@ def split_at_spaces(vocabulary):
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=next(iter(vocabulary))))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return tokenizer
+
+
+def successors(table, a, b):
+    """The kept tokens that followed `a, b`, the most probable first."""
+    row = bigram_row(table.arrays.first, table.arrays.second, a, b)
+    return table.arrays.tokens[table.arrays.offsets[row] : table.arrays.offsets[row + 1]].tolist() if row >= 0 else []
 
 
 def words(ids):
@@ -175,7 +180,7 @@ def test_large_vocabularies_take_wider_tokens(tmp_path):
     build_trigram_table(text_documents(["w1 top w1 top top"]), tokenizer, big, tmp_path / "t")
     opened = check_table(tmp_path / "t")
     assert opened.arrays.tokens.dtype == opened.arrays.second.dtype == np.uint32
-    assert table_successors(opened, 1, big - 1)[0].tolist() == [1, big - 1]
+    assert successors(opened, 1, big - 1) == [1, big - 1]
 
 
 @pytest.mark.parametrize("vocabulary", [VOCABULARY, 70_000])
@@ -365,5 +370,17 @@ def test_an_empty_table_knows_nothing():
     assert all(
         bigram_row(table.arrays.first, table.arrays.second, a, b) == -1 for a in range(-1, 13) for b in range(-1, 13)
     )
-    assert table_successors(table, 1, 2)[0].tolist() == []
+    assert successors(table, 1, 2) == []
     assert [array.dtype for array in table.arrays[:5]] == [np.uint32, np.uint16, np.uint32, np.uint32, np.uint16]
+
+
+def test_pairs_that_were_seen_too_seldom_are_left_out(tmp_path):
+    documents = [[1, 2, 3]] * 3 + [[1, 4, 5]]
+    build(tmp_path / "all", documents)
+    build(tmp_path / "some", documents, least=2)
+    everything, some = open_table(tmp_path / "all"), open_table(tmp_path / "some")
+    assert successors(everything, 1, 2) == successors(some, 1, 2) == [3]
+    assert successors(everything, 1, 4) == [5]
+    assert successors(some, 1, 4) == []
+    with pytest.raises(UsageError, match="least is 0"):
+        build(tmp_path / "none", documents, least=0)

@@ -56,7 +56,6 @@ def rows(*texts):
     "options",
     [
         {"table": "none"},
-        {"table": "none", "measured": True},
         {"method": "rest", "store": "none"},
         {"method": "adaptix", "table": "none"},
         {"store": "none", "table": "none"},
@@ -146,10 +145,7 @@ REFUSED = {
     "tree_nodes": ({"tree_nodes": 0}, "tree_nodes is 0; it must be a whole number, 1 to 1024"),
     "least_probability": ({"least_probability": 2}, "it must be a number from 0 to 1"),
     "threads": ({"threads": 0}, "threads is 0"),
-    "measured": ({"measured": "yes"}, "measured is 'yes'; it must be true or false"),
-    "two rules": ({"measured": True, "least_probability": 0.1}, "give one"),
     "feedback": ({"method": "adaptix", "feedback": "topk"}, "tells a proposer no probabilities"),
-    "feedback of auto": ({"feedback_top_k": 3}, "feedback_top_k is 3, and vLLM tells a proposer no probabilities"),
 }
 
 

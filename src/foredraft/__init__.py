@@ -8,9 +8,9 @@ imported when they are first used, so that `import foredraft` is quick.
 import importlib
 import os
 import tempfile
-from pathlib import Path
 from typing import Any
 
+from foredraft.cache_folder import cache_path
 from foredraft.errors import (
     ForedraftError,
     NumericsError,
@@ -47,14 +47,16 @@ _LAZY = {
 
 
 def _let_numba_cache() -> None:
-    """Give numba a folder for compiled kernels where it would find none: a read-only package and no writable home."""
-    places = (Path(__file__).parent, Path("~").expanduser())
-    if "NUMBA_CACHE_DIR" in os.environ or any(os.access(place, os.W_OK) for place in places):
+    """Give numba a folder of this version's own: it fails on what another version compiled, or finds none to write."""
+    if "NUMBA_CACHE_DIR" in os.environ:
         return
-    wanted = os.environ.get("FOREDRAFT_CACHE", "")
-    # a folder of this process's own, as compiled code from one that others can write to is not to be trusted
-    folder = wanted if wanted and os.access(wanted, os.W_OK) else tempfile.mkdtemp(prefix="foredraft-numba-")
-    os.environ["NUMBA_CACHE_DIR"] = folder
+    folder = cache_path() / f"numba-{__version__}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    os.environ["NUMBA_CACHE_DIR"] = str(folder) if writable else tempfile.mkdtemp(prefix="foredraft-numba-")
 
 
 _let_numba_cache()

@@ -13,7 +13,7 @@ import torch
 
 from foredraft.cache_folder import cache_folder, cache_path
 from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, Target, TokenIds, Verification
-from foredraft.control import Beside, FixedControl, choose_control
+from foredraft.control import FixedControl, StepCosts, choose_control
 from foredraft.corpus.fingerprint import vocabulary_size
 from foredraft.drafters import make_drafter, parse_options
 from foredraft.engine.guard import GuardedDrafter
@@ -189,16 +189,16 @@ class Generator:
         control: str | None = None,
         control_options: Mapping[str, Any] | None = None,
         verification: Verification = "matched",
-        beside: Beside | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
         """Draft with a drafter that exists already, under the name `method`: one built elsewhere, or used before.
 
-        `beside` is what the measured control keeps from text to text; given again, it goes on with what it knows.
+        `costs` is what the measured control keeps from text to text; given again, it goes on with what it knows.
         """
         if nodes is None and control is None:
             control = getattr(drafter, "default_control", None)
         self._amount = choose_control(nodes, control, control_options)
-        self._beside = Beside() if beside is None else beside
+        self._costs = StepCosts() if costs is None else costs
         self.method, self.drafter = method, drafter
         self.verification = checked_verification(verification)
 
@@ -341,7 +341,7 @@ class Generator:
         )
         settings = {**asdict(sampling), "verification": self.verification}
         context = DraftContext(target.vocabulary, sampling.seed, self._amount.most_nodes, settings, seq.cache)
-        return Run(seq, target, GuardedDrafter(self.drafter), self._control(sampling.seed, ids), context, sampling.seed)
+        return Run(seq, target, GuardedDrafter(self.drafter), self._control(sampling.seed), context, sampling.seed)
 
     def encode(self, prompt: Prompt) -> TokenIds:
         """Return the prompt's ids, int64[n]; a conversation goes through the model's chat template.
@@ -361,10 +361,10 @@ class Generator:
             return ()
         return (given,) if isinstance(given, int) else tuple(given)
 
-    def _control(self, seed: int, prompt: TokenIds) -> Control:
+    def _control(self, seed: int) -> Control:
         if self.method == "none":
             return FixedControl(0)
-        return self._amount.make(lambda: self.cost, seed, self._beside, prompt, quick=self.drafter.needs.quick)
+        return self._amount.make(lambda: self.cost, seed, self._costs)
 
 
 def _pair(model: Any) -> tuple[Any, Any]:

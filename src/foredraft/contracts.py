@@ -123,14 +123,11 @@ class Budget:
             accepted, 0 to 1, or None without one. The estimate of the last token alone is this level's over the last
             one's: a calibrated head gives the product of its estimates, and the control finds each again. Drafters
             that know the whole draft at once do not ask; the control then asks itself, and cuts.
-        quick: asks for no more than what followed the last two tokens when they last occurred in the text, which takes
-            microseconds, and is to change no later draft. Only drafters that say so are given one (`Needs.quick`).
     """
 
     nodes: int
     depth: int
     more: Callable[[float | None], bool] | None = field(default=None, compare=False)
-    quick: bool = False
 
 
 NO_BUDGET = Budget(0, 0)
@@ -153,8 +150,7 @@ class SequenceView:
 class Needs:
     """What a drafter wants to see of each verification beyond the emitted tokens.
 
-    The top tokens are told only where drafting goes on: where the control allows no node, asks for a quick draft, or
-    keeps none of the nodes that were proposed, finding them is not worth its time.
+    The top tokens are told only where a draft was asked for: in a rest, finding them is not worth its time.
 
     Attributes:
         top_k: the target's `top_k` most probable tokens after a row; 0 for none.
@@ -162,14 +158,12 @@ class Needs:
         hidden: the target's last hidden state after every row.
         every_step: whether the drafter is asked and told also where the control allows no node, as in a rest. Where
             not, such a step hardly takes longer than plain decoding's, and the next `propose` shows its tokens.
-        quick: whether the drafter answers quick budgets; it may be given them where it would not be asked otherwise.
     """
 
     top_k: int = 0
     top_rows: int = 4
     hidden: bool = False
     every_step: bool = True
-    quick: bool = False
 
 
 @dataclass(frozen=True, slots=True)

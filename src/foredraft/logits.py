@@ -195,6 +195,18 @@ def most_probable(row: FloatArray) -> int:
 
 
 @njit(cache=True, fastmath={"contract", "nsz"}, error_model="numpy")
+def _exponentials(scores: FloatArray, largest: float, series: FloatArray, powers: IntArray) -> None:
+    """Write exp(score - largest) as a series and the bits of a power of two, for as many scores as there are."""
+    for i in range(len(scores)):
+        halves = max((scores[i] - np.float32(largest)) * np.float32(1.4426950408889634), np.float32(-126.0))
+        n = np.floor(halves + np.float32(0.5))
+        r = (halves - n) * np.float32(0.6931471805599453)
+        tail = np.float32(1 / 24) + r * (np.float32(1 / 120) + r * np.float32(1 / 720))
+        series[i] = np.float32(1) + r * (np.float32(1) + r * (np.float32(0.5) + r * (np.float32(1 / 6) + r * tail)))
+        powers[i] = (np.int32(n) + np.int32(127)) << np.int32(23)
+
+
+@njit(cache=True, fastmath={"contract", "nsz"}, error_model="numpy")
 def exponentials(row: FloatArray, largest: float, temperature: float) -> FloatArray:
     """Return exp((score - largest) / temperature) of a row, float32[V], to float32's precision; 0 below 2^-126.
 
@@ -222,12 +234,22 @@ def exponentials(row: FloatArray, largest: float, temperature: float) -> FloatAr
     return series
 
 
-@njit(cache=True, fastmath={"contract", "nsz", "reassoc"})
+@njit(cache=True, fastmath={"contract", "nsz", "reassoc"}, error_model="numpy")
 def sum_of_exponentials(row: FloatArray, largest: float) -> float:
-    """Return the sum of exp(score - largest) over a row, float32[V], to float32's precision; NaN if it holds NaN."""
+    """Return the sum of exp(score - largest) over a row, float32[V], to float32's precision; NaN if it holds NaN.
+
+    A block at a time, which stays in the nearest cache.
+    """
     if not np.isfinite(largest) or has_nan(row):
         return np.nan
-    terms, total = exponentials(row, largest, 1.0), np.float32(0)
-    for i in range(len(terms)):
-        total += terms[i]
+    powers, series = np.empty(_BLOCK, np.int32), np.empty(_BLOCK, np.float32)
+    scale, total = powers.view(np.float32), np.float32(0)
+    whole = len(row) // _BLOCK * _BLOCK
+    for begin in range(0, whole, _BLOCK):
+        _exponentials(row[begin : begin + _BLOCK], largest, series, powers)
+        for i in range(_BLOCK):
+            total += series[i] * scale[i]
+    _exponentials(row[whole:], largest, series, powers)
+    for i in range(len(row) - whole):
+        total += series[i] * scale[i]
     return float(total)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from foredraft.api import Generator
 from foredraft.contracts import Drafter, Verification
-from foredraft.control import Beside
+from foredraft.control import StepCosts
 from foredraft.errors import UsageError
 from foredraft.options import nearest
 from foredraft.speculation import take_amount, take_verification
@@ -125,6 +125,6 @@ def use(generator: Generator, method: Method) -> None:
     generator.use(method.name, method.options, **method.amount, verification=method.verification)
 
 
-def attach(generator: Generator, method: Method, drafter: Drafter, beside: Beside) -> None:
+def attach(generator: Generator, method: Method, drafter: Drafter, costs: StepCosts) -> None:
     """Make the generator draft with the method's drafter, built before, and with what its control knew by then."""
-    generator.attach(method.name, drafter, **method.amount, verification=method.verification, beside=beside)
+    generator.attach(method.name, drafter, **method.amount, verification=method.verification, costs=costs)

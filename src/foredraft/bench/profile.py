@@ -15,7 +15,7 @@ from foredraft.bench.reliability import Reliability, ReliabilityTally
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.bench.writer import time_split
 from foredraft.contracts import StepRecord
-from foredraft.control import Beside
+from foredraft.control import StepCosts
 from foredraft.engine.statistics import harmonic_mean
 from foredraft.generation import Generation
 
@@ -130,13 +130,13 @@ class _Recording:
     def __init__(self, generator: Generator, method: Method) -> None:
         use(generator, method)
         self._generator, self._method = generator, method
-        self._drafter, self._beside = RecordedDrafter(generator.drafter), Beside()
+        self._drafter, self._costs = RecordedDrafter(generator.drafter), StepCosts()
         self.steps: list[StepRecord] = []
         self.tally = ReliabilityTally()
 
     def write(self, prompt: Any, arguments: Mapping[str, Any]) -> Generation:
         """Write a text, whatever the generator was used for in between."""
-        attach(self._generator, self._method, self._drafter, self._beside)
+        attach(self._generator, self._method, self._drafter, self._costs)
         return self._generator.generate(prompt, **arguments)
 
     def count(self, generation: Generation) -> None:

@@ -21,7 +21,7 @@ from foredraft.bench.peer import prepared_peer
 from foredraft.bench.recording import DraftCounts, Guesses, RecordedDrafter
 from foredraft.bench.replay import replay_steps
 from foredraft.contracts import CostCurve, Drafter, StepRecord, TokenIds
-from foredraft.control import Beside
+from foredraft.control import StepCosts
 from foredraft.errors import ForedraftWarning
 from foredraft.generation import Generation
 
@@ -79,7 +79,7 @@ def make_ready(generator: Generator, method: Method) -> Begin:
     if method.name == PEER:
         return _by_peer(generator, method)
     use(generator, method)
-    kept, beside = generator.drafter, Beside()  # a process that writes text after text keeps them
+    kept, costs = generator.drafter, StepCosts()  # a process that writes text after text keeps them
 
     def begin(prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Begun:
         drafter = kept
@@ -89,7 +89,7 @@ def make_ready(generator: Generator, method: Method) -> Begin:
             if method.memory == "warm":
                 _teach(drafter, earlier, generator.target.vocabulary)
         recorded = None if method.name == BASE else RecordedDrafter(drafter)
-        attach(generator, method, recorded or drafter, beside)
+        attach(generator, method, recorded or drafter, costs)
         return _by_slices(generator, recorded, prompt, arguments)
 
     return begin

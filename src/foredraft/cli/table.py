@@ -30,6 +30,7 @@ def build(
     ] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json, or a folder that has one")] = None,
     keep: Annotated[int, typer.Option(help="Successors kept of each pair of tokens")] = 12,
+    least: Annotated[int, typer.Option(help="Leave out pairs of tokens that occur fewer times")] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first line that cannot be used")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists")] = False,
 ) -> None:
@@ -57,6 +58,7 @@ def build(
             words.vocabulary,
             out,
             keep=keep,
+            least=least,
             eos_token_id=words.eos_token_id,
             overwrite=overwrite,
             metadata={"inputs": [path.name for path in inputs]},

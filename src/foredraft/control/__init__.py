@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from foredraft.contracts import Control, CostCurve, TokenIds
-from foredraft.control.beside import Beside
+from foredraft.contracts import Control, CostCurve
 from foredraft.control.beta import BetaOptions, BetaRule
 from foredraft.control.cali import CaliOptions, CaliRule
 from foredraft.control.confidence import ConfidenceOptions, ConfidenceRule
@@ -17,13 +16,13 @@ from foredraft.control.cutting import cut
 from foredraft.control.exit_threshold import ExitThresholdOptions, ExitThresholdRule
 from foredraft.control.fixed import FixedControl, FixedOptions
 from foredraft.control.measured import MOST_NODES, MeasuredControl, MeasuredOptions
+from foredraft.control.step_costs import StepCosts
 from foredraft.control.stopping import Outcome, Rule, StoppingControl
 from foredraft.control.whole import WholeControl, WholeOptions
 from foredraft.errors import UsageError
 from foredraft.options import nearest, options_from, shown
 
 __all__ = [
-    "Beside",
     "BetaOptions",
     "BetaRule",
     "CONTROLS",
@@ -44,6 +43,7 @@ __all__ = [
     "MeasuredOptions",
     "Outcome",
     "Rule",
+    "StepCosts",
     "StoppingControl",
     "WholeControl",
     "WholeOptions",
@@ -117,24 +117,19 @@ class ControlChoice:
         self,
         curve: Callable[[], CostCurve],
         seed: int,
-        beside: Beside | None = None,
-        prompt: TokenIds | None = None,
-        *,
-        quick: bool = False,
+        costs: StepCosts | None = None,
     ) -> Control:
         """Return the control of one sequence.
 
         Args:
             curve: what a pass costs by its rows; called only if it is needed, as it may have to be measured.
             seed: decides every random draw.
-            beside: what `measured` found in earlier sequences, kept up to date.
-            prompt: int64[n], token ids; None where they are not known.
-            quick: whether the drafter answers quick budgets.
+            costs: what `measured` found in earlier sequences, kept up to date.
         """
         if self.name == "fixed" or self.nodes == 0:
             return FixedControl(self.most_nodes)
         if self.name == "measured":
-            return MeasuredControl(curve(), self.most_nodes, beside, prompt, quick=quick)
+            return MeasuredControl(curve(), self.most_nodes, costs)
         if self.name == "whole":
             return WholeControl(self.options, self.most_nodes)
         return StoppingControl(self._rule(curve, seed), self.most_nodes)

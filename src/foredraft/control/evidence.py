@@ -14,9 +14,9 @@ from foredraft.graph.tree import FloatArray, IntArray, depths
 F64 = npt.NDArray[np.float64]
 
 _SCORE_BINS = 12  # by powers of two: [1/2, 1], [1/4, 1/2), ...
-_BIN_NODES = 8.0  # nodes of each bin seen before the first step, as it were, accepted as those of all bins are
+_BIN_NODES = 24.0  # nodes of each bin seen before the first step, as it were, accepted as those of all bins are
 USUAL_SCORE = 0.7  # of the first bin while it has not been seen; of each further one, half as much
-_PRIOR_RATIO, _PRIOR_PROMISED = 0.8, 3.0  # accepted nodes / the sum of scores, and the sum that this is worth
+_PRIOR_RATIO, _PRIOR_PROMISED = 1.0, 3.0  # accepted nodes / the sum of scores, and the sum that this is worth
 _MOST_NODES_SEEN = 400.0
 
 
@@ -67,28 +67,32 @@ def chances(evidence: Evidence) -> F64:
 
 @njit(cache=True)
 def best_count(
-    score: FloatArray, evidence: Evidence, cost: F64, pace: float, beside: float, plain: float, depth: int
-) -> int:
+    score: FloatArray, evidence: Evidence, passes: F64, seconds: tuple[float, float], depth: int,
+    cheap: tuple[int, float],
+) -> int:  # fmt: skip
     """Return how many of the best nodes are worth verifying: the number with the most expected tokens per second.
 
     Args:
         score: float32[N].
         evidence: what became of nodes.
-        cost: float64[M + 2], seconds of a pass by rows; at most M nodes are worth a thought.
-        pace: seconds of a drafted pass / those of `cost`.
-        beside: seconds of a drafted step beside its pass.
-        plain: seconds of a plain step.
+        passes: float64[M + 2], seconds of a pass by rows; at most M nodes are worth a thought.
+        seconds: of a plain step, and of a drafted step beside its pass.
         depth: no more tokens than that can be accepted.
+        cheap: nodes that are verified wherever one is worth it; more must promise so many times their tokens a second.
     """
     chance = chances(evidence)
     order = np.sort(score)
-    best, best_rate, expected = 0, 1.0 / plain, 0.0
-    for nodes in range(1, min(len(score), len(cost) - 2) + 1):
+    plain, overhead = seconds
+    least, margin = cheap
+    best, needed, highest, expected = 0, 0.0, 0.0, 0.0
+    for nodes in range(1, min(len(score), len(passes) - 2) + 1):
         expected += chance[halvings(order[len(score) - nodes])]
-        rate = (1.0 + min(expected, depth)) / (pace * cost[nodes + 1] + beside)
-        if rate > best_rate:
-            best, best_rate = nodes, rate
-    return best
+        rate = (1.0 + min(expected, depth)) / (passes[nodes + 1] + overhead)
+        if nodes <= least:
+            best, highest, needed = nodes, rate, margin * rate
+        elif rate > needed:
+            best, highest, needed = nodes, rate, rate
+    return best if highest * plain > 1.0 else 0
 
 
 @njit(cache=True)

@@ -67,6 +67,7 @@ class BuildOptions(TypedDict, total=False):
     """The options of `count_trigrams`, which says what they are."""
 
     keep: int
+    least: int
     eos_token_id: int | None
     overwrite: bool
     metadata: Mapping[str, Any] | None
@@ -102,6 +103,7 @@ def count_trigrams(
     out: str | os.PathLike[str],
     *,
     keep: int = 12,
+    least: int = 1,
     eos_token_id: int | None = None,
     overwrite: bool = False,
     metadata: Mapping[str, Any] | None = None,
@@ -120,6 +122,7 @@ def count_trigrams(
         vocabulary: the separator; no id reaches it.
         out: the file to write; `<out>.lock` and, while building, `<out>.building` lie beside it.
         keep: the most successors kept of a bigram, 1 to 255.
+        least: bigrams that were followed by a token fewer times are left out.
         eos_token_id: noted in the file: what was appended to documents that did not end in it; None for none.
         overwrite: replace a file that exists.
         metadata: JSON values to note in the file.
@@ -131,7 +134,7 @@ def count_trigrams(
         UsageError: an argument out of range, or documents without any token.
         StoreError: `out` exists, is being written by another process, or cannot be written.
     """
-    _check_arguments(vocabulary, keep, eos_token_id)
+    _check_arguments(vocabulary, keep, least, eos_token_id)
     tell = progress or (lambda _: None)
     bits = vocabulary.bit_length()
     stride = max(1, min(4096, merge_records // 16))
@@ -146,7 +149,7 @@ def count_trigrams(
         read, tokens = int(token_counts[vocabulary]), int(token_counts[:vocabulary].sum())
         if not tokens:
             raise UsageError("The inputs hold no text, so there is nothing to count. Give files with text in them.")
-        table = _TableWriter(writer, vocabulary, bits, keep)
+        table = _TableWriter(writer, vocabulary, bits, keep, least)
         done, total = 0, sum(run.length for run in runs)
         for keys, counts, records in merged(runs, bits, max(1, merge_records // stride)):
             table.add(keys, counts)
@@ -158,6 +161,7 @@ def count_trigrams(
             "tokens": tokens,
             "distinct_trigrams": table.distinct,
             "keep": keep,
+            "least": least,
             "eos_token_id": eos_token_id,
         }
     path = Path(out)
@@ -166,11 +170,13 @@ def count_trigrams(
     )
 
 
-def _check_arguments(vocabulary: int, keep: int, eos_token_id: int | None) -> None:
+def _check_arguments(vocabulary: int, keep: int, least: int, eos_token_id: int | None) -> None:
     if not 1 <= vocabulary <= MAX_VOCABULARY:
         raise UsageError(f"A table holds vocabularies of 1 to {MAX_VOCABULARY} tokens; {vocabulary} were given.")
     if not 1 <= keep <= MAX_KEEP:
         raise UsageError(f"keep is {keep}; give the number of successors to keep of a bigram, 1 to {MAX_KEEP}.")
+    if least < 1:
+        raise UsageError(f"least is {least}; give how often a bigram must occur to be kept, at least 1.")
     if eos_token_id is not None and not 0 <= eos_token_id < vocabulary:
         raise UsageError(f"eos_token_id is {eos_token_id}, which is not below the vocabulary of {vocabulary}.")
 
@@ -260,8 +266,8 @@ def _probabilities(counts: I64, totals: I64) -> npt.NDArray[np.uint16]:
 class _TableWriter:
     """Appends merged counts to a store as a table's arrays, in one pass."""
 
-    def __init__(self, writer: StoreWriter, vocabulary: int, bits: int, keep: int) -> None:
-        self.writer, self.vocabulary, self.bits, self.keep = writer, vocabulary, bits, keep
+    def __init__(self, writer: StoreWriter, vocabulary: int, bits: int, keep: int, least: int) -> None:
+        self.writer, self.vocabulary, self.bits, self.keep, self.least = writer, vocabulary, bits, keep, least
         self.distinct = 0
         self.row_counts, self.unigram_lengths, self.unigram_totals = np.zeros((3, vocabulary), np.int64)
         self.held_pairs, self.held_counts = np.empty(0, np.uint64), np.empty(0, np.int64)
@@ -279,6 +285,10 @@ class _TableWriter:
         self.distinct += len(keys)
         bounds = group_bounds(pairs)
         totals = group_sums(counts, bounds)
+        often = totals >= self.least
+        entries = np.repeat(often, np.diff(bounds))
+        keys, counts, pairs, totals = keys[entries], counts[entries], pairs[entries], totals[often]
+        bounds = group_bounds(pairs)
         rows = pairs[bounds[:-1]]
         self.row_counts += np.bincount((rows >> shift).astype(np.int64), minlength=self.vocabulary)
         self.writer.append("second", (rows & mask).astype(token_dtype(self.vocabulary)))

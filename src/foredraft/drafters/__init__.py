@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from foredraft.contracts import Drafter, Target
 from foredraft.errors import UsageError
-from foredraft.options import nearest, options_from, shown
+from foredraft.options import nearest, options_from
 
 ENTRY_POINT_GROUP = "foredraft.drafters"
 
@@ -22,7 +22,7 @@ _OWN: Mapping[str, str] = {
     "prompt_lookup": "foredraft.drafters.prompt_lookup:PromptLookupDrafter",
     "adaptix": "foredraft.drafters.adaptix:AdaptixDrafter",
     "rest": "foredraft.drafters.rest:RestDrafter",
-    "auto": "foredraft.drafters.mixture:MixtureDrafter",
+    "auto": "foredraft.drafters.auto:AutoDrafter",
     "draft_model": "foredraft.drafters.draft_model:DraftModelDrafter",
     "draft_tree": "foredraft.drafters.draft_model:DraftTreeDrafter",
     "draft_graph": "foredraft.drafters.draft_model:DraftGraphDrafter",
@@ -103,17 +103,13 @@ def drafter_class(method: str) -> DrafterClass:
         raise UsageError(f"The registered method {method!r} cannot be imported: {error}.") from error
 
 
-def parse_options(method: str, options: Mapping[str, Any]) -> tuple[Any, bool]:
-    """Return the method's options, and whether its drafts are to be grafted upon: `graph`, which every method takes.
+def parse_options(method: str, options: Mapping[str, Any]) -> Any:
+    """Return the method's options, checked.
 
     Raises:
         UsageError: an unknown method or option, or a value that cannot be honoured.
     """
-    own = dict(options)
-    grafted = own.pop("graph", False)
-    if not isinstance(grafted, bool):
-        raise UsageError(f"graph is {shown(grafted)}; it must be true or false.")
-    return options_from(drafter_class(method).Options, own, f"Method {method!r}"), grafted
+    return options_from(drafter_class(method).Options, options, f"Method {method!r}")
 
 
 def make_drafter(method: str, options: Mapping[str, Any], resources: Resources) -> Drafter:
@@ -122,12 +118,7 @@ def make_drafter(method: str, options: Mapping[str, Any], resources: Resources) 
     Raises:
         UsageError: an unknown method or option, or a value that cannot be honoured.
     """
-    own, grafted = parse_options(method, options)
-    drafter = drafter_class(method).create(own, resources)
-    if not grafted:
-        return drafter
-    module = importlib.import_module("foredraft.drafters.grafting")  # compiles what few ask for
-    return module.GraftingDrafter(drafter)  # type: ignore[no-any-return]  # the module is ours
+    return drafter_class(method).create(parse_options(method, options), resources)
 
 
 def _registered() -> dict[str, EntryPoint]:

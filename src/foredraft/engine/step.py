@@ -39,7 +39,7 @@ def step(
     clock = [perf_counter_ns()]
     budget = control.budget(seq.useful_depth)
     shown = budget.nodes > 0 or needs.every_step
-    draft = proposed = EMPTY_DRAFT
+    draft = EMPTY_DRAFT
     if shown:
         proposed = drafting.propose(seq.view(), budget)
         check_draft(proposed, target.vocabulary, len(names))
@@ -55,10 +55,10 @@ def step(
     seq.commit(verdict)
     clock.append(perf_counter_ns())
     if shown:  # and where drafting is not worth its time, what only serves drafting is not either
-        drafts = budget.nodes > 0 and not budget.quick and (len(draft) > 0 or len(proposed) == 0)
-        drafting.observe(_with_needs(verdict, scores, needs) if drafts else verdict)
-    forward, drafting_took = clock[3] - clock[2], clock[1] - clock[0]
-    control.observe(verdict, forward / 1e9, (perf_counter_ns() - clock[0] - forward) / 1e9, drafting_took / 1e9)
+        drafting.observe(_with_needs(verdict, scores, needs) if budget.nodes > 0 else verdict)
+    now = perf_counter_ns()
+    forward, drafting_took = clock[3] - clock[2], clock[1] - clock[0] + now - clock[5]
+    control.observe(verdict, forward / 1e9, (now - clock[0] - forward) / 1e9, drafting_took / 1e9)
     clock.append(perf_counter_ns())
     parts = ("draft", "layout", "forward", "verify", "commit", "observe")
     nanoseconds = {part: clock[i + 1] - clock[i] for i, part in enumerate(parts)}

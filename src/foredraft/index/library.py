@@ -48,6 +48,16 @@ class Library:
         self.shared = empty_text()
         self.lock = threading.Lock()
 
+    @property
+    def identity(self) -> tuple[str, int]:
+        """The tokenizer's hash and the vocabulary that its files are bound to."""
+        return self._tokenizer_hash, self._vocabulary
+
+    def forget(self) -> None:
+        """Forget what was shared and not saved."""
+        with self.lock:
+            self.shared = empty_text()
+
     def open(self, folder: str) -> None:
         """Add the datastore in `folder` to those that are searched.
 

@@ -17,7 +17,7 @@ from foredraft.index.retrieval import Rows
 F64 = npt.NDArray[np.float64]
 
 
-class Groups(NamedTuple):
+class _Groups(NamedTuple):
     """Working memory: the tokens that may come next, each with its weight and its rows, found by hashing.
 
     Attributes:
@@ -25,7 +25,7 @@ class Groups(NamedTuple):
         slot_group: int32[2^k], the group of each.
         slot: int32[G], the slot of each group.
         rows: int32[G], how many rows go on with its token.
-        first: int32[G], the place of its first row among the members, once `split_rows` has put them together.
+        first: int32[G], the place of its first row among the members, once `_split_rows` has put them together.
         weight: float64[G].
         row_group: int32[R + 1], the group of the row at each place among the members; -1 where a row has ended.
         moved: int32[R + 1], members on their way to new places.
@@ -42,13 +42,13 @@ class Groups(NamedTuple):
 
 
 @njit(cache=True)
-def room_for_groups(rows: int, more: int) -> Groups:
+def _room_for_groups(rows: int, more: int) -> _Groups:
     """Return working memory for `rows` rows, and `more` tokens that no row need hold."""
     most = rows + more
     slots = 16
     while slots < 2 * most:
         slots *= 2
-    return Groups(
+    return _Groups(
         np.full(slots, -1, np.int32), np.empty(slots, np.int32), np.empty(most, np.int32), np.empty(most, np.int32),
         np.empty(most, np.int32), np.empty(most, np.float64), np.empty(rows + 1, np.int32),
         np.empty(rows + 1, np.int32),
@@ -56,7 +56,7 @@ def room_for_groups(rows: int, more: int) -> Groups:
 
 
 @njit(cache=True)
-def group_of(groups: Groups, made: int, token: int) -> int:
+def _group_of(groups: _Groups, made: int, token: int) -> int:
     """Return the number of `token`'s group among `made`, or make it the next one, empty."""
     mask = len(groups.slot_token) - 1
     slot = (np.int64(token) * 40503) & mask
@@ -69,7 +69,7 @@ def group_of(groups: Groups, made: int, token: int) -> int:
 
 
 @njit(cache=True)
-def group_rows(rows: Rows, members: IntArray, low: int, high: int, level: int, groups: Groups) -> int:
+def _group_rows(rows: Rows, members: IntArray, low: int, high: int, level: int, groups: _Groups) -> int:
     """Group the rows `members[low:high]` by their token at `level`; return how many groups there are.
 
     A group weighs what its rows do. Rows that have ended are in none.
@@ -80,7 +80,7 @@ def group_rows(rows: Rows, members: IntArray, low: int, high: int, level: int, g
         groups.row_group[i] = -1
         if token < 0:
             continue
-        group = group_of(groups, made, token)
+        group = _group_of(groups, made, token)
         made = max(made, group + 1)
         groups.row_group[i] = group
         groups.rows[group] += 1
@@ -89,7 +89,7 @@ def group_rows(rows: Rows, members: IntArray, low: int, high: int, level: int, g
 
 
 @njit(cache=True)
-def split_rows(members: IntArray, low: int, high: int, groups: Groups, made: int) -> None:
+def _split_rows(members: IntArray, low: int, high: int, groups: _Groups, made: int) -> None:
     """Reorder `members[low:high]` so that each group's rows lie together, in their old order, and forget the tokens.
 
     `groups.first` then says where each group's rows begin. Rows that have ended come last.
@@ -115,7 +115,7 @@ def split_rows(members: IntArray, low: int, high: int, groups: Groups, made: int
 
 
 @njit(cache=True)
-def weight_of(rows: Rows, members: IntArray, low: int, high: int) -> float:
+def _weight_of(rows: Rows, members: IntArray, low: int, high: int) -> float:
     """Return what the rows `members[low:high]` weigh together."""
     total = 0.0
     for i in range(low, high):
@@ -137,18 +137,18 @@ class _Candidates(NamedTuple):
 @njit(cache=True)
 def _expand(
     rows: Rows, members: IntArray, low: int, high: int, node: int, level: int, scale: float, made: int,
-    c: _Candidates, groups: Groups,
+    c: _Candidates, groups: _Groups,
 ) -> int:  # fmt: skip
     """Make a candidate of each token that follows at `level` in the rows `members[low:high]`; return how many exist.
 
     A candidate scores `scale` times its weight.
     """
-    count = group_rows(rows, members, low, high, level, groups)
+    count = _group_rows(rows, members, low, high, level, groups)
     for group in range(count):
         c.token[made + group] = groups.slot_token[groups.slot[group]]
         c.parent[made + group], c.level[made + group] = node, level + 1
         c.score[made + group] = min(scale * groups.weight[group], 1.0)
-    split_rows(members, low, high, groups, count)
+    _split_rows(members, low, high, groups, count)
     for group in range(count):
         c.low[made + group] = groups.first[group]
         c.high[made + group] = groups.first[group] + groups.rows[group]
@@ -178,7 +178,7 @@ def best_nodes(rows: Rows, limit: int, doubt: float) -> tuple[IntArray, IntArray
         np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.int32),
         np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.float32),
     )  # fmt: skip
-    groups = room_for_groups(count, 0)
+    groups = _room_for_groups(count, 0)
     members, heap = np.arange(count).astype(np.int32), np.empty(room, np.int32)
     tokens, parents, scores = np.empty(limit, np.int32), np.empty(limit, np.int32), np.empty(limit, np.float32)
     made = _expand(rows, members, 0, count, -1, 0, 1.0, 0, c, groups) if count else 0
@@ -194,7 +194,7 @@ def best_nodes(rows: Rows, limit: int, doubt: float) -> tuple[IntArray, IntArray
         if c.level[best] < depth:
             before = made
             low, high = c.low[best], c.high[best]
-            scale = c.score[best] / weight_of(rows, members, low, high) * (high - low) / (high - low + doubt)
+            scale = c.score[best] / _weight_of(rows, members, low, high) * (high - low) / (high - low + doubt)
             made = _expand(rows, members, low, high, node, c.level[best], scale, made, c, groups)
             for candidate in range(before, made):
                 heap[size] = candidate

@@ -83,6 +83,13 @@ def _slot(keys: I64, first: int, second: int) -> int:
 
 
 @njit(cache=True)
+def newest_place(text: RecentText, first: int, second: int) -> int:
+    """Return the last place that ends in two tokens, or -1."""
+    slot = _slot(text.keys, first, second)
+    return int(text.newest[slot]) if text.keys[slot] >= 0 else -1
+
+
+@njit(cache=True)
 def append(text: RecentText, tokens: I64) -> None:
     """Add `tokens`, int64[k]; there must be room for them."""
     for token in tokens:

@@ -321,14 +321,3 @@ def bigram_row(first: npt.NDArray[Any], second: npt.NDArray[Any], a: int, b: int
     if low < end and np.int64(second[low]) == b:
         return low
     return -1
-
-
-def table_successors(table: TrigramTable, a: int, b: int) -> tuple[TokenArray, npt.NDArray[np.float64]]:
-    """Return the kept tokens that followed `a, b`, the most probable first, and their probabilities; both may be empty.
-
-    For people and tests; drafters read the arrays in compiled code.
-    """
-    arrays = table.arrays
-    row = bigram_row(arrays.first, arrays.second, a, b)
-    kept = slice(arrays.offsets[row], arrays.offsets[row + 1]) if row >= 0 else slice(0, 0)
-    return arrays.tokens[kept], arrays.probabilities[kept] / FULL_PROBABILITY

@@ -13,16 +13,13 @@ from numba import get_num_threads, set_num_threads
 
 from foredraft.contracts import DraftContext, Drafter
 from foredraft.drafters.adaptix import AdaptixDrafter
-from foredraft.drafters.mixture import MixtureDrafter
 from foredraft.drafters.prompt_lookup import PromptLookupDrafter
 from foredraft.drafters.rest import RestDrafter
 from foredraft.errors import ForedraftWarning, told
 from foredraft.graph.tree import IntArray
-from foredraft.integrations import batch_adaptix, batch_mixture, batch_rest
+from foredraft.integrations import batch_adaptix, batch_rest
 from foredraft.integrations.batch_adaptix import AdaptixBatch
-from foredraft.integrations.batch_control import BatchControl
 from foredraft.integrations.batch_lookup import LookupBatch
-from foredraft.integrations.batch_mixture import MixtureBatch
 from foredraft.integrations.batch_rest import RestBatch
 from foredraft.integrations.batches import Batch, BatchDrafting, ChainOptions, Chains, SingleDrafting
 from foredraft.integrations.request_table import RequestTable
@@ -34,9 +31,9 @@ _SPARE = 2
 class RequestDrafter:
     """Chains for the requests of a server, found again by content at every step.
 
-    What a request is drafted depends on its tokens and on the steps that it was drafted in, and on nothing that differs
-    between processes: ranks that see the same batches draft the same. How much of it is handed over follows the clock
-    where `measured` says so, and may differ between ranks: a server takes the drafts of one of them.
+    What a request is drafted depends on its tokens, on the steps that it was drafted in, with `auto` on how often its
+    sources were right for others, and on nothing that differs between processes: ranks that see the same batches draft
+    the same.
 
     Args:
         drafter: any drafter.
@@ -46,19 +43,17 @@ class RequestDrafter:
         longest: tokens of a request at most.
         options: how trees become chains.
         threads: threads of a batch; as many as numba has at most.
-        measured: whether as much of the chains is handed over as the time between the calls repays, instead of all.
     """
 
     def __init__(
         self, drafter: Drafter, *, vocabulary: int, most: int, rows: int, longest: int,
-        options: ChainOptions | None = None, threads: int = 1, measured: bool = False,
+        options: ChainOptions | None = None, threads: int = 1,
     ) -> None:  # fmt: skip
         self._name, self._most, self._longest = drafter.name, most, longest
         self._threads = max(1, min(threads, get_num_threads()))
         self._table = RequestTable(_SPARE * rows, longest)
         self._failed: set[int] = set()
         self._warned = False
-        self._control = BatchControl(_SPARE * rows, most) if measured else None
         self._batched = batched(drafter, vocabulary, most, _SPARE * rows, options or ChainOptions())
 
     def propose(
@@ -84,19 +79,10 @@ class RequestDrafter:
         # the target adds a token of its own behind the draft, which must fit too
         depth = np.minimum(self._most, self._longest - mine - 1)
         batch = Batch(token_ids, rows, mine, slots, known, depth)
-        for row, tokens, count in zip(rows.tolist(), *self._handed_over(batch, len(rows) == len(sampled)), strict=True):
+        chains = self._chains(batch)
+        for row, tokens, count in zip(rows.tolist(), chains.tokens.tolist(), chains.counts.tolist(), strict=True):
             drafts[row] = tokens[:count]
         return drafts
-
-    def _handed_over(self, batch: Batch, whole: bool) -> tuple[list[list[int]], list[int]]:
-        """Return each row's tokens, and how many of them the server gets; `whole` as `BatchControl.begin` takes it."""
-        if self._control is None:
-            chains = self._chains(batch)
-            return chains.tokens.tolist(), chains.counts.tolist()
-        if not self._control.begin(batch, whole):
-            batch.depth[:] = 0  # what is new in the texts is still read
-        chains = self._chains(batch)
-        return chains.tokens.tolist(), self._control.trim(batch, chains).tolist()
 
     def _chains(self, batch: Batch) -> Chains:
         threads = get_num_threads()
@@ -139,8 +125,6 @@ def batched(drafter: Any, vocabulary: int, most: int, slots: int, options: Chain
         return AdaptixBatch(drafter, slots, vocabulary, most, options)
     if isinstance(drafter, RestDrafter) and batch_rest.fits(drafter.options, segments := drafter.library.segments()):
         return RestBatch(drafter.options, segments, slots, most, options)
-    if isinstance(drafter, MixtureDrafter) and batch_mixture.fits(drafter):
-        return MixtureBatch(drafter, drafter.library.segments(), slots, vocabulary, most, options)
     if isinstance(drafter, PromptLookupDrafter):
         return LookupBatch(drafter.options, most)
     return SingleDrafting(drafter, context, most, options)

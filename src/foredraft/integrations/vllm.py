@@ -40,7 +40,7 @@ _TREE_NODES = {"adaptix": 1, "auto": 16}
 ones of `auto` gain little, and every node takes time."""
 _FED_BACK = ("feedback", "feedback_weight", "feedback_top_k")
 """Options that say what is made of the target's own probabilities."""
-_OWN = ("method", "tree_nodes", "least_probability", "measured", "threads")
+_OWN = ("method", "tree_nodes", "least_probability", "threads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,12 @@ class ProposerOptions:
         method: the drafting method.
         own: the method's own options.
         chains: how trees become the chains that vLLM verifies.
-        measured: whether as much of them is handed over as the time of vLLM's steps repays.
         threads: threads that a batch is drafted on.
     """
 
     method: str
     own: Mapping[str, Any]
     chains: ChainOptions
-    measured: bool
     threads: int
 
 
@@ -85,7 +83,6 @@ class Proposer:
             "longest": int(model.max_model_len),
             "options": options.chains,
             "threads": options.threads,
-            "measured": options.measured,
         }
         with _torch_threads_kept():
             _compile(RequestDrafter(drafter, rows=1, **sizes), int(model.max_model_len))
@@ -189,7 +186,7 @@ def read_options(additional_config: Any, environment: Mapping[str, str]) -> Mapp
 
 
 def parse_proposer_options(given: Mapping[str, Any]) -> ProposerOptions:
-    """Read the options: `method`, `tree_nodes`, `least_probability`, `measured`, `threads`, and the method's own.
+    """Read the options: `method`, `tree_nodes`, `least_probability`, `threads`, and the method's own.
 
     Raises:
         UsageError: an unknown option, or a value that cannot be honoured.
@@ -201,16 +198,11 @@ def parse_proposer_options(given: Mapping[str, Any]) -> ProposerOptions:
     default = ChainOptions(tree_nodes=_TREE_NODES.get(method, ChainOptions().tree_nodes))
     nodes = whole_number(own.pop("tree_nodes", default.tree_nodes))
     least = own.pop("least_probability", default.least_probability)
-    measured = own.pop("measured", False)
     threads = whole_number(own.pop("threads", max(1, min(8, (os.cpu_count() or 1) // 2))))
     if nodes is None or not 1 <= nodes <= 1024:
         raise UsageError(f"tree_nodes is {shown(given['tree_nodes'])}; it must be a whole number, 1 to 1024.")
     if isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 1:
         raise UsageError(f"least_probability is {shown(least)}; it must be a number from 0 to 1.")
-    if not isinstance(measured, bool):
-        raise UsageError(f"measured is {shown(measured)}; it must be true or false.")
-    if measured and "least_probability" in given:
-        raise UsageError("measured and least_probability both say how much of a chain is handed over; give one.")
     if threads is None or threads < 1:
         raise UsageError(f"threads is {shown(given['threads'])}; it must be a whole number, at least 1.")
     theirs = [field.name for field in fields(drafter_class(method).Options)]
@@ -219,7 +211,7 @@ def parse_proposer_options(given: Mapping[str, Any]) -> ProposerOptions:
             raise UsageError(f"foredraft's proposer has no option {key!r}.{hint}")
     parse_options(method, own)
     _refuse_untold(method, own)
-    return ProposerOptions(method, own, ChainOptions(nodes, float(least)), measured, threads)
+    return ProposerOptions(method, own, ChainOptions(nodes, float(least)), threads)
 
 
 def _refuse_untold(method: str, own: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ from foredraft.model.fingerprint import architecture
 from foredraft.model.quantized import dtype_name
 from foredraft.model.target import TorchTarget
 
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64)
 _CONTEXT = 128
 _FEW_ROWS = (1, 16, 64)
 _SECONDS = 1.5

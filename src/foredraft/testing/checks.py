@@ -29,7 +29,7 @@ from foredraft.control import FixedControl
 from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
 from foredraft.engine.step import check_draft
-from foredraft.graph.tree import chain_parents, depths
+from foredraft.graph.tree import depths
 from foredraft.sampling import SamplingOptions
 from foredraft.testing.law import departure_from_law, target_of
 from foredraft.testing.scripted import OracleDrafter
@@ -94,22 +94,6 @@ def steps_that_are_not_shown_change_no_draft(make: MakeDrafter) -> None:
         drafted == [each for each in not_shown if each[1]],
         "needs.every_step is False, so drafts must not depend on whether steps without a budget are shown.",
     )
-
-
-def quick_drafts_are_copies_and_change_no_later_draft(make: MakeDrafter) -> None:
-    """A drafter that answers quick budgets copies what followed the last two tokens, and drafts on as if not asked."""
-    if not make().needs.quick:
-        return
-    asked = list(_proposals(make(), control=_NowAndThen(quick=True)))
-    for ids, budget, draft in asked:
-        if not budget.quick:
-            continue
-        copy = _copy(ids.tolist(), budget.nodes)
-        right = draft.tokens.tolist() == copy and draft.parents.tolist() == chain_parents(len(copy)).tolist()
-        _require(right, f"Behind {ids.tolist()} a quick draft is {copy}; this one is {draft.tokens.tolist()}.")
-    whole = _shown(each for each in asked if not each[1].quick)
-    drafted = [each for each in _shown(_proposals(make(), control=_NowAndThen())) if each[1]]
-    _require(drafted == [each for each in whole if each[1]], "Quick drafts change no later draft.")
 
 
 def a_drafter_that_asks_obeys(make: MakeDrafter) -> None:
@@ -231,7 +215,6 @@ CHECKS: list[Callable[[MakeDrafter], None]] = [
     proposals_stay_within_the_budget,
     no_budget_gives_no_draft,
     steps_that_are_not_shown_change_no_draft,
-    quick_drafts_are_copies_and_change_no_later_draft,
     a_drafter_that_asks_obeys,
     the_same_seed_gives_the_same_drafts,
     sequences_do_not_influence_each_other,
@@ -288,18 +271,17 @@ class _Recorder:
 
 
 class _NowAndThen:
-    """A control that allows a draft in one step of three, and asks for quick ones in others, which it does not take."""
+    """A control that allows a draft in one step of three."""
 
-    def __init__(self, *, quick: bool = False) -> None:
+    def __init__(self) -> None:
         self._fixed, self._steps = FixedControl(8), 0
-        self._otherwise = Budget(8, 8, quick=True) if quick else NO_BUDGET
 
     def budget(self, depth: int) -> Budget:
         self._steps += 1
-        return self._fixed.budget(depth) if self._steps % 3 == 0 else self._otherwise
+        return self._fixed.budget(depth) if self._steps % 3 == 0 else NO_BUDGET
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
-        return EMPTY_DRAFT if budget.quick else self._fixed.trim(draft, budget)
+        return self._fixed.trim(draft, budget)
 
     def observe(
         self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
@@ -323,12 +305,6 @@ def _proposals(
     for _ in decode(seq, recorder, control, target, _context(seq.cache)):
         yield recorder.note
         recorder.note = (recorder.note[0], NO_BUDGET, EMPTY_DRAFT)  # until the next one
-
-
-def _copy(ids: list[int], count: int) -> list[int]:
-    """Return the `count` tokens behind the latest earlier occurrence of the last two, going round at the end."""
-    ends = [end for end in range(2, len(ids)) if ids[end - 2 : end] == ids[-2:]]
-    return [ids[ends[-1] + i % (len(ids) - ends[-1])] for i in range(count)] if ends else []
 
 
 def _shown(proposals: Iterable[_Proposal]) -> list[tuple[list[int], list[int], list[int]]]:

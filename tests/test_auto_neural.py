@@ -9,12 +9,12 @@ import foredraft
 from foredraft.bench.recording import RecordedDrafter
 from foredraft.contracts import NO_BUDGET, Budget, Draft, Needs, Verdict
 from foredraft.control.worth import Worth
-from foredraft.drafters import Resources, make_drafter, mixture
-from foredraft.drafters.mixture import MixtureDrafter, MixtureOptions
+from foredraft.drafters import Resources, auto, make_drafter
+from foredraft.drafters.auto import AutoDrafter, AutoOptions
 from foredraft.errors import ForedraftWarning
 from foredraft.graph.tree import chain_parents
 from foredraft.index.library import Library
-from foredraft.index.trigram import open_named_table
+from foredraft.index.own_words import NO_WORDS, TOP
 from test_eesd import SETTINGS, VOCABULARY, head_folder, plain, target_of, written
 from test_medusa import head_of
 from test_rest import opened, propose
@@ -43,14 +43,14 @@ def asked(*answers):
 
 
 class RestingControl:
-    """Asks in earnest, rests, and asks for quick drafts, by turns."""
+    """Asks and rests, by turns."""
 
     def __init__(self, nodes):
-        self._turns = itertools.cycle([Budget(nodes, 8)] * 3 + [NO_BUDGET, Budget(2, 2, quick=True), NO_BUDGET])
+        self._turns = itertools.cycle([Budget(nodes, 8)] * 3 + [NO_BUDGET] * 2)
 
     def budget(self, depth):
         budget = next(self._turns)
-        return budget if budget.nodes == 0 else Budget(budget.nodes, min(budget.depth, depth), quick=budget.quick)
+        return budget if budget.nodes == 0 else Budget(budget.nodes, min(budget.depth, depth))
 
     def trim(self, draft, budget):
         return draft
@@ -73,7 +73,7 @@ def blended(kind, family, folder):
 @pytest.mark.parametrize("kind", ["eesd chain", "eesd tree", "medusa"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_text_is_that_of_plain_decoding_asked_or_not(family, kind, setting, tmp_path, monkeypatch):
-    monkeypatch.setattr(mixture, "Worth", asked(True, True, False))
+    monkeypatch.setattr(auto, "Worth", asked(True, True, False))
     drafter = blended(kind, family, tmp_path)
     text, records = written(drafter.target or target_of(family), family, setting, drafter, control=RestingControl(8))
     assert text == plain(family, setting)
@@ -85,7 +85,7 @@ def test_the_text_is_that_of_plain_decoding_asked_or_not(family, kind, setting, 
     [({"method": "eesd"}, 1.2), ({"method": "eesd", "out_degree": 3}, 1.2), ({"method": "medusa"}, 1.02)],
 )
 def test_what_heads_foresee_helps_the_other_sources(drafter, least, monkeypatch):
-    monkeypatch.setattr(mixture, "Worth", asked(True))
+    monkeypatch.setattr(auto, "Worth", asked(True))
     prompt = [{"role": "user", "content": "Tom has 4 apples and buys 7 more. How many apples does he have?"}]
     generator = foredraft.load(TOY, method="none", dtype="float32", compile=False)
     settings = {"max_new_tokens": 64, "do_sample": True, "temperature": 0.7, "seed": 2}
@@ -104,7 +104,7 @@ def test_it_is_named_by_its_method_and_needs_what_it_needs(tmp_path):
     assert "auto, medusa" in made.source_names
     assert "auto, draft model" not in made.source_names
     assert made.needs.hidden
-    assert made.needs.top_k == MixtureOptions().feedback_top_k
+    assert made.needs.top_k == TOP
     assert made.target is None
 
 
@@ -140,20 +140,19 @@ class Scripted:
 
 def with_scripted(*tokens, **options):
     neural = Scripted(*tokens)
-    table = open_named_table("none", None, VOCABULARY, "")
-    made = MixtureDrafter(MixtureOptions(**options), table, Library(vocabulary=VOCABULARY), neural)
+    made = AutoDrafter(AutoOptions(**options), NO_WORDS, Library(vocabulary=VOCABULARY), neural=neural)
     return opened(made, vocabulary=VOCABULARY), neural
 
 
 def test_it_is_asked_no_deeper_than_levels_and_its_draft_needs_no_scores(monkeypatch):
-    monkeypatch.setattr(mixture, "Worth", asked(True))
+    monkeypatch.setattr(auto, "Worth", asked(True))
     drafting, _ = with_scripted(5, 6, 7, 8, 9, levels=3)
     assert propose(drafting, [1, 2], 16, vocabulary=VOCABULARY).tokens.tolist() == [5, 6, 7]
 
 
 def test_it_draws_nothing_and_is_shown_no_numbers_of_autos_sources(monkeypatch):
     """Under rejection verification too: a blended draft has no q."""
-    monkeypatch.setattr(mixture, "Worth", asked(True))
+    monkeypatch.setattr(auto, "Worth", asked(True))
     drafting, neural = with_scripted(5, 6)
     assert neural.contexts[0].settings["verification"] == "matched"
     draft = propose(drafting, [1, 2], 8, vocabulary=VOCABULARY)
@@ -164,7 +163,7 @@ def test_it_draws_nothing_and_is_shown_no_numbers_of_autos_sources(monkeypatch):
 
 
 def test_a_draft_that_is_no_tree_leaves_it_out(monkeypatch):
-    monkeypatch.setattr(mixture, "Worth", asked(True))
+    monkeypatch.setattr(auto, "Worth", asked(True))
     drafting, neural = with_scripted(5, 6)
     neural.propose = lambda _view, _budget: Draft(np.array([5, 6], np.int32), np.array([1, -1], np.int32))
     with pytest.warns(ForedraftWarning, match="source 'auto, scripted' failed"):
@@ -181,7 +180,7 @@ def test_one_that_cannot_be_opened_is_left_out(tmp_path):
 
 
 def test_what_it_drafts_is_explained(monkeypatch):
-    monkeypatch.setattr(mixture, "Worth", asked(True))
+    monkeypatch.setattr(auto, "Worth", asked(True))
     options = {"drafter": {"method": "eesd", "head": "none", "layers": 6}}
     generator = foredraft.load(TOY, method="auto", speculative_config=options, dtype="float32", compile=False)
     recorded = RecordedDrafter(generator.drafter)

@@ -1,0 +1,370 @@
+"""Auto: one draft from all that is cheap to ask: the target's own words, the text itself, a table, a datastore.
+
+Each candidate's chance comes from how often candidates like it came true (index/rates.py), which is learned from text
+to text. Knows ids and arrays, and a neural drafter's protocol where one is named; no text, no target.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from foredraft.contracts import (
+    EMPTY_DRAFT,
+    NO_BUDGET,
+    Budget,
+    Draft,
+    DraftContext,
+    Drafter,
+    Needs,
+    SequenceView,
+    TokenIds,
+    Verdict,
+)
+from foredraft.control.evidence import guessed_scores
+from foredraft.control.worth import Worth
+from foredraft.drafters import Resources, make_drafter, parse_options
+from foredraft.errors import ForedraftWarning, UsageError, told
+from foredraft.graph.tree import FloatArray
+from foredraft.index.blend import NOTHING_TOLD, Told, advance, room_for
+from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
+from foredraft.index.own_words import (
+    NO_WORDS,
+    TOP,
+    OwnWords,
+    empty_words,
+    load_words,
+    save_words,
+    words_of_table,
+)
+from foredraft.index.rates import Rates, prior_rates
+from foredraft.index.recent_text import NO_TEXT, empty_text, with_room
+from foredraft.index.sources import NEURAL, NO_ROWS, NOTHING_FORESEEN, Foreseen, Rows, Sources
+from foredraft.index.stored_rows import StoredRows
+from foredraft.index.trigram import open_named_table
+from foredraft.options import shown
+
+_WORDS_FILE = "own-words"  # in the folder of a memory
+
+
+@dataclass(frozen=True, slots=True)
+class AutoOptions:
+    """Options of auto.
+
+    Attributes:
+        table: path of a tri-gram table; "default" uses the one that comes with the model, or else one made from
+            Python's standard library; "none" uses none.
+        store: folder of a datastore whose texts are searched too; "default" uses the standard library's.
+        learn: what outlives a request. None: what the target says next, by its last tokens ("own words"), but not the
+            text; "request": nothing; "shared": own words and texts; "off": nothing is learned at all.
+        memory: folder that keeps own words and texts; made if need be. `save()` writes it, and it implies "shared".
+        memory_tokens: size of its texts, beyond which the oldest are forgotten; a token takes 6 bytes or 8.
+        model: a draft model that is blended in while it is worth its time, as `draft_model` takes it; None for none.
+        drafter: another drafter that is blended in likewise: a method's name, or a mapping of `method` and its options,
+            such as "medusa" or {"method": "eesd", "out_degree": 3}; None for none.
+        levels: tokens deep that either is asked at a step.
+        depth: deepest node of a draft.
+    """
+
+    table: str = "default"
+    store: str = "none"
+    learn: Literal["request", "shared", "off"] | None = None
+    memory: str | None = None
+    memory_tokens: int = 1 << 24
+    model: Any = None
+    drafter: Any = None
+    levels: int = 4
+    depth: int = 16
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing.
+
+        Raises:
+            UsageError: an unknown choice, or a number outside its range.
+        """
+        if self.learn not in ("request", "shared", "off", None):
+            raise UsageError(f"learn is {self.learn!r}; choose one of request, shared, off.")
+        for name in ("depth", "levels"):
+            if not 1 <= getattr(self, name) <= 64:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 to 64.")
+        if self.memory_tokens < 1:
+            raise UsageError(f"memory_tokens is {self.memory_tokens}; it must be at least 1.")
+        if self.memory is not None and self.learn not in ("shared", None):
+            raise UsageError('memory keeps what sequences share; leave learn out, or give learn="shared" with it.')
+        if self.drafter is not None:
+            self._check_drafter()
+
+    def _check_drafter(self) -> None:
+        if self.model is not None:
+            raise UsageError("model and drafter both name what is to be blended in; give one of them.")
+        method = self.drafter.get("method") if isinstance(self.drafter, Mapping) else self.drafter
+        if not isinstance(method, str) or method in ("auto", "none"):
+            raise UsageError(
+                f'drafter is {shown(self.drafter)}; give the name of a method to blend in, such as "medusa", or a '
+                'mapping such as {"method": "eesd", "out_degree": 3}.'
+            )
+        assert self.blends is not None
+        parse_options(*self.blends)
+
+    @property
+    def blends(self) -> tuple[str, dict[str, Any]] | None:
+        """The method whose drafts are blended in, and its options; None for none."""
+        if self.model is not None:
+            return "draft_tree", {"model": self.model, "out_degree": 3, "levels": self.levels}
+        if self.drafter is None:
+            return None
+        options = {"method": self.drafter} if isinstance(self.drafter, str) else dict(self.drafter)
+        return options.pop("method"), options
+
+    @property
+    def shares(self) -> bool:
+        """Whether requests learn from each other's texts."""
+        return self.learn == "shared" or (self.learn is None and self.memory is not None)
+
+
+class AutoDrafter:
+    """What all sequences draft from, and what they have taught.
+
+    Args:
+        options: what is learned.
+        table: what followed in texts, made ahead.
+        library: the texts.
+        words: the target's, as learned before.
+        neural: whose drafts are blended in; None for none.
+
+    Raises:
+        UsageError: a neural drafter that learns from what the target says of its own drafts, or must see every step.
+    """
+
+    name: ClassVar[str] = "auto"
+    summary: ClassVar[str] = "Everything cheap in one draft: the target's own words, the text itself, a table, a store."
+    Options = AutoOptions
+    source_names: Sequence[str] = (
+        "auto, three tokens", "auto, two tokens", "auto, one token", "auto, own text", "auto, shared text",
+        "auto, datastore", "auto, draft model",
+    )  # fmt: skip
+
+    def __init__(
+        self, options: AutoOptions, table: OwnWords, library: Library, words: OwnWords | None = None,
+        neural: Drafter | None = None,
+    ) -> None:  # fmt: skip
+        self.options = options
+        self.table = table
+        self.library = library
+        self.words = empty_words() if words is None else words
+        self.rates: Mapping[bool, Rates] = {sampled: prior_rates(sampled=sampled) for sampled in (False, True)}
+        self.neural = neural
+        self.target = getattr(neural, "target", None)
+        self.needs = Needs(top_k=0 if options.learn == "off" else TOP, top_rows=1 << 10, every_step=options.shares)
+        if neural is not None:
+            self._take_in(neural)
+
+    def _take_in(self, neural: Drafter) -> None:
+        asked = neural.needs
+        if asked.top_k:
+            raise UsageError(
+                f"Method {neural.name!r} learns from what the target says of its own drafts, and auto mixes them with "
+                "others; blend in one that drafts with a model, such as eesd, medusa or layer_skip."
+            )
+        if asked.every_step:
+            raise UsageError(
+                f"Method {neural.name!r} must be shown every step, and auto shows it those in which it drafts; blend "
+                "in one that reads what it missed, and says so with Needs(every_step=False)."
+            )
+        self.needs = dataclasses.replace(self.needs, hidden=asked.hidden)
+        if self.options.model is None:
+            names, asked_for = list(self.source_names), self.options.blends
+            names[NEURAL] = f"auto, {neural.name if asked_for is None else asked_for[0]}"
+            self.source_names = tuple(names)
+
+    @classmethod
+    def create(cls, options: AutoOptions, resources: Resources) -> "AutoDrafter":
+        """Open the table, the datastore, and the memory if one is named and exists.
+
+        Raises:
+            StoreError: one that is damaged or belongs to another tokenizer.
+            UsageError: a neural drafter that cannot be had here, or not be blended in.
+        """
+        own = (resources.vocabulary, resources.tokenizer_hash)
+        library = open_library(options.store, options.memory, resources.default_store, *own)
+        table = words_of_table(open_named_table(options.table, resources.default_table, *own).arrays)
+        kept = None if options.memory is None else Path(options.memory) / _WORDS_FILE
+        words = load_words(kept, resources.tokenizer_hash) if kept is not None and kept.exists() else None
+        neural = None if options.blends is None else make_drafter(*options.blends, resources)
+        return cls(options, table, library, words, neural)
+
+    def open(self, context: DraftContext) -> "AutoDrafting":
+        """Begin drafting for one sequence, with what is known by now."""
+        return AutoDrafting(self, context)
+
+    def forget(self) -> None:
+        """Forget what sequences have taught: own words, rates, and shared texts that were not saved."""
+        self.words = empty_words()
+        self.rates = {sampled: prior_rates(sampled=sampled) for sampled in (False, True)}
+        self.library.forget()
+
+    def save(self, path: str | None = None) -> None:
+        """Write own words, and move what was shared, into `path`, or the `memory` of the options; made if need be.
+
+        Raises:
+            UsageError: nothing is shared, or no path is known.
+            StoreError: the store cannot be written, or belongs to another tokenizer.
+        """
+        if not self.options.shares:
+            raise UsageError(NOTHING_TO_SAVE)
+        self.library.save(path, self.options.memory, self.options.memory_tokens)
+        folder = path or self.options.memory
+        if folder is not None and Path(folder).is_dir() and self.words.clock[0]:
+            save_words(Path(folder) / _WORDS_FILE, self.words, *self.library.identity)
+
+
+class AutoDrafting:
+    """One sequence's drafting: its text so far, and where its last tokens occur."""
+
+    def __init__(self, drafter: AutoDrafter, context: DraftContext) -> None:
+        self._drafter, self._options = drafter, drafter.options
+        self._vocabulary = context.vocabulary
+        self._words, rates = drafter.words, drafter.rates[bool(context.settings.get("do_sample", False))]
+        self._rates = rates
+        if self._options.learn in ("request", "off"):
+            self._words = NO_WORDS if self._options.learn == "off" else empty_words()
+            self._rates = Rates(*(each.copy() for each in rates))
+        self._learns = self._options.learn != "off"
+        self._own = empty_text() if self._learns else NO_TEXT
+        self._stored = StoredRows(drafter.library.segments())
+        self._nodes = room_for(max(context.max_nodes, 1))
+        self._neural = None if drafter.neural is None else self._opened(drafter.neural, context)
+        self._ids: TokenIds = np.empty(0, np.int64)
+        self._made, self._at, self._read = 0, 0, 0  # nodes of the last draft, the text's length then, what was read
+        self._told = NOTHING_TOLD
+
+    def propose(self, view: SequenceView, budget: Budget) -> Draft:
+        """Return the most probable continuations as a tree, best first."""
+        self._ids = view.ids
+        if budget.nodes <= 0 or budget.depth <= 0:
+            return EMPTY_DRAFT  # and nothing is read: reading many tokens at once is quicker
+        if budget.nodes > len(self._nodes.tokens):
+            self._learn()
+            self._nodes = room_for(budget.nodes)
+        rows = self._stored.read(view.ids, len(view.ids) - self._read)
+        foreseen = self._foreseen(self._neural, view, budget) if self._neural is not None else NOTHING_FORESEEN
+        if self._neural is not None and len(foreseen.tokens) and self._neural.worth.compares:
+            otherwise = self._advance(rows, NOTHING_FORESEEN, budget)
+            draft = self._advance(rows, foreseen, budget)
+            if draft.score is not None and otherwise.score is not None:
+                self._neural.worth.compare(draft.score, otherwise.score)
+            return draft
+        return self._advance(rows, foreseen, budget)
+
+    def _advance(self, rows: Rows, foreseen: Foreseen, budget: Budget) -> Draft:
+        """Learn from the last step, and blend what is known."""
+        drafter, ids = self._drafter, self._ids
+        if self._learns:
+            self._own = with_room(self._own, len(ids) - self._read)
+        shared = drafter.library.shared if self._options.shares else NO_TEXT
+        sources = Sources(self._words, drafter.table, self._own, shared, rows, foreseen)
+        last, size = (self._made, self._at, self._read), (budget.nodes, min(self._options.depth, budget.depth))
+        tokens, parents, score, source = advance(
+            sources, self._rates, self._nodes, ids, last, self._told, (*size, self._vocabulary), self._learns
+        )
+        self._made, self._at, self._read, self._told = len(tokens), len(ids), len(ids), NOTHING_TOLD
+        return Draft(tokens, parents, score, source=source) if len(tokens) else EMPTY_DRAFT
+
+    def _learn(self) -> None:
+        """Learn from the last step, and draft nothing."""
+        self._advance(NO_ROWS, NOTHING_FORESEEN, NO_BUDGET)
+
+    def observe(self, verdict: Verdict) -> None:
+        """Take note of what the target says next after every row, for the next draft to learn."""
+        rows, top, chances = verdict.top_rows, verdict.top_tokens, verdict.top_probabilities
+        if rows is not None and top is not None and chances is not None and len(self._ids) == self._at:
+            self._told = Told(verdict.draft.tokens, verdict.draft.parents, rows, top, chances)
+        if self._neural is not None and len(self._ids) == self._at:
+            try:
+                self._neural.learn(verdict)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the other sources can draft
+                self._leave_out(self._neural, error)
+
+    def _opened(self, neural: Drafter, context: DraftContext) -> "_Neural | None":
+        try:
+            return _Neural(neural, self._options.levels, context)
+        except Exception as error:  # noqa: BLE001  # as above
+            self._warn(error)
+            return None
+
+    def _foreseen(self, neural: "_Neural", view: SequenceView, budget: Budget) -> Foreseen:
+        if not neural.worth.begins():
+            return NOTHING_FORESEEN
+        try:
+            return neural.foresee(view, budget)
+        except Exception as error:  # noqa: BLE001  # as above
+            self._leave_out(neural, error)
+            return NOTHING_FORESEEN
+
+    def _leave_out(self, neural: "_Neural", error: Exception) -> None:
+        """Go on without the neural drafter, the one source that runs code which can raise."""
+        self._neural = None
+        neural.close()
+        self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        warnings.warn(
+            f"The source {self._drafter.source_names[NEURAL]!r} failed ({told(error)}), so the rest of this text is "
+            "drafted without it; it is the same text.",
+            ForedraftWarning,
+            stacklevel=3,
+        )
+
+    def close(self) -> None:
+        """Forget the sequence, or share it."""
+        if self._options.shares and len(self._ids):
+            self._drafter.library.share(self._ids)
+        if len(self._told.rows):
+            self._learn()
+        self._own, self._stored, self._learns = NO_TEXT, StoredRows(()), False
+        self._ids, self._read = np.empty(0, np.int64), 0
+        if self._neural is not None:
+            self._neural.close()
+
+
+class _Neural:
+    """A neural drafter of one sequence, asked while that is worth its time.
+
+    Attributes:
+        worth: whether it is.
+    """
+
+    def __init__(self, drafter: Drafter, levels: int, context: DraftContext) -> None:
+        # what is blended with others' drafts is chosen and not drawn, whatever the verification
+        settings = {**context.settings, "verification": "matched"}
+        self._drafting = drafter.open(dataclasses.replace(context, settings=settings))
+        self._levels = levels
+        self.worth = Worth()
+
+    def foresee(self, view: SequenceView, budget: Budget) -> Foreseen:
+        """Return its draft.
+
+        Raises:
+            ValueError: it is no tree of tokens.
+        """
+        # the control is not asked how deep to go: it cuts what comes of all sources
+        draft = self._drafting.propose(view, Budget(budget.nodes, min(budget.depth, self._levels), self.worth.goes_on))
+        draft.check()
+        score: FloatArray = draft.score if draft.score is not None else guessed_scores(draft.parents)
+        self.worth.answered()
+        return Foreseen(draft.tokens, draft.parents, score)
+
+    def learn(self, verdict: Verdict) -> None:
+        """Show it what was written."""
+        made = verdict.draft
+        unnamed = Draft(made.tokens, made.parents, made.score)  # the numbers of sources are auto's
+        self._drafting.observe(Verdict(verdict.tokens, verdict.path, unnamed, verdict.at, hidden=verdict.hidden))
+        self.worth.ends(len(verdict.tokens), len(verdict.draft), len(verdict.path))
+
+    def close(self) -> None:
+        """Have it forget the sequence."""
+        self._drafting.close()

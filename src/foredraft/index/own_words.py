@@ -1,0 +1,229 @@
+"""Own words: what the target itself would say next, by the last three, two and one tokens.
+
+After each verified row, accepted or not, the target's most probable tokens are kept under the row's last tokens; the
+newest distribution replaces the older one (as in Token Recycling, Luo et al. 2024, with longer contexts). What a
+tri-gram table counted can be had in the same form. Knows contexts and distributions; not whose they are, nor how
+drafts are made of them.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from foredraft.errors import StoreError
+from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.index.storage import StoreWriter, open_store
+from foredraft.index.trigram import FULL_PROBABILITY, TableArrays
+
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+TOP = 8
+"""Tokens kept of a distribution."""
+MOST_SLOTS = 1 << 20
+"""Contexts that are kept of a target's own words, at 52 bytes each; then the ones learned longest ago make room."""
+_WAYS = 8  # slots that a context may be in: one cache line of keys
+_BITS = 21  # of a token in a key
+_KIND = "own-words"
+
+
+class OwnWords(NamedTuple):
+    """The contexts, in the form that compiled functions take. S slots, a power of two, at least 8.
+
+    Attributes:
+        keys: int64[S], see `context_key`; 0 where the slot is free.
+        learned: int32[S], when the context was last learned, by `clock`.
+        tokens: int32[S, 8], the most probable tokens, falling.
+        chances: uint8[S, 8], their probabilities in parts of 255; 0 after the last.
+        clock: int64[1], distributions learned so far.
+    """
+
+    keys: I64
+    learned: npt.NDArray[np.int32]
+    tokens: npt.NDArray[np.int32]
+    chances: U8
+    clock: I64
+
+
+def empty_words(slots: int = MOST_SLOTS) -> OwnWords:
+    """Return room for `slots` contexts; the system gives memory to those that are used."""
+    return OwnWords(
+        np.zeros(slots, np.int64), np.zeros(slots, np.int32), np.zeros((slots, TOP), np.int32),
+        np.zeros((slots, TOP), np.uint8), np.zeros(1, np.int64),
+    )  # fmt: skip
+
+
+NO_WORDS = empty_words(_WAYS)
+"""Stands for words that nobody knows."""
+
+
+@njit(cache=True)
+def context_key(a: Any, b: Any, c: Any) -> int:
+    """Return the key of the context (a, b, c), above 0; a shorter one begins with -1."""
+    return int((np.int64(a + 1) << (2 * _BITS)) | (np.int64(b + 1) << _BITS) | np.int64(c + 1))
+
+
+@njit(cache=True)
+def _first_slot(keys: I64, key: int) -> int:
+    mixed = (key & 0x7FFFFFFF) * 0x1E3779B1 ^ (key >> 31) * 0x05EBCA6B  # below 2^61
+    return ((mixed ^ mixed >> 29) & (len(keys) // _WAYS - 1)) * _WAYS
+
+
+@njit(cache=True)
+def find(words: OwnWords, key: int) -> int:
+    """Return the slot of a context, or -1."""
+    first = _first_slot(words.keys, key)
+    for slot in range(first, first + _WAYS):
+        if words.keys[slot] == key:
+            return slot
+    return -1
+
+
+@njit(cache=True)
+def _slot_for(words: OwnWords, key: int) -> int:
+    """Return the slot of a context, taken from the one learned longest ago if need be, and note that it is learned."""
+    first = _first_slot(words.keys, key)
+    taken = first
+    for slot in range(first, first + _WAYS):
+        if words.keys[slot] == key or words.keys[slot] == 0:
+            taken = slot
+            break
+        if words.learned[slot] < words.learned[taken]:
+            taken = slot
+    words.clock[0] += 1
+    words.keys[taken], words.learned[taken] = key, words.clock[0]
+    return taken
+
+
+@njit(cache=True)
+def _keep(words: OwnWords, key: int, tokens: IntArray, probabilities: FloatArray) -> None:
+    """Keep a distribution: tokens int32[K] and probabilities float32[K], falling."""
+    slot = _slot_for(words, key)
+    for i in range(TOP):
+        kept = i < len(tokens) and probabilities[i] > 0  # false for NaN
+        words.tokens[slot, i] = tokens[i] if kept else 0
+        words.chances[slot, i] = np.uint8(max(np.rint(255 * probabilities[i]), 1)) if kept else 0
+
+
+@njit(cache=True)
+def learn_rows(
+    words: OwnWords, tokens: IntArray, parents: IntArray, ids: I64, rows: IntArray, top: IntArray,
+    chances: FloatArray,
+) -> None:  # fmt: skip
+    """Keep the distributions after the rows of a verified draft, each under its last three, two and one tokens.
+
+    Args:
+        words: changed in place.
+        tokens: int32[N], the draft's.
+        parents: int32[N].
+        ids: int64[n], the tokens up to the root.
+        rows: int32[S], 0 for the root, i + 1 for node i.
+        top: int32[S, K], the most probable tokens, falling.
+        chances: float32[S, K], their probabilities.
+    """
+    context = np.empty(3, np.int64)
+    for i in range(len(rows)):
+        node, root = rows[i] - 1, len(ids) - 1
+        for place in range(2, -1, -1):
+            if node >= 0:
+                context[place] = tokens[node]
+                node = parents[node]
+            else:
+                context[place] = ids[root] if root >= 0 else -1
+                root -= 1
+        a, b, c = context
+        _keep(words, context_key(-1, -1, c), top[i], chances[i])
+        if b >= 0:
+            _keep(words, context_key(-1, b, c), top[i], chances[i])
+            if a >= 0:
+                _keep(words, context_key(a, b, c), top[i], chances[i])
+
+
+def words_of_table(table: TableArrays) -> OwnWords:
+    """Return what followed the pairs and the single tokens of a tri-gram table, in the form of a target's words."""
+    contexts = len(table.second) + int(np.count_nonzero(np.diff(table.unigram_offsets)))
+    slots = _WAYS
+    while slots < min(contexts * 3 // 2, MOST_SLOTS):
+        slots *= 2
+    words = empty_words(slots)
+    _take_table(words, table)
+    return words
+
+
+@njit(cache=True)
+def _take_table(words: OwnWords, table: TableArrays) -> None:
+    """Keep each context's most frequent successors; where a slot has no room, the more frequent contexts."""
+    single, probabilities = table.unigram_offsets, table.probabilities
+    for token in range(len(single) - 1):
+        if single[token] < single[token + 1]:
+            key = context_key(-1, -1, token)
+            _take_row(
+                words, key, table.unigram_totals[token], table.unigram_tokens, table.unigram_probabilities,
+                single[token], single[token + 1],
+            )  # fmt: skip
+        for row in range(table.first[token], table.first[token + 1]):
+            key = context_key(-1, token, table.second[row])
+            low, high = table.offsets[row], table.offsets[row + 1]
+            _take_row(words, key, table.totals[row], table.tokens, probabilities, low, high)
+
+
+@njit(cache=True)
+def _take_row(words: OwnWords, key: int, total: int, tokens: Any, probabilities: Any, low: int, high: int) -> None:
+    slot = _first_slot(words.keys, key)
+    for other in range(slot, slot + _WAYS):
+        if words.learned[other] < words.learned[slot]:  # here, how often it was seen: 0 where it is free
+            slot = other
+    seen = min(total, 0x7FFFFFFF)
+    if words.learned[slot] >= seen:
+        return
+    words.keys[slot], words.learned[slot] = key, seen
+    for i in range(TOP):
+        kept = low + i < high
+        words.tokens[slot, i] = tokens[low + i] if kept else 0
+        parts = np.rint(255 * np.float64(probabilities[low + i]) / FULL_PROBABILITY) if kept else 0.0
+        words.chances[slot, i] = np.uint8(max(parts, 1)) if kept else 0
+
+
+def save_words(path: Path, words: OwnWords, tokenizer_hash: str, vocabulary: int) -> None:
+    """Write what was learned to `path`; the old file stays until the new one is complete.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    used = np.flatnonzero(words.keys)
+    used = used[np.argsort(words.learned[used])]
+    with StoreWriter(path, _KIND, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, overwrite=True) as writer:
+        for name in ("keys", "tokens", "chances"):
+            writer.append(name, getattr(words, name)[used].ravel())
+
+
+def load_words(path: Path, tokenizer_hash: str) -> OwnWords:
+    """Read what `save_words` wrote, into memory with room for more.
+
+    Raises:
+        StoreError: damaged, or learned with another tokenizer.
+    """
+    store = open_store(path, _KIND)
+    if tokenizer_hash and store.tokenizer_hash != tokenizer_hash:
+        raise StoreError(f"{path} was learned with another tokenizer. Use another memory for this model.")
+    words = empty_words()
+    try:
+        keys = store.arrays["keys"].astype(np.int64)
+        tokens = store.arrays["tokens"].reshape(-1, TOP).astype(np.int32)
+        chances = store.arrays["chances"].reshape(-1, TOP).astype(np.uint8)
+        if not len(keys) == len(tokens) == len(chances) or (len(keys) and keys.min() <= 0):
+            raise ValueError("its arrays do not fit each other")
+    except (KeyError, ValueError) as error:
+        raise StoreError(f"{path} is damaged ({error}). Delete it to start afresh.") from error
+    _take_words(words, keys, tokens, chances)
+    return words
+
+
+@njit(cache=True)
+def _take_words(words: OwnWords, keys: I64, tokens: IntArray, chances: U8) -> None:
+    for i in range(len(keys)):
+        slot = _slot_for(words, keys[i])
+        words.tokens[slot], words.chances[slot] = tokens[i], chances[i]

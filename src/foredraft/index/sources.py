@@ -1,0 +1,282 @@
+"""What may follow a node of a draft, by every source that is cheap to ask.
+
+Each source lists candidates: the target's own words, a table made ahead, the text itself, shared text, stored rows, a
+neural draft. Each puts a candidate into a cell by what it knows of it; what a cell is worth is not known here (see
+index/rates.py), nor how drafts are made of candidates (index/blend.py).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.index.own_words import TOP, OwnWords, context_key, find
+from foredraft.index.rates import ABSENT, SOURCES, UNLISTED
+from foredraft.index.recent_text import RecentText, newest_place
+
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+WORDS_3, WORDS_2, WORDS_1, OWN, SHARED, STORE, NEURAL = range(SOURCES)
+"""The sources: words behind three, two and one tokens, the text itself, shared text, stored texts, a neural draft."""
+LONGEST = 16
+"""Tokens of context that are compared."""
+_PLACES, _ROOT_PLACES = 16, 64  # occurrences looked at behind a node, and behind the root
+_LISTED = 64  # candidates behind a node at most
+_BINS = np.array([0.01, 0.03, 0.08, 0.15, 0.3, 0.5, 0.7, 0.9])
+_LENGTHS = np.array([3, 4, 6, 9, 16])  # of matches
+MARKS = 7
+"""Columns of marks, see `Listed`."""
+_ROWS_LOW, _ROWS_HIGH, _PLACE, _LENGTH, _NODE = 0, 1, 2, 3, 6  # columns of marks; place and length twice: own, shared
+
+
+class Rows(NamedTuple):
+    """What followed in stored texts, rows in lexical order: tokens int32[R, D], -1 after the end of a text.
+
+    Attributes:
+        tokens: as said.
+        weights: float32[R].
+        lengths: int32[R], tokens of context that matched.
+    """
+
+    tokens: IntArray
+    weights: FloatArray
+    lengths: IntArray
+
+
+class Foreseen(NamedTuple):
+    """A neural draft: tokens int32[M], parents int32[M], score float32[M]."""
+
+    tokens: IntArray
+    parents: IntArray
+    score: FloatArray
+
+
+NO_ROWS = Rows(np.zeros((0, 1), np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32))
+NOTHING_FORESEEN = Foreseen(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
+
+
+class Sources(NamedTuple):
+    """What is asked.
+
+    Attributes:
+        words: of the target, learned.
+        table: likewise, made ahead; asked where nothing was learned.
+        own: the text itself.
+        shared: what other requests wrote.
+        rows: what followed in stored texts behind the root.
+        foreseen: by a neural drafter.
+    """
+
+    words: OwnWords
+    table: OwnWords
+    own: RecentText
+    shared: RecentText
+    rows: Rows
+    foreseen: Foreseen
+
+
+class Listed(NamedTuple):
+    """The candidates behind one node, L of them at most.
+
+    Attributes:
+        tokens: int32[L].
+        cells: uint8[L, 7], what each source says.
+        marks: int32[L, 7], where each source goes on behind the candidate: its rows, its places with the lengths of
+            the matches there in the text itself and in shared text, its node in the neural draft; no rows, -1 and -2
+            where it does not.
+        tally: int32[L, 3], occurrences of the source that is being asked: how many, whether the newest, longest match.
+        made: int64[1], how many there are.
+    """
+
+    tokens: IntArray
+    cells: U8
+    marks: IntArray
+    tally: IntArray
+    made: I64
+
+
+@njit(cache=True)
+def empty_list() -> Listed:
+    """Return room for the candidates behind one node."""
+    return Listed(
+        np.empty(_LISTED, np.int32), np.empty((_LISTED, SOURCES), np.uint8), np.empty((_LISTED, MARKS), np.int32),
+        np.empty((_LISTED, 3), np.int32), np.zeros(1, np.int64),
+    )  # fmt: skip
+
+
+@njit(cache=True)
+def _bin(share: float) -> int:
+    number = 0
+    while number < len(_BINS) and share >= _BINS[number]:
+        number += 1
+    return number
+
+
+@njit(cache=True)
+def _length_bin(length: int) -> int:
+    number = 0
+    while number < 5 and length >= _LENGTHS[number]:
+        number += 1
+    return number
+
+
+@njit(cache=True)
+def _candidate(listed: Listed, token: int) -> int:
+    """Return the place of a token in the list, made if need be; -1 where there is no room."""
+    count = listed.made[0]
+    for i in range(count):
+        if listed.tokens[i] == token:
+            return i
+    if count == len(listed.tokens):
+        return -1
+    listed.tokens[count] = token
+    listed.cells[count, :] = ABSENT
+    listed.marks[count, :] = 0
+    listed.marks[count, _PLACE] = listed.marks[count, _PLACE + 2] = -1
+    listed.marks[count, _NODE] = -2
+    listed.tally[count, :] = 0
+    listed.made[0] += 1
+    return int(count)
+
+
+@njit(cache=True)
+def _list_words(words: OwnWords, table: OwnWords, key: int, source: int, listed: Listed) -> bool:
+    """List what the target says behind a context, or else what the table does; say whether either knows it."""
+    known, slot, cell = words, find(words, key), 1
+    if slot < 0:
+        known, slot, cell = table, find(table, key), 28
+    if slot < 0:
+        return False
+    for i in range(TOP):
+        parts = known.chances[slot, i]
+        if parts == 0:
+            break
+        at = _candidate(listed, known.tokens[slot, i])
+        if at >= 0:
+            listed.cells[at, source] = cell + min(i, 2) * 9 + _bin(parts / 255.0)
+    return True
+
+
+@njit(cache=True)
+def _matching(text: RecentText, place: int, context: I64) -> int:
+    """Return how many tokens up to `place` are the context's last ones; at least two are."""
+    length = 2
+    while (
+        length < LONGEST and length <= place and context[LONGEST - 1 - length] >= 0
+        and text.symbols[place - length] == context[LONGEST - 1 - length]
+    ):  # fmt: skip
+        length += 1
+    return length
+
+
+@njit(cache=True)
+def _tally(text: RecentText, place: int, length: int, newest: bool, column: int, listed: Listed) -> int:
+    """Count one occurrence that ends at `place`; return 1, or 0 where nothing follows it."""
+    if place + 1 >= text.length[0] or text.symbols[place + 1] < 0:
+        return 0
+    at = _candidate(listed, text.symbols[place + 1])
+    if at < 0:
+        return 0
+    listed.tally[at, 0] += 1
+    listed.tally[at, 1] |= newest
+    if length > listed.tally[at, 2]:
+        listed.tally[at, 2] = length
+        listed.marks[at, column], listed.marks[at, column + 1] = place + 1, min(length + 1, LONGEST)
+    return 1
+
+
+@njit(cache=True)
+def _list_places(text: RecentText, context: I64, mark: IntArray, visits: int, source: int, listed: Listed) -> bool:
+    """List what followed the context's last two tokens or more in a text, at the newest places and the parent's."""
+    if context[LONGEST - 2] < 0 or not text.length[0]:
+        return False
+    listed.tally[: listed.made[0], :] = 0
+    column, total = _PLACE if source == OWN else _PLACE + 2, 0
+    place = newest_place(text, context[LONGEST - 2], context[LONGEST - 1])
+    for _ in range(visits):
+        if place < 0:
+            break
+        total += _tally(text, place, _matching(text, place, context), total == 0, column, listed)
+        place = text.previous[place]
+    if mark[column] >= 0:  # may be one of those, which then counts twice
+        total += _tally(text, mark[column], mark[column + 1], False, column, listed)
+    for at in range(listed.made[0]):
+        count, newest, length = listed.tally[at]
+        if count:
+            share = 0 if 3 * count < total else 1 if count < total else 2
+            listed.cells[at, source] = 1 + ((_length_bin(length) * 3 + share) * 2 + min(count - 1, 1)) * 2 + newest
+    return total > 0
+
+
+@njit(cache=True)
+def _list_rows(rows: Rows, mark: IntArray, depth: int, listed: Listed) -> bool:
+    """List what the stored rows that go on to the parent go on with."""
+    low, high = mark[_ROWS_LOW], mark[_ROWS_HIGH]
+    if depth >= rows.tokens.shape[1]:
+        return False
+    while low < high and rows.tokens[low, depth] < 0:
+        low += 1  # rows that have ended come first
+    total = np.float32(0)
+    for row in range(low, high):
+        total += rows.weights[row]
+    many = 0 if high - low == 1 else 1 if high - low < 5 else 2
+    end = low
+    while end < high:
+        begin, token, weight, longest = end, rows.tokens[end, depth], np.float32(0), 0
+        while end < high and rows.tokens[end, depth] == token:
+            weight, longest = weight + rows.weights[end], max(longest, rows.lengths[end])
+            end += 1
+        at = _candidate(listed, token)
+        if at >= 0:
+            listed.marks[at, _ROWS_LOW], listed.marks[at, _ROWS_HIGH] = begin, end
+            length = min(_length_bin(longest + depth), 3)
+            listed.cells[at, STORE] = 1 + (_bin(float(weight / total)) * 4 + length) * 3 + many
+    return bool(high > low)
+
+
+@njit(cache=True)
+def _list_foreseen(foreseen: Foreseen, parent: int, listed: Listed) -> bool:
+    """List the children of a node of the neural draft, -1 for its root."""
+    above, found = float(foreseen.score[parent]) if parent >= 0 else 1.0, False
+    for node in range(parent + 1, len(foreseen.tokens)):
+        if foreseen.parents[node] != parent:
+            continue
+        found, at = True, _candidate(listed, foreseen.tokens[node])
+        if at >= 0:
+            listed.marks[at, _NODE] = node
+            listed.cells[at, NEURAL] = 1 + _bin(float(foreseen.score[node]) / max(above, 1e-9))
+    return found
+
+
+@njit(cache=True)
+def list_all(sources: Sources, context: I64, mark: IntArray, depth: int, listed: Listed) -> int:
+    """List what may follow a context; return the sources that know it, as bits."""
+    listed.made[0] = 0
+    words, table, known = sources.words, sources.table, 0
+    a, b, c = context[LONGEST - 3], context[LONGEST - 2], context[LONGEST - 1]
+    if a >= 0:
+        known |= _list_words(words, table, context_key(a, b, c), WORDS_3, listed) << WORDS_3
+    if b >= 0:
+        known |= _list_words(words, table, context_key(-1, b, c), WORDS_2, listed) << WORDS_2
+    known |= _list_words(words, table, context_key(-1, -1, c), WORDS_1, listed) << WORDS_1
+    visits = _PLACES if depth else _ROOT_PLACES
+    known |= _list_places(sources.own, context, mark, visits, OWN, listed) << OWN
+    known |= _list_places(sources.shared, context, mark, visits, SHARED, listed) << SHARED
+    known |= _list_rows(sources.rows, mark, depth, listed) << STORE
+    if mark[_NODE] >= -1:
+        known |= _list_foreseen(sources.foreseen, mark[_NODE], listed) << NEURAL
+    for source in range(SOURCES):
+        if known >> source & 1:
+            for i in range(listed.made[0]):
+                if listed.cells[i, source] == ABSENT:
+                    listed.cells[i, source] = UNLISTED
+    return known
+
+
+@njit(cache=True)
+def root_mark(sources: Sources) -> IntArray:
+    """Return where the sources go on behind the root, int32[7], see `Listed`."""
+    return np.array([0, len(sources.rows.tokens), -1, 0, -1, 0, -1], np.int32)

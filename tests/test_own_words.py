@@ -1,0 +1,142 @@
+"""Own words: the newest distribution of every context, kept within its room, saved, and made of a table."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import naive
+from foredraft.errors import StoreError
+from foredraft.index.own_words import (
+    TOP,
+    context_key,
+    empty_words,
+    find,
+    learn_rows,
+    load_words,
+    save_words,
+    words_of_table,
+)
+from test_search import static_table
+
+pytestmark = pytest.mark.kernels
+
+
+def known(words, *context):
+    """{token: chance in parts of 255} behind a context of one to three tokens; None where it is not known."""
+    slot = find(words, context_key(*[-1] * (3 - len(context)), *context))
+    if slot < 0:
+        return None
+    kept = words.chances[slot] > 0
+    return dict(zip(words.tokens[slot][kept].tolist(), words.chances[slot][kept].tolist(), strict=True))
+
+
+def learn(words, ids, tokens, parents, tops):
+    """Learn that {token: chance} `tops[row]` follow each row."""
+    width = max(len(top) for top in tops.values())
+    top = np.array([list(each) + [0] * (width - len(each)) for each in tops.values()], np.int32)
+    chances = np.array([list(each.values()) + [0.0] * (width - len(each)) for each in tops.values()], np.float32)
+    arrays = np.array(tokens, np.int32), np.array(parents, np.int32), np.array(ids, np.int64)
+    learn_rows(words, *arrays, np.array(list(tops), np.int32), top, chances)
+
+
+def test_every_row_is_learned_under_its_last_three_two_and_one_tokens():
+    words = empty_words(64)
+    learn(words, [5, 6, 7], [8, 9], [-1, 0], {0: {1: 0.6, 2: 0.29}, 2: {3: 1.0}})
+    assert known(words, 7) == known(words, 6, 7) == known(words, 5, 6, 7) == {1: 153, 2: 74}
+    assert known(words, 9) == known(words, 8, 9) == known(words, 7, 8, 9) == {3: 255}
+    assert known(words, 8) is None, "the target was not asked there"
+
+
+def test_a_text_shorter_than_a_context_teaches_the_shorter_ones():
+    words = empty_words(64)
+    learn(words, [5], [], [], {0: {1: 1.0}})
+    assert known(words, 5) == {1: 255}
+    learn(words, [5, 6], [], [], {0: {2: 1.0}})
+    assert known(words, 5, 6) == {2: 255}
+    assert words.clock[0] == 3
+
+
+def test_unusable_probabilities_and_all_beyond_the_first_eight_are_not_kept():
+    words = empty_words(64)
+    learn(words, [5], [], [], {0: dict.fromkeys(range(12), 0.05)})
+    assert list(known(words, 5)) == list(range(TOP))
+    learn(words, [6], [], [], {0: {1: 0.5, 2: float("nan"), 3: 0.0, 4: 1e-9}})
+    assert known(words, 6) == {1: 128, 4: 1}
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5), st.integers(1, 255)), max_size=60))
+def test_the_newest_distribution_counts(rows):
+    words, expected = empty_words(1 << 12), {}
+    for a, b, c, parts in rows:
+        learn(words, [a, b, c], [], [], {0: {parts % 7: parts / 255}})
+        for context in ((a, b, c), (b, c), (c,)):
+            expected[context] = {parts % 7: parts}
+    assert {context: known(words, *context) for context in expected} == expected
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10_000))
+def test_what_is_learned_of_a_draft_is_what_the_slow_twin_learns(seed):
+    rng, words, expected = np.random.default_rng(seed), empty_words(1 << 12), {}
+    for _ in range(3):
+        count = int(rng.integers(0, 9))
+        tokens = rng.integers(0, 6, count).astype(np.int32)
+        parents = np.array([rng.integers(-1, node) for node in range(count)], np.int32)
+        rows = rng.permutation(count + 1)[: rng.integers(1, 6)].astype(np.int32)
+        top = rng.permuted(np.tile(np.arange(12), (len(rows), 1)), axis=1)[:, :4].astype(np.int32)
+        chances = -np.sort(-(rng.random((len(rows), 4)).astype(np.float32) ** 4))
+        told = (tokens, parents, rng.integers(0, 6, int(rng.integers(1, 5))), rows, top, chances)
+        learn_rows(words, *told)
+        naive.learn_rows(expected, *told)
+    for context in expected:
+        padded = (*[-1] * (3 - len(context)), *context)
+        slow = naive.find(expected, naive.context_key(*padded))
+        slot = find(words, context_key(*padded))
+        assert words.tokens[slot][: len(slow)].tolist() == [token for token, _ in slow]
+        assert words.chances[slot].tolist() == [parts for _, parts in slow] + [0] * (TOP - len(slow))
+
+
+def test_the_contexts_learned_longest_ago_make_room():
+    words = empty_words(64)
+    for token in range(1000):
+        learn(words, [token], [], [], {0: {1: 1.0}})
+        assert known(words, token) is not None
+    kept = [token for token in range(1000) if known(words, token) is not None]
+    assert 32 < len(kept) <= 64
+    assert np.mean(kept) > 900
+
+
+def test_what_was_learned_is_saved_and_loaded(tmp_path):
+    words = empty_words(256)
+    for token in range(20):
+        learn(words, [token, token + 1], [], [], {0: {token: 0.5, 3 + token: 0.25}})
+    save_words(tmp_path / "w", words, "hash", 300)
+    loaded = load_words(tmp_path / "w", "hash")
+    assert all(known(loaded, token) == known(words, token) is not None for token in range(1, 21))
+    assert known(loaded, 3, 4) == known(words, 3, 4)
+    learn(loaded, [77], [], [], {0: {1: 1.0}})
+    assert known(loaded, 77) == {1: 255}
+    save_words(tmp_path / "w", loaded, "hash", 300)
+    assert known(load_words(tmp_path / "w", "hash"), 77) == {1: 255}
+
+
+def test_words_of_another_tokenizer_and_damaged_ones_are_refused(tmp_path):
+    words = empty_words(64)
+    learn(words, [1], [], [], {0: {2: 1.0}})
+    save_words(tmp_path / "w", words, "hash", 300)
+    with pytest.raises(StoreError, match="another tokenizer"):
+        load_words(tmp_path / "w", "other")
+    data = (tmp_path / "w").read_bytes()
+    (tmp_path / "w").write_bytes(data[: len(data) // 2])
+    with pytest.raises(StoreError):
+        load_words(tmp_path / "w", "hash")
+
+
+def test_a_table_says_the_same_in_this_form():
+    words = words_of_table(static_table([[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 6]]))
+    assert known(words, 1, 2) == {3: 170, 4: 85}
+    assert known(words, 5, 2) == {6: 255}
+    assert known(words, 2) == {3: 128, 4: 64, 6: 64}
+    assert known(words, 4) is None
