@@ -75,7 +75,8 @@ def blended(kind, family, folder):
 def test_the_text_is_that_of_plain_decoding_asked_or_not(family, kind, setting, tmp_path, monkeypatch):
     monkeypatch.setattr(auto, "Worth", asked(True, True, False))
     drafter = blended(kind, family, tmp_path)
-    text, records = written(drafter.target or target_of(family), family, setting, drafter, control=RestingControl(8))
+    target = drafter.needs.target or target_of(family)
+    text, records = written(target, family, setting, drafter, control=RestingControl(8))
     assert text == plain(family, setting)
     assert sum(record.drafted for record in records) > 20
 
@@ -105,12 +106,12 @@ def test_it_is_named_by_its_method_and_needs_what_it_needs(tmp_path):
     assert "auto, draft model" not in made.source_names
     assert made.needs.hidden
     assert made.needs.top_k == TOP
-    assert made.target is None
+    assert made.needs.target is None
 
 
 def test_an_early_exit_brings_its_target(tmp_path):
     made = blended("eesd tree", "llama", tmp_path)
-    assert made.target is made.neural.target
+    assert made.needs.target is made.neural.needs.target is not None
     assert not made.needs.hidden
     assert not made.needs.every_step
 

@@ -19,7 +19,7 @@ from foredraft.bench.report import read_cells, write_report
 from foredraft.bench.runner import Plan, run_plan
 from foredraft.bench.summary import ALL, summarize_cells
 from foredraft.bench.tasks import TaskPrompt, load_task
-from foredraft.bench.writer import Begun, make_ready, stalled_seconds
+from foredraft.bench.writer import Begun, Ready, make_ready, stalled_seconds
 from foredraft.cli import main
 from foredraft.contracts import CostCurve, StepRecord
 from foredraft.drafters.prompt_lookup import PromptLookupDrafting
@@ -261,10 +261,10 @@ def test_methods_write_a_text_by_turns_a_slice_at_a_time(generator, monkeypatch)
     turns = []
 
     def listened(generator, method):
-        begin = make_ready(generator, method)
+        ready = make_ready(generator, method)
 
         def begin_aloud(*arguments):
-            begun = begin(*arguments)
+            begun = ready.begin(*arguments)
 
             def go_on():
                 turns.append(method.label)
@@ -272,7 +272,7 @@ def test_methods_write_a_text_by_turns_a_slice_at_a_time(generator, monkeypatch)
 
             return Begun(go_on, begun.written)
 
-        return begin_aloud
+        return Ready(begin_aloud, ready.forget)
 
     monkeypatch.setattr("foredraft.bench.runner.make_ready", listened)
     account = run_plan(generator, Plan(TOY, METHODS, PROMPTS[:1], [{"max_new_tokens": 64, "seed": 0}]))
@@ -281,6 +281,16 @@ def test_methods_write_a_text_by_turns_a_slice_at_a_time(generator, monkeypatch)
     assert set(written) == {method.label for method in METHODS}
     assert all(written.index(one) < last[other] for one in last for other in last), "by turns"
     assert all(cell.own.token_ids == cell.base.token_ids for cell in account.cells)
+
+
+def test_a_text_is_not_drafted_by_what_was_learned_of_it_in_another_setting(generator):
+    method = dataclasses.replace(parse_method('auto:{"table": "none"}'), nodes=8)
+    once, twice = (
+        run_plan(generator, Plan(TOY, [method], PROMPTS[:1], settings))
+        for settings in ([{"max_new_tokens": 32, "seed": 0}], [{"max_new_tokens": 32, "seed": seed} for seed in (1, 0)])
+    )
+    assert once.cells[0].own.accepted == twice.cells[-1].own.accepted
+    assert once.cells[0].own.token_ids == twice.cells[-1].own.token_ids
 
 
 def test_what_holds_passes_up_is_left_out_and_told():

@@ -15,6 +15,7 @@ from foredraft.engine.state import SequenceState
 from foredraft.engine.step import check_draft
 from foredraft.errors import StoreError
 from foredraft.graph.layout import lay_out
+from foredraft.index.trigram import check_table
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
@@ -148,6 +149,28 @@ def test_a_table_that_is_there_needs_no_folder_to_write_to(tmp_path, monkeypatch
     made.unlink()
     with pytest.raises(StoreError, match="read-only"):
         standard_library.default_table(tokenizer)
+
+
+def test_a_shipped_table_is_used_where_it_fits_the_tokenizer(tmp_path, monkeypatch):
+    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(standard_library, "standard_library_sources", lambda: [Path(__file__)])
+    tokenizer = load_tokenizer(TOY).backend_tokenizer
+    built = standard_library.default_table(tokenizer)
+    assert built.parent == tmp_path / "cache"
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    monkeypatch.setattr(standard_library, "_SHIPPED", shipped)
+    (shipped / "toy.trigrams").write_bytes(built.read_bytes())
+    assert standard_library.default_table(tokenizer) == shipped / "toy.trigrams"
+
+
+def test_the_shipped_tables_are_sound():
+    folder = Path(standard_library.__file__).parent / "tables"
+    for path in folder.glob("*.trigrams"):
+        table = check_table(path)
+        assert table.metadata["tokens"] > 30_000_000
+        assert path.name in (folder / "CARD.md").read_text()
+    assert (folder / "smollm2.trigrams").exists()
 
 
 def test_shared_knowledge_is_saved_where_memory_names_a_file(tmp_path):

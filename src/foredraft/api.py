@@ -12,7 +12,7 @@ from typing import Any, Literal, Unpack
 import torch
 
 from foredraft.cache_folder import cache_folder, cache_path
-from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, Target, TokenIds, Verification
+from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, Learner, TokenIds, Verification
 from foredraft.control import FixedControl, StepCosts, choose_control
 from foredraft.corpus.fingerprint import vocabulary_size
 from foredraft.drafters import make_drafter, parse_options
@@ -196,7 +196,7 @@ class Generator:
         `costs` is what the measured control keeps from text to text; given again, it goes on with what it knows.
         """
         if nodes is None and control is None:
-            control = getattr(drafter, "default_control", None)
+            control = drafter.needs.control
         self._amount = choose_control(nodes, control, control_options)
         self._costs = StepCosts() if costs is None else costs
         self.method, self.drafter = method, drafter
@@ -248,9 +248,14 @@ class Generator:
         Raises:
             StoreError: the file cannot be written.
         """
-        save = getattr(self.drafter, "save", None)
-        if save is not None and getattr(getattr(self.drafter, "options", None), "memory", None):
-            save()
+        if isinstance(self.drafter, Learner) and self.drafter.saves:
+            self.drafter.save()
+
+    def forget(self) -> None:
+        """Forget what earlier texts taught the drafter and the control, as if nothing had been written yet."""
+        if isinstance(self.drafter, Learner):
+            self.drafter.forget()
+        self._costs = StepCosts()
 
     def generate(self, prompt: Prompt, *, chat: bool = False, **options: Any) -> Generation:
         """Write the continuation of `prompt`.
@@ -327,7 +332,7 @@ class Generator:
                 f"The prompt has {len(ids)} tokens and the model's window is {window}; shorten the prompt to at most "
                 f"{window - 1}."
             )
-        target: Target = getattr(self.drafter, "target", None) or self.target
+        target = self.drafter.needs.target or self.target
         seq = SequenceState(
             ids,
             target.new_cache(),

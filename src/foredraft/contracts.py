@@ -6,7 +6,7 @@ no text, no file, and no particular drafter.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -148,7 +148,7 @@ class SequenceView:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter wants to see of each verification beyond the emitted tokens.
+    """What a drafter wants to see of each verification beyond the emitted tokens, and by what it is best run.
 
     The top tokens are told only where a draft was asked for: in a rest, finding them is not worth its time.
 
@@ -158,12 +158,17 @@ class Needs:
         hidden: the target's last hidden state after every row.
         every_step: whether the drafter is asked and told also where the control allows no node, as in a rest. Where
             not, such a step hardly takes longer than plain decoding's, and the next `propose` shows its tokens.
+        control: the control that suits it where none is asked for; None for the usual one.
+        target: for a drafter that drafts with the target's own layers: the target that goes on from what the drafting
+            left in the cache; None for the generator's.
     """
 
     top_k: int = 0
     top_rows: int = 4
     hidden: bool = False
     every_step: bool = True
+    control: str | None = None
+    target: "Target | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,26 +288,19 @@ class Drafting(Protocol):
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Guess what follows `view`, within `budget`; an empty draft is an answer."""
-        ...
 
     def observe(self, verdict: Verdict) -> None:
         """Learn from what the target made of the last draft.
 
         Of it the control may have left a part. `auto` blends it with others', and shows steps in which it did not ask.
         """
-        ...
 
     def close(self) -> None:
         """Forget the sequence."""
-        ...
 
 
 class Drafter(Protocol):
-    """Shared knowledge (tables, indexes, weights) from which per-sequence draftings are opened.
-
-    A drafter that drafts with the target's own layers has an attribute `target` besides: the target that goes on from
-    what the drafting left in the cache.
-    """
+    """Shared knowledge (tables, indexes, weights) from which per-sequence draftings are opened."""
 
     name: ClassVar[str]
     needs: Needs
@@ -311,7 +309,21 @@ class Drafter(Protocol):
 
     def open(self, context: DraftContext) -> Drafting:
         """Begin drafting for one sequence."""
-        ...
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """A drafter whose texts teach it something that outlives them."""
+
+    @property
+    def saves(self) -> bool:
+        """Whether it was given a place to keep it in, which `save` writes."""
+
+    def save(self, path: str | None = None) -> None:
+        """Write what is kept, to `path` or to the place that the options name."""
+
+    def forget(self) -> None:
+        """Forget what was learned and not saved."""
 
 
 class Control(Protocol):
@@ -319,17 +331,14 @@ class Control(Protocol):
 
     def budget(self, depth: int) -> Budget:
         """Say how much to draft when at most `depth` more drafted tokens can be of use."""
-        ...
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
         """Cut a draft to what is worth verifying."""
-        ...
 
     def observe(
         self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
     ) -> None:
         """Learn what the step gave, and what it cost: its forward pass, all the rest, and of that rest the drafting."""
-        ...
 
 
 class KeyValueCache(Protocol):
@@ -338,11 +347,9 @@ class KeyValueCache(Protocol):
     @property
     def length(self) -> int:
         """How many tokens are committed."""
-        ...
 
     def commit(self, rows: Sequence[int]) -> None:
         """Keep these rows of the last forward, in order, and forget its others."""
-        ...
 
 
 class Target(Protocol):
@@ -353,15 +360,12 @@ class Target(Protocol):
 
     def new_cache(self) -> Any:
         """Return an empty `KeyValueCache` for one sequence."""
-        ...
 
     def prefill(self, token_ids: TokenIds, cache: Any) -> None:
         """Put `token_ids`, int64[n], into the cache and commit them."""
-        ...
 
     def forward(self, layout: Layout, cache: Any, *, hidden: bool = False) -> Scores:
         """Score every row of `layout` against the committed cache; nothing is committed. `hidden` asks for states."""
-        ...
 
 
 class Policy(Protocol):
@@ -369,11 +373,9 @@ class Policy(Protocol):
 
     def chooser(self, scores: Scores, at: int, draft: Draft) -> "Chooser":
         """Prepare to choose tokens after the rows of one verification of `draft`, whose root stands at `at`."""
-        ...
 
     def ends(self, tokens: Sequence[int]) -> bool:
         """Say whether the text ends with the last of `tokens`, the ones this step emitted so far."""
-        ...
 
 
 class RowDraw(Protocol):
@@ -381,7 +383,6 @@ class RowDraw(Protocol):
 
     def __call__(self, seed: int, temperature: float, top_k: int, top_p: float, min_p: float) -> list[int] | None:
         """Return the tokens, -1 where a row's scores cannot be used; None where the device does not draw after all."""
-        ...
 
 
 class Chooser(Protocol):
@@ -389,4 +390,3 @@ class Chooser(Protocol):
 
     def __call__(self, row: int, path: Sequence[int]) -> int:
         """Return the token after `row`, which lies behind the emitted tokens `path`."""
-        ...

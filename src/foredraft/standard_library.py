@@ -1,8 +1,10 @@
-"""The table and the datastore used when none is given: built once from the running interpreter's standard library.
+"""The table and the datastore used when none is given: a table that is shipped, or what the standard library gives.
 
-Knows where they are cached and that two processes may want one at once. Does not know who drafts from them.
+Knows which tables come with the package; where those built from the running interpreter's standard library are cached;
+and that two processes may want one at once. Does not know who drafts from them.
 """
 
+import contextlib
 import platform
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,6 +28,7 @@ from foredraft.index.datastore_writer import DatastoreWriter
 from foredraft.index.trigram import open_table
 
 Progress = Callable[[float, str], None]
+_SHIPPED = Path(__file__).parent / "tables"
 _READING_SHARE = 0.9  # of a build's time; the rest is merging or sorting
 
 
@@ -47,9 +50,10 @@ def resources_for(vocabulary: int, tokenizer: Any | None, *, progress: Progress 
 
 
 def default_table(tokenizer: Tokenizer, progress: Progress | None = None) -> Path:
-    """Return the path of the standard library's tri-gram table for `tokenizer`, built if the cache folder lacks it.
+    """Return the path of a tri-gram table for `tokenizer`: shipped, or of the standard library, built if need be.
 
-    A second process that wants it at the same time waits for the first. A damaged table is built again.
+    The shipped ones count millions of tokens of chat, documents and stories (foredraft/tables/CARD.md). A second
+    process that wants one at the same time waits for the first. A damaged table is built again.
 
     Args:
         tokenizer: whose ids the table holds.
@@ -58,6 +62,11 @@ def default_table(tokenizer: Tokenizer, progress: Progress | None = None) -> Pat
     Raises:
         StoreError: the cache folder cannot be written to, or the disk is full.
     """
+    identity = tokenizer_hash(tokenizer)
+    for path in sorted(_SHIPPED.glob("*.trigrams")):
+        with contextlib.suppress(StoreError):
+            open_table(path, identity)
+            return path
     tell = _telling(progress, "building a tri-gram table from the standard library (once)")
     return _made_once("trigrams", tokenizer, partial(_build_table, tokenizer, tell), open_table)
 

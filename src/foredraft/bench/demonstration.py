@@ -132,6 +132,7 @@ def perform(generator: Generator, scene: Scene, show: Callable[[Stream], None] |
     plain = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
     for each in (plain, generator):  # what is loaded and compiled once belongs to no text
         each.generate(prompt, **{**options, "max_new_tokens": 16})
+    generator.forget()
     stream = generator.stream(prompt, **options)
     if show is not None:
         show(stream)
@@ -140,6 +141,7 @@ def perform(generator: Generator, scene: Scene, show: Callable[[Stream], None] |
     texts: dict[str, list[Generation]] = {"none": [], generator.method: []}
     for number in range(ROUNDS):
         for each in (plain, generator) if number % 2 else (generator, plain):
+            each.forget()  # else the text would be drafted by what the target said when it wrote it before
             texts[each.method].append(each.generate(prompt, **options))
     peer = prepared_peer(generator, Method("transformers", "transformers"))(prompt, options)
     own, drafted = texts["none"][0].token_ids, texts[generator.method][0]

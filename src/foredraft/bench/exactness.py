@@ -16,5 +16,5 @@ def is_exact(generator: Generator) -> bool:
     """
     if dtype_name(generator.target.model) in EXACT:
         return True
-    compiled, as_it_is = generator.target.compiled, getattr(generator.drafter, "target", None) is not None
+    compiled, as_it_is = generator.target.compiled, generator.drafter.needs.target is not None
     return compiled is not None and not as_it_is and compiled.rounds_alike(generator.most_nodes + 1)

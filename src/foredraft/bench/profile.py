@@ -14,7 +14,7 @@ from foredraft.bench.recording import RecordedDrafter
 from foredraft.bench.reliability import Reliability, ReliabilityTally
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.bench.writer import time_split
-from foredraft.contracts import StepRecord
+from foredraft.contracts import Learner, StepRecord
 from foredraft.control import StepCosts
 from foredraft.engine.statistics import harmonic_mean
 from foredraft.generation import Generation
@@ -116,6 +116,7 @@ def profile_methods(
     ready = {method.label: _Recording(generator, method) for method in [Method(BASE, BASE), *methods]}
     for recording in ready.values():
         recording.write(prompts[0].prompt, {**setting, "max_new_tokens": 16})
+        recording.forget()
     for prompt in prompts:
         for recording in ready.values():
             recording.count(recording.write(prompt.prompt, {**setting, "seed": setting["seed"] + prompt.number}))
@@ -130,7 +131,7 @@ class _Recording:
     def __init__(self, generator: Generator, method: Method) -> None:
         use(generator, method)
         self._generator, self._method = generator, method
-        self._drafter, self._costs = RecordedDrafter(generator.drafter), StepCosts()
+        self._shared, self._drafter, self._costs = generator.drafter, RecordedDrafter(generator.drafter), StepCosts()
         self.steps: list[StepRecord] = []
         self.tally = ReliabilityTally()
 
@@ -138,6 +139,11 @@ class _Recording:
         """Write a text, whatever the generator was used for in between."""
         attach(self._generator, self._method, self._drafter, self._costs)
         return self._generator.generate(prompt, **arguments)
+
+    def forget(self) -> None:
+        """Forget what the texts so far have taught the drafter."""
+        if isinstance(self._shared, Learner):
+            self._shared.forget()
 
     def count(self, generation: Generation) -> None:
         """Take up the steps of the text that was written last."""

@@ -95,8 +95,6 @@ class RecordedDrafter:
         self.name = drafter.name  # type: ignore[misc]  # a failure is told under the name of who failed
         self.needs = drafter.needs
         self.source_names = drafter.source_names
-        self.default_control = getattr(drafter, "default_control", None)
-        self.target = getattr(drafter, "target", None)
         self.verdicts: list[Verdict] = []
 
     def open(self, context: DraftContext) -> Drafting:

@@ -19,7 +19,7 @@ from foredraft.bench.cell import Cell, CellFolder, Place, Writing, settings_name
 from foredraft.bench.environment import Environment, describe_environment, differences
 from foredraft.bench.method import BASE, Method, check_labels, cold_and_warm
 from foredraft.bench.tasks import TaskPrompt
-from foredraft.bench.writer import Begin, Begun, Written, make_ready
+from foredraft.bench.writer import Begun, Ready, Written, make_ready
 from foredraft.contracts import TokenIds
 from foredraft.errors import StoreError, UsageError, told
 
@@ -134,7 +134,7 @@ class _Run:
         self._methods = cold_and_warm(plan.methods)
         check_labels(self._methods)
         self._environment: Environment = describe_environment(generator.target, plan.model)
-        self._ready: dict[str, Begin] = {}
+        self._ready: dict[str, Ready] = {}
         self._account = Account()
 
     def go(self, done: Callable[[], None]) -> Account:
@@ -144,6 +144,8 @@ class _Run:
             self._warm_up()
         start = perf_counter()
         for settings in self._plan.settings:
+            for ready in self._ready.values():
+                ready.forget()  # of the same prompts in another setting, and of the warm-up
             tasks: dict[str, _Task] = {}
             for prompt in prompts:
                 task = tasks.setdefault(prompt.task, _Task(prompt))
@@ -198,11 +200,10 @@ class _Run:
         """Build every drafter and write a little with each: compilation, first allocations, tables, measured costs."""
         first = self._plan.prompts[0]
         for method in [Method(BASE, BASE), *self._methods]:
-            begin = make_ready(self._generator, method)
-            self._ready.setdefault(method.label, begin)
+            ready = self._ready.setdefault(method.label, make_ready(self._generator, method))
             for settings in self._plan.settings:  # sampling loads, or compiles, what greedy decoding does not
                 try:
-                    begun = begin(self._said(first, ()), {**settings, "max_new_tokens": 8}, ())
+                    begun = ready.begin(self._said(first, ()), {**settings, "max_new_tokens": 8}, ())
                     while begun.go_on():
                         pass
                     begun.written()  # which measures what passes cost, where no method has by then
@@ -273,7 +274,7 @@ class _Run:
             """Write a slice of a text; return whether there is more."""
             try:
                 if label not in begun:
-                    begun[label] = self._ready[label or BASE](turn.said, turn.arguments, turn.task.texts)
+                    begun[label] = self._ready[label or BASE].begin(turn.said, turn.arguments, turn.task.texts)
                 if begun[label].go_on():
                     return True
                 written[label] = text = begun[label].written()

@@ -20,7 +20,7 @@ from foredraft.bench.method import BASE, PEER, Method, attach, use
 from foredraft.bench.peer import prepared_peer
 from foredraft.bench.recording import DraftCounts, Guesses, RecordedDrafter
 from foredraft.bench.replay import replay_steps
-from foredraft.contracts import CostCurve, Drafter, StepRecord, TokenIds
+from foredraft.contracts import CostCurve, Drafter, Learner, StepRecord, TokenIds
 from foredraft.control import StepCosts
 from foredraft.errors import ForedraftWarning
 from foredraft.generation import Generation
@@ -66,8 +66,21 @@ Begin = Callable[[Any, Mapping[str, Any], Earlier], Begun]
 """Takes a prompt, generation arguments, and what a warm drafter has read before."""
 
 
-def make_ready(generator: Generator, method: Method) -> Begin:
-    """Build what the method needs; return what begins and times a text with it.
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A method whose drafter is built.
+
+    Attributes:
+        begin: begins and times a text; what the drafter and the control learn goes on from text to text.
+        forget: makes the next text the first one.
+    """
+
+    begin: Begin
+    forget: Callable[[], None]
+
+
+def make_ready(generator: Generator, method: Method) -> Ready:
+    """Build what the method needs to write.
 
     A drafter that raises while it writes is the caller's to see, other than in `Generator.generate`. Where passes are
     CUDA graphs, which are recorded over one sequence's store at a time, and for the peer, a text is one slice.
@@ -92,10 +105,16 @@ def make_ready(generator: Generator, method: Method) -> Begin:
         attach(generator, method, recorded or drafter, costs)
         return _by_slices(generator, recorded, prompt, arguments)
 
-    return begin
+    def forget() -> None:
+        nonlocal costs
+        costs = StepCosts()
+        if isinstance(kept, Learner):
+            kept.forget()
+
+    return Ready(begin, forget)
 
 
-def _by_peer(generator: Generator, method: Method) -> Begin:
+def _by_peer(generator: Generator, method: Method) -> Ready:
     """Return what writes a text with transformers' `generate`, in one slice."""
     peer = prepared_peer(generator, method)
 
@@ -108,7 +127,7 @@ def _by_peer(generator: Generator, method: Method) -> Begin:
 
         return Begun(go_on, lambda: Written(writings[-1], None, tuple))
 
-    return begin
+    return Ready(begin, lambda: None)
 
 
 def _by_slices(

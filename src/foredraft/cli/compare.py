@@ -98,6 +98,7 @@ def _run(generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], i
     with working("warming up"):
         for each in (generator, plain):
             each.generate(prompt, **brief)
+            each.forget()  # else a text would be drafted by what the target said when it wrote it before
     stream = generator.stream(prompt, **options)
     for piece in stream:
         if ink is not None:
@@ -109,6 +110,7 @@ def _run(generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], i
     with working("repeating") as tell:
         for number, drafts in enumerate(rest):
             tell(number / len(rest), "repeating, with and without drafting")
+            generator.forget()
             runs[drafts].append((generator if drafts else plain).generate(prompt, **options))
     times = {drafts: statistics.median(_time(run) for run in each) for drafts, each in runs.items()}
     pairs = [(drafted.token_ids, other.token_ids) for drafted, other in zip(runs[True], runs[False], strict=True)]

@@ -174,6 +174,7 @@ class Job:
                 apart = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
                 apart.attach(generator.method, generator.drafter, verification=generator.verification)
                 apart.generate(_WARM_UP, **{**self.options, "max_new_tokens": _WARM_UP_TOKENS, "eos_token_id": ()})
+                generator.forget()
         return generator
 
     def samples(self, generator: "Generator") -> bool:

@@ -153,6 +153,16 @@ class AdaptixDrafter:
         """Begin drafting for one sequence."""
         return AdaptixDrafting(self, context)
 
+    @property
+    def saves(self) -> bool:
+        """Whether a memory was named."""
+        return self.options.memory is not None
+
+    def forget(self) -> None:
+        """Forget what sequences have shared."""
+        with self.lock:
+            self.shared = empty_learned()
+
     def save(self, path: str | None = None) -> None:
         """Write the shared knowledge to `path`, or to the `memory` of the options; the old file stays until it is done.
 

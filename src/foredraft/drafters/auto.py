@@ -158,7 +158,6 @@ class AutoDrafter:
         self.words = empty_words() if words is None else words
         self.rates: Mapping[bool, Rates] = {sampled: prior_rates(sampled=sampled) for sampled in (False, True)}
         self.neural = neural
-        self.target = getattr(neural, "target", None)
         self.needs = Needs(top_k=0 if options.learn == "off" else TOP, top_rows=1 << 10, every_step=options.shares)
         if neural is not None:
             self._take_in(neural)
@@ -175,7 +174,7 @@ class AutoDrafter:
                 f"Method {neural.name!r} must be shown every step, and auto shows it those in which it drafts; blend "
                 "in one that reads what it missed, and says so with Needs(every_step=False)."
             )
-        self.needs = dataclasses.replace(self.needs, hidden=asked.hidden)
+        self.needs = dataclasses.replace(self.needs, hidden=asked.hidden, target=asked.target)
         if self.options.model is None:
             names, asked_for = list(self.source_names), self.options.blends
             names[NEURAL] = f"auto, {neural.name if asked_for is None else asked_for[0]}"
@@ -200,6 +199,11 @@ class AutoDrafter:
     def open(self, context: DraftContext) -> "AutoDrafting":
         """Begin drafting for one sequence, with what is known by now."""
         return AutoDrafting(self, context)
+
+    @property
+    def saves(self) -> bool:
+        """Whether a memory was named."""
+        return self.options.memory is not None
 
     def forget(self) -> None:
         """Forget what sequences have taught: own words, rates, and shared texts that were not saved."""

@@ -80,13 +80,13 @@ class EesdDrafter:
     summary: ClassVar[str] = "The target's first layers and a trained early-exit head (EESD)."
     Options = EesdOptions
     source_names = ("eesd",)
-    default_control = "cost_aware"  # each level costs a pass, so when to stop matters most
 
     def __init__(self, options: EesdOptions, target: SplitTarget, predictor: AgreementPredictor | None = None) -> None:
         self._rules, self._calibrated = options.rules(), options.calibrated
         self._predictor = predictor
         self.target = target
-        self.needs = Needs(hidden=predictor is not None, every_step=False)
+        # each level costs a pass, so when to stop matters most
+        self.needs = Needs(hidden=predictor is not None, every_step=False, control="cost_aware", target=target)
 
     @classmethod
     def create(cls, options: EesdOptions, resources: Resources) -> "EesdDrafter":

@@ -60,9 +60,9 @@ class LookaheadDrafter:
     name: ClassVar[str] = "lookahead"
     summary: ClassVar[str] = "N-grams that the target itself foresees in a window beside the text (lookahead decoding)."
     Options = LookaheadOptions
-    needs = Needs(top_k=1, top_rows=_EVERY_ROW)
+    # a window pays later than in its own step, so its rows cannot be weighed one by one
+    needs = Needs(top_k=1, top_rows=_EVERY_ROW, control="whole")
     source_names = ("lookahead", "lookahead, window")
-    default_control = "whole"  # a window pays later than in its own step, so its rows cannot be weighed one by one
 
     def __init__(self, options: LookaheadOptions) -> None:
         self.options = options

@@ -109,6 +109,15 @@ class RestDrafter:
         """Begin drafting for one sequence, with the segments that the store has by now."""
         return RestDrafting(self, self.library.segments(), context.seed)
 
+    @property
+    def saves(self) -> bool:
+        """Whether a memory was named."""
+        return self.options.memory is not None
+
+    def forget(self) -> None:
+        """Forget texts that were shared and not saved."""
+        self.library.forget()
+
     def save(self, path: str | None = None) -> None:
         """Move what was shared into a datastore: `path`, or the `memory` of the options; made if it does not exist.
 

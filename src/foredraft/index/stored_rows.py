@@ -77,14 +77,19 @@ def _before(tokens: IntArray, a: int, b: int) -> bool:
 
 @njit(cache=True)
 def _sorted(rows: Rows, count: int) -> Rows:
-    """Return the first `count` rows in lexical order: they are sorted runs, so insertion moves little."""
+    """Return the first `count` rows in lexical order."""
     order = np.empty(count, np.int64)
-    for i in range(count):
-        place = i
-        while place > 0 and _before(rows.tokens, i, order[place - 1]):
+    for i in range(count):  # each into its place by halving: comparing rows takes longer than moving numbers
+        low, high = 0, i
+        while low < high:
+            middle = (low + high) // 2
+            if _before(rows.tokens, i, order[middle]):
+                high = middle
+            else:
+                low = middle + 1
+        for place in range(i, low, -1):
             order[place] = order[place - 1]
-            place -= 1
-        order[place] = i
+        order[low] = i
     tokens, weights = np.empty((count, rows.tokens.shape[1]), np.int32), np.empty(count, np.float32)
     lengths = np.empty(count, np.int32)
     for i in range(count):

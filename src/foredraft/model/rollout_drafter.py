@@ -21,8 +21,8 @@ class RolloutDrafter:
         model: the draft model.
     """
 
-    needs = Needs(every_step=False)  # the draft model reads what it missed when it is asked again
-    default_control = "cost_aware"  # each level costs a pass of the draft model, so when to stop matters most
+    # the model reads what it missed when it is asked again; each level costs a pass, so when to stop matters most
+    needs = Needs(every_step=False, control="cost_aware")
 
     def __init__(self, sources: tuple[str, ...], rules: GrowthRules, model: Any) -> None:
         self.name = sources[0]

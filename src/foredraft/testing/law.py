@@ -28,8 +28,7 @@ _SOON = 5
 
 def target_of(drafter: Drafter) -> Target:
     """Return the target that a drafter drafts with the layers of, or the toy."""
-    target: Target | None = getattr(drafter, "target", None)
-    return target if target is not None else ToyTarget()
+    return drafter.needs.target or ToyTarget()
 
 
 def departure_from_law(drafter: Drafter, prompt: TokenIds) -> float:
