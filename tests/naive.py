@@ -871,8 +871,8 @@ def length_bin(length):
     return sum(length >= bound for bound in (3, 4, 6, 9, 16))
 
 
-def listed_words(words, table, context):
-    known, first = (find(words, context), 1) if context in words else (find(table, context), 28)
+def listed_words(words, context):
+    known, first = next(((each[context], 1 + 27 * i) for i, each in enumerate(words) if context in each), (None, 0))
     if known is None:
         return None
     return {token: first + min(i, 2) * 9 + share_bin(parts / 255) for i, (token, parts) in enumerate(known)}
@@ -925,7 +925,7 @@ def listed_foreseen(foreseen, path):
 
 def blend(sources, rates, ids, size):
     """{path: score} of the best paths; see the test for the form of the sources."""
-    words, table, own, shared, rows, foreseen = sources
+    words, own, shared, rows, foreseen = sources
     most, deepest, vocabulary = size
     taken, waiting = {}, [((), 1.0, {})]
     while waiting and len(taken) <= most:
@@ -938,9 +938,9 @@ def blend(sources, rates, ids, size):
         mine, mine_marks = listed_places(own, context, visits, marks.get("own"))
         theirs, their_marks = listed_places(shared, context, visits, marks.get("shared"))
         listed = [
-            listed_words(words, table, tuple(context[-3:])) if len(context) > 2 else None,
-            listed_words(words, table, tuple(context[-2:])) if len(context) > 1 else None,
-            listed_words(words, table, tuple(context[-1:])),
+            listed_words(words, tuple(context[-3:])) if len(context) > 2 else None,
+            listed_words(words, tuple(context[-2:])) if len(context) > 1 else None,
+            listed_words(words, tuple(context[-1:])),
             mine,
             theirs,
             listed_rows(*rows, path),

@@ -31,8 +31,8 @@ def text_of(ids):
     return text
 
 
-def sources(ids=(), words=NO_WORDS, table=NO_WORDS, shared=(), rows=NO_ROWS, foreseen=NOTHING_FORESEEN):
-    return Sources(words, table, text_of(ids), text_of(shared), rows, foreseen)
+def sources(ids=(), words=NO_WORDS, table=NO_WORDS, began=0, shared=(), rows=NO_ROWS, foreseen=NOTHING_FORESEEN):
+    return Sources(words, began, table, text_of(ids), text_of(shared), rows, foreseen)
 
 
 def drafted(asked, ids, size=SIZE, rates=None):
@@ -55,7 +55,7 @@ def some_words(rng, count=60):
 
 
 def some_sources(rng):
-    ids = rng.integers(0, VOCABULARY, 60) % 11
+    ids, began = rng.integers(0, VOCABULARY, 60) % 11, int(rng.integers(0, 180))
     rows = np.sort(rng.integers(0, VOCABULARY, (6, 4)).astype(np.int32).view("i4,i4,i4,i4"), axis=0).view(np.int32)
     stored = Rows(rows.reshape(6, 4).copy(), rng.random(6).astype(np.float32), rng.integers(1, 9, 6).astype(np.int32))
     order = np.lexsort(stored.tokens.T[::-1])
@@ -63,7 +63,7 @@ def some_sources(rng):
     foreseen = Foreseen(
         np.array([3, 4, 5], np.int32), np.array([-1, 0, -1], np.int32), np.array([0.6, 0.3, 0.2], np.float32)
     )
-    return ids, sources(ids, some_words(rng), some_words(rng), ids[::-1].copy(), stored, foreseen)
+    return ids, sources(ids, some_words(rng), some_words(rng), began, ids[::-1].copy(), stored, foreseen)
 
 
 @settings(deadline=None, max_examples=40)
@@ -82,14 +82,16 @@ def test_a_draft_is_a_tree_of_the_best_paths_within_its_limits(seed, most, deepe
         np.testing.assert_array_equal(small, large[: len(small)])
 
 
-def known_to(words):
-    """Own words in the form of the twins."""
+def known_to(words, began=-1):
+    """Own words that were learned later, in the form of the twins."""
     return {
         tuple(int(key >> shift & (1 << 21) - 1) - 1 for shift in (42, 21, 0) if key >> shift & (1 << 21) - 1): [
             (int(token), int(parts)) for token, parts in zip(tokens, chances, strict=True) if parts
         ]
-        for key, tokens, chances in zip(words.keys.tolist(), words.tokens, words.chances, strict=True)
-        if key
+        for key, tokens, chances, learned in zip(
+            words.keys.tolist(), words.tokens, words.chances, words.learned, strict=True
+        )
+        if key and learned > began
     }
 
 
@@ -109,7 +111,8 @@ def test_a_draft_is_what_the_slow_twin_finds(seed):
     rows = [tuple(row) for row in asked.rows.tokens.tolist()], asked.rows.weights.tolist(), asked.rows.lengths.tolist()
     foreseen = paths(*asked.foreseen)
     texts = asked.own.symbols[: len(ids)].tolist(), asked.shared.symbols[: len(ids)].tolist()
-    slow = known_to(asked.words), known_to(asked.table), *texts, rows, foreseen
+    words = known_to(asked.words, asked.began), known_to(asked.table), known_to(asked.words)
+    slow = words, *texts, rows, foreseen
     assert newest_place(asked.own, *ids[-2:]) == naive.newest_place(texts[0], *ids[-2:])
     expected = naive.blend(slow, slow_rates, ids.tolist(), SIZE)
     assert_same_paths(paths(*drafted(asked, ids, rates=rates)), expected)
@@ -140,12 +143,16 @@ def test_longer_matches_are_believed_more_once_rates_say_so():
     assert found[3,] > found[4,]
 
 
-def test_learned_words_are_asked_before_the_table():
+def test_words_of_the_text_go_before_the_table_and_the_table_before_words_of_other_texts():
     learned, table = empty_words(64), empty_words(64)
     learn(table, [1, 2], [], [], {0: {5: 0.9}})
     assert paths(*drafted(sources(table=table), [1, 2], (4, 1, VOCABULARY))).keys() == {(5,)}
     learn(learned, [1, 2], [], [], {0: {6: 0.9}})
     assert paths(*drafted(sources(words=learned, table=table), [1, 2], (4, 1, VOCABULARY))).keys() == {(6,)}
+    later = sources(words=learned, table=table, began=int(learned.clock[0]))
+    assert paths(*drafted(later, [1, 2], (4, 1, VOCABULARY))).keys() == {(5,)}, "the table, before what others taught"
+    alone = sources(words=learned, began=int(learned.clock[0]))
+    assert paths(*drafted(alone, [1, 2], (4, 1, VOCABULARY))).keys() == {(6,)}
 
 
 def test_what_several_sources_say_counts_for_more_than_what_one_does():
@@ -224,7 +231,7 @@ def test_a_source_that_misleads_is_trusted_less():
     rows = Rows(np.array([[4, 4]], np.int32), np.ones(1, np.float32), np.full(1, 3, np.int32))
     rates, nodes, ids, last = prior_rates(sampled=False), room_for(4), np.arange(3), (0, 0, 0)
     scores = []
-    asked = Sources(NO_WORDS, NO_WORDS, empty_text(1000), NO_TEXT, rows, NOTHING_FORESEEN)
+    asked = Sources(NO_WORDS, 0, NO_WORDS, empty_text(1000), NO_TEXT, rows, NOTHING_FORESEEN)
     for _ in range(60):
         tokens, _, score, source = advance(asked, rates, nodes, ids, last, NOTHING_TOLD, (1, 1, VOCABULARY), True)
         assert (tokens.tolist(), source.tolist()) == ([4], [STORE])

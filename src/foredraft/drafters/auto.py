@@ -237,6 +237,7 @@ class AutoDrafting:
         if self._options.learn in ("request", "off"):
             self._words = NO_WORDS if self._options.learn == "off" else empty_words()
             self._rates = Rates(*(each.copy() for each in rates))
+        self._began = int(self._words.clock[0])
         self._learns = self._options.learn != "off"
         self._own = empty_text() if self._learns else NO_TEXT
         self._stored = StoredRows(drafter.library.segments())
@@ -270,7 +271,7 @@ class AutoDrafting:
         if self._learns:
             self._own = with_room(self._own, len(ids) - self._read)
         shared = drafter.library.shared if self._options.shares else NO_TEXT
-        sources = Sources(self._words, drafter.table, self._own, shared, rows, foreseen)
+        sources = Sources(self._words, self._began, drafter.table, self._own, shared, rows, foreseen)
         last, size = (self._made, self._at, self._read), (budget.nodes, min(self._options.depth, budget.depth))
         tokens, parents, score, source = advance(
             sources, self._rates, self._nodes, ids, last, self._told, (*size, self._vocabulary), self._learns

@@ -25,6 +25,7 @@ LONGEST = 16
 """Tokens of context that are compared."""
 _PLACES, _ROOT_PLACES = 16, 64  # occurrences looked at behind a node, and behind the root
 _LISTED = 64  # candidates behind a node at most
+_OF_TEXT, _OF_TABLE, _OF_OTHERS = 1, 28, 55  # first of 27 cells: three ranks, nine bins of probability
 _BINS = np.array([0.01, 0.03, 0.08, 0.15, 0.3, 0.5, 0.7, 0.9])
 _LENGTHS = np.array([3, 4, 6, 9, 16])  # of matches
 MARKS = 7
@@ -63,7 +64,8 @@ class Sources(NamedTuple):
 
     Attributes:
         words: of the target, learned.
-        table: likewise, made ahead; asked where nothing was learned.
+        began: what of them was learned later belongs to this text, see `OwnWords.clock`.
+        table: likewise, made ahead; asked where nothing was learned in this text, before what was learned in others.
         own: the text itself.
         shared: what other requests wrote.
         rows: what followed in stored texts behind the root.
@@ -71,6 +73,7 @@ class Sources(NamedTuple):
     """
 
     words: OwnWords
+    began: int
     table: OwnWords
     own: RecentText
     shared: RecentText
@@ -143,13 +146,17 @@ def _candidate(listed: Listed, token: int) -> int:
 
 
 @njit(cache=True)
-def _list_words(words: OwnWords, table: OwnWords, key: int, source: int, listed: Listed) -> bool:
-    """List what the target says behind a context, or else what the table does; say whether either knows it."""
-    known, slot, cell = words, find(words, key), 1
-    if slot < 0:
-        known, slot, cell = table, find(table, key), 28
-    if slot < 0:
-        return False
+def _list_words(sources: Sources, key: int, source: int, listed: Listed) -> bool:
+    """List what the target said behind a context, or else what the table says; say whether either knows it."""
+    known, slot, cell = sources.words, find(sources.words, key), _OF_TEXT
+    if slot < 0 or known.learned[slot] <= sources.began:
+        of_table = find(sources.table, key)
+        if of_table >= 0:
+            known, slot, cell = sources.table, of_table, _OF_TABLE
+        elif slot < 0:
+            return False
+        else:
+            cell = _OF_OTHERS
     for i in range(TOP):
         parts = known.chances[slot, i]
         if parts == 0:
@@ -255,13 +262,13 @@ def _list_foreseen(foreseen: Foreseen, parent: int, listed: Listed) -> bool:
 def list_all(sources: Sources, context: I64, mark: IntArray, depth: int, listed: Listed) -> int:
     """List what may follow a context; return the sources that know it, as bits."""
     listed.made[0] = 0
-    words, table, known = sources.words, sources.table, 0
+    known = 0
     a, b, c = context[LONGEST - 3], context[LONGEST - 2], context[LONGEST - 1]
     if a >= 0:
-        known |= _list_words(words, table, context_key(a, b, c), WORDS_3, listed) << WORDS_3
+        known |= _list_words(sources, context_key(a, b, c), WORDS_3, listed) << WORDS_3
     if b >= 0:
-        known |= _list_words(words, table, context_key(-1, b, c), WORDS_2, listed) << WORDS_2
-    known |= _list_words(words, table, context_key(-1, -1, c), WORDS_1, listed) << WORDS_1
+        known |= _list_words(sources, context_key(-1, b, c), WORDS_2, listed) << WORDS_2
+    known |= _list_words(sources, context_key(-1, -1, c), WORDS_1, listed) << WORDS_1
     visits = _PLACES if depth else _ROOT_PLACES
     known |= _list_places(sources.own, context, mark, visits, OWN, listed) << OWN
     known |= _list_places(sources.shared, context, mark, visits, SHARED, listed) << SHARED
