@@ -129,6 +129,9 @@ def top_of_row(row: FloatArray, tokens: IntArray, probabilities: FloatArray, rou
     """
     maxima = largest_of_row(row, tokens, probabilities)
     largest = probabilities[0]
+    if not np.isfinite(largest):
+        probabilities[:] = np.nan
+        return
     total = _rough_sum(row, maxima, largest) if roughly else sum_of_exponentials(row, largest)
     for j in range(len(tokens)):
         probabilities[j] = math.exp(probabilities[j] - largest) / total
@@ -245,12 +248,10 @@ def exponentials(row: FloatArray, largest: float, temperature: float) -> FloatAr
 
 @njit(cache=True, fastmath={"contract", "nsz", "reassoc"}, error_model="numpy")
 def _rough_sum(row: FloatArray, maxima: npt.NDArray[np.int32], largest: float) -> float:
-    """Return the sum of exp(score - largest) over a row, float32[V], to a few hundredths; NaN where that is not finite.
+    """Return the sum of exp(score - largest) over a row, float32[V], to a few hundredths; `largest` is finite.
 
     Blocks far below the largest score count as a multiple of the exponential of their own largest.
     """
-    if not np.isfinite(largest):
-        return np.nan
     powers, series = np.empty(_BLOCK, np.int32), np.empty(_BLOCK, np.float32)
     scale, total = powers.view(np.float32), np.float32(0)
     far, found = np.empty(len(maxima), np.int32), 0
