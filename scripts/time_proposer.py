@@ -47,14 +47,11 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2000, help="tokens of each request")
     parser.add_argument("--most", type=int, default=6, help="num_speculative_tokens")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     model, room = located(SMOLLM2), given.length + 4 * given.steps + given.most + 8
     vocabulary = load_config(model).vocab_size
     texts = library_tokens(given.requests * room).reshape(given.requests, room)
-    print(
-        f"{given.requests} requests of {given.length} tokens, {given.most} drafted, {given.threads} threads: ms a step"
-    )
+    print(f"{given.requests} requests of {given.length} tokens, {given.most} drafted: ms a step")
     print("| method | median | 95th percentile | reading the prompts |")
     print("|---|---|---|---|")
     for label, own in METHODS.items():
@@ -64,8 +61,7 @@ def main() -> None:
             "vocabulary": vocabulary,
             "most": given.most,
             "longest": room,
-            "threads": given.threads,
-            "options": options.chains,
+            "tree_nodes": options.tree_nodes,
         }
         RequestDrafter(drafter, rows=1, **sizes).propose([[1]], np.array([100]), texts)  # compiles
         requests = RequestDrafter(drafter, rows=given.requests, **sizes)

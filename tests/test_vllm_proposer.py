@@ -1,10 +1,7 @@
 """The proposer as vLLM makes and calls it, without vLLM: options, refusals, and a server that lives on."""
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -72,26 +69,6 @@ def test_a_proposer_is_made_and_called_as_vllm_does(vllm, options):
     assert all(type(token) is int for token in drafts[0])
 
 
-THREADS = """
-import sys, types
-sys.modules["vllm"] = types.SimpleNamespace(__version__="0.32.0")
-import torch
-from test_vllm_proposer import Proposer, configuration, rows
-before = torch.get_num_threads()
-proposer = Proposer(configuration({"table": "none"}))
-proposer.propose(*rows([5, 6, 7, 8, 5, 6]))
-print(before, torch.get_num_threads())
-"""
-
-
-def test_the_models_number_of_threads_stays_what_it_was():
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "2"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    command = [sys.executable, "-c", THREADS]  # numba's threads are made once in a process
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["1", "1"]
-
-
 def test_the_embedded_model_is_drafted_for_from_its_own_table(vllm):
     proposer = Proposer(configuration(model=TOY))
     from foredraft.model.loading import load_tokenizer
@@ -144,7 +121,6 @@ REFUSED = {
     "method of another type": ({"method": 3}, "give a method's name as text"),
     "tree_nodes": ({"tree_nodes": 0}, "tree_nodes is 0; it must be a whole number, 1 to 1024"),
     "least_probability": ({"least_probability": 2}, "it must be a number from 0 to 1"),
-    "threads": ({"threads": 0}, "threads is 0"),
     "feedback": ({"method": "adaptix", "feedback": "topk"}, "tells a proposer no probabilities"),
 }
 

@@ -1,27 +1,18 @@
 """Drafts for a server's batch, step by step: which request is which, what is drafted for it, and when it is forgotten.
 
-Knows token arrays, drafters and their batched forms. Does not know vLLM: its class hands arrays over and gets lists.
+Chains only: a tree is cut to its best path. Knows token arrays and drafters' protocols. Does not know vLLM: its class
+hands arrays over and gets lists.
 """
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import get_num_threads, set_num_threads
 
-from foredraft.contracts import DraftContext, Drafter
-from foredraft.drafters.adaptix import AdaptixDrafter
-from foredraft.drafters.prompt_lookup import PromptLookupDrafter
-from foredraft.drafters.rest import RestDrafter
-from foredraft.errors import ForedraftWarning, told
-from foredraft.graph.tree import IntArray
-from foredraft.integrations import batch_adaptix, batch_rest
-from foredraft.integrations.batch_adaptix import AdaptixBatch
-from foredraft.integrations.batch_lookup import LookupBatch
-from foredraft.integrations.batch_rest import RestBatch
-from foredraft.integrations.batches import Batch, BatchDrafting, ChainOptions, Chains, SingleDrafting
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Drafter, Drafting, SequenceView, Verdict
+from foredraft.engine.guard import GuardedDrafter
+from foredraft.graph.tree import IntArray, best_chain, chain_parents
 from foredraft.integrations.request_table import RequestTable
 
 _SPARE = 2
@@ -36,25 +27,25 @@ class RequestDrafter:
     the same.
 
     Args:
-        drafter: any drafter.
+        drafter: opened for each request; one that raises drafts nothing more for that request, after a warning.
         vocabulary: ids of the target.
         most: tokens to draft at most, for a request and step.
         rows: requests in a batch at most.
         longest: tokens of a request at most.
-        options: how trees become chains.
-        threads: threads of a batch; as many as numba has at most.
+        tree_nodes: nodes of the tree that the chain is taken from.
+        least_probability: a token is left out where its chain is less probable than this, by the drafter's estimate.
     """
 
     def __init__(
-        self, drafter: Drafter, *, vocabulary: int, most: int, rows: int, longest: int,
-        options: ChainOptions | None = None, threads: int = 1,
+        self, drafter: Drafter, *, vocabulary: int, most: int, rows: int, longest: int, tree_nodes: int = 16,
+        least_probability: float = 0.0,
     ) -> None:  # fmt: skip
-        self._name, self._most, self._longest = drafter.name, most, longest
-        self._threads = max(1, min(threads, get_num_threads()))
+        self._drafter = GuardedDrafter(drafter)
+        self._context = DraftContext(vocabulary, max_nodes=max(tree_nodes, most))
+        self._most, self._longest = most, longest
+        self._tree_nodes, self._least = tree_nodes, least_probability
         self._table = RequestTable(_SPARE * rows, longest)
-        self._failed: set[int] = set()
-        self._warned = False
-        self._batched = batched(drafter, vocabulary, most, _SPARE * rows, options or ChainOptions())
+        self._open: dict[int, tuple[Drafting, Draft, int]] = {}  # by slot; the last chain, and the prompt's length
 
     def propose(
         self, sampled: Sequence[Sequence[int]], lengths: npt.NDArray[Any], token_ids: IntArray
@@ -70,61 +61,50 @@ class RequestDrafter:
         drafts: list[list[int]] = [[] for _ in sampled]
         if not len(rows):
             return drafts
-        counted = lengths.astype(np.int64)
-        slots, known, dropped = self._table.find(token_ids, counted, rows)
+        slots, known, dropped = self._table.find(token_ids, lengths.astype(np.int64), rows)
         for slot in dropped:
-            self._batched.forget(slot)
-            self._failed.discard(slot)
-        mine = counted[rows]
-        # the target adds a token of its own behind the draft, which must fit too
-        depth = np.minimum(self._most, self._longest - mine - 1)
-        batch = Batch(token_ids, rows, mine, slots, known, depth)
-        chains = self._chains(batch)
-        for row, tokens, count in zip(rows.tolist(), chains.tokens.tolist(), chains.counts.tolist(), strict=True):
-            drafts[row] = tokens[:count]
+            self._forget(slot)
+        for row, slot, had in zip(rows.tolist(), slots.tolist(), known.tolist(), strict=True):
+            drafts[row] = self._chain(slot, token_ids[row, : lengths[row]].astype(np.int64), had)
         return drafts
 
-    def _chains(self, batch: Batch) -> Chains:
-        threads = get_num_threads()
-        set_num_threads(self._threads)
-        try:
-            if not self._failed:
-                return self._batched.draft(batch)
-        except Exception as error:  # noqa: BLE001  # the row that it comes from is found below
-            self._warn(error)
-        finally:
-            set_num_threads(threads)
-        rows = [self._chain(batch.only(i), int(slot)) for i, slot in enumerate(batch.slots)]
-        return Chains(*(np.concatenate(arrays) for arrays in zip(*rows, strict=True)))
+    def _forget(self, slot: int) -> None:
+        opened = self._open.pop(slot, None)
+        if opened is not None:
+            opened[0].close()
 
-    def _chain(self, row: Batch, slot: int) -> Chains:
-        """Return the chain of one row; nothing, from then on, where drafting for it raises."""
-        if slot not in self._failed:
-            try:
-                return self._batched.draft(row)
-            except Exception as error:  # noqa: BLE001  # the server goes on without drafts for this request
-                self._failed.add(slot)
-                self._warn(error)
-        return row.no_chains(self._most)
+    def _chain(self, slot: int, ids: npt.NDArray[np.int64], known: int) -> list[int]:
+        """Let a request's drafting see what became of its last chain, and ask it for the next one.
 
-    def _warn(self, error: Exception) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"The drafter {self._name} failed ({told(error)}), so requests for which it does "
-                "are decoded without drafts; their texts are the same.",
-                ForedraftWarning,
-                stacklevel=2,
-            )
+        Args:
+            slot: the request's.
+            ids: int64[n], its tokens.
+            known: how many of them it had before; 0 for a new request.
+        """
+        if slot not in self._open:
+            self._open[slot] = (self._drafter.open(self._context), EMPTY_DRAFT, len(ids))
+        drafting, last, prompt_length = self._open[slot]
+        if known:
+            drafting.observe(_verdict(last, ids, known))
+        ids.flags.writeable = False
+        # the target adds a token of its own after the draft, which must fit too
+        depth = min(self._most, self._longest - len(ids) - 1)
+        budget = Budget(max(self._tree_nodes, depth) if depth > 0 else 0, depth)
+        draft = drafting.propose(SequenceView(ids, prompt_length), budget)
+        # without scores, all nodes are as good: the deepest path
+        score = np.ones(len(draft), np.float32) if draft.score is None else draft.score
+        kept = best_chain(draft.parents, score, depth, self._least)
+        # what is observed is at most what was drafted
+        own = None if draft.score is None else score[kept]
+        chain = Draft(draft.tokens[kept], chain_parents(len(kept)), own)
+        self._open[slot] = (drafting, chain, prompt_length)
+        return chain.tokens.tolist()
 
 
-def batched(drafter: Any, vocabulary: int, most: int, slots: int, options: ChainOptions) -> BatchDrafting:
-    """Return the batched form of a drafter: compiled where there is one, else one row after the other."""
-    context = DraftContext(vocabulary, max_nodes=max(options.tree_nodes, most))
-    if isinstance(drafter, AdaptixDrafter) and batch_adaptix.fits(drafter.options):
-        return AdaptixBatch(drafter, slots, vocabulary, most, options)
-    if isinstance(drafter, RestDrafter) and batch_rest.fits(drafter.options, segments := drafter.library.segments()):
-        return RestBatch(drafter.options, segments, slots, most, options)
-    if isinstance(drafter, PromptLookupDrafter):
-        return LookupBatch(drafter.options, most)
-    return SingleDrafting(drafter, context, most, options)
+def _verdict(draft: Draft, ids: npt.NDArray[np.int64], known: int) -> Verdict:
+    """Return what became of a chain that was drafted after `ids[:known]`: all tokens but the last may be of it."""
+    new = tuple(ids[known:].tolist())
+    accepted = 0
+    while accepted < min(len(new) - 1, len(draft)) and draft.tokens[accepted] == new[accepted]:
+        accepted += 1
+    return Verdict(new, tuple(range(accepted)), draft, known - 1)

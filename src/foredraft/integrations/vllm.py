@@ -9,18 +9,15 @@ import importlib
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from foredraft.drafters import drafter_class, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
-from foredraft.integrations.batches import ChainOptions
 from foredraft.integrations.bound_tokenizer import tokenizer_for
 from foredraft.integrations.request_drafter import RequestDrafter
 from foredraft.options import nearest, shown, whole_number
@@ -35,12 +32,11 @@ OPTIONS_VARIABLE = "FOREDRAFT_VLLM_OPTIONS"
 KEY = "foredraft"
 """The options' place in `additional_config`."""
 _DEFAULT_METHOD = "auto"
-_TREE_NODES = {"adaptix": 1, "auto": 16}
-"""Where the default differs: Adaptix's trees grow on from the end of the chain, and larger ones gained nothing; larger
-ones of `auto` gain little, and every node takes time."""
+_TREE_NODES = 16
+"""By default: larger trees gain little for the one path that vLLM verifies, and every node takes time."""
 _FED_BACK = ("feedback", "feedback_weight", "feedback_top_k")
 """Options that say what is made of the target's own probabilities."""
-_OWN = ("method", "tree_nodes", "least_probability", "threads")
+_OWN = ("method", "tree_nodes", "least_probability")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +46,14 @@ class ProposerOptions:
     Attributes:
         method: the drafting method.
         own: the method's own options.
-        chains: how trees become the chains that vLLM verifies.
-        threads: threads that a batch is drafted on.
+        tree_nodes: nodes of the tree of which the best path is drafted.
+        least_probability: a token is left out where its path is less probable than this, by the drafter's estimate.
     """
 
     method: str
     own: Mapping[str, Any]
-    chains: ChainOptions
-    threads: int
+    tree_nodes: int
+    least_probability: float
 
 
 class Proposer:
@@ -81,12 +77,11 @@ class Proposer:
             "vocabulary": int(model.get_vocab_size()),
             "most": most,
             "longest": int(model.max_model_len),
-            "options": options.chains,
-            "threads": options.threads,
+            "tree_nodes": options.tree_nodes,
+            "least_probability": options.least_probability,
         }
-        with _torch_threads_kept():
-            _compile(RequestDrafter(drafter, rows=1, **sizes), int(model.max_model_len))
-            self._requests = RequestDrafter(drafter, rows=int(vllm_config.scheduler_config.max_num_seqs), **sizes)
+        _compile(RequestDrafter(drafter, rows=1, **sizes), int(model.max_model_len))
+        self._requests = RequestDrafter(drafter, rows=int(vllm_config.scheduler_config.max_num_seqs), **sizes)
         self._warned = False
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -186,7 +181,7 @@ def read_options(additional_config: Any, environment: Mapping[str, str]) -> Mapp
 
 
 def parse_proposer_options(given: Mapping[str, Any]) -> ProposerOptions:
-    """Read the options: `method`, `tree_nodes`, `least_probability`, `threads`, and the method's own.
+    """Read the options: `method`, `tree_nodes`, `least_probability`, and the method's own.
 
     Raises:
         UsageError: an unknown option, or a value that cannot be honoured.
@@ -195,23 +190,19 @@ def parse_proposer_options(given: Mapping[str, Any]) -> ProposerOptions:
     method = own.pop("method", _DEFAULT_METHOD)
     if not isinstance(method, str):
         raise UsageError(f"method is {shown(method)}; give a method's name as text.")
-    default = ChainOptions(tree_nodes=_TREE_NODES.get(method, ChainOptions().tree_nodes))
-    nodes = whole_number(own.pop("tree_nodes", default.tree_nodes))
-    least = own.pop("least_probability", default.least_probability)
-    threads = whole_number(own.pop("threads", max(1, min(8, (os.cpu_count() or 1) // 2))))
+    nodes = whole_number(own.pop("tree_nodes", _TREE_NODES))
+    least = own.pop("least_probability", 0.0)
     if nodes is None or not 1 <= nodes <= 1024:
         raise UsageError(f"tree_nodes is {shown(given['tree_nodes'])}; it must be a whole number, 1 to 1024.")
     if isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 1:
         raise UsageError(f"least_probability is {shown(least)}; it must be a number from 0 to 1.")
-    if threads is None or threads < 1:
-        raise UsageError(f"threads is {shown(given['threads'])}; it must be a whole number, at least 1.")
     theirs = [field.name for field in fields(drafter_class(method).Options)]
     for key in own:
         if key not in theirs and (hint := nearest(key, _OWN)):
             raise UsageError(f"foredraft's proposer has no option {key!r}.{hint}")
     parse_options(method, own)
     _refuse_untold(method, own)
-    return ProposerOptions(method, own, ChainOptions(nodes, float(least)), threads)
+    return ProposerOptions(method, own, nodes, float(least))
 
 
 def _refuse_untold(method: str, own: Mapping[str, Any]) -> None:
@@ -250,16 +241,6 @@ def served_drafter(options: ProposerOptions, tokenizer: str, vocabulary: int) ->
             "auto, adaptix, rest or prompt_lookup."
         )
     return drafter
-
-
-@contextmanager
-def _torch_threads_kept() -> Iterator[None]:
-    """Give torch its number of threads back: numba's first threads change it where both use one OpenMP."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _compile(requests: RequestDrafter, longest: int) -> None:
