@@ -5,12 +5,12 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read at the hub library's import; else unknown names are retried for minutes
 
-import pytest  # noqa: E402  # as above
+import pytest  # as above
 
-from foredraft.cache_folder import CACHE_VARIABLE  # noqa: E402
-from foredraft.cli import screen  # noqa: E402
-from foredraft.model import loading  # noqa: E402
-from toys import TOY  # noqa: E402
+from foredraft.cache_folder import CACHE_VARIABLE
+from foredraft.cli import screen
+from foredraft.model import loading
+from toys import TOY
 
 screen._PATIENCE = 600.0  # a slow machine says no more than a quick one
 loading.smollm2_file = lambda: Path(TOY)  # where a test names no model it writes with the toy, which is quick

@@ -98,7 +98,7 @@ class RequestDrafter:
         own = None if draft.score is None else score[kept]
         chain = Draft(draft.tokens[kept], chain_parents(len(kept)), own)
         self._open[slot] = (drafting, chain, prompt_length)
-        return chain.tokens.tolist()
+        return list(chain.tokens.tolist())
 
 
 def _verdict(draft: Draft, ids: npt.NDArray[np.int64], known: int) -> Verdict:
