@@ -1,5 +1,6 @@
 """The command line, run in this process on the embedded model; a few times as a process of its own."""
 
+import dataclasses
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from foredraft.cli import VERBS, app, chat, compare, declared, main, screen
 from foredraft.cli.generate import Job
 from foredraft.cli.screen import Ink
 from foredraft.errors import UsageError
+from foredraft.request import GenerationArguments, GenerationOptions
 from toys import TOY
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
@@ -85,6 +87,24 @@ def test_every_command_has_help(run, path):
 def test_help_is_short_to_ask_for_at_every_level(run):
     for path in ((), ("generate",), ("bench", "run")):
         assert run(*path, "-h").out == run(*path, "--help").out
+
+
+def test_a_flag_shows_no_type(run):
+    line = next(line for line in run("generate", "--help").out.splitlines() if "--compare" in line)
+    assert "<" not in line
+
+
+def test_a_hub_that_cannot_be_reached_is_said_at_once(run, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://127.0.0.1:1")
+    for proxy in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(proxy, raising=False)
+    result = run("generate", "a", "--model", "nobody/no-such-model")
+    assert refused(result, 2, "the hub https://127.0.0.1:1 cannot be reached")
+
+
+def test_the_arguments_that_editors_complete_are_those_that_are_taken():
+    assert list(GenerationArguments.__annotations__) == [field.name for field in dataclasses.fields(GenerationOptions)]
 
 
 def test_a_shell_can_complete_verbs():
@@ -233,8 +253,7 @@ def test_an_interrupt_keeps_what_was_written(run, monkeypatch):
         (("generate", "a", "--file", "b"), "give one of them"),
         (("generate", "--file", "no/such/file"), "cannot be read (No such file or directory)"),
         (("generate", "\udcff"), "not text in UTF-8"),
-        (("generate", "a", "--chat", "--json"), "--chat and --json exclude each other"),
-        (("generate", "-", "--chat"), "--chat reads the conversation"),
+        (("chat", "-"), "chat reads the conversation from standard input"),
         (("generate", "a", "--raw", "--system", "b"), "--raw and --system exclude each other"),
         (("generate", "a", "--speculative-config", "{x"), "--speculative-config is not JSON"),
         (("generate", "a", "--speculative-config", "[1]"), "give a JSON object"),
@@ -328,12 +347,12 @@ def test_the_gap_is_between_the_two_best_scores():
     assert compare._gap(generator, PROMPT, written, 3, {"temperature": 0.7, "top_p": 0.9, "seed": 1}) >= 0
 
 
-# --- generate --chat
+# --- chat
 
 
 def test_chat_answers_piped_lines_until_an_empty_one(run):
     lines = "Hello!\nWho are you?\n/reset\nHello!\n\nnot read\n"
-    result = run("generate", "--chat", *QUICK, stdin=lines)
+    result = run("chat", *QUICK, stdin=lines)
     assert result.status == 0
     assert result.err.count("finish: ") == 3
     assert "starts over" in result.err
@@ -343,7 +362,7 @@ def test_chat_answers_piped_lines_until_an_empty_one(run):
 
 
 def test_chat_without_a_line_is_refused(run):
-    assert refused(run("generate", "--chat", *QUICK), 2, "pipe one message a line")
+    assert refused(run("chat", *QUICK), 2, "pipe one message a line")
 
 
 def job(**given):
@@ -392,6 +411,12 @@ def test_methods_lists_every_method_with_its_options(run):
         if not option["description"]
     ]
     assert not undescribed, f"Describe these in the Attributes section of their dataclass: {undescribed}"
+
+
+def test_methods_shows_one_by_name(run):
+    assert [entry["name"] for entry in json.loads(run("methods", "rest", "--json").out)] == ["rest"]
+    assert [entry["name"] for entry in json.loads(run("methods", "fixed", "--controls", "--json").out)] == ["fixed"]
+    assert refused(run("methods", "rst"), 2, "Did you mean 'rest'?")
 
 
 def test_methods_lists_the_controls_with_their_options(run):

@@ -20,7 +20,7 @@ from foredraft.corpus.documents import Document, ReadReport, read_documents, tex
 from foredraft.corpus.fingerprint import vocabulary_size
 from foredraft.corpus.inputs import find_inputs, standard_library_sources, total_bytes
 from foredraft.corpus.tokens import tokenize_documents
-from foredraft.errors import StoreError, UsageError
+from foredraft.errors import ForedraftWarning, StoreError, UsageError
 from foredraft.index.trigram import open_table
 from toys import TOY
 
@@ -55,7 +55,8 @@ def test_folders_are_read_at_any_depth_in_order_and_nothing_twice(tmp_path):
     for name in ("b.txt", "a/c.MD", "a/d.py.gz", "a/x.bin", ".git/e.txt", "a/.hidden.txt", "z.parquet.gz"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    found = find_inputs([tmp_path / "b.txt", tmp_path])
+    with pytest.warns(ForedraftWarning, match="2 files of other kinds"):
+        found = find_inputs([tmp_path / "b.txt", tmp_path])
     assert [path.relative_to(tmp_path).as_posix() for path in found] == ["b.txt", "a/c.MD", "a/d.py.gz"]
 
 
@@ -71,7 +72,26 @@ def test_inputs_that_cannot_be_read_are_refused(tmp_path):
         list(read_documents([tmp_path / "gone.txt"], report=ReadReport()))
 
 
+def test_files_of_other_kinds_in_a_folder_are_counted_and_named(tmp_path):
+    for name in ("a.txt", "b.pdf", "c.pdf", "d.html", ".hidden.doc"):
+        (tmp_path / name).write_text("words")
+    with pytest.warns(
+        ForedraftWarning, match=r"3 files of other kinds, which are left out: 2 of \.pdf, 1 of \.html\.$"
+    ):
+        assert find_inputs([tmp_path]) == [tmp_path / "a.txt"]
+
+
 # --- file kinds
+
+
+def test_a_file_that_is_no_text_is_counted_and_left_out(tmp_path):
+    (tmp_path / "a.txt").write_bytes(bytes(range(256)) * 40)
+    (tmp_path / "b.txt").write_text("words")
+    documents, report = read(tmp_path / "a.txt", tmp_path / "b.txt")
+    assert [document.text for document in documents] == ["words"]
+    assert (report.binary_files, report.skipped) == (1, 1)
+    with pytest.raises(UsageError, match=r"a\.txt, there are zero bytes, so it is no text in UTF-8"):
+        list(read_documents([tmp_path / "a.txt"], report=ReadReport(), strict=True))
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".md", ".py", ".txt.gz"])

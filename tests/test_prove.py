@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from typing import ClassVar
 
 import numpy as np
@@ -44,6 +45,13 @@ def test_sound_methods_and_rules_are_proved(capsys):
     tests = [(row["rule"], row["test"]) for row in found["rules"]]
     assert ("matched", "chi-square") in tests
     assert ("rejection", "enumeration") in tests
+
+
+def test_the_verdict_is_a_sentence_and_a_piped_table_is_whole(capsys):
+    assert main(["prove", *OPTIONS, "--method", "prompt_lookup", "--temperature", "0"]) == 0
+    shown = capsys.readouterr()
+    assert "beyond rounding" in shown.out
+    assert re.search(r"Proved: all 2 texts \(\d+ tokens\) are plain decoding's; every rule holds\.", shown.err)
 
 
 class CompiledTo:

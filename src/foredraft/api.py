@@ -30,7 +30,7 @@ from foredraft.model.loading import LoadingOptions, load_config, load_model, loa
 from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
-from foredraft.request import GenerationOptions, encoded
+from foredraft.request import GenerationArguments, GenerationOptions, encoded
 from foredraft.sampling import LogitsProcessor, SamplingOptions
 from foredraft.speculation import checked_verification, parse_speculation
 from foredraft.standard_library import resources_for
@@ -257,7 +257,7 @@ class Generator:
             self.drafter.forget()
         self._costs = StepCosts()
 
-    def generate(self, prompt: Prompt, *, chat: bool = False, **options: Any) -> Generation:
+    def generate(self, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Generation:
         """Write the continuation of `prompt`.
 
         Args:
@@ -275,14 +275,14 @@ class Generator:
             pass
         return run.result(self.tokenizer)
 
-    def stream(self, prompt: Prompt, *, chat: bool = False, **options: Any) -> Stream:
+    def stream(self, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Stream:
         """Begin to write; iterate over the result for pieces, and read its `generation` afterwards.
 
         Takes and raises what `generate` does.
         """
         return Stream(self.start(prompt, chat=chat, **options), self.tokenizer)
 
-    def start(self, prompt: Prompt, *, chat: bool = False, **options: Any) -> Run:
+    def start(self, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Run:
         """Begin to write; iterate over the result's `steps()`, and read its `result()` meanwhile or afterwards.
 
         It keeps its drafter, so that several can be written by turns. Takes and raises what `generate` does.

@@ -8,7 +8,7 @@ import dataclasses
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -33,6 +33,22 @@ _HARMLESS: Mapping[str, int | None] = {"num_beams": 1, "num_return_sequences": 1
 _UNSET = ("repetition_penalty", "stop_strings", "logits_processor")
 """Arguments for which None stands for the default, as in transformers."""
 _KINDS_OF_PROMPT = "A prompt is a text, a list of messages, or a flat list of token ids"
+
+
+class GenerationArguments(TypedDict, total=False):
+    """The keyword arguments of `generate` and `stream`, for editors and type checkers; see `GenerationOptions`."""
+
+    max_new_tokens: int
+    do_sample: bool | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float
+    stop_strings: str | Sequence[str]
+    eos_token_id: int | Sequence[int] | None
+    logits_processor: Sequence[LogitsProcessor]
+    seed: int | None
 
 
 @dataclass(frozen=True, slots=True)

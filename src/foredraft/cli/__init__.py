@@ -11,7 +11,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,6 +26,7 @@ INTERRUPTED = 130
 
 VERBS: Mapping[str, str] = {
     "generate": "foredraft.cli.generate:generate",
+    "chat": "foredraft.cli.chat:chat",
     "demo": "foredraft.cli.demo:demo",
     "explain": "foredraft.cli.explain:explain",
     "methods": "foredraft.cli.methods:methods",
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: what follows the command's name; None takes the process's own.
     """
-    for name, value in (("TRANSFORMERS_VERBOSITY", "error"), ("TQDM_DISABLE", "1")):
+    for name, value in (("TRANSFORMERS_VERBOSITY", "error"), ("TQDM_DISABLE", "1"), ("HF_HUB_VERBOSITY", "error")):
         os.environ.setdefault(name, value)  # what matters, foredraft says itself
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -114,6 +115,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *_where: obje
 
 def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
+    _hide_flag_types(command)
     if COMPLETION_VARIABLE in os.environ:  # a shell asks what could come next; this answers and exits
         command.main(arguments, prog_name="foredraft")
     try:  # not `command.main`, which has its own ideas about interrupts, pipes and boxes around messages
@@ -122,6 +124,15 @@ def _run(arguments: list[str]) -> int:
     except typer.Exit as ended:
         return int(ended.exit_code)
     return 0
+
+
+def _hide_flag_types(command: Any) -> None:
+    """Show flags in help without a type: `--json` takes no value."""
+    for each in command.params:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+    for member in getattr(command, "commands", {}).values():
+        _hide_flag_types(member)
 
 
 def _explain(error: Exception) -> int:

@@ -1,4 +1,4 @@
-"""`foredraft generate --chat`: a conversation, a line each.
+"""`foredraft chat`: a conversation, a line each.
 
 Keeps the turns, and drops the oldest when the model's window is full. Does not know how answers are made.
 """
@@ -6,35 +6,75 @@ Keeps the turns, and drops the oldest when the model's window is full. Does not 
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from foredraft.cli.generate import summary
-from foredraft.cli.screen import Ink, say
+import typer
+
+from foredraft.cli.generate import (
+    ColorOption,
+    ConfigOption,
+    DeviceOption,
+    DtypeOption,
+    EagerOption,
+    Job,
+    MemoryOption,
+    MethodOption,
+    ModelOption,
+    NodesOption,
+    SystemOption,
+    generation_flag,
+    speculative_options,
+    summary,
+)
+from foredraft.cli.screen import Ink, say, wants_color
 from foredraft.errors import UsageError
+from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
     from foredraft.api import Generator
-    from foredraft.cli.generate import Job
 
 _RESET = "/reset"
 _LEAST_ROOM = 4  # a quarter of the window, at most, is kept free for the answer
 
 
-def converse(generator: "Generator", job: "Job", first: str | None = None) -> None:
-    """Answer each line from standard input until it ends or a line is empty; `/reset` forgets the conversation.
+def chat(
+    prompt: Annotated[str | None, typer.Argument(help="The first message; else lines are read")] = None,
+    model: ModelOption = SMOLLM2,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = None,
+    eager: EagerOption = False,
+    method: MethodOption = None,
+    speculative_config: ConfigOption = None,
+    num_speculative_tokens: NodesOption = None,
+    memory: MemoryOption = None,
+    max_new_tokens: Annotated[int | None, generation_flag("max_new_tokens")] = None,
+    temperature: Annotated[float | None, generation_flag("temperature")] = None,
+    top_p: Annotated[float | None, generation_flag("top_p")] = None,
+    seed: Annotated[int | None, generation_flag("seed", "of the sampling; else one is drawn and reported")] = None,
+    system: SystemOption = None,
+    color: ColorOption = None,
+) -> None:
+    """Converse: a message a line, until an empty one; /reset starts over, Ctrl-C ends an answer."""
+    if prompt == "-":
+        raise UsageError("chat reads the conversation from standard input; give the first message as PROMPT, or none.")
+    options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    job = Job(
+        model, dtype, device, method,
+        speculative_options(speculative_config, num_speculative_tokens, memory=memory),
+        {name: value for name, value in options.items() if value is not None},
+        system, color=wants_color(color), raw=False, as_json=False, eager=eager,
+    )  # fmt: skip
+    _converse(job.load(), job, prompt)
 
-    Args:
-        generator: writes the answers.
-        job: how, and the system message.
-        first: a message to answer before any line is read.
+
+def _converse(generator: "Generator", job: Job, first: str | None) -> None:
+    """Answer the first message, if one is given, then each line.
 
     Raises:
         UsageError: a tokenizer without a chat template, or a standard input that holds no line.
     """
     if not getattr(generator.tokenizer, "chat_template", None):
-        raise UsageError(
-            "This model's tokenizer has no chat template, so it cannot converse; use a prompt without --chat."
-        )
+        raise UsageError("This model's tokenizer has no chat template, so it cannot converse; use foredraft generate.")
     messages = _opening(job)
     heard = False
     for line in _lines(first):
@@ -57,10 +97,10 @@ def converse(generator: "Generator", job: "Job", first: str | None = None) -> No
             continue
         messages.append({"role": "assistant", "content": _answer(generator, job, messages)})
     if not heard and not sys.stdin.isatty():
-        raise UsageError("--chat found no line to answer; run it on a terminal, or pipe one message a line.")
+        raise UsageError("chat found no line to answer; run it on a terminal, or pipe one message a line.")
 
 
-def _opening(job: "Job") -> list[dict[str, str]]:
+def _opening(job: Job) -> list[dict[str, str]]:
     return [{"role": "system", "content": job.system}] if job.system is not None else []
 
 
@@ -90,7 +130,7 @@ def _lines(first: str | None) -> Iterator[str]:
             return
 
 
-def _fitting(generator: "Generator", job: "Job", messages: list[dict[str, str]]) -> list[dict[str, str]]:
+def _fitting(generator: "Generator", job: Job, messages: list[dict[str, str]]) -> list[dict[str, str]]:
     """Return the messages without the oldest turns that leave no room for an answer.
 
     Raises:
@@ -116,7 +156,7 @@ def _fitting(generator: "Generator", job: "Job", messages: list[dict[str, str]])
     return kept
 
 
-def _answer(generator: "Generator", job: "Job", messages: list[dict[str, str]]) -> str:
+def _answer(generator: "Generator", job: Job, messages: list[dict[str, str]]) -> str:
     """Write the answer, as far as it comes before Ctrl-C, and return it."""
     stream = generator.stream(messages, **job.options)
     ink = Ink(job.color, generator.drafter.source_names)

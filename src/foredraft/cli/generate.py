@@ -1,4 +1,4 @@
-"""`foredraft generate`: write the continuation of a prompt, once, compared with plain decoding, or as a conversation.
+"""`foredraft generate`: write the continuation of a prompt, once, or compared with plain decoding.
 
 Parses, refuses what contradicts itself before a model is loaded, and prints. Defaults of generation are the library's:
 an option that is not given is not passed on.
@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:  # torch and transformers are imported when a text is written,
     from foredraft.api import Generator, Prompt
     from foredraft.generation import Generation
 
+_model = partial(typer.Option, rich_help_panel="The model")
+_drafts = partial(typer.Option, rich_help_panel="Drafting, which never changes the text")
+_text = partial(typer.Option, rich_help_panel="The text")
+
 _WARM_UP = (1, 2, 3, 1, 2, 3, 1, 2)
 """Ids that let a drafter draft. First passes and compilation take seconds that no figure of a text should hold."""
 
@@ -29,76 +34,78 @@ _WARM_UP_TOKENS = 24
 """Enough for drafts to be accepted, refused and left out: each of these compiles something the first time."""
 
 PromptArgument = Annotated[str | None, typer.Argument(help="What to continue or answer; - reads standard input")]
-FileOption = Annotated[Path | None, typer.Option(help="Read the prompt from this file")]
-EagerOption = Annotated[bool, typer.Option("--eager", help="Run the model as it is, also where it is compiled")]
-ModelOption = Annotated[str, typer.Option(help="smollm2, a GGUF file, a hub id, or a folder")]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, auto (spread); else the first GPU or the CPU")]
-MethodOption = Annotated[str | None, typer.Option(help="How to draft; see foredraft methods")]
-ConfigOption = Annotated[str | None, typer.Option(help="The method's options, as a JSON object")]
+FileOption = Annotated[Path | None, _text(help="Read the prompt from this file")]
+EagerOption = Annotated[bool, _model("--eager", help="Run the model as it is, also where it is compiled")]
+ModelOption = Annotated[str, _model(help="smollm2, a GGUF file, a hub id, or a folder")]
+DeviceOption = Annotated[str | None, _model(help="cpu, cuda, auto (spread); else the first GPU or the CPU")]
+MethodOption = Annotated[str | None, _drafts(help="How to draft; see foredraft methods")]
+ConfigOption = Annotated[str | None, _drafts(help="The method's options, as a JSON object")]
 NodesOption = Annotated[
-    int | None, typer.Option(help="Draft this many a step; else as many as the measured cost repays")
+    int | None,
+    _drafts(help="Draft this many a step; else as many as the measured cost repays"),
 ]
+DtypeOption = Annotated[str, _model(help="auto takes the checkpoint's; float32 and int8 compare exactly")]
+MemoryOption = Annotated[
+    str | None,
+    _drafts(help="Folder that keeps what was said, for later drafts; off unless it is named"),
+]
+SystemOption = Annotated[str | None, _text(help="A system message before the prompt")]
 ColorOption = Annotated[
     bool | None, typer.Option("--color/--no-color", help="Colour drafted tokens; else on a terminal only")
 ]
 
 
-def _flag(name: str, words: str = "") -> Any:
+def generation_flag(name: str, words: str = "") -> Any:
     """Return the option of a generation argument, with the library's default and description, or with `words`."""
     declared = options_in_source("foredraft.request", "GenerationOptions").get(name)
     if declared is None:
-        return typer.Option(help=words, show_default=False)
+        return _text(help=words, show_default=False)
     shown = str(declared.default) if declared.default not in (None, ()) else False
     words = words or declared.description
-    return typer.Option(help=words[:1].upper() + words[1:].rstrip("."), show_default=shown)
+    return _text(help=words[:1].upper() + words[1:].rstrip("."), show_default=shown)
 
 
 def generate(
     prompt: PromptArgument = None,
     file: FileOption = None,
     model: ModelOption = SMOLLM2,
-    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's; float32 and int8 compare exactly")] = "auto",
+    dtype: DtypeOption = "auto",
     device: DeviceOption = None,
     eager: EagerOption = False,
     method: MethodOption = None,
     speculative_config: ConfigOption = None,
-    draft_model: Annotated[
-        str | None,
-        typer.Option(help="The model that drafts, for methods that use one: a hub id, a folder, a GGUF file"),
-    ] = None,
+    draft_model: Annotated[str | None, _drafts(help="The model that drafts, for methods that use one")] = None,
     num_speculative_tokens: NodesOption = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Folder that keeps what was said, for later drafts; off unless it is named")
-    ] = None,
+    memory: MemoryOption = None,
     verification: Annotated[
-        str | None, typer.Option(help="matched (plain decoding's text, the default) or rejection (its law)")
+        str | None, _drafts(help="matched (the default), or rejection, which keeps the law")
     ] = None,
-    max_new_tokens: Annotated[int | None, _flag("max_new_tokens")] = None,
+    max_new_tokens: Annotated[int | None, generation_flag("max_new_tokens")] = None,
     do_sample: Annotated[
-        bool | None, _flag("do_sample", "draw tokens, or take the most probable; else as other options imply")
+        bool | None, generation_flag("do_sample", "draw tokens, or take the most probable; else as other options imply")
     ] = None,
-    temperature: Annotated[float | None, _flag("temperature")] = None,
-    top_k: Annotated[int | None, _flag("top_k")] = None,
-    top_p: Annotated[float | None, _flag("top_p")] = None,
-    min_p: Annotated[float | None, _flag("min_p")] = None,
-    repetition_penalty: Annotated[float | None, _flag("repetition_penalty")] = None,
+    temperature: Annotated[float | None, generation_flag("temperature")] = None,
+    top_k: Annotated[int | None, generation_flag("top_k")] = None,
+    top_p: Annotated[float | None, generation_flag("top_p")] = None,
+    min_p: Annotated[float | None, generation_flag("min_p")] = None,
+    repetition_penalty: Annotated[float | None, generation_flag("repetition_penalty")] = None,
     stop_strings: Annotated[
-        list[str] | None, _flag("stop_strings", "the text ends behind this, which it includes; repeatable")
+        list[str] | None, generation_flag("stop_strings", "the text ends behind this, which it includes; repeatable")
     ] = None,
     eos_token_id: Annotated[
-        list[int] | None, _flag("eos_token_id", "id that ends the text, instead of the model's own; repeatable")
+        list[int] | None,
+        generation_flag("eos_token_id", "id that ends the text, instead of the model's own; repeatable"),
     ] = None,
-    seed: Annotated[int | None, _flag("seed", "of the sampling; else one is drawn and reported")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template")] = False,
-    system: Annotated[str | None, typer.Option(help="A system message before the prompt")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Converse: a line each, until an empty one")] = False,
+    seed: Annotated[int | None, generation_flag("seed", "of the sampling; else one is drawn and reported")] = None,
+    raw: Annotated[bool, _text("--raw", help="Continue the text as it is, without the chat template")] = False,
+    system: SystemOption = None,
     compare: Annotated[bool, typer.Option("--compare", help="Write it with and without drafting")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every step")] = False,
     color: ColorOption = None,
 ) -> None:
     """Write the continuation of a prompt: the same text as plain decoding, in fewer forward passes."""
-    text = prompt_text(prompt, file, chat=chat)
-    _refuse_contradictions(chat=chat, compare=compare, as_json=as_json, raw=raw, system=system, color=color)
+    text = prompt_text(prompt, file)
+    _refuse_contradictions(as_json=as_json, raw=raw, system=system, color=color)
     options = {
         "max_new_tokens": max_new_tokens, "do_sample": do_sample, "temperature": temperature, "top_k": top_k,
         "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty, "stop_strings": stop_strings,
@@ -110,7 +117,14 @@ def generate(
         {name: value for name, value in options.items() if value not in (None, [])},
         system, color=wants_color(color), raw=raw, as_json=as_json, eager=eager,
     )  # fmt: skip
-    _carry_out(job, text, chat=chat, compare=compare)
+    generator = job.load()
+    if compare:
+        from foredraft.cli.compare import compare_with_plain
+
+        if not compare_with_plain(generator, job, job.worded(generator, text)):
+            raise typer.Exit(1)
+    else:
+        _write(generator, job, job.worded(generator, text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,21 +225,6 @@ def summary(generation: "Generation", *, seed: bool, interrupted: bool = False) 
     return "; ".join([*parts, f"seed {generation.seed}"] if seed else parts)
 
 
-def _carry_out(job: Job, text: str | None, *, chat: bool, compare: bool) -> None:
-    generator = job.load()
-    if chat:
-        from foredraft.cli.chat import converse
-
-        converse(generator, job, text)
-    elif compare:
-        from foredraft.cli.compare import compare_with_plain
-
-        if not compare_with_plain(generator, job, job.worded(generator, text or "")):
-            raise typer.Exit(1)
-    else:
-        _write(generator, job, job.worded(generator, text or ""))
-
-
 def _write(generator: "Generator", job: Job, prompt: "Prompt") -> None:
     stream = generator.stream(prompt, **job.options)
     ink = Ink(job.color, generator.drafter.source_names)
@@ -272,21 +271,15 @@ def _as_json(generation: "Generation", *, seed: bool, interrupted: bool) -> dict
     }
 
 
-def prompt_text(prompt: str | None, file: Path | None, *, chat: bool = False) -> str | None:
-    """Return the prompt from its one source; a conversation needs none.
+def prompt_text(prompt: str | None, file: Path | None) -> str:
+    """Return the prompt from its one source.
 
     Raises:
         UsageError: none or two, a file that cannot be read, or what is not text.
     """
     if prompt is not None and file is not None:
         raise UsageError("PROMPT and --file are both given; give one of them.")
-    if chat and (file is not None or prompt == "-"):
-        raise UsageError(
-            "--chat reads the conversation from standard input; give the first message as PROMPT, or none."
-        )
     if prompt is None and file is None:
-        if chat:
-            return None
         raise UsageError("There is no prompt; give PROMPT, - to read standard input, or --file FILE.")
     try:
         if file is not None:
@@ -303,13 +296,8 @@ def prompt_text(prompt: str | None, file: Path | None, *, chat: bool = False) ->
     return text
 
 
-def _refuse_contradictions(
-    *, chat: bool, compare: bool, as_json: bool, raw: bool, system: str | None, color: bool | None
-) -> None:
+def _refuse_contradictions(*, as_json: bool, raw: bool, system: str | None, color: bool | None) -> None:
     pairs = (
-        ("--chat", chat, "--compare", compare),
-        ("--chat", chat, "--json", as_json),
-        ("--chat", chat, "--raw", raw),
         ("--json", as_json, "--color", bool(color)),
         ("--raw", raw, "--system", system is not None),
     )

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from foredraft.errors import UsageError
+from foredraft.options import nearest
 
 _OF_METHODS = (
     "Options go into --speculative-config as JSON, such as '{\"depth\": 8}'; every method also takes "
@@ -21,14 +22,25 @@ _OF_CONTROLS = (
 
 
 def methods(
+    name: Annotated[str | None, typer.Argument(help="Show this one only")] = None,
     controls: Annotated[bool, typer.Option("--controls", help="List the controls instead: how much to draft")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
-    """List the drafting methods and their options."""
+    """List the drafting methods and their options.
+
+    Raises:
+        UsageError: a name that no method, or control, has.
+    """
     from foredraft.control import CONTROLS
     from foredraft.drafters import method_names
 
-    found = [_control(name) for name in CONTROLS] if controls else [_described(name) for name in method_names()]
+    names = list(CONTROLS) if controls else list(method_names())
+    if name is not None:
+        kind = "control" if controls else "method"
+        if name not in names:
+            raise UsageError(f"There is no {kind} {name!r}; choose one of {', '.join(names)}.{nearest(name, names)}")
+        names = [name]
+    found = [_control(each) if controls else _described(each) for each in names]
     if as_json:
         typer.echo(json.dumps(found, indent=2, default=str))
     else:

@@ -22,6 +22,7 @@ PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
 """Colours of drafters, in the order of their sources; the model's own tokens keep the terminal's colour."""
 
 
+_PIPE_WIDTH = 160  # columns of a table where no terminal says its own
 _PATIENCE = 2.0  # seconds; what is done sooner is not worth a line
 
 
@@ -29,6 +30,12 @@ def say(sentence: str, style: str = "red") -> None:
     """Write one line to standard error, unbroken."""
     console = Console(stderr=True, highlight=False)
     console.print(Text(" ".join(sentence.split()), style), soft_wrap=True)
+
+
+def wide_console() -> Console:
+    """Return a console for tables: as wide as the terminal, and wide enough for every column where there is none."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
 
 
 def wants_color(asked: bool | None) -> bool:

@@ -50,6 +50,7 @@ class ReadReport:
         broken_lines: lines of .jsonl files that are not JSON.
         unusable_rows: rows without a usable `text` or `messages`, or whose chat could not be worded.
         empty_documents: documents of white space only.
+        binary_files: .txt, .md and .py files that hold no text.
     """
 
     files: int = 0
@@ -57,11 +58,12 @@ class ReadReport:
     broken_lines: int = 0
     unusable_rows: int = 0
     empty_documents: int = 0
+    binary_files: int = 0
 
     @property
     def skipped(self) -> int:
-        """How many lines, rows and documents were left out."""
-        return self.broken_lines + self.unusable_rows + self.empty_documents
+        """How many files, lines, rows and documents were left out."""
+        return self.broken_lines + self.unusable_rows + self.empty_documents + self.binary_files
 
 
 def join_messages(messages: list[dict[str, str]]) -> str:
@@ -102,11 +104,12 @@ def read_documents(
 def read_parts(
     parts: Iterable[Part], *, report: ReadReport, render: Render = join_messages, strict: bool = False
 ) -> Iterator[Document]:
-    """Yield the parts' documents in order. Invalid UTF-8 is replaced.
+    """Yield the parts' documents in order; invalid UTF-8 is replaced.
 
-    A .txt, .md or .py file is one document, in pieces of a few MiB; a line of .jsonl or a row of .parquet is one, from
-    its field `text` (a string) or `messages` (a list of {"role", "content"}). A range of a .jsonl file holds the lines
-    that begin in it, so that every line belongs to one range.
+    A .txt, .md or .py file is one document, in pieces of a few MiB; it is skipped where there is a zero byte in the
+    first. A line of .jsonl or a row of .parquet is one, from its field `text` (a string) or `messages` (a list of
+    {"role", "content"}). A range of a .jsonl file holds the lines that begin in it, so that every line belongs to one
+    range.
 
     Args:
         parts: files, or ranges of them.
@@ -164,6 +167,9 @@ class _Reader:
         held, blank = "", True
         with self.part.path.open("rb") as raw, _unpacked(self.part.path, raw) as file:
             block = file.read(_BLOCK_BYTES)
+            if b"\0" in block:  # no text in UTF-8 holds one
+                self._skip("binary_files", "there are zero bytes, so it is no text in UTF-8")
+                return
             while following := file.read(_BLOCK_BYTES) if block else b"":
                 held += decoder.decode(block)
                 cut = cut_at_line_end(held, len(held))

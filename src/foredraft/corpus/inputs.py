@@ -5,14 +5,17 @@ Knows names, sizes and times of files. Does not open them, and does not know wha
 
 import os
 import sysconfig
-from collections.abc import Iterable, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from foredraft.errors import UsageError
+from foredraft.errors import ForedraftWarning, UsageError
 
 DOCUMENT_SUFFIXES = (".txt", ".md", ".py")
 SUFFIXES = (*DOCUMENT_SUFFIXES, ".jsonl", ".parquet")
+_KINDS_NAMED = 3  # of files that are left out
 _NOT_LIBRARY = frozenset(
     ["test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo"]
 )
@@ -60,7 +63,8 @@ def unreadable(path: Path, error: OSError) -> UsageError:
 def find_inputs(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Return the files to read: those given, and those of a supported kind in the folders given, at any depth.
 
-    A folder's files come in sorted order, without hidden files and folders; a file met twice is taken once.
+    A folder's files come in sorted order, without hidden files and folders, and with a warning about files of other
+    kinds; a file met twice is taken once.
 
     Raises:
         UsageError: an input is missing, of an unsupported kind, or a folder without any supported file.
@@ -68,7 +72,10 @@ def find_inputs(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
     found: dict[Path, Path] = {}
     for given in map(Path, inputs):
         if given.is_dir():
-            files = sorted(path for path in given.rglob("*") if _wanted(path.relative_to(given)) and path.is_file())
+            visible = sorted(path for path in given.rglob("*") if path.is_file() and _visible(path.relative_to(given)))
+            files = [path for path in visible if input_kind(path)]
+            if files and len(files) < len(visible):
+                warnings.warn(_left_out(given, set(visible) - set(files)), ForedraftWarning, stacklevel=2)
             if not files:
                 raise UsageError(f"The folder {given} has no file ending in {', '.join(SUFFIXES)} (or those with .gz).")
         elif not given.exists():
@@ -111,5 +118,12 @@ def input_kind(path: Path) -> str:
     return "" if kind == ".parquet" and is_packed(path) else kind
 
 
-def _wanted(path: Path) -> bool:
-    return bool(input_kind(path)) and not any(part.startswith(".") for part in path.parts)
+def _visible(path: Path) -> bool:
+    return not any(part.startswith(".") for part in path.parts)
+
+
+def _left_out(folder: Path, files: Collection[Path]) -> str:
+    kinds = Counter(path.suffix or "no ending" for path in files)
+    named = ", ".join(f"{count} of {kind}" for kind, count in kinds.most_common(_KINDS_NAMED))
+    more = ", ..." if len(kinds) > _KINDS_NAMED else ""
+    return f"The folder {folder} has {len(files)} files of other kinds, which are left out: {named}{more}."

@@ -3,9 +3,12 @@
 Knows transformers' loaders, GGUF files and the name of the default model. Does not know what the model is for.
 """
 
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from safetensors import SafetensorError
@@ -35,6 +38,7 @@ class LoadingOptions(TypedDict, total=False):
 
 _FOR_ALL = ("revision", "trust_remote_code")
 """Of the loading options, what configurations and tokenizers take too."""
+_HUB_SECONDS = 5.0  # a connection that takes longer downloads no model either
 
 
 def load_tokenizer(model: str, **options: Unpack[LoadingOptions]) -> Any:
@@ -138,7 +142,35 @@ def located(model: str) -> str:
         raise UsageError(f"There is no folder {model}. Give a folder, a GGUF file, a hub id, or {SMOLLM2}.")
     if path.is_dir() and not (path / "config.json").exists():
         raise UsageError(f"The folder {model} has no config.json, so it holds no transformers model.")
-    return str(path) if path.exists() else model
+    if path.exists():
+        return str(path)
+    _check_hub(model)
+    return model
+
+
+def _check_hub(model: str) -> None:
+    """Refuse at once what could only come from a hub that cannot be reached: its library tries for a minute.
+
+    Raises:
+        UsageError: the hub cannot be reached, and nothing of the model is cached.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = isinstance(try_to_load_from_cache(model, "config.json"), str)
+    except HFValidationError:  # no name of a model; transformers says why
+        return
+    if cached or constants.HF_HUB_OFFLINE or getproxies():
+        return
+    hub = urlsplit(constants.ENDPOINT)
+    try:
+        socket.create_connection((hub.hostname or "", hub.port or 443), timeout=_HUB_SECONDS).close()
+    except OSError as error:
+        raise UsageError(
+            f"There is no folder {model!r}, and the hub {constants.ENDPOINT} cannot be reached ({error}). Give a "
+            f"folder, a GGUF file, or {SMOLLM2}; or connect this machine."
+        ) from error
 
 
 def _chosen(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
