@@ -106,8 +106,7 @@ def _check_q(q: FloatArray, tokens: IntArray, parents: IntArray) -> None:
         siblings.append(token)
 
 
-_NO_NODES = np.empty(0, np.int32)
-_NO_NODES.flags.writeable = False
+_NO_NODES = np.empty(0, np.int32)  # writable, as other drafts' are: compiled code would be compiled anew for read-only
 EMPTY_DRAFT = Draft(_NO_NODES, _NO_NODES)
 
 

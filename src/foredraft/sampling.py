@@ -106,6 +106,29 @@ def _weight_above(weights: FloatArray, share: float, total: float) -> float:
 
 
 @njit(cache=True)
+def _kth_largest(row: FloatArray, k: int) -> float:
+    """Return the k-th largest value of float32[V], 1 <= k <= V: by the high half of its bits, then by the low half."""
+    bits = row.view(np.int32)
+    # as integers, negative floats run backwards: turned over, the order of the bits is that of the values
+    keys = np.where(bits < 0, ~bits, bits ^ np.int32(-(2**31))).astype(np.uint32)
+    low, missing = np.uint32(0), k
+    for shift in (16, 0):
+        counts = np.zeros(1 << 16, np.int64)
+        for key in keys:
+            if shift == 16 or key >> np.uint32(16) == low >> np.uint32(16):
+                counts[(key >> np.uint32(shift)) & np.uint32(0xFFFF)] += 1
+        half = len(counts) - 1
+        while counts[half] < missing:
+            missing -= counts[half]
+            half -= 1
+        low |= np.uint32(half) << np.uint32(shift)
+    token = 0
+    while keys[token] != low:
+        token += 1
+    return float(row[token])
+
+
+@njit(cache=True)
 def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, min_p: float) -> FloatArray:
     """Return softmax weights relative to the most probable token, float32[V], 0 where a filter drops the token.
 
@@ -125,7 +148,7 @@ def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, mi
 def _drop_filtered(weights: FloatArray, row: FloatArray, top_k: int, top_p: float, min_p: float) -> None:
     """Set in place to 0 the weights that top-k, top-p or min-p drops."""
     if 0 < top_k < len(row):
-        smallest_kept = np.partition(row, len(row) - top_k)[len(row) - top_k]
+        smallest_kept = _kth_largest(row, top_k)
         for token in range(len(row)):
             if row[token] < smallest_kept:
                 weights[token] = 0.0
