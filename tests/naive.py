@@ -418,7 +418,7 @@ def perturbed_argmax(weights, seed, position):
     return max(alive, key=lambda token: math.log(weights[token]) - math.log(-math.log(noise[token])), default=-1)
 
 
-# --- index/suffix_array, retrieval, backoff, published, recent_text
+# --- index/suffix_array, retrieval, published, recent_text
 # Documents are lists of ids; rows are tuples of ids, as long as the document went on.
 
 
@@ -481,83 +481,9 @@ def followers(documents, context, depth, separator):
     return [tuple(row[:-1][:depth]) for row in rows]
 
 
-def levels_of(counts, shortest, only_longest):
-    """[(source, length, count)]; sources: 0 the datastore, 1 the sequence, 2 what is shared."""
-    found = []
-    for length in range(len(counts[0]) - 1, shortest - 1, -1):
-        for source in (1, 2, 0):
-            longer = counts[source][length + 1] if length + 1 < len(counts[source]) else None
-            if counts[source][length] > 0 and counts[source][length] != longer:
-                found.append((source, length, counts[source][length]))
-        if only_longest and found:
-            break
-    return found
-
-
 def spread(rows, count):
     """`count` of `rows`, from the middle of equal parts."""
     return [rows[int((part + 0.5) * len(rows) / count)] for part in range(count)]
-
-
-def allot(shares, counts, samples):
-    """Where the rows of each level begin, and where the last ones end."""
-    starts = [0]
-    for share, count in zip(shares, counts, strict=True):
-        starts.append(starts[-1] + min(count, round(share * samples)))
-    return starts
-
-
-def rows_for(shares, starts):
-    """Each row's weight."""
-    sizes = [high - low for low, high in itertools.pairwise(starts)]
-    return [share / size for share, size in zip(shares, sizes, strict=True) for _ in range(size)]
-
-
-def gather_from_store(segments, context, count, depth, separator):
-    return spread([row for documents in segments for row in followers(documents, context, depth, separator)], count)
-
-
-def gather_from_text(symbols, matches, length, count, depth):
-    """What followed the first `count` of the `matches` that are as long as `length`."""
-    rows = [symbols[place : place + depth] for place, matched in matches if matched >= length]
-    return [tuple(row[: row.index(-1)] if -1 in row else row) for row in rows[:count]]
-
-
-def count_lengths(lengths, longest):
-    return [sum(length >= least for length in lengths) for least in range(longest + 1)]
-
-
-def weigh(trusted):
-    """From how far each level is trusted to its share."""
-    return [math.prod(1 - other for other in trusted[:m]) * trust for m, trust in enumerate(trusted)]
-
-
-def retrieve(stored, own, shared, context, trusted, asked):
-    """[(source, length, count, share, rows)]; rows of the datastore are left empty. `trusted` says how far."""
-    longest = len(stored) - 1
-    texts = {1: own, 2: shared}
-    matches = {source: occurrences(text, context, longest, asked.samples) for source, text in texts.items()}
-    lengths = {source: count_lengths([length for _, length in found], longest) for source, found in matches.items()}
-    levels = levels_of([stored, lengths[1], lengths[2]], asked.shortest, asked.only_longest)
-    counts = [count for _, _, count in levels]
-    shares = weigh([trusted(*level) for level in levels]) if asked.weighs else [n / sum(counts) for n in counts]
-    bounds = itertools.pairwise(allot(shares, counts, asked.samples))
-    found = []
-    for level, share, (low, high) in zip(levels, shares, bounds, strict=True):
-        source, length, _ = level
-        rows = [()] * (high - low)
-        if source in texts:
-            rows = gather_from_text(texts[source], matches[source], length, high - low, asked.depth)
-        found.append((*level, share, rows))
-    return found
-
-
-def learn_trust(shares, foresaw, otherwise=1e-4):
-    """What each level's hits and passes gain; `foresaw` is the part of its rows that had the token."""
-    parts = [share * part for share, part in zip(shares, foresaw, strict=True)]
-    parts.append(max(1 - sum(shares), 1e-9) * otherwise)
-    posterior = [part / sum(parts) for part in parts]
-    return posterior[:-1], [sum(posterior[m + 1 :]) for m in range(len(shares))]
 
 
 def best_nodes(rows, weights, limit, doubt):

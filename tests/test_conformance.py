@@ -39,8 +39,8 @@ REST = [
     {"store": "none"},
     {"store": "none", "learn": "shared"},
     {"store": "none", "learn": "off"},
-    {"store": "none", "weighting": "longest", "doubt": 0.0, "samples": 3},
-    {"store": "none", "weighting": "longest", "longest": 3, "shortest": 3, "continuation": 2},
+    {"store": "none", "doubt": 0.0, "samples": 3},
+    {"store": "none", "longest": 3, "shortest": 3, "continuation": 2},
     {"store": "none", "weighting": "published"},
 ]
 """Without a store; tests/test_rest.py has the laws with one."""

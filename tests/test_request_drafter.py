@@ -52,7 +52,6 @@ class Server:
 METHODS = {
     "adaptix": ("adaptix", {"table": "none", "feedback": "off"}),
     "rest": ("rest", {"store": "STORE", "samples": 32}),
-    "rest, longest": ("rest", {"store": "STORE", "weighting": "longest"}),
     "rest without a store": ("rest", {"store": "none"}),
     "rest, store only": ("rest", {"store": "STORE", "learn": "off"}),
     "auto": ("auto", {"store": "STORE", "table": "none", "learn": "request"}),

@@ -1,7 +1,7 @@
 """REST: drafts retrieved from a datastore, from the sequence itself, and from what other sequences have shared.
 
-He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024), section 3. `weighting="longest"` is the paper's
-rule; "backoff", which asks shorter contexts too, is this project's. Knows ids and arrays; no text, no model.
+He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024), section 3. `auto` asks the same texts with shorter
+contexts too. Knows ids and arrays; no text, no model.
 """
 
 from collections.abc import Sequence
@@ -13,24 +13,21 @@ import numpy as np
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
-from foredraft.index.backoff import UNFORESEEN, learn_trust, prior_trust
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
-from foredraft.index.lookup import Lookup, Question
-from foredraft.index.prefixes import best_nodes
 from foredraft.index.published import MOST_OCCURRENCES, published_tree
-from foredraft.index.retrieval import Levels, Rows, allot, levels_of
-from foredraft.index.suffix_array import SuffixArrays
+from foredraft.index.recent_text import RecentText, append, empty_text, with_room
+from foredraft.index.retrieval import best_nodes, followers
+from foredraft.index.suffix_array import SuffixArrays, follow
 
 
 @dataclass(frozen=True, slots=True)
 class RestOptions:
-    """Options of REST. The paper's settings (section 4.1): weighting="longest", learn="off", shortest=2, doubt=0.
+    """Options of REST. The paper's settings (section 4.1): learn="off", shortest=2, doubt=0.
 
     Attributes:
         store: folder of a datastore; "default" uses the one that comes with the model, if any; "none" uses none.
-        weighting: "longest" asks the longest context that occurs anywhere, as the paper does; "backoff" also asks
-            shorter ones, each trusted as far as its kind has proved right; "published" is the paper's rule as its
-            released code carries it out, for comparison.
+        weighting: "longest" asks the longest context that occurs anywhere, as the paper does; "published" is that rule
+            as its released code carries it out, for comparison.
         learn: "request" also searches the sequence itself; "shared" also what earlier sequences of this drafter have
             said; "off" searches the datastore only, as the paper does. None means "off" with `weighting="published"`,
             which knows nothing else, and "request" otherwise.
@@ -38,12 +35,12 @@ class RestOptions:
         longest: the longest context that is looked up, in tokens.
         shortest: the shortest; the text itself is searched for contexts of two tokens or more.
         continuation: tokens taken of what follows an occurrence; the depth of a draft.
-        samples: occurrences that are looked at in a step, about; spread evenly over all of a context's occurrences.
+        samples: occurrences that are looked at in a step; spread evenly over all of the context's occurrences.
         doubt: occurrences that are imagined to go on in some other way, at every drafted token but the first.
     """
 
     store: str = "default"
-    weighting: Literal["longest", "backoff", "published"] = "backoff"
+    weighting: Literal["longest", "published"] = "longest"
     learn: Literal["request", "shared", "off"] | None = None
     memory: str | None = None
     longest: int = 16
@@ -59,7 +56,7 @@ class RestOptions:
             UsageError: an unknown choice, or a number outside its range.
         """
         for name, choices in (
-            ("weighting", ("longest", "backoff", "published")),
+            ("weighting", ("longest", "published")),
             ("learn", ("request", "shared", "off", None)),
         ):
             if getattr(self, name) not in choices:
@@ -131,63 +128,69 @@ class RestDrafter:
 
 
 class RestDrafting:
-    """One sequence's drafting: where its last tokens occur, and how far each length of context is trusted."""
+    """One sequence's drafting: its text so far, and where its last tokens occur in the store."""
 
     def __init__(self, drafter: RestDrafter, segments: Sequence[SuffixArrays], seed: int) -> None:
         self._library = drafter.library
         self._options = options = drafter.options
-        self._lookup = Lookup(segments, options.longest, own=options.learns)
-        self._trust = prior_trust(options.longest, STRENGTH)
-        self._asked: tuple[Levels, Rows] | None = None
+        self._segments = tuple(segments)
+        self._ranges = np.zeros((len(segments), options.longest + 1, 2), np.int64)
+        self._own = empty_text() if options.learns else None
         self._ids: TokenIds = np.empty(0, np.int64)
+        self._read = 0
         self._seed = seed
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Look up the last tokens, and return the most probable continuations as a tree."""
-        self._ids, self._asked = view.ids, None
+        self._ids = view.ids
         if budget.nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT  # and nothing is read: plain steps cost nothing here, and reading many tokens is quicker
-        self._lookup.read(self._ids)
-        depth = min(self._options.continuation, budget.depth)
-        if self._options.weighting == "published":
-            return self._published(depth, budget.nodes)
-        levels, rows = self._retrieved(depth)
-        self._asked = (levels, rows)
-        return Draft(*best_nodes(rows, budget.nodes, self._options.doubt))
+        self._catch_up()
+        options, published = self._options, self._options.weighting == "published"
+        depth = min(options.continuation, budget.depth)
+        samples = MOST_OCCURRENCES if published else options.samples
+        context = self._ids[-options.longest :]
+        rows = followers(
+            self._segments,
+            self._ranges,
+            self._recent(),
+            context,
+            options.shortest,
+            samples,
+            depth,
+            spread=not published,
+        )
+        if not len(rows):
+            return EMPTY_DRAFT
+        if published:
+            return Draft(*published_tree(rows, budget.nodes, (self._seed + len(self._ids)) % _SEEDS))
+        return Draft(*best_nodes(rows, budget.nodes, options.doubt))
 
     def observe(self, verdict: Verdict) -> None:
-        """Credit the lengths of context with the token that was written."""
-        if self._asked is not None and self._options.weighting == "backoff":
-            learn_trust(self._trust, *self._asked, verdict.tokens[0], UNFORESEEN)
-        self._asked = None
+        """Nothing to learn but the text, which `propose` sees."""
 
     def close(self) -> None:
         """Forget the sequence, or share it."""
         if self._options.learn == "shared" and len(self._ids):
             self._library.share(self._ids)
-        self._lookup = Lookup((), self._options.longest, own=False)
-        self._asked = None
-        self._ids = np.empty(0, np.int64)
+        self._segments, self._own = (), None
+        self._ranges = self._ranges[:0]
+        self._ids, self._read = np.empty(0, np.int64), 0
 
-    def _retrieved(self, depth: int) -> tuple[Levels, Rows]:
-        """Return what follows the last tokens wherever they occur, `depth` tokens of it."""
-        options = self._options
-        shared = self._library.shared if options.learn == "shared" else None
-        longest, backs_off = options.weighting == "longest", options.weighting == "backoff"
-        asked = Question(options.shortest, longest, backs_off, options.samples, depth)
-        return self._lookup.ask(shared, self._trust, asked)
+    def _catch_up(self) -> None:
+        """Follow the text to its end."""
+        new = self._ids[self._read :]
+        for text, ranges in zip(self._segments, self._ranges, strict=True):
+            follow(text, ranges, self._ids[-self._options.longest :], len(new))
+        if self._own is not None:
+            self._own = with_room(self._own, len(new))
+            append(self._own, new)
+        self._read = len(self._ids)
 
-    def _published(self, depth: int, nodes: int) -> Draft:
-        levels = levels_of(self._lookup.stored_counts(), self._options.shortest, True)
-        levels.occurrences[:] = np.minimum(levels.occurrences, MOST_OCCURRENCES)
-        allot(levels, MOST_OCCURRENCES)  # as many rows as occurrences: the first ones in order
-        tokens = self._lookup.stored_rows(levels, depth).tokens
-        if not len(tokens):
-            return EMPTY_DRAFT
-        tokens = tokens[np.lexsort(tokens.T[::-1])]
-        return Draft(*published_tree(tokens, nodes, (self._seed + len(self._ids)) % _SEEDS))
+    def _recent(self) -> list[RecentText]:
+        """Return the texts beside the store that are searched."""
+        shared = [self._library.shared] if self._options.learn == "shared" else []
+        return ([] if self._own is None else [self._own]) + shared
 
 
-STRENGTH = 20.0
-"""Observations that the prior trust counts for."""
 _SEEDS = 1 << 62

@@ -6,9 +6,9 @@ to the budget, where a token counts once for every chosen prefix that holds it. 
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.index.retrieval import prefixes
 
 MOST_OCCURRENCES = 5000
 
@@ -19,50 +19,35 @@ def published_tree(rows: IntArray, nodes: int, seed: int) -> tuple[IntArray, Int
     """Return the tree of the prefixes that the released code keeps.
 
     Args:
-        rows: int32[R, D], what followed each occurrence, in lexicographic order; -1 behind a document's end.
+        rows: int32[R, D], what followed each occurrence; -1 after a document's end.
         nodes: the budget; the tree has at most so many.
         seed: of the order of equals.
 
     Returns:
         tokens int32[N], parents int32[N], scores float32[N]: the share of occurrences, which is what it ranks by.
     """
-    prefixes, counts = _counted(rows)
+    tokens, parents, counts = prefixes(rows)
+    paths: list[_Prefix] = []
+    for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
     order = np.lexsort((np.random.default_rng(seed).permutation(len(counts)), -counts))[:nodes]
-    chosen = sorted((prefixes[i] for i in order), key=len)
+    chosen = sorted((paths[i] for i in order), key=len)
     total = sum(len(set(prefix)) for prefix in chosen)
     while total > nodes:
         total -= len(set(chosen.pop()))
-    count_of = dict(zip(prefixes, counts.tolist(), strict=True))
+    count_of = dict(zip(paths, counts.tolist(), strict=True))
     return _tree(chosen, {prefix: count / len(rows) for prefix, count in count_of.items()}, nodes)
 
 
-def _counted(rows: IntArray) -> tuple[list[_Prefix], npt.NDArray[np.int64]]:
-    """Return every distinct prefix of the rows, and how many rows begin with it: int64[P]."""
-    prefixes: list[_Prefix] = []
-    counts: list[int] = []
-    new = np.zeros(len(rows), np.bool_)
-    new[:1] = True
-    for depth in range(rows.shape[1]):
-        new[1:] |= rows[1:, depth] != rows[:-1, depth]
-        starts = np.flatnonzero(new)
-        lengths = np.diff(np.append(starts, len(rows)))
-        kept = rows[starts, depth] >= 0
-        prefixes += [tuple(prefix) for prefix in rows[starts[kept], : depth + 1].tolist()]
-        counts += lengths[kept].tolist()
-    return prefixes, np.array(counts, np.int64)
-
-
-def _tree(
-    prefixes: list[tuple[int, ...]], share: dict[tuple[int, ...], float], nodes: int
-) -> tuple[IntArray, IntArray, FloatArray]:
+def _tree(paths: list[_Prefix], share: dict[_Prefix, float], nodes: int) -> tuple[IntArray, IntArray, FloatArray]:
     """Return the tree of the prefixes; equals may have been chosen without what lies above them, so it is cut."""
     node_of: dict[_Prefix, int] = {(): -1}
     tokens: list[int] = []
     parents: list[int] = []
     scores: list[float] = []
-    for prefix in prefixes:
-        for depth in range(1, len(prefix) + 1):
-            path = prefix[:depth]
+    for chosen in paths:
+        for depth in range(1, len(chosen) + 1):
+            path = chosen[:depth]
             if path not in node_of and len(tokens) < nodes:
                 node_of[path] = len(tokens)
                 tokens.append(path[-1])

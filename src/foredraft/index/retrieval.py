@@ -1,174 +1,150 @@
-"""Retrieval: from where a context occurs to what followed it there.
+"""Retrieval: what followed the longest context that occurs anywhere, and the best tree of it.
 
-He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024), section 3. What follows the occurrences of the
-context's last tokens is collected as rows of tokens, each with a weight. Several lengths of context are several levels:
-each has a share of the weight. Knows arrays; not whose text they are, how levels come to be trusted (index/backoff.py),
-nor the tree that is made of the rows (index/prefixes.py).
+He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024), section 3, with the tree cut exactly. Knows sorted
+and recent texts as arrays; not whose they are, nor what is done with the tree.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from foredraft.graph.tree import IntArray
-from foredraft.index.recent_text import RecentText
+from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.index.recent_text import RecentText, occurrences
 from foredraft.index.suffix_array import SuffixArrays
 
 I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
-
-STORE, OWN, SHARED, FORESEEN = 0, 1, 2, 3
-"""Where a level's rows come from: occurrences in the datastore, in the sequence itself, in what other sequences have
-shared; or what a neural drafter foresees, which occurs nowhere."""
-_NOTHING = -1
 
 
-class Levels(NamedTuple):
-    """Which occurrences are asked what follows, the most trusted first: one level for each length and source.
-
-    Attributes:
-        source: int64[M], STORE, OWN or SHARED.
-        length: int64[M], tokens of context that match.
-        occurrences: int64[M], how many there are.
-        start: int64[M + 1]: the level's rows are `start[m]` to `start[m + 1]`.
-        share: float64[M], the weight of all its rows together.
-    """
-
-    source: I64
-    length: I64
-    occurrences: I64
-    start: I64
-    share: F64
-
-
-class Rows(NamedTuple):
-    """What followed: tokens int32[R, D], -1 from where the document ended; weights float64[R]."""
-
-    tokens: IntArray
-    weights: F64
-
-
-@njit(cache=True)
-def levels_of(counts: I64, shortest: int, only_longest: bool) -> Levels:
-    """Choose the levels.
-
-    A length whose occurrences are those of the next longer one says nothing new and is left out.
+def followers(
+    segments: Sequence[SuffixArrays], ranges: I64, recent: Sequence[RecentText], context: I64, shortest: int,
+    samples: int, depth: int, *, spread: bool = True,
+) -> IntArray:  # fmt: skip
+    """Return what followed the longest end of a context that occurs anywhere.
 
     Args:
-        counts: int64[3, longest + 1]: how often the context's last L tokens occur, by source.
-        shortest: the least L.
-        only_longest: take the greatest L that occurs anywhere, and no other.
+        segments: sorted texts, S of them.
+        ranges: int64[S, longest + 1, 2], where the context occurs in each, as `follow` keeps it.
+        recent: other texts; searched for two tokens or more.
+        context: int64[n].
+        shortest: tokens that must match at least.
+        samples: rows at most.
+        depth: tokens of a row.
+        spread: take the rows evenly from all occurrences, the newest of recent texts first, then the segments'; else
+            the first ones.
 
     Returns:
-        The levels by descending length; at equal length the sequence itself first, then what is shared. Each has a
-        share by its count, as if its occurrences lay in one text, and no rows yet.
+        int32[R, depth], -1 after a document's end.
     """
-    longest = counts.shape[1] - 1
-    most = 3 * longest
-    source, length, count = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
-    made = 0
-    for matched in range(longest, shortest - 1, -1):
-        for kind in (OWN, SHARED, STORE):
-            occurs = counts[kind, matched]
-            if occurs == 0 or (matched < longest and occurs == counts[kind, matched + 1]):
-                continue
-            source[made], length[made], count[made] = kind, matched, occurs
-            made += 1
-        if only_longest and made:
-            break
-    share = count[:made] / max(count[:made].sum(), 1)
-    return Levels(source[:made], length[:made], count[:made], np.zeros(made + 1, np.int64), share)
+    longest = ranges.shape[1] - 1
+    found = [occurrences(text, context, longest, samples) for text in recent]
+    counts = np.zeros((len(recent) + len(segments), longest + 1), np.int64)
+    for row, (_, lengths) in enumerate(found):
+        counts[row] = np.bincount(lengths, minlength=longest + 1)[::-1].cumsum()[::-1]
+    counts[len(recent) :] = ranges[:, :, 1] - ranges[:, :, 0]
+    matching = np.flatnonzero(counts[:, shortest:].any(axis=0))
+    if not len(matching):
+        return np.empty((0, depth), np.int32)
+    length = shortest + int(matching[-1])
+    total = int(counts[:, length].sum())
+    taken = min(total, samples)
+    picked = (2 * np.arange(taken) + 1) * total // (2 * taken) if spread else np.arange(taken)
+    rows, before = [], 0
+    for number, count in enumerate(counts[:, length].tolist()):
+        own = picked[(picked >= before) & (picked < before + count)] - before
+        before += count
+        if number < len(recent):
+            places, lengths = found[number]
+            text = recent[number]
+            symbols = text.symbols[: int(text.length[0])]
+            rows.append(_rows(symbols, places[lengths >= length][own].astype(np.int64), depth, np.iinfo(np.int32).max))
+        else:
+            rows.append(
+                stored_rows(segments[number - len(recent)], ranges[number - len(recent), length], length, own, depth)
+            )
+    return np.concatenate(rows)
 
 
-@njit(cache=True)
-def allot(levels: Levels, samples: int) -> None:
-    """Give the levels rows in proportion to their shares, about `samples` in all, and none more than it can fill."""
-    for m in range(len(levels.share)):
-        rows = min(levels.occurrences[m], int(np.rint(levels.share[m] * samples)))
-        levels.start[m + 1] = levels.start[m] + rows
-
-
-@njit(cache=True)
-def rows_for(levels: Levels, depth: int) -> Rows:
-    """Return rows for the levels, without tokens yet, each with an equal part of its level's share."""
-    total = levels.start[-1]
-    rows = Rows(np.full((total, depth), _NOTHING, np.int32), np.empty(total, np.float64))
-    for m in range(len(levels.share)):
-        low, high = levels.start[m], levels.start[m + 1]
-        if low < high:
-            rows.weights[low:high] = levels.share[m] / (high - low)
-    return rows
-
-
-@njit(cache=True)
-def gather_from_store(text: SuffixArrays, ranges: I64, before: I64, levels: Levels, rows: Rows) -> None:
-    """Fill in what follows in one segment.
-
-    A level's rows are spread evenly over its occurrences in all segments, taken one behind the other.
+def stored_rows(text: SuffixArrays, entries: I64, length: int, picked: I64, depth: int) -> IntArray:
+    """Return what follows in a segment.
 
     Args:
         text: the segment.
-        ranges: int64[longest + 1, 2], from `follow`.
-        before: int64[longest + 1], how many occurrences of each length lie in the segments before this one; this
-            one's are added.
-        levels: what is asked.
-        rows: changed in place.
+        entries: int64[2], the suffixes that begin with the context: from, and up to.
+        length: the context's.
+        picked: int64[R], which of them.
+        depth: tokens of a row.
+
+    Returns:
+        int32[R, depth], -1 after the document's end.
     """
-    separator, n = len(text.first) - 1, len(text.symbols)
-    depth = rows.tokens.shape[1]
-    places = np.empty(len(rows.tokens), np.int64)
-    for m in range(len(levels.source)):
-        start, taken = levels.start[m], levels.start[m + 1] - levels.start[m]
-        if levels.source[m] != STORE or taken == 0:
-            continue
-        length = levels.length[m]
-        low, skipped = ranges[length, 0], before[length]
-        here = ranges[length, 1] - low
-        for row in range(taken):  # apart from reading the text, so that the memory is asked for many rows at once
-            occurrence = (2 * row + 1) * levels.occurrences[m] // (2 * taken) - skipped
-            places[row] = text.suffixes[low + occurrence] + length if 0 <= occurrence < here else n
-        for row in range(taken):
-            place = places[row]
-            for i in range(min(depth, n - place) if place >= 0 else 0):  # a damaged file may say anything
-                token = text.symbols[place + i]
-                if token >= separator:
-                    break
-                rows.tokens[start + row, i] = token
-    for length in range(len(before)):
-        before[length] += ranges[length, 1] - ranges[length, 0]
+    places = text.suffixes[entries[0] + picked].astype(np.int64) + length
+    return _rows(text.symbols, places, depth, len(text.first) - 1)
 
 
-@njit(cache=True)
-def gather_from_text(
-    text: RecentText, source: int, places: IntArray, lengths: IntArray, levels: Levels, rows: Rows
-) -> None:
-    """Fill in what followed in a recent text at `places`, newest first, where `lengths` tokens match; see `Rows`."""
-    depth = rows.tokens.shape[1]
-    end = int(text.length[0])
-    for m in range(len(levels.source)):
-        if levels.source[m] != source:
-            continue
-        row, stop = levels.start[m], levels.start[m + 1]
-        for k in range(len(places)):
-            if row == stop:
-                break
-            if lengths[k] < levels.length[m]:
-                continue
-            for i in range(min(depth, end - places[k])):
-                token = text.symbols[places[k] + i]
-                if token < 0:
-                    break
-                rows.tokens[row, i] = token
-            row += 1
+def _rows(symbols: npt.NDArray[np.integer], places: I64, depth: int, separator: int) -> IntArray:
+    """Return `depth` symbols from each place on, int32[R, depth]; -1 from a separator, -1 or the text's end on."""
+    at = places[:, None] + np.arange(depth)
+    inside = (at >= 0) & (at < len(symbols))  # a damaged file may say anything
+    tokens = symbols[np.where(inside, at, 0)].astype(np.int64) if len(symbols) else np.zeros(at.shape, np.int64)
+    ended = np.logical_or.accumulate(~inside | (tokens < 0) | (tokens >= separator), axis=1)
+    return np.where(ended, -1, tokens).astype(np.int32)
 
 
-@njit(cache=True)
-def count_lengths(lengths: IntArray, counts: I64) -> None:
-    """Set `counts[L]`, int64[longest + 1], to how many of `lengths` are at least L."""
-    counts[:] = 0
-    for length in lengths:
-        counts[length] += 1
-    for length in range(len(counts) - 2, -1, -1):
-        counts[length] += counts[length + 1]
+def best_nodes(rows: IntArray, limit: int, doubt: float) -> tuple[IntArray, IntArray, FloatArray]:
+    """Return the `limit` prefixes of the rows that are most probable, as a tree.
+
+    A first token scores its share of the rows. After that, a prefix passes its score on to its continuations by their
+    share of its n rows, times n / (n + doubt): what was seen once is likely to go on otherwise. So no score exceeds
+    that of the prefix extended, and the result is exactly the prefix-closed top `limit`.
+
+    Args:
+        rows: int32[R, D], -1 after a row's end.
+        limit: nodes at most.
+        doubt: rows that are imagined to go on in some other way, at every prefix.
+
+    Returns:
+        tokens int32[N], parents int32[N], and scores float32[N], at most 1.
+    """
+    tokens, parents, counts = prefixes(rows)
+    score = np.empty(len(tokens), np.float64)
+    first = parents < 0
+    score[first] = counts[first] / max(len(rows), 1)
+    start = int(first.sum())
+    while start < len(tokens):  # a depth at a time: those whose parents have scores
+        stop = start + int((parents[start:] < start).sum())
+        above = parents[start:stop]
+        score[start:stop] = score[above] * counts[start:stop] / (counts[above] + doubt)
+        start = stop
+    kept = np.argsort(-score, kind="stable")[:limit]  # of equals the one above comes first
+    place = np.full(len(tokens) + 1, -1, np.int32)  # the last one for the root, which is -1
+    place[kept] = np.arange(len(kept))
+    return tokens[kept], place[parents[kept]], score[kept].astype(np.float32)
+
+
+def prefixes(rows: IntArray) -> tuple[IntArray, IntArray, I64]:
+    """Return every distinct prefix of the rows, the short ones first.
+
+    Args:
+        rows: int32[R, D], -1 after a row's end, in any order.
+
+    Returns:
+        Of each prefix its last token, int32[P]; the prefix above it, int32[P], -1 for none; and how many rows begin
+        with it, int64[P].
+    """
+    rows = rows[np.lexsort(rows.T[::-1])] if len(rows) else rows
+    new = np.zeros(len(rows), np.bool_)
+    new[:1] = True
+    node = np.full(len(rows), -1, np.int32)  # of each row, its prefix so far
+    tokens, parents, counts, made = [rows[:0, 0]], [node[:0]], [np.zeros(0, np.int64)], 0
+    for depth in range(rows.shape[1]):
+        new[1:] |= rows[1:, depth] != rows[:-1, depth]
+        starts = np.flatnonzero(new)
+        goes_on = rows[starts, depth] >= 0
+        tokens.append(rows[starts[goes_on], depth])
+        parents.append(node[starts[goes_on]])
+        counts.append(np.diff(starts, append=len(rows))[goes_on])
+        numbers = np.where(goes_on, made + np.cumsum(goes_on) - 1, -1)
+        node = numbers[np.cumsum(new) - 1].astype(np.int32)
+        made += int(goes_on.sum())
+    return np.concatenate(tokens), np.concatenate(parents), np.concatenate(counts)
