@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import naive
 from foredraft.graph.heap import pop, sift_up
-from foredraft.graph.tree import is_tree
+from foredraft.graph.tree import depths, is_tree
 from foredraft.index.published import published_tree
 from foredraft.index.recent_text import END
 from foredraft.index.retrieval import best_nodes, followers
@@ -182,12 +182,6 @@ def test_the_heap_gives_the_largest_first(scores):
 # --- the released code's rule
 
 
-def lexicographic(rows, depth):
-    """As the drafter hands them over: sorted, a row that ends before those that go on."""
-    tokens = as_rows(rows, [1.0] * len(rows), depth).tokens
-    return tokens[np.lexsort(tokens.T[::-1])]
-
-
 def test_the_published_tree_is_that_of_the_released_code_wherever_chance_has_no_part():
     rng, compared, cut = np.random.default_rng(0), 0, 0
     for _ in range(150):
@@ -200,7 +194,7 @@ def test_the_published_tree_is_that_of_the_released_code_wherever_chance_has_no_
         expected = naive.published_paths(rows, nodes)
         if expected is None:
             continue
-        tokens, parents, scores = published_tree(lexicographic(rows, depth), nodes, 0)
+        tokens, parents, scores = published_tree(as_rows(rows, depth), nodes, 0)
         paths = paths_of(tokens, parents)
         assert set(paths) == expected
         assert is_tree(tokens, parents, alphabet)
@@ -219,7 +213,7 @@ def test_the_published_tree_is_that_of_the_released_code_wherever_chance_has_no_
 )
 @settings(max_examples=200, deadline=None)
 def test_the_published_tree_stays_within_the_budget_whatever_the_order_of_equals(rows, nodes, seed):
-    tokens, parents, scores = published_tree(lexicographic(rows, 6), nodes, seed)
+    tokens, parents, scores = published_tree(as_rows(rows, 6), nodes, seed)
     assert len(tokens) == len(scores) <= nodes
     assert is_tree(tokens, parents, 2)
     assert len(tokens) == 0 or depths(parents).max() <= 6

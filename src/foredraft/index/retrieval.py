@@ -114,7 +114,7 @@ def best_nodes(rows: IntArray, limit: int, doubt: float) -> tuple[IntArray, IntA
     while start < len(tokens):  # a depth at a time: those whose parents have scores
         stop = start + int((parents[start:] < start).sum())
         above = parents[start:stop]
-        score[start:stop] = score[above] * counts[start:stop] / (counts[above] + doubt)
+        score[start:stop] = score[above] * (counts[start:stop] / (counts[above] + doubt))
         start = stop
     kept = np.argsort(-score, kind="stable")[:limit]  # of equals the one above comes first
     place = np.full(len(tokens) + 1, -1, np.int32)  # the last one for the root, which is -1
