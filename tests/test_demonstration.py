@@ -40,12 +40,19 @@ def test_a_greedy_text_is_compared_with_transformers_own():
     assert min(found.milliseconds.values()) > 0
 
 
-def test_the_command_runs_what_cannot_be_compiled_as_it_is(monkeypatch, capsys):
+def test_the_command_runs_what_cannot_be_compiled_as_it_is(monkeypatch, capsys, tmp_path):
     def refuse(*_args, **_options):
         raise UsageError("This model cannot be compiled.")
 
     monkeypatch.setattr("foredraft.api.compile_forward", refuse)
-    assert main(["demo", "--model", TOY, "--method", "prompt_lookup", "--no-color"]) == 0
+    assert (
+        main(["demo", "--model", TOY, "--method", "prompt_lookup", "--no-color", "--picture", str(tmp_path / "a.svg")])
+        == 0
+    )
+    picture = (tmp_path / "a.svg").read_text("utf-8")
+    assert picture.startswith("<svg")
+    assert "prompt_lookup" in picture
+    assert SCENES[0].title.replace(" ", "&#160;") in picture or SCENES[0].title in picture
     printed = capsys.readouterr()
     assert printed.err.splitlines() == ["This model cannot be compiled."]
     assert len(re.findall(r"times as fast as transformers' generate", printed.out)) == len(SCENES)

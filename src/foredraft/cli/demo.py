@@ -5,10 +5,12 @@ Prepares the model once, with progress, and prints. What is written and measured
 
 import os
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foredraft.atomic_file import check_place, write_file
 from foredraft.cli.screen import Ink, say, wants_color, working
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.model.gguf import SMOLLM2
@@ -25,8 +27,11 @@ def demo(
     color: Annotated[
         bool | None, typer.Option("--color/--no-color", help="Colour drafted tokens; else on a terminal only")
     ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Save the first text, coloured, as an SVG picture")] = None,
 ) -> None:
     """Rewrite a page and write a story: by transformers, plainly, and drafted, each timed on this machine."""
+    if picture is not None:
+        check_place(picture)
     generator = _prepared(model, method)
     from foredraft.bench.demonstration import SCENES, perform
 
@@ -35,6 +40,8 @@ def demo(
         typer.echo(f"\n{scene.title}\n")
         ink = Ink(wants_color(color), generator.drafter.source_names)
         outcomes.append(perform(generator, scene, partial(_show, ink)))
+        if picture is not None and scene is SCENES[0]:
+            write_file(picture, ink.picture(scene.title).encode())
     _print_table(outcomes)
     for outcome in outcomes:
         typer.echo(f"{outcome.scene.title}: {outcome.sentence()}")

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import StringIO
 from threading import Timer
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
 """Colours of drafters, in the order of their sources; the model's own tokens keep the terminal's colour."""
 
 
+_PICTURE_WIDTH = 90  # columns of a saved text
 _PIPE_WIDTH = 160  # columns of a table where no terminal says its own
 _PATIENCE = 2.0  # seconds; what is done sooner is not worth a line
 
@@ -122,6 +124,7 @@ class Ink:
         self._styles = {name: Style.parse(PALETTE[i % len(PALETTE)]) for i, name in enumerate(sources)}
         self._at_line_start = True
         self._colored = False
+        self._written = Text()
 
     def write(self, piece: "Piece") -> None:
         """Write a piece at once."""
@@ -134,6 +137,15 @@ class Ink:
         )
         sys.stdout.write(self._painted(shown, piece.drafted_by))
         sys.stdout.flush()
+        self._written.append(piece.text, self._styles.get(piece.drafted_by or "", ""))
+
+    def picture(self, title: str) -> str:
+        """Return what was written, in colour and with a legend, as an SVG picture."""
+        console = Console(record=True, width=_PICTURE_WIDTH, file=StringIO(), highlight=False)
+        drafted = {span.style for span in self._written.spans}
+        legend = Text("\n").join(Text(name, style) for name, style in self._styles.items() if style in drafted)
+        console.print(self._written, Text("\nDrafted by:"), legend, Text("the model's own"), sep="\n")
+        return console.export_svg(title=title)
 
     def finish(self) -> None:
         """End the last line."""
