@@ -151,8 +151,7 @@ def parameters(module):
 
 
 def trained(task, run, traces, options=QUICK, **clock):
-    chosen, held = chosen_windows(traces, "all")
-    return train(task, run, chosen, held, options, Clock(**clock), {"kind": "test"}, silent)
+    return train(task, run, traces, "all", options, Clock(**clock), {"kind": "test"}, silent)
 
 
 def exit_task(model, traces, loss="distribution", states=None):
@@ -449,9 +448,9 @@ def test_labels_of_agreement_are_those_of_a_slow_comparison(model, traces):
         scores = ExitTask(model, 1, traces, loss="tokens", states=None).logits(np.array([number]))[0]
     agree = (scores.argmax(-1).numpy() == traces.top_ids[number, :, 0]).tolist()
     expected = []
-    for start in range(task.window):
+    for start in range(traces.window):
         for i in range(1, POSITIONS + 1):
-            if start + i >= task.window:
+            if start + i >= traces.window:
                 break
             expected.append((i, float(agree[start + i])))
             if not agree[start + i]:

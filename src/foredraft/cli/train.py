@@ -224,11 +224,9 @@ def _trained(
     """Train a task on the windows of one kind of texts, and draw its curve."""
     from foredraft.training.curve import draw_curve
     from foredraft.training.loop import train
-    from foredraft.training.traces import chosen_windows
 
-    trained, held = chosen_windows(opened, texts)
     with progress_bars() as tell:
-        outcome = train(task, run, trained, held, options, clock, identity, tell)
+        outcome = train(task, run, opened, texts, options, clock, identity, tell)
     if not draw_curve(outcome.history, run / "curve.png"):
         say("No curve was drawn, as matplotlib is not installed: pip install 'foredraft[report]'.", "yellow")
     return outcome

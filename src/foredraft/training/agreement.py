@@ -35,7 +35,6 @@ class AgreementTask:
 
     Attributes:
         module: the predictor.
-        window: tokens of a window.
     """
 
     module: AgreementPredictor
@@ -45,7 +44,7 @@ class AgreementTask:
         self._exit.module.load_state_dict(head.state_dict())
         self._exit.module.eval().requires_grad_(requires_grad=False)
         self._exit.module.lm_head.register_forward_pre_hook(self._see)
-        self._model, self._traces, self.window = model, traces, traces.window
+        self._model, self._traces = model, traces
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._seen = torch.empty(0)
         width = model.get_output_embeddings().weight.shape[1]
@@ -81,9 +80,9 @@ class AgreementTask:
             target = self._model.base_model(**self._traces.inputs(window, self._device)).last_hidden_state[0].float()
         agree, estimate = self._compared(number, scores)
         level = torch.arange(1, POSITIONS + 1, device=self._device)[None]
-        place = torch.arange(self.window, device=self._device)[:, None] + level
-        inside = place < self.window
-        place = place.clamp(max=self.window - 1)
+        place = torch.arange(self._traces.window, device=self._device)[:, None] + level
+        inside = place < self._traces.window
+        place = place.clamp(max=self._traces.window - 1)
         reached = torch.cumprod(torch.cat([torch.ones_like(inside[:, :1]), agree[place[:, :-1]]], 1).int(), 1).bool()
         at, row = torch.nonzero(inside & reached, as_tuple=True)
         chosen = place[at, row]

@@ -34,7 +34,6 @@ class ExitTask:
 
     Attributes:
         module: the head, float32.
-        window: tokens of a window.
 
     Raises:
         UsageError: N out of range, or an unknown loss.
@@ -49,7 +48,7 @@ class ExitTask:
             raise UsageError(f"loss is {loss!r}; it may be {' or '.join(LOSSES)}.")
         parts = model_parts(model)
         parts.check_exit(layers)
-        self.window, self._traces, self._loss = traces.window, traces, loss
+        self._traces, self._loss = traces, loss
         self.module = new_exit_head(model).float().requires_grad_(requires_grad=True)
         self.module.train()
         self._device: torch.device = model.get_input_embeddings().weight.device
@@ -65,7 +64,7 @@ class ExitTask:
         )  # fmt: skip
         self._known = np.zeros(len(traces.windows), np.bool_)  # windows whose states this run has put into the file
         width = model.get_output_embeddings().weight.shape[1]
-        self._kept = None if states is None else _states_file(states, (len(traces.windows), self.window, width))
+        self._kept = None if states is None else _states_file(states, (len(traces.windows), traces.window, width))
 
     def loss(self, windows: Numbers) -> torch.Tensor:
         """Return the mean loss over the tokens of these windows."""
@@ -81,7 +80,7 @@ class ExitTask:
         for number in windows.tolist():
             chosen = self.logits(np.array([number]))[0].argmax(dim=-1).cpu().numpy()
             right += int((chosen == self._traces.top_ids[number, :, 0]).sum())
-        return float(right / (len(windows) * self.window))
+        return float(right / (len(windows) * self._traces.window))
 
     def logits(self, windows: Numbers) -> torch.Tensor:
         """Return the head's scores, float[B, T, V]."""

@@ -2,7 +2,7 @@
 
 Which windows a step sees is a function of the seed and the step, and nothing else is drawn, so a run that was killed
 ends, once resumed, with the weights of one that was not; with a time limit the schedule follows the clock instead.
-Knows numbers of windows; not what a task makes of them.
+Knows which windows of the traces there are; not what a task makes of them.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ import torch
 from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
 from foredraft.errors import NumericsError, StoreError, UsageError
 from foredraft.training import Numbers, Tell
+from foredraft.training.traces import Traces, chosen_windows
 
 CHECKPOINT = "checkpoint.pt"
 _EVALUATED = 64
@@ -27,13 +28,7 @@ _EVALUATED = 64
 
 
 class Task(Protocol):
-    """What is trained, and on what.
-
-    Attributes:
-        window: tokens of a window.
-    """
-
-    window: int
+    """What is trained, and what of traces it learns."""
 
     @property
     def module(self) -> torch.nn.Module:
@@ -134,16 +129,16 @@ class Outcome:
 
 
 def train(
-    task: Task, run: Path, trained: Numbers, held: Numbers, options: LoopOptions, clock: Clock,
-    identity: Mapping[str, Any], tell: Tell,
+    task: Task, run: Path, traces: Traces, texts: str, options: LoopOptions, clock: Clock, identity: Mapping[str, Any],
+    tell: Tell,
 ) -> Outcome:  # fmt: skip
     """Train, or resume, the run in the folder `run`; the task's module holds the result.
 
     Args:
         task: what is trained.
         run: holds the checkpoint; made if needed.
-        trained: numbers of the windows to learn from.
-        held: of those to measure on; may be empty.
+        traces: what the task learns from.
+        texts: which of them, as `chosen_windows` takes it.
         options: how.
         clock: when to stop, and when to write.
         identity: what else decides the weights; a checkpoint of another is refused.
@@ -154,8 +149,7 @@ def train(
         NumericsError: the loss is no longer a number; the last checkpoint stays.
         StoreError: a checkpoint is damaged or cannot be written; the one before stays.
     """
-    if not len(trained):
-        raise UsageError("There is no window to learn from; give more text.")
+    trained, held = chosen_windows(traces, texts)
     run.mkdir(parents=True, exist_ok=True)
     progress = _Progress(task, run, options, {**identity, "options": asdict(options), "windows": len(trained)})
     each = options.micro_batch * options.accumulation
@@ -168,10 +162,10 @@ def train(
             rate = options.rate_at(max((progress.step + 1) / total, progress.minutes / clock.max_minutes))
             progress.advance(windows, rate)
             progress.minutes = before + (clock.now() - begun) / 60
-            tell("training", progress.step, total, (progress.step - first) * each * task.window, "tokens")
+            tell("training", progress.step, total, (progress.step - first) * each * traces.window, "tokens")
             is_last = progress.step == total or progress.minutes >= clock.max_minutes
             if is_last or progress.minutes - progress.measured_at >= clock.checkpoint_minutes:
-                progress.measure(held, each * task.window)
+                progress.measure(held, each * traces.window)
                 progress.save()
     except KeyboardInterrupt:
         progress.save()

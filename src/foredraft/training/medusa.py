@@ -26,13 +26,11 @@ class MedusaTask:
 
     Attributes:
         module: the heads, float32.
-        window: tokens of a window.
     """
 
     module: MedusaHeads
 
     def __init__(self, model: Any, count: int, traces: Traces) -> None:
-        self.window = traces.window
         self._model, self._traces = model.requires_grad_(requires_grad=False), traces
         self._lm_head = model.get_output_embeddings()
         self._device: torch.device = self._lm_head.weight.device
