@@ -42,7 +42,7 @@ _BLOCK = 64  # logits looked at together
 _NEAR = 8.0  # logits below the largest, within which every exponential is taken where a sum may be rough
 _FAR_BLOCK = np.float32(
     2.0
-)  # exp of the largest of another block that its sum is about: SmolLM2's rows, see docs/log.md
+)  # exp of the largest of another block that its sum is about: SmolLM2's rows, see docs/results/log.md
 
 
 def bits_of(logits: torch.Tensor) -> Bits | None:

@@ -107,9 +107,9 @@ def _weight_above(weights: FloatArray, share: float, total: float) -> float:
 @njit(cache=True)
 def _kth_largest(row: FloatArray, k: int) -> float:
     """Return the k-th largest value of float32[V], 1 <= k <= V: by the high half of its bits, then by the low half."""
-    bits = row.view(np.int32)
-    # as integers, negative floats run backwards: turned over, the order of the bits is that of the values
-    keys = np.where(bits < 0, ~bits, bits ^ np.int32(-(2**31))).astype(np.uint32)
+    keys = row.view(np.uint32).copy()
+    for token in range(len(keys)):  # negative floats run backwards: turned over, the order of the bits is the values'
+        keys[token] ^= np.uint32(0xFFFFFFFF if keys[token] >> np.uint32(31) else 0x80000000)
     low, missing = np.uint32(0), k
     for shift in (16, 0):
         counts = np.zeros(1 << 16, np.int64)
