@@ -54,8 +54,8 @@ def compile_step(dtype: str) -> None:
     check_draft(draft, _VOCABULARY, 1)
     draft = control.trim(draft, Budget(len(draft), len(draft)))
     lay_out(0, draft.tokens, draft.parents, 1)
-    child_with(draft.tokens, draft.parents, ROOT, sampler.chooser(scores, 1, draft)(0, ()))
-    top_probabilities(logits, TOP, np.arange(_ROWS, dtype=np.int32), roughly=True)
+    child_with(draft.tokens, draft.parents, ROOT, sampler.chooser(scores, 1)(0, []))
+    top_probabilities(logits, TOP, np.arange(_ROWS, dtype=np.int32))
     control.observe(Verdict((0,), (), draft, 1), 1.0, 0.0)
 
 
