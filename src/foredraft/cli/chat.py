@@ -64,10 +64,10 @@ def chat(
         {name: value for name, value in options.items() if value is not None},
         system, color=wants_color(color), raw=False, as_json=False, eager=eager,
     )  # fmt: skip
-    _converse(job.load(), job, prompt)
+    converse(job.load(), job, prompt)
 
 
-def _converse(generator: "Generator", job: Job, first: str | None) -> None:
+def converse(generator: "Generator", job: Job, first: str | None = None) -> None:
     """Answer the first message, if one is given, then each line.
 
     Raises:
