@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from foredraft.model.medusa import RANKS, MedusaHeads
+from foredraft.model.heads import RANKS, MedusaHeads
 from foredraft.training.exits import distribution_loss, tensor_of
 from foredraft.training.loop import Numbers
 from foredraft.training.traces import Traces

@@ -11,10 +11,9 @@ the slots, so a drafted row attends as it would alone.
 Products in float32 and bfloat16 (products.cpp.jinja): what the compiler writes keeps its sums in memory and not in
 registers once there are five rows or more, and widens bfloat16 one number at a time. Here both sides are widened to
 float32 and weights are asked for ahead of their use. Some processors multiply bfloat16 by pairs twice as fast (AMD's
-since Zen 4), others at half that rate, so it is tried (paired_products.cpp.jinja). The compiler looks up how a product
-is divided among threads and caches anew in each product whose number of rows is a symbol, and cuts the depth to what
-the smallest cache holds; here all but the rows is known, and a strip of the weights is read to its end
-(blocking.cpp.jinja).
+since Zen 4), others at half that rate, so it is tried. The compiler looks up how a product is divided among
+threads and caches anew in each product whose number of rows is a symbol, and cuts the depth to what the smallest cache
+holds; here all but the rows is known, and a strip of the weights is read to its end (blocking.cpp.jinja).
 
 Products in eight-bit integers (int8_products.cpp.jinja): torch's pack the weights anew in each pass of several rows;
 here they are packed once, and sums are exact whatever their order.
@@ -313,7 +312,7 @@ def _product_kernel(*, paired: bool) -> Any:
     from torch._inductor.codegen.common import KernelTemplate
 
     common: Any = kernels.CppMicroGemm  # torch leaves it without annotations
-    source = _source("paired_products" if paired else "products")
+    source = _source("products")
 
     class OwnMicroGemm(common):  # type: ignore[misc]  # torch's interface: it asks for a subclass
         own = True  # which `own_kernels` has the compiler's template ask for
@@ -322,6 +321,7 @@ def _product_kernel(*, paired: bool) -> Any:
             rendered: str = KernelTemplate._template_from_string(source).render(  # noqa: SLF001  # what torch's own call
                 declare_kernel=self.get_kernel_declaration(),
                 kernel=kernel,
+                paired=paired,
                 block_m=self.register_blocking.block_m,
                 block_n=self.register_blocking.block_n,
                 ahead=BYTES_AHEAD // (self.register_blocking.block_n * self.input2_dtype.itemsize),
