@@ -50,13 +50,14 @@ types: $(DEV)  ## Strict type checking of the package.
 imports: $(DEV)  ## Who may import whom.
 	$(BIN)/lint-imports
 
-docs: $(DEV)  ## Write the generated pages: docs/commands.md and docs/structure.md.
+docs: $(DEV)  ## Write the generated pages: docs/reference/commands.md and docs/reference/structure.md.
 	$(BIN)/python scripts/help_pages.py
 	$(BIN)/python scripts/structure_page.py
 
-docs-check: $(DEV)  ## Fail when a generated page is out of date.
+docs-check: $(DEV)  ## Fail when a generated page is out of date, or a link of the site leads nowhere.
 	$(BIN)/python scripts/help_pages.py --check
 	$(BIN)/python scripts/structure_page.py --check
+	$(BIN)/mkdocs build --quiet --strict
 
 clean:  ## Remove the environment and everything that can be made again.
 	rm -rf $(VENV) $(VLLM) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

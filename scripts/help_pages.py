@@ -1,4 +1,4 @@
-"""Write docs/commands.md: what `foredraft --help` says for every command.
+"""Write docs/reference/commands.md: what `foredraft --help` says for every command.
 
 The same on every terminal: 100 columns, no colours, no boxes. `--check` writes nothing and exits 1 when the page is
 out of date.
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PAGE = REPOSITORY / "docs" / "commands.md"
+PAGE = REPOSITORY / "docs" / "reference" / "commands.md"
 WIDTH = 100
 
 HEAD = """# Commands

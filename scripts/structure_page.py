@@ -1,4 +1,4 @@
-"""Write docs/structure.md: one line for each module, from its docstring's first sentence.
+"""Write docs/reference/structure.md: one line for each module, from its docstring's first sentence.
 
 Reads the sources without importing them. `--check` writes nothing and exits 1 when the page is out of date.
 """
@@ -7,11 +7,12 @@ import argparse
 import ast
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "foredraft"
-PAGE = REPOSITORY / "docs" / "structure.md"
+PAGE = REPOSITORY / "docs" / "reference" / "structure.md"
 
 HEAD = """# Structure
 
@@ -32,6 +33,11 @@ def first_sentence(path: Path) -> str:
     return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", paragraph, maxsplit=1)[0]
 
 
+def wrapped(item: str) -> str:
+    """Return a list item with line ends, none in a word or a link."""
+    return textwrap.fill(item, 140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
+
+
 def page() -> str:
     """Return the page: the package's own modules first, then one section for each folder."""
     parts = [HEAD]
@@ -42,7 +48,7 @@ def page() -> str:
         if door.exists():
             parts.append(f"\n{first_sentence(door)}\n")
         modules = [path for path in sorted(folder.glob("*.py")) if path != door]
-        lines = [f"- [{path.name}](../src/{inside}/{path.name}): {first_sentence(path)}\n" for path in modules]
+        lines = [wrapped(f"- `{path.name}`: {first_sentence(path)}") for path in modules]
         if lines:
             parts.append("\n" + "".join(lines))
     return "".join(parts)

@@ -11,7 +11,7 @@ import pytest
 from toys import TOY
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PAGE = (REPOSITORY / "docs" / "add-a-drafter.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "how-to" / "add-a-drafter.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

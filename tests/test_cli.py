@@ -17,7 +17,7 @@ import pytest
 import typer
 
 from foredraft import __version__
-from foredraft.cli import VERBS, app, chat, compare, declared, main, screen
+from foredraft.cli import VERBS, app, chat, compare, declared, kernels, main, screen
 from foredraft.cli.generate import Job
 from foredraft.cli.screen import Ink
 from foredraft.errors import UsageError
@@ -105,6 +105,21 @@ def test_a_hub_that_cannot_be_reached_is_said_at_once(run, monkeypatch):
 
 def test_the_arguments_that_editors_complete_are_those_that_are_taken():
     assert list(GenerationArguments.__annotations__) == [field.name for field in dataclasses.fields(GenerationOptions)]
+
+
+def test_a_first_load_compiles_beside_itself_and_later_ones_do_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    started = []
+    monkeypatch.setattr(kernels.subprocess, "Popen", lambda command, **_: started.append(command))
+    kernels.begin_compiling("auto")
+    (tmp_path / "a.nbi").touch()
+    assert kernels.begin_compiling("auto") is None
+    assert [command[1:] for command in started] == [["-m", "foredraft.cli.kernels", "bfloat16"]]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_is_compiled_beside_a_first_load_runs(dtype):
+    kernels.compile_step(dtype)
 
 
 def test_a_shell_can_complete_verbs():

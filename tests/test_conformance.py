@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from foredraft.contracts import EMPTY_DRAFT, Draft, Needs
 from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, auto, drafter_class, make_drafter, method_names
+from foredraft.engine.state import SequenceState
 from foredraft.graph.tree import chain_parents
 from foredraft.model.heads import MedusaHeads, card_for, new_exit_head, save_head
 from foredraft.model.target import TorchTarget
@@ -335,14 +336,14 @@ def test_the_checker_catches_a_drafter_that_needs_two_tokens():
 )
 def test_the_checker_catches_a_text_that_differs(check, monkeypatch):
     """No drafter can change the text of a sound engine, so the engine is made to commit the wrong row."""
-    commit = checks.SequenceState.commit
+    commit = SequenceState.commit
 
     def commits_a_sibling(seq, verdict):
         commit(seq, verdict)
         if len(verdict.path) > 1:  # as if the first accepted row had been gathered from another slot
             seq.cache.slots[seq.cache.length - 1] = (seq.cache.slots[seq.cache.length - 1] + 1) % VOCABULARY
 
-    monkeypatch.setattr(checks.SequenceState, "commit", commits_a_sibling)
+    monkeypatch.setattr(SequenceState, "commit", commits_a_sibling)
     with pytest.raises(AssertionError, match="text equals plain decoding"):
         check(maker("prompt_lookup", {}))
 

@@ -108,7 +108,6 @@ def test_a_text_is_drawn_without_a_row_of_scores_leaving_the_device(options, mon
     sampling = {"do_sample": True, "temperature": 0.8, "seed": 3, **options}
     expected = finished(begun(TorchTarget(small_model()), 25, **sampling))
     monkeypatch.setattr("foredraft.sampling.row_reader", None)
-    monkeypatch.setattr("foredraft.sampling.bits_of", None)
     assert finished(begun(recorded_target(small_model()), 25, **sampling)) == expected
 
 

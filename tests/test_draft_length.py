@@ -7,7 +7,17 @@ import math
 import numpy as np
 import pytest
 
-from foredraft.contracts import EMPTY_DRAFT, NO_BUDGET, Budget, CostCurve, Draft, DraftContext, Verdict
+from foredraft.contracts import (
+    EMPTY_DRAFT,
+    NO_BUDGET,
+    Budget,
+    CostCurve,
+    Draft,
+    DraftContext,
+    Needs,
+    SequenceView,
+    Verdict,
+)
 from foredraft.control import (
     CONTROLS,
     MOST_NODES,
@@ -39,7 +49,7 @@ from foredraft.testing import (
     AdversaryDrafter,
     OracleDrafter,
     RandomTreeDrafter,
-    StepwiseDrafter,
+    ScriptedDrafting,
     ToyTarget,
     check_drafter,
     checks,
@@ -83,6 +93,32 @@ class ScriptedRule:
 # --- who is asked, and when
 
 
+class StepwiseDrafter:
+    """Proposes chains level by level, and asks `budget.more` after each level, as a draft model does.
+
+    The first `right` tokens of each draft are what the target will write, and each is estimated at `chance`.
+    """
+
+    name = "stepwise"
+    source_names = ("stepwise",)
+    needs = Needs()
+
+    def __init__(self, continuation_of, chance=0.8, right=1024):
+        self._continuation_of, self._chance, self._right = continuation_of, chance, right
+
+    def open(self, context):
+        return ScriptedDrafting(self._chain)
+
+    def _chain(self, view, budget):
+        tokens = []
+        for token in list(self._continuation_of(view.ids))[: min(budget.nodes, budget.depth)]:
+            tokens.append((token + (len(tokens) >= self._right)) % VOCABULARY)
+            if budget.more is not None and not budget.more(self._chance ** len(tokens)):
+                break
+        score = np.power(self._chance, np.arange(1, len(tokens) + 1)).astype(np.float32)
+        return Draft(np.array(tokens, np.int32), chain_parents(len(tokens)), score)
+
+
 def deepest(draft):
     return int(depths(draft.parents).max()) if len(draft) else 0
 
@@ -106,7 +142,7 @@ def test_a_drafter_that_drafts_step_by_step_is_asked_once_a_level_and_obeys():
         control = StoppingControl(rule, 8)
         drafting = StepwiseDrafter(lambda ids: text, chance=0.5).open(DraftContext(VOCABULARY))
         budget = control.budget(6)
-        draft = drafting.propose(checks.SequenceView(np.array([1]), 1), budget)
+        draft = drafting.propose(SequenceView(np.array([1]), 1), budget)
         assert len(draft) == min(levels, 6)
         kept = control.trim(draft, budget)
         assert kept is draft

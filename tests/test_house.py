@@ -204,3 +204,15 @@ def test_importing_the_package_does_not_import_torch():
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]", "Export lazily (module `__getattr__`), so that `foredraft --help` stays quick."
+
+
+def test_lines_of_markdown_are_short():
+    """Tables, code and generated pages of code aside."""
+    long = []
+    for path in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]:
+        code = False
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            code ^= line.startswith("```")
+            if len(line) > 160 and not code and not line.lstrip().startswith("|"):
+                long.append(f"{path.relative_to(REPOSITORY)}:{number}")
+    assert not long, f"Break these lines of Markdown before 160 characters: {long}"

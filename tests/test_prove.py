@@ -168,8 +168,8 @@ def test_a_rule_that_prefers_its_draft_is_found_by_its_texts(monkeypatch):
     assert all(proof.holds for proof in prove_rule("matched", SAMPLED))
     sampler = state_module.Sampler.chooser
 
-    def colder(self, scores, at, *given):
-        return sampler(self, dataclasses.replace(scores, logits=scores.logits * 1.5), at, *given)
+    def colder(self, scores, at):
+        return sampler(self, dataclasses.replace(scores, logits=scores.logits * 1.5), at)
 
     monkeypatch.setattr(state_module.Sampler, "chooser", colder)
     assert [proof.test for proof in prove_rule("matched", SAMPLED) if not proof.holds] == ["chi-square"]

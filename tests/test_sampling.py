@@ -15,9 +15,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from foredraft.contracts import Draft, Scores
+from foredraft.contracts import Scores
 from foredraft.errors import NumericsError, UsageError
-from foredraft.graph.tree import child_with
 from foredraft.noise import gumbel_noise, perturbed_argmax, philox, uniform_noise
 from foredraft.sampling import (
     Sampler,
@@ -244,42 +243,6 @@ def test_greedy_takes_the_most_probable_token_in_any_float_type():
         sampler = Sampler(SamplingOptions(), (), lambda: np.array([1], np.int64))
         choose = sampler.chooser(Scores(torch.from_numpy(row).to(dtype)), at=0)
         assert [choose(0, []), choose(1, [4])] == [1, 0]
-
-
-def drawn_tree(rng, nodes, tokens):
-    parents = np.array([rng.integers(-1, node) for node in range(nodes)], np.int32)
-    return Draft(rng.integers(0, tokens, nodes).astype(np.int32), parents)
-
-
-def steps_of_a_walk(choose, draft):
-    """Go where the tokens go; a row that cannot be used ends the walk with None."""
-    node, path = -1, []
-    while True:
-        try:
-            path.append(choose(node + 1, list(path)))
-        except NumericsError:
-            return [*path, None]
-        node = child_with(draft.tokens, draft.parents, node, path[-1])
-        if node < 0:
-            return path
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("options", [None, {}, {"temperature": 0.6, "top_p": 0.9}, {"top_k": 3, "min_p": 0.1}])
-def test_a_walk_down_a_draft_chooses_what_each_row_alone_would(dtype, options):
-    rng, depths = np.random.default_rng(3), set()
-    for case in range(40):
-        draft = drawn_tree(rng, int(rng.integers(0, 24)), 4)
-        rows = torch.from_numpy(np.stack([logits(rng, 4) for _ in range(len(draft) + 1)])).to(dtype)
-        if case % 4 == 0:
-            rows[rng.integers(0, len(rows)), 2] = torch.nan
-        chosen_by = SamplingOptions() if options is None else SamplingOptions(do_sample=True, seed=case, **options)
-        sampler = Sampler(chosen_by, (), lambda: np.array([1], np.int64))
-        at_once, one_by_one = (sampler.chooser(Scores(rows), 5, *given) for given in ([draft], []))
-        walked = steps_of_a_walk(at_once, draft)
-        assert walked == steps_of_a_walk(one_by_one, draft)
-        depths.add(len(walked))
-    assert max(depths) > 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

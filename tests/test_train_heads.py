@@ -16,16 +16,15 @@ from foredraft.model.fingerprint import fingerprint
 from foredraft.model.heads import load_exit_head
 from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
-from foredraft.training import checkpoints
+from foredraft.training import loop
 from foredraft.training.exits import ExitTask, distribution_loss
 from foredraft.training.loop import Clock, LoopOptions, train
+from foredraft.training.sources import in_turns, read_sources
 from foredraft.training.traces import (
     TraceOptions,
     chosen_windows,
-    in_turns,
     label_texts,
     open_traces,
-    read_sources,
     write_texts,
 )
 from test_families import VOCABULARY, configuration, tiny_model
@@ -152,8 +151,7 @@ def parameters(module):
 
 
 def trained(task, run, traces, options=QUICK, **clock):
-    chosen, held = chosen_windows(traces, "all")
-    return train(task, run, chosen, held, options, Clock(**clock), {"kind": "test"}, silent)
+    return train(task, run, traces, "all", options, Clock(**clock), {"kind": "test"}, silent)
 
 
 def exit_task(model, traces, loss="distribution", states=None):
@@ -262,7 +260,7 @@ def test_an_interrupted_training_keeps_what_it_did(model, traces, tmp_path):
     task.loss = loss
     with pytest.raises(KeyboardInterrupt):
         trained(task, tmp_path, traces)
-    assert torch.load(tmp_path / checkpoints.CHECKPOINT, weights_only=True)["step"] == 3
+    assert torch.load(tmp_path / loop.CHECKPOINT, weights_only=True)["step"] == 3
 
 
 def test_a_loss_that_is_no_number_stops_and_the_last_checkpoint_stays(model, traces, tmp_path):
@@ -276,7 +274,7 @@ def test_a_loss_that_is_no_number_stops_and_the_last_checkpoint_stays(model, tra
     task.loss = loss
     with pytest.raises(NumericsError, match=r"loss became nan at step 3.*checkpoint.*good.*Lower the rate"):
         trained(task, tmp_path, traces, checkpoint_minutes=0)
-    state = torch.load(tmp_path / checkpoints.CHECKPOINT, weights_only=True)
+    state = torch.load(tmp_path / loop.CHECKPOINT, weights_only=True)
     assert state["step"] == 3
     assert all(torch.isfinite(weight).all() for weight in state["module"].values())
 
@@ -284,17 +282,17 @@ def test_a_loss_that_is_no_number_stops_and_the_last_checkpoint_stays(model, tra
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("unexpected pos 64 vs 0")])
 def test_a_full_disk_leaves_the_checkpoint_before(error, model, traces, tmp_path, monkeypatch):
     trained(exit_task(model, traces), tmp_path, traces, LoopOptions(epochs=1, precision="float32"))
-    before = (tmp_path / checkpoints.CHECKPOINT).read_bytes()
+    before = (tmp_path / loop.CHECKPOINT).read_bytes()
 
     def full(state, file):
         file.write(b"half")
         raise error
 
-    monkeypatch.setattr(checkpoints.torch, "save", full)
+    monkeypatch.setattr(loop.torch, "save", full)
     with pytest.raises(StoreError, match=r"No checkpoint can be written.*the one before stays. Check its free space"):
-        checkpoints.write_checkpoint(tmp_path, {})
-    assert (tmp_path / checkpoints.CHECKPOINT).read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == [checkpoints.CHECKPOINT]
+        loop.write_checkpoint(tmp_path, {})
+    assert (tmp_path / loop.CHECKPOINT).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [loop.CHECKPOINT]
 
 
 def test_a_time_limit_ends_the_run_with_the_rate_decayed(model, traces, tmp_path):
@@ -443,14 +441,14 @@ def test_labels_of_agreement_are_those_of_a_slow_comparison(model, traces):
 
     task = AgreementTask(model, new_exit_head(model), 1, traces)
     number = 4  # an even window is looked at greedily
-    target, draft, level, estimate, sampled, label = task._levels(number)
+    target, draft, level, estimate, sampled, label = task.levels(number)
     with torch.no_grad():
-        scores = task._exit.logits(np.array([number]))[0]
+        scores = ExitTask(model, 1, traces, loss="tokens", states=None).logits(np.array([number]))[0]
     agree = (scores.argmax(-1).numpy() == traces.top_ids[number, :, 0]).tolist()
     expected = []
-    for start in range(task.window):
+    for start in range(traces.window):
         for i in range(1, POSITIONS + 1):
-            if start + i >= task.window:
+            if start + i >= traces.window:
                 break
             expected.append((i, float(agree[start + i])))
             if not agree[start + i]:
@@ -459,7 +457,7 @@ def test_labels_of_agreement_are_those_of_a_slow_comparison(model, traces):
     assert target.shape == draft.shape == (len(expected), 32)
     assert ((estimate > 0) & (estimate <= 1)).all()
     assert not sampled.any()
-    assert task._levels(number + 1)[4].all()
+    assert task.levels(number + 1)[4].all()
 
 
 def test_medusa_heads_learn(model, traces, tmp_path):
@@ -486,6 +484,9 @@ def test_medusa_heads_learn(model, traces, tmp_path):
         (["--save-dtype", "int8"], "--save-dtype is 'int8'"),
         (["--set", "rates=1"], "Did you mean 'rate'"),
         (["--traces", "windows=1"], "Did you mean 'window'"),
+        (["--set", "accumulation=x"], "accumulation is 'x', which is no int"),
+        (["--set", "rate"], "'rate' is not of the form NAME=VALUE"),
+        (["--set", "rate=1", "--set", "rate=2"], "rate is given twice"),
     ],
 )
 def test_the_command_refuses_what_cannot_be(options, message, saved_model, tmp_path, capsys):

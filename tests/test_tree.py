@@ -231,11 +231,9 @@ def test_cousins_may_carry_the_same_token():
     tree.check_tree(ints(1, 2, 7, 7, 7), ints(-1, -1, 0, 1, 3))
 
 
-def test_the_empty_draft_is_whole_and_cannot_be_written():
+def test_the_empty_draft_is_whole():
     EMPTY_DRAFT.check()
     assert len(EMPTY_DRAFT) == 0
-    assert not EMPTY_DRAFT.tokens.flags.writeable
-    assert not EMPTY_DRAFT.parents.flags.writeable
 
 
 @SEEDS

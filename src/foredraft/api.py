@@ -63,9 +63,10 @@ def load(
         speculative_config: vLLM's keys `method`, `num_speculative_tokens`, and the method's own options.
             `num_speculative_tokens` fixes the number of drafted nodes a step; without it, the number follows the
             cost of verification measured on this machine. `control` and `control_options` choose another way to say
-            how much to draft, which `num_speculative_tokens` then caps: see docs/control.md. `verification` is
-            "matched" (default) or "rejection": see docs/sampling.md.
-        dtype: a torch dtype or its name; "auto" takes the checkpoint's; "int8" rounds linear layers (docs/int8.md).
+            how much to draft, which `num_speculative_tokens` then caps: see docs/explanation/control.md.
+            `verification` is "matched" (default) or "rejection": see docs/explanation/sampling.md.
+        dtype: a torch dtype or its name; "auto" takes the checkpoint's; "int8" rounds linear layers: see
+            docs/explanation/int8.md.
         device: "cpu", "cuda", "auto" (spread), ...; None takes the first GPU, else the CPU.
         compile: "auto" uses what `foredraft compile` compiled of the model for this machine; True also compiles what is
             missing of a named model, in a process beside this one, and switches when it is ready, and on one CUDA
@@ -164,7 +165,7 @@ class Generator:
             method: one of `foredraft methods`.
             options: the method's own.
             nodes: `num_speculative_tokens`: fixes the number of drafted nodes a step, or caps it if `control` is given.
-            control: the name of a control, see docs/control.md.
+            control: the name of a control, see docs/explanation/control.md.
             control_options: the control's own.
             verification: "matched" or "rejection".
 

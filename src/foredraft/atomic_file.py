@@ -29,6 +29,20 @@ def write_file(path: Path, data: bytes) -> None:
         raise
 
 
+def store_file(path: Path, data: bytes) -> None:
+    """Do what `write_file` does.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    try:
+        write_file(path, data)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be written ({error.strerror}). Check the folder and its free space."
+        ) from error
+
+
 def check_place(path: Path) -> None:
     """Refuse a place where nothing can be written later, before the work that is to be kept there is done.
 

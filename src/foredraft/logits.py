@@ -39,10 +39,6 @@ class Bits(NamedTuple):
 
 
 _BLOCK = 64  # logits looked at together
-_NEAR = 8.0  # logits below the largest, within which every exponential is taken where a sum may be rough
-_FAR_BLOCK = np.float32(
-    2.0
-)  # exp of the largest of another block that its sum is about: SmolLM2's rows, see docs/log.md
 
 
 def bits_of(logits: torch.Tensor) -> Bits | None:
@@ -81,7 +77,7 @@ def row_reader(logits: torch.Tensor) -> RowReader:
 
 
 def top_probabilities(
-    logits: torch.Tensor, k: int, rows: IntArray | None = None, bits: Bits | None = None, *, roughly: bool = False
+    logits: torch.Tensor, k: int, rows: IntArray | None = None, bits: Bits | None = None
 ) -> tuple[IntArray, FloatArray]:
     """Return the `k` most probable tokens after each of `rows` and their probabilities under the plain softmax.
 
@@ -90,10 +86,9 @@ def top_probabilities(
         k: how many; at most V are returned.
         rows: int32[S]; None for all.
         bits: what `bits_of` returns for the logits, if that is known.
-        roughly: whether probabilities may be off by hundredths of themselves, which takes half the time on a CPU.
 
     Returns:
-        int32[S, k] and float32[S, k], by descending probability; NaN where a row holds NaN, unless roughly.
+        int32[S, k] and float32[S, k], by descending probability; NaN where a row holds NaN.
     """
     k = min(k, logits.shape[-1])
     if logits.device.type != "cpu":
@@ -107,32 +102,28 @@ def top_probabilities(
         logits = logits.detach().float().contiguous()  # kept until its rows are read
         bits = bits_of(logits)
     assert bits is not None, "float32 on the CPU can be read"
-    top_of_rows(*bits, wanted, *found, roughly)
+    top_of_rows(*bits, wanted, *found)
     return found
 
 
 @njit(cache=True)
 def top_of_rows(
-    address: int, width: int, like: Any, shift: int, rows: IntArray, tokens: IntArray, probabilities: FloatArray,
-    roughly: bool,
-) -> None:  # fmt: skip
+    address: int, width: int, like: Any, shift: int, rows: IntArray, tokens: IntArray, probabilities: FloatArray
+) -> None:
     """Do for each of `rows`, int32[S], what `top_of_row` does: `tokens` and `probabilities` are [S, k]."""
     for place in range(len(rows)):
-        top_of_row(row_of(address, width, like, shift, rows[place]), tokens[place], probabilities[place], roughly)
+        top_of_row(row_of(address, width, like, shift, rows[place]), tokens[place], probabilities[place])
 
 
 @njit(cache=True)
-def top_of_row(row: FloatArray, tokens: IntArray, probabilities: FloatArray, roughly: bool) -> None:
+def top_of_row(row: FloatArray, tokens: IntArray, probabilities: FloatArray) -> None:
     """Set `tokens`, int32[k], to the most probable ones of a row, float32[V], and `probabilities` to theirs.
 
     Of equal ones, those with the lower number count as more probable.
     """
-    maxima = largest_of_row(row, tokens, probabilities)
+    largest_of_row(row, tokens, probabilities)
     largest = probabilities[0]
-    if not np.isfinite(largest):
-        probabilities[:] = np.nan
-        return
-    total = _rough_sum(row, maxima, largest) if roughly else sum_of_exponentials(row, largest)
+    total = sum_of_exponentials(row, largest)
     for j in range(len(tokens)):
         probabilities[j] = math.exp(probabilities[j] - largest) / total
 
@@ -166,10 +157,8 @@ def _insert(tokens: IntArray, values: Any, token: int, value: Any) -> None:
 
 
 @njit(cache=True)
-def largest_of_row(row: FloatArray, tokens: IntArray, values: FloatArray) -> npt.NDArray[np.int32]:
+def largest_of_row(row: FloatArray, tokens: IntArray, values: FloatArray) -> None:
     """Set `tokens`, int32[k], and `values`, float32[k], to the k largest of a row, float32[V], falling.
-
-    Returns the largest of each block, as `_block_maxima` does.
 
     Only blocks of the row are looked into whose largest value is among the k largest of all blocks.
     """
@@ -186,7 +175,6 @@ def largest_of_row(row: FloatArray, tokens: IntArray, values: FloatArray) -> npt
         for token in range(block * _BLOCK, min((block + 1) * _BLOCK, len(row))):
             if row[token] > values[k - 1]:
                 _insert(tokens, values, token, row[token])
-    return maxima
 
 
 @njit(cache=True)
@@ -207,32 +195,14 @@ def most_probable(row: FloatArray) -> int:
 
 
 @njit(cache=True, fastmath={"contract", "nsz"}, error_model="numpy")
-def _exponentials(scores: FloatArray, largest: float, series: FloatArray, powers: IntArray) -> None:
-    """Write exp(score - largest) as a series and the bits of a power of two, for as many scores as there are."""
-    for i in range(len(scores)):
-        halves = max((scores[i] - np.float32(largest)) * np.float32(1.4426950408889634), np.float32(-126.0))
-        n = np.floor(halves + np.float32(0.5))
-        r = (halves - n) * np.float32(0.6931471805599453)
-        tail = np.float32(1 / 24) + r * (np.float32(1 / 120) + r * np.float32(1 / 720))
-        series[i] = np.float32(1) + r * (np.float32(1) + r * (np.float32(0.5) + r * (np.float32(1 / 6) + r * tail)))
-        powers[i] = (np.int32(n) + np.int32(127)) << np.int32(23)
-
-
-@njit(cache=True, fastmath={"contract", "nsz"}, error_model="numpy")
-def exponentials(row: FloatArray, largest: float, temperature: float) -> FloatArray:
-    """Return exp((score - largest) / temperature) of a row, float32[V], to float32's precision; 0 below 2^-126.
+def _exponentials(scores: FloatArray, largest: float, temperature: float, series: FloatArray, powers: IntArray) -> None:
+    """Write exp((score - largest) / temperature) as a series and the bits of a power of two, which are 0 below 2^-126.
 
     exp(x) = 2^n exp(r), r being at most ln(2) / 2 from 0, where seven terms of its series are enough. Written so that
     compilers turn it into vector instructions, which they do not do with their own exponential.
-
-    Args:
-        row: without NaN.
-        largest: its largest score, finite.
-        temperature: above 0.
     """
-    series, powers = np.empty(len(row), np.float32), np.empty(len(row), np.int32)
-    for i in range(len(row)):
-        halves = (row[i] - np.float32(largest)) / np.float32(temperature) * np.float32(1.4426950408889634)
+    for i in range(len(scores)):
+        halves = (scores[i] - np.float32(largest)) / np.float32(temperature) * np.float32(1.4426950408889634)
         above = np.int32(halves >= np.float32(-126.0))
         halves = max(halves, np.float32(-126.0))
         n = np.floor(halves + np.float32(0.5))
@@ -240,39 +210,23 @@ def exponentials(row: FloatArray, largest: float, temperature: float) -> FloatAr
         tail = np.float32(1 / 24) + r * (np.float32(1 / 120) + r * np.float32(1 / 720))
         series[i] = np.float32(1) + r * (np.float32(1) + r * (np.float32(0.5) + r * (np.float32(1 / 6) + r * tail)))
         powers[i] = above * ((np.int32(n) + np.int32(127)) << np.int32(23))
+
+
+@njit(cache=True, fastmath={"contract", "nsz"}, error_model="numpy")
+def exponentials(row: FloatArray, largest: float, temperature: float) -> FloatArray:
+    """Return exp((score - largest) / temperature) of a row, float32[V], to float32's precision; 0 below 2^-126.
+
+    Args:
+        row: without NaN.
+        largest: its largest score, finite.
+        temperature: above 0.
+    """
+    series, powers = np.empty(len(row), np.float32), np.empty(len(row), np.int32)
+    _exponentials(row, largest, temperature, series, powers)
     scale = powers.view(np.float32)  # 2^n, by its exponent's bits
     for i in range(len(row)):
         series[i] *= scale[i]
     return series
-
-
-@njit(cache=True, fastmath={"contract", "nsz", "reassoc"}, error_model="numpy")
-def _rough_sum(row: FloatArray, maxima: npt.NDArray[np.int32], largest: float) -> float:
-    """Return the sum of exp(score - largest) over a row, float32[V], to a few hundredths; `largest` is finite.
-
-    Blocks far below the largest score count as a multiple of the exponential of their own largest.
-    """
-    powers, series = np.empty(_BLOCK, np.int32), np.empty(_BLOCK, np.float32)
-    scale, total = powers.view(np.float32), np.float32(0)
-    far, found = np.empty(len(maxima), np.int32), 0
-    lowest = np.array([largest - _NEAR], np.float32).view(np.int32)[0]
-    lowest ^= (lowest >> np.int32(31)) & np.int32(0x7FFFFFFF)
-    for block in range(len(maxima)):
-        if maxima[block] < lowest:
-            far[found] = maxima[block] ^ ((maxima[block] >> np.int32(31)) & np.int32(0x7FFFFFFF))
-            found += 1
-            continue
-        scores = row[block * _BLOCK : (block + 1) * _BLOCK]
-        _exponentials(scores, largest, series, powers)
-        for i in range(len(scores)):
-            total += series[i] * scale[i]
-    beyond = far[:found].view(np.float32)
-    for first in range(0, found, _BLOCK):
-        scores = beyond[first : first + _BLOCK]
-        _exponentials(scores, largest, series, powers)
-        for i in range(len(scores)):
-            total += _FAR_BLOCK * series[i] * scale[i]
-    return float(total)
 
 
 @njit(cache=True, fastmath={"contract", "nsz", "reassoc"}, error_model="numpy")
@@ -287,10 +241,10 @@ def sum_of_exponentials(row: FloatArray, largest: float) -> float:
     scale, total = powers.view(np.float32), np.float32(0)
     whole = len(row) // _BLOCK * _BLOCK
     for begin in range(0, whole, _BLOCK):
-        _exponentials(row[begin : begin + _BLOCK], largest, series, powers)
+        _exponentials(row[begin : begin + _BLOCK], largest, 1.0, series, powers)
         for i in range(_BLOCK):
             total += series[i] * scale[i]
-    _exponentials(row[whole:], largest, series, powers)
+    _exponentials(row[whole:], largest, 1.0, series, powers)
     for i in range(len(row) - whole):
         total += series[i] * scale[i]
     return float(total)

@@ -7,17 +7,16 @@ from the softmax, by noise that does not depend on what was drafted. Does not kn
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from numba import njit
 
-from foredraft.contracts import Chooser, Draft, Scores, TokenIds
+from foredraft.contracts import Chooser, Scores, TokenIds
 from foredraft.errors import NumericsError, UsageError
-from foredraft.graph.tree import ROOT, FloatArray, IntArray, child_with
-from foredraft.logits import Bits, bits_of, exponentials, most_probable, row_of, row_reader
+from foredraft.graph.tree import FloatArray
+from foredraft.logits import exponentials, most_probable, row_reader
 from foredraft.noise import perturbed_argmax
 
 Probabilities = npt.NDArray[np.float64]
@@ -108,9 +107,9 @@ def _weight_above(weights: FloatArray, share: float, total: float) -> float:
 @njit(cache=True)
 def _kth_largest(row: FloatArray, k: int) -> float:
     """Return the k-th largest value of float32[V], 1 <= k <= V: by the high half of its bits, then by the low half."""
-    bits = row.view(np.int32)
-    # as integers, negative floats run backwards: turned over, the order of the bits is that of the values
-    keys = np.where(bits < 0, ~bits, bits ^ np.int32(-(2**31))).astype(np.uint32)
+    keys = row.view(np.uint32).copy()
+    for token in range(len(keys)):  # negative floats run backwards: turned over, the order of the bits is the values'
+        keys[token] ^= np.uint32(0xFFFFFFFF if keys[token] >> np.uint32(31) else 0x80000000)
     low, missing = np.uint32(0), k
     for shift in (16, 0):
         counts = np.zeros(1 << 16, np.int64)
@@ -180,44 +179,6 @@ def drawn(
     return perturbed_argmax(weights, seed, position) if len(weights) else -1
 
 
-@njit(cache=True)
-def walk(
-    address: int, width: int, like: Any, shift: int, tokens: IntArray, parents: IntArray, at: int, seed: np.uint64,
-    temperature: float, top_k: int, top_p: float, min_p: float,
-) -> npt.NDArray[np.int64]:  # fmt: skip
-    """Return the tokens that the target puts behind a draft's root and, while they are drafted, behind each other.
-
-    One compiled call, as between two passes every cache is cold and a call takes as long to begin as a row to read.
-
-    Args:
-        address: of the scores of all rows, as `foredraft.logits.bits_of` tells it.
-        width: likewise.
-        like: likewise.
-        shift: likewise.
-        tokens: int32[N], the draft's.
-        parents: int32[N], the draft's.
-        at: absolute position of the root.
-        seed: of the noise.
-        temperature: as `drawn` takes it, and the filters.
-        top_k: likewise.
-        top_p: likewise.
-        min_p: likewise.
-
-    Returns:
-        int64[k]; the last is -1 where a row cannot be used.
-    """
-    chosen = np.empty(len(tokens) + 1, np.int64)
-    node, count = ROOT, 0
-    while True:
-        row = row_of(address, width, like, shift, node + 1)
-        token = drawn(row, seed, at + count + 1, temperature, top_k, top_p, min_p)
-        chosen[count] = token
-        count += 1
-        node = child_with(tokens, parents, node, token)
-        if node < 0:  # as behind an unusable row: no node carries -1
-            return chosen[:count]
-
-
 def penalize(row: FloatArray, seen: TokenIds, penalty: float) -> None:
     """Apply transformers' repetition penalty in place to `row float32[V]` for the token ids `seen`."""
     seen = np.unique(seen)
@@ -263,32 +224,23 @@ class Sampler:
         self._filters = (temperature, options.top_k, options.top_p, options.min_p)  # as `drawn` takes them
         self._needs_prefix = bool(self._processors) or options.repetition_penalty != 1.0
 
-    def chooser(self, scores: Scores, at: int, draft: Draft | None = None) -> Chooser:
-        """Return what chooses the token after each row of `scores`, whose root stands at position `at`.
-
-        Where a draft is given, it may only be asked for the rows of a walk down that goes where its tokens go.
-        """
+    def chooser(self, scores: Scores, at: int) -> Chooser:
+        """Return what chooses the token after each row of `scores`, whose root stands at position `at`."""
         on_device = scores.best is not None or scores.logits.device.type != "cpu"
-        if on_device and not self._needs_prefix:
-            tokens = self._tokens_after_rows(scores)
-            if tokens is not None:
-                return _told(tokens, at)
-        if draft is not None and not self._needs_prefix:
-            bits = bits_of(scores.logits) if scores.bits is None else scores.bits
-            if bits is not None:
-                return self._walker(bits, at, draft)
-        read, device = row_reader(scores.logits), scores.logits.device
-        return lambda row, path: self._choose(self._row(read(row), device, path), at + len(path) + 1)
+        told = self._tokens_after_rows(scores) if on_device and not self._needs_prefix else None
+        if told is None:
+            read = row_reader(scores.logits)
 
-    def _walker(self, bits: Bits, at: int, draft: Draft) -> Chooser:
-        """Return what chooses as told by one compiled call, which goes down the draft at once."""
-        tokens = walk(*bits, draft.tokens, draft.parents, at, self._seed, *self._filters).tolist()
-
-        def choose(row: int, path: Sequence[int]) -> int:  # noqa: ARG001  # a chooser's signature
-            token: int = tokens[len(path)]
+        def choose(row: int, path: Sequence[int]) -> int:
+            position = at + len(path) + 1
+            if told is not None:
+                token = told[row]
+            else:
+                scored = self._row(read(row), scores.logits.device, path)
+                token = drawn(scored, self._seed, position, *self._filters)
             if token < 0:
-                raise NumericsError(_unusable(at + len(path) + 1))
-            return token
+                raise NumericsError(_unusable(position))
+            return int(token)
 
         return choose
 
@@ -314,19 +266,11 @@ class Sampler:
             raise NumericsError(_unusable(at + len(path) + 1))
         return law
 
-    def _choose(self, row: FloatArray, position: int) -> int:
-        token = drawn(row, self._seed, position, *self._filters)
-        if token < 0:
-            raise NumericsError(_unusable(position))
-        return int(token)
-
     def _row(self, row: FloatArray, device: torch.device, path: Sequence[int]) -> FloatArray:
-        """Return the scores of a row, float32[V], after the processors."""
+        """Return the scores of a row, float32[V], after the penalty and the processors."""
         if not self._needs_prefix:
             return row
-        return self._processed(row.copy(), np.concatenate([self._prefix(), np.array(path, np.int64)]), device)
-
-    def _processed(self, row: FloatArray, prefix: TokenIds, device: torch.device) -> FloatArray:
+        row, prefix = row.copy(), np.concatenate([self._prefix(), np.array(path, np.int64)])
         if self._options.repetition_penalty != 1.0:
             penalize(row, prefix, self._options.repetition_penalty)
         if self._processors:
@@ -336,17 +280,6 @@ class Sampler:
                 scores = processor(input_ids, scores)
             row = scores[0].float().cpu().numpy()
         return row
-
-
-def _told(tokens: Sequence[int], at: int) -> Chooser:
-    """Return what chooses as told, by rows: `tokens` stand behind them, -1 where no token can be chosen."""
-
-    def choose(row: int, path: Sequence[int]) -> int:
-        if tokens[row] < 0:
-            raise NumericsError(_unusable(at + len(path) + 1))
-        return int(tokens[row])
-
-    return choose
 
 
 def _unusable(position: int) -> str:

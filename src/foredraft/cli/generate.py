@@ -166,9 +166,11 @@ class Job:
         """
         with working(f"loading {self.model}") as tell:
             from foredraft.api import Generator, load
+            from foredraft.cli.kernels import begin_compiling, compile_drafting
             from foredraft.request import GenerationOptions
 
             GenerationOptions.parse(self.options)
+            compiling = begin_compiling(self.dtype)
             generator = load(
                 self.model,
                 method=self.method,
@@ -184,6 +186,9 @@ class Job:
             shares = self.config.get("share") or self.config.get("learn") == "shared" or self.config.get("memory")
             if not shares:  # what is shared must not learn from a made-up text
                 tell(0.0, "compiling (once)")
+                if compiling is not None:
+                    compile_drafting(generator)
+                    compiling.wait()
                 # by a generator of its own: the control must not learn what steps cost while they compile
                 apart = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
                 apart.attach(generator.method, generator.drafter, verification=generator.verification)

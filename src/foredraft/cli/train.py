@@ -5,18 +5,22 @@ function turns them into a sentence and an exit status.
 """
 
 import math
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from foredraft.cli.building import progress_bars
 from foredraft.cli.screen import say, working
 from foredraft.errors import UsageError
+from foredraft.options import options_from
 
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
     from foredraft.training.loop import Clock, LoopOptions, Outcome, Task
     from foredraft.training.traces import TraceOptions, Traces
+
+T = TypeVar("T")
 
 app = typer.Typer(no_args_is_help=True, help="Train heads that draft for a model, on texts that it wrote itself.")
 
@@ -193,7 +197,8 @@ def _make_traces(generator: Any, data: list[Path], out: Path, options: "TraceOpt
     """Write traces of the generator's model."""
     from foredraft.corpus.documents import ReadReport
     from foredraft.model.fingerprint import fingerprint
-    from foredraft.training.traces import in_turns, label_texts, read_sources, write_texts
+    from foredraft.training.sources import in_turns, read_sources
+    from foredraft.training.traces import label_texts, write_texts
 
     report = ReadReport()
     identity = fingerprint(generator.target.model)
@@ -218,11 +223,9 @@ def _trained(
     """Train a task on the windows of one kind of texts, and draw its curve."""
     from foredraft.training.curve import draw_curve
     from foredraft.training.loop import train
-    from foredraft.training.traces import chosen_windows
 
-    trained, held = chosen_windows(opened, texts)
     with progress_bars() as tell:
-        outcome = train(task, run, trained, held, options, clock, identity, tell)
+        outcome = train(task, run, opened, texts, options, clock, identity, tell)
     if not draw_curve(outcome.history, run / "curve.png"):
         say("No curve was drawn, as matplotlib is not installed: pip install 'foredraft[report]'.", "yellow")
     return outcome
@@ -244,17 +247,37 @@ def _generator(model: str, dtype: str, device: str | None) -> Any:
 
 
 def _trace_options(settings: list[str] | None) -> "TraceOptions":
-    from foredraft.training.settings import assigned
     from foredraft.training.traces import TraceOptions
 
-    return assigned(TraceOptions, settings or [], "the traces")
+    return _assigned(TraceOptions, settings, "the traces")
 
 
 def _loop_options(settings: list[str] | None) -> "LoopOptions":
     from foredraft.training.loop import LoopOptions
-    from foredraft.training.settings import assigned
 
-    return assigned(LoopOptions, settings or [], "the training")
+    return _assigned(LoopOptions, settings, "the training")
+
+
+def _assigned(kind: type[T], settings: list[str] | None, what: str) -> T:
+    """Build options, whose fields all have defaults, from strings such as `steps=500`.
+
+    Raises:
+        UsageError: a string of another form, a name that is unknown or given twice, or a value of the wrong kind.
+    """
+    kinds: dict[str, type[Any]] = {field.name: type(field.default) for field in fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
+    given: dict[str, Any] = {}
+    for setting in settings or []:
+        name, sign, value = setting.partition("=")
+        if not sign or not name:
+            raise UsageError(f"{setting!r} is not of the form NAME=VALUE.")
+        if name in given:
+            raise UsageError(f"{name} is given twice. Give it once.")
+        wanted = kinds.get(name, str)
+        try:
+            given[name] = wanted(value)
+        except ValueError as error:
+            raise UsageError(f"{name} is {value!r}, which is no {wanted.__name__}.") from error
+    return options_from(kind, given, what)
 
 
 def _clock(max_minutes: float | None) -> "Clock":
@@ -276,9 +299,8 @@ def _checked_dtype(name: str) -> str:
 def _say_traces(opened: "Traces", folder: Path) -> None:
     from foredraft.training.traces import KINDS
 
-    window = opened.windows.shape[1] - 1
-    counts = [f"{int((opened.kinds == number).sum()) * window:,} {kind}" for number, kind in enumerate(KINDS)]
-    typer.echo(f"{folder}: {', '.join(counts)} tokens, {int(opened.held.sum()) * window:,} of them held out.")
+    counts = [f"{int((opened.kinds == number).sum()) * opened.window:,} {kind}" for number, kind in enumerate(KINDS)]
+    typer.echo(f"{folder}: {', '.join(counts)} tokens, {int(opened.held.sum()) * opened.window:,} of them held out.")
 
 
 def _say_outcome(outcome: "Outcome", out: Path) -> None:

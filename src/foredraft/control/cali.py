@@ -18,7 +18,7 @@ _STREAM = 0xCA11  # so that a drafter that draws with the same seed draws other 
 
 @dataclass(frozen=True, slots=True)
 class CaliOptions:
-    """Options of `cali_ts`; the paper gives no values, docs/eesd.md says how the defaults were found.
+    """Options of `cali_ts`; the paper gives no values, docs/explanation/eesd.md says how the defaults were found.
 
     Attributes:
         sigma_model: standard deviation of the prediction's error (sigma_M).

@@ -93,7 +93,7 @@ class SequenceState:
     def chooser(self, scores: Scores, at: int, draft: Draft) -> Chooser:
         """Prepare to choose tokens after the rows of one verification (the policy's half that chooses)."""
         if self._verification == "matched":
-            return self._sampler.chooser(scores, at, draft)
+            return self._sampler.chooser(scores, at)
 
         def law(row: int, path: Sequence[int]) -> Probabilities:
             return self._sampler.distribution(scores.logits[row], at, path)

@@ -2,7 +2,7 @@
 
 A segment is a container (index/storage.py) with a text and its suffix array (index/suffix_array.py). The manifest is
 written last and renamed into place, so a reader sees the store before a change or after it. Knows files and arrays;
-not where the text comes from, how it is searched, or what is drafted. Laid out in docs/formats.md.
+not where the text comes from, how it is searched, or what is drafted. Laid out in docs/reference/formats.md.
 """
 
 import hashlib

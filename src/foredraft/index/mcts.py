@@ -1,7 +1,8 @@
 """The paper's search: Monte Carlo tree search over the tri-gram table with PUCT selection.
 
 Adaptix, "Draft Maker" (equations 2 and 3) and ADED, appendix H, Algorithm 1. The reward is the tri-gram probability
-that the paper means; its code looks up another pair (docs/log.md). Knows the successor function, not the budget.
+that the paper means; its code looks up another pair (docs/results/log.md). Knows the successor function, not the
+budget.
 """
 
 from typing import NamedTuple

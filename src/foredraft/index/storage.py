@@ -1,7 +1,7 @@
 """One file of named arrays: written in pieces, opened by memory-mapping, checked by checksums.
 
 Knows bytes, names and dtypes, and who may read them (format version, kind, tokenizer). Does not know what any array
-means: each kind of store (tri-gram table, datastore) says that in its own file. Laid out in docs/formats.md.
+means: each kind of store (tri-gram table, datastore) says that in its own file. Laid out in docs/reference/formats.md.
 """
 
 import contextlib

@@ -41,7 +41,7 @@ class Trust(NamedTuple):
 
 
 BLENDED = Trust(learned_pair=2.0, table_pair=10.0, learned_single=1.0, table_single=5.0, paper=0, cap=0.0)
-"""Chosen by replay on recorded answers; see docs/log.md."""
+"""Chosen by replay on recorded answers; see docs/results/log.md."""
 
 
 @njit(cache=True)

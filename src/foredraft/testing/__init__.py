@@ -12,7 +12,6 @@ from foredraft.testing.scripted import (
     OracleDrafter,
     RandomTreeDrafter,
     ScriptedDrafting,
-    StepwiseDrafter,
     continuation_in,
 )
 from foredraft.testing.toy import VOCABULARY, ToyCache, ToyTarget
@@ -27,7 +26,6 @@ __all__ = [
     "OracleDrafter",
     "RandomTreeDrafter",
     "ScriptedDrafting",
-    "StepwiseDrafter",
     "ToyCache",
     "ToyTarget",
     "VOCABULARY",

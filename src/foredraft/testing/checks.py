@@ -4,34 +4,28 @@
 the engine; does not know any particular drafter, text, or a model with weights.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from typing import ClassVar
 
 import numpy as np
 
 from foredraft.contracts import (
-    EMPTY_DRAFT,
     NO_BUDGET,
     Budget,
     Control,
     Draft,
-    DraftContext,
     Drafter,
     Drafting,
     SequenceView,
-    Target,
     TokenIds,
     Verdict,
     Verification,
 )
 from foredraft.control import FixedControl
-from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
-from foredraft.engine.step import check_draft
 from foredraft.graph.tree import depths
 from foredraft.sampling import SamplingOptions
-from foredraft.testing.law import departure_from_law, target_of
+from foredraft.testing.law import departure_from_law
+from foredraft.testing.recording import NEW_TOKENS, Recorder, Step, begun, steps_of, target_of
 from foredraft.testing.scripted import OracleDrafter
 from foredraft.testing.toy import VOCABULARY, ToyTarget
 
@@ -57,7 +51,8 @@ def check_drafter(make: MakeDrafter, *, shared: bool = False) -> None:
 def proposals_are_valid_trees(make: MakeDrafter) -> None:
     """Parents come before children, siblings differ, dtypes are right, tokens are the target's, sources have names."""
     drafter = make()
-    for _, _, draft in _proposals(drafter):
+    for step in _steps(drafter):
+        draft = step.draft
         try:
             draft.check()
         except ValueError as error:
@@ -71,7 +66,8 @@ def proposals_are_valid_trees(make: MakeDrafter) -> None:
 def proposals_stay_within_the_budget(make: MakeDrafter) -> None:
     """A draft has at most `budget.nodes` nodes, none deeper than `budget.depth`."""
     for nodes, depth in ((1, 1), (1, 9), (3, 2), (7, 7), (20, 3), (64, 64)):
-        for _, budget, draft in _proposals(make(), Budget(nodes, depth)):
+        for step in _steps(make(), Budget(nodes, depth)):
+            budget, draft = step.budget, step.draft
             _require(len(draft) <= budget.nodes, f"Proposals stay within {budget}; this one has {len(draft)} nodes.")
             deepest = int(depths(draft.parents).max()) if len(draft) else 0
             _require(deepest <= budget.depth, f"Proposals stay within {budget}; this one is {deepest} deep.")
@@ -80,15 +76,15 @@ def proposals_stay_within_the_budget(make: MakeDrafter) -> None:
 def no_budget_gives_no_draft(make: MakeDrafter) -> None:
     """Where no node or no depth is asked for, the draft is empty."""
     for budget in (Budget(0, 8), Budget(8, 0), Budget(0, 0)):
-        for _, _, draft in _proposals(make(), budget):
-            _require(len(draft) == 0, f"{budget} gives no draft; this one has {len(draft)} nodes.")
+        for step in _steps(make(), budget):
+            _require(not len(step.draft), f"{budget} gives no draft; this one has {len(step.draft)} nodes.")
 
 
 def steps_that_are_not_shown_change_no_draft(make: MakeDrafter) -> None:
     """A drafter that need not see every step drafts the same whether or not it sees those without a budget."""
     if make().needs.every_step:
         return
-    shown, not_shown = (_shown(_proposals(make(), control=_NowAndThen(), every_step=each)) for each in (True, False))
+    shown, not_shown = (_shown(_steps(make(), control=_NowAndThen(), every_step=each)) for each in (True, False))
     drafted = [each for each in shown if each[1]]
     _require(
         drafted == [each for each in not_shown if each[1]],
@@ -142,33 +138,32 @@ def the_view_is_left_as_it_was(make: MakeDrafter) -> None:
 
 def the_same_seed_gives_the_same_drafts(make: MakeDrafter) -> None:
     """Two fresh drafters propose the same for the same sequence and seed."""
-    first, second = (_shown(_proposals(make())) for _ in range(2))
+    first, second = (_shown(_steps(make())) for _ in range(2))
     _require(first == second, "The same seed gives the same drafts; two fresh drafters differ.")
 
 
 def sequences_do_not_influence_each_other(make: MakeDrafter) -> None:
     """What one sequence drafts is the same alone, after another sequence, and beside one."""
-    alone = _shown(_proposals(make()))
+    alone = _shown(_steps(make()))
     drafter = make()
-    for _ in _proposals(drafter, prompt=_OTHER_PROMPT):
+    for _ in _running(Recorder(drafter), _OTHER_PROMPT):
         pass
-    after = _shown(_proposals(drafter))
+    after = _shown(_steps(drafter))
     _require(after == alone, "Sequences do not influence each other; one drafts differently after another one.")
-    drafter, beside = make(), []
-    for proposal, _ in zip(_proposals(drafter), _proposals(drafter, prompt=_OTHER_PROMPT), strict=False):
-        beside.append(proposal)
-    _require(_shown(beside) == alone[: len(beside)], "Sequences do not influence each other, but two open ones do.")
+    drafter = make()
+    beside = Recorder(drafter)
+    for _ in zip(_running(beside), _running(Recorder(drafter), _OTHER_PROMPT), strict=False):
+        pass
+    found = _shown(beside.steps)
+    _require(found == alone[: len(found)], "Sequences do not influence each other, but two open ones do.")
 
 
 def a_sequence_of_one_token_is_drafted_for(make: MakeDrafter) -> None:
     """A prompt of one token is decoded like any other."""
-    prompt = _PROMPT[:1]
-    drafter = make()
     try:
-        text = _text(drafter, prompt, SamplingOptions())
+        same = _equals_plain(make(), _PROMPT[:1], SamplingOptions())
     except Exception as error:
         raise AssertionError(f"A sequence of one token is drafted for; this raised {error!r}.") from error
-    same = text == _plain(drafter, prompt, SamplingOptions())
     _require(same, "A sequence of one token is drafted for; its text differs from plain decoding.")
 
 
@@ -176,17 +171,16 @@ def greedy_text_equals_plain_decoding(make: MakeDrafter) -> None:
     """Without sampling, the text is the target's own most probable continuation, however drafts are verified."""
     verifications: tuple[Verification, ...] = ("matched", "rejection")
     for verification in verifications:
-        drafter = make()
-        same = _text(drafter, _PROMPT, SamplingOptions(), verification) == _plain(drafter, _PROMPT, SamplingOptions())
+        same = _equals_plain(make(), _PROMPT, SamplingOptions(), verification)
         _require(same, f"Greedy text equals plain decoding; with verification {verification!r} it differs.")
 
 
 def sampled_text_equals_plain_decoding(make: MakeDrafter) -> None:
     """With one seed, the text is the same as without drafting."""
     for options in (SamplingOptions(do_sample=True, seed=7), SamplingOptions(True, temperature=0.6, top_p=0.9, seed=8)):
-        drafter = make()
-        same = _text(drafter, _PROMPT, options) == _plain(drafter, _PROMPT, options)
-        _require(same, f"Sampled text equals plain decoding; with {options} it differs.")
+        _require(
+            _equals_plain(make(), _PROMPT, options), f"Sampled text equals plain decoding; with {options} it differs."
+        )
 
 
 def drawn_text_keeps_the_targets_law(make: MakeDrafter) -> None:
@@ -226,48 +220,9 @@ CHECKS: list[Callable[[MakeDrafter], None]] = [
 ]
 """Every law, as a function of `make` that raises AssertionError where it does not hold."""
 
-_NEW_TOKENS = 48
 _PROMPT: TokenIds = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 3, 1, 4, 1, 5], np.int64)
 _OTHER_PROMPT: TokenIds = np.array([2, 7, 1, 8, 2, 8, 1, 4, 1, 6, 5, 3, 1, 4], np.int64)
 _PROMPT.flags.writeable = _OTHER_PROMPT.flags.writeable = False
-
-_Proposal = tuple[TokenIds, Budget, Draft]
-"""The ids so far, what was asked for, and what was proposed."""
-
-
-class _Recorder:
-    """A drafter that notes what another one proposes, and hands on what the engine will not object to."""
-
-    name: ClassVar[str] = "recorder"
-
-    def __init__(self, drafter: Drafter, budget: Budget | None, *, every_step: bool) -> None:
-        self._drafter = drafter
-        self._budget = budget
-        self._drafting: Drafting
-        self.source_names = drafter.source_names
-        self.needs = dataclasses.replace(drafter.needs, every_step=every_step)
-        self.note: _Proposal = (_PROMPT, NO_BUDGET, EMPTY_DRAFT)
-
-    def open(self, context: DraftContext) -> "_Recorder":
-        self._drafting = self._drafter.open(context)
-        return self
-
-    def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        if self._budget is not None:
-            budget = Budget(min(budget.nodes, self._budget.nodes), min(budget.depth, self._budget.depth))
-        draft = self._drafting.propose(view, budget)
-        self.note = (view.ids.copy(), budget, draft)
-        try:
-            check_draft(draft, VOCABULARY, len(self.source_names))
-        except ValueError:  # the law that it breaks is named by the check that reads the note
-            return EMPTY_DRAFT
-        return draft
-
-    def observe(self, verdict: Verdict) -> None:
-        self._drafting.observe(verdict)
-
-    def close(self) -> None:
-        self._drafting.close()
 
 
 class _NowAndThen:
@@ -289,70 +244,42 @@ class _NowAndThen:
         """Learn nothing."""
 
 
-def _proposals(
-    drafter: Drafter,
-    budget: Budget | None = None,
-    prompt: TokenIds | None = None,
-    control: Control | None = None,
-    *,
-    every_step: bool = True,
-) -> Iterator[_Proposal]:
-    """Decode with `drafter`, within `budget` where one is given, and yield what it proposed last at each step."""
-    target = target_of(drafter)
-    seq = _sequence(target, _PROMPT if prompt is None else prompt, SamplingOptions())
-    recorder = _Recorder(drafter, budget, every_step=every_step)
-    control = control or FixedControl(16 if budget is None else budget.nodes)
-    for _ in decode(seq, recorder, control, target, _context(seq.cache)):
-        yield recorder.note
-        recorder.note = (recorder.note[0], NO_BUDGET, EMPTY_DRAFT)  # until the next one
+def _running(recorder: Recorder, prompt: TokenIds = _PROMPT, control: Control | None = None) -> Iterator[SequenceState]:
+    """Write greedily; yield the sequence after each step."""
+    control = control or FixedControl(16)
+    return steps_of(recorder, target_of(recorder), prompt, SamplingOptions(), control=control)
 
 
-def _shown(proposals: Iterable[_Proposal]) -> list[tuple[list[int], list[int], list[int]]]:
-    """Return proposals in a form that can be compared."""
-    return [(ids.tolist(), draft.tokens.tolist(), draft.parents.tolist()) for ids, _, draft in proposals]
-
-
-def _text(
-    drafter: Drafter, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched"
-) -> list[int]:
-    """Return what is written behind `prompt` with `drafter`."""
-    target = target_of(drafter)
-    seq = _sequence(target, prompt, options, verification)
-    settings = {**dataclasses.asdict(options), "verification": verification}
-    context = dataclasses.replace(_context(seq.cache), settings=settings)
-    for _ in decode(seq, drafter, FixedControl(12), target, context):
+def _steps(
+    drafter: Drafter, budget: Budget | None = None, control: Control | None = None, *, every_step: bool = True
+) -> list[Step]:
+    """Write greedily with `drafter`, within `budget` where one is given; return the steps in which it was asked."""
+    recorder = Recorder(drafter, budget, every_step=every_step)
+    for _ in _running(recorder, control=control or FixedControl(16 if budget is None else budget.nodes)):
         pass
-    return [int(token) for token in seq.emitted]
+    return recorder.steps
 
 
-def _plain(drafter: Drafter, prompt: TokenIds, options: SamplingOptions) -> list[int]:
-    """Return what the target that `drafter` drafts for writes behind `prompt` by itself."""
+def _shown(steps: Iterable[Step]) -> list[tuple[list[int], list[int], list[int]]]:
+    """Return texts and drafts in a form that can be compared."""
+    return [(step.ids.tolist(), step.draft.tokens.tolist(), step.draft.parents.tolist()) for step in steps]
+
+
+def _equals_plain(
+    drafter: Drafter, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched"
+) -> bool:
+    """Say whether the text with `drafter` is what its target writes behind `prompt` by itself."""
+    *_, seq = steps_of(drafter, target_of(drafter), prompt, options, verification)
     target = target_of(drafter)
     if isinstance(target, ToyTarget) and not options.do_sample:
-        return target.greedy(prompt, _NEW_TOKENS)  # without any of the engine
-    seq = _sequence(target, prompt, options)
-    nothing = OracleDrafter(lambda _ids: ())  # knows nothing, drafts nothing
-    for _ in decode(seq, nothing, FixedControl(12), target, _context()):
-        pass
-    return [int(token) for token in seq.emitted]
+        return np.array_equal(seq.emitted, target.greedy(prompt, NEW_TOKENS))  # without any of the engine
+    *_, plain = steps_of(OracleDrafter(lambda _ids: ()), target, prompt, options)  # which drafts nothing
+    return np.array_equal(seq.emitted, plain.emitted)
 
 
 def _opened(drafter: Drafter, prompt: TokenIds) -> Drafting:
     """Open a drafting for a sequence that is prefilled."""
-    target = target_of(drafter)
-    return drafter.open(_context(_sequence(target, prompt, SamplingOptions()).cache))
-
-
-def _sequence(
-    target: Target, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched"
-) -> SequenceState:
-    seq = SequenceState(prompt, target.new_cache(), options, max_new_tokens=_NEW_TOKENS, verification=verification)
-    prefill(seq, target)
-    return seq
-
-
-def _context(cache: object = None) -> DraftContext:
-    return DraftContext(VOCABULARY, seed=5, cache=cache)
+    return drafter.open(begun(target_of(drafter), prompt, SamplingOptions())[1])
 
 
 def _require(holds: bool, sentence: str) -> None:

@@ -6,29 +6,19 @@ uniform in each. That the verifier is sound is proved by enumeration in tests/te
 particular drafter.
 """
 
-import dataclasses
-
 import numpy as np
 
-from foredraft.contracts import DraftContext, Drafter, Target, TokenIds, Verdict
-from foredraft.control import FixedControl
-from foredraft.engine.single import decode, prefill
-from foredraft.engine.state import SequenceState
+from foredraft.contracts import Drafter, TokenIds, Verdict
 from foredraft.graph.layout import lay_out_text
 from foredraft.rejection import as_drawn
 from foredraft.sampling import Probabilities, SamplingOptions, distribution
-from foredraft.testing.toy import ToyTarget
+from foredraft.testing.recording import Recorder, steps_of, target_of
 
 _BINS, _MOST = 10, 45.0
 """Chi-square with 9 degrees of freedom exceeds 45 with a chance of 1e-6."""
 _TEXTS, _NEW_TOKENS = 100, 12
 _SOON = 5
 """Texts without a drawn node, after which there will be none."""
-
-
-def target_of(drafter: Drafter) -> Target:
-    """Return the target that a drafter drafts with the layers of, or the toy."""
-    return drafter.needs.target or ToyTarget()
 
 
 def departure_from_law(drafter: Drafter, prompt: TokenIds) -> float:
@@ -40,17 +30,18 @@ def departure_from_law(drafter: Drafter, prompt: TokenIds) -> float:
         drafter: for the toy target's vocabulary, or with a target of its own.
         prompt: int64[n].
     """
-    target = target_of(drafter)
+    target, recorder = target_of(drafter), Recorder(drafter)
     spread = np.random.default_rng(0)
     places: list[tuple[float, ...]] = []
     for seed in range(_TEXTS):
         options = SamplingOptions(do_sample=True, temperature=1.5, top_p=0.95, seed=seed)
-        ids, verdicts = _written(drafter, target, prompt, options)
+        *_, seq = steps_of(recorder, target, prompt, options, "rejection", _NEW_TOKENS)
         if seed == _SOON and not places:
             return 0.0
-        rows = target.forward(lay_out_text(ids, 0), target.new_cache()).logits.numpy()
-        for verdict in verdicts:
-            places += _places(verdict, rows, options, spread)
+        rows = target.forward(lay_out_text(seq.view().ids.copy(), 0), target.new_cache()).logits.numpy()
+        for step in recorder.steps:
+            if step.verdict is not None:
+                places += _places(step.verdict, rows, options, spread)
     expected = len(places) / _BINS
     counts = [np.histogram(each, bins=_BINS, range=(0, 1))[0] for each in zip(*places, strict=True)]
     return max(float(((each - expected) ** 2).sum() / expected) for each in counts) / _MOST
@@ -75,28 +66,3 @@ def _places(
 def _place(law: Probabilities, order: Probabilities, token: int, spread: np.random.Generator) -> float:
     before, same = law[order > order[token]].sum(), law[order == order[token]].sum()
     return float(before + spread.random() * same)
-
-
-def _written(
-    drafter: Drafter, target: Target, prompt: TokenIds, options: SamplingOptions
-) -> tuple[TokenIds, list[Verdict]]:
-    """Write a text; return its ids, prompt included, and what was verified."""
-    verdicts: list[Verdict] = []
-
-    class Noting(FixedControl):
-        def observe(
-            self,
-            verdict: Verdict,
-            forward_seconds: float,  # noqa: ARG002  # the protocol's
-            other_seconds: float,  # noqa: ARG002  # the protocol's
-            draft_seconds: float = 0.0,  # noqa: ARG002  # the protocol's
-        ) -> None:
-            verdicts.append(verdict)
-
-    seq = SequenceState(prompt, target.new_cache(), options, max_new_tokens=_NEW_TOKENS, verification="rejection")
-    prefill(seq, target)
-    settings = {**dataclasses.asdict(options), "verification": "rejection"}
-    context = DraftContext(target.vocabulary, options.seed, settings=settings, cache=seq.cache)
-    for _ in decode(seq, drafter, Noting(12), target, context):
-        pass
-    return seq.view().ids.copy(), verdicts

@@ -1,4 +1,4 @@
-"""Scripted drafters: always right, always wrong, random, or a level at a time, to drive an engine to its edges.
+"""Scripted drafters: always right, always wrong, or random, to drive an engine to its edges.
 
 Know what a function tells them about the text; do not know the target or the engine.
 """
@@ -101,42 +101,6 @@ class AdversaryDrafter:
         beside = [(right[0] + 2) % self._vocabulary] if len(chain) < budget.nodes else []
         parents = np.concatenate([chain_parents(len(chain)), np.full(len(beside), -1, np.int32)])
         return Draft(np.array(chain + beside, np.int32), parents)
-
-
-class StepwiseDrafter:
-    """Proposes chains level by level, and asks `budget.more` after each level, as a draft model does.
-
-    Args:
-        continuation_of: knows what the target will write; what is drafted is right, until `right` tokens of it.
-        chance: its estimate for each token; a level's estimate is that of the whole path.
-        right: tokens of each draft that are what the target will write; all that follow them are wrong.
-        vocabulary: for the wrong tokens.
-    """
-
-    name: ClassVar[str] = "stepwise"
-    source_names: Sequence[str] = ("stepwise",)
-    needs = Needs()
-
-    def __init__(
-        self, continuation_of: Continuation, chance: float = 0.8, right: int = 1024, vocabulary: int = VOCABULARY
-    ) -> None:
-        self._continuation_of = continuation_of
-        self._chance = chance
-        self._right = right
-        self._vocabulary = vocabulary
-
-    def open(self, context: DraftContext) -> ScriptedDrafting:  # noqa: ARG002  # the family's signature
-        """Return a drafting without state."""
-        return ScriptedDrafting(self._chain)
-
-    def _chain(self, view: SequenceView, budget: Budget) -> Draft:
-        tokens: list[int] = []
-        for token in list(self._continuation_of(view.ids))[: min(budget.nodes, budget.depth)]:
-            tokens.append((token + (len(tokens) >= self._right)) % self._vocabulary)
-            if budget.more is not None and not budget.more(self._chance ** len(tokens)):
-                break
-        score = np.power(self._chance, np.arange(1, len(tokens) + 1)).astype(np.float32)
-        return Draft(np.array(tokens, np.int32), chain_parents(len(tokens)), score)
 
 
 class RandomTreeDrafter:

@@ -13,8 +13,8 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from foredraft.model.heads import POSITIONS, AgreementPredictor, ExitHead
+from foredraft.training import Numbers
 from foredraft.training.exits import ExitTask
-from foredraft.training.loop import Numbers
 from foredraft.training.traces import Traces
 
 TEMPERATURE = 0.7
@@ -34,7 +34,6 @@ class AgreementTask:
 
     Attributes:
         module: the predictor.
-        window: tokens of a window.
     """
 
     module: AgreementPredictor
@@ -45,10 +44,10 @@ class AgreementTask:
         self._exit.module.eval().requires_grad_(requires_grad=False)
         self._exit.module.lm_head.register_forward_pre_hook(self._see)
         self._model, self._traces = model, traces
+        self._device: torch.device = model.get_input_embeddings().weight.device
         self._seen = torch.empty(0)
-        self.window = self._exit.window
         width = model.get_output_embeddings().weight.shape[1]
-        self.module = AgreementPredictor(width).to(model.get_input_embeddings().weight.device)
+        self.module = AgreementPredictor(width).to(self._device)
 
     def loss(self, windows: Numbers) -> torch.Tensor:
         """Return the mean cross-entropy over all levels that a draft could reach in these windows."""
@@ -62,48 +61,48 @@ class AgreementTask:
 
     def _predicted(self, windows: Numbers) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the predictor's logits and the labels, float[n], of all levels reached in these windows."""
-        parts = [self._levels(int(number)) for number in windows]
-        rows = [torch.cat(each) for each in zip(*parts, strict=True)]
-        with torch.autocast(rows[0].device.type, enabled=False):
-            return self.module(*rows[:5]), rows[5]
+        *seen, labels = (torch.cat(each) for each in zip(*map(self.levels, windows.tolist()), strict=True))
+        with torch.autocast(self._device.type, enabled=False):
+            return self.module(*seen), labels
 
     @torch.no_grad()
-    def _levels(self, number: int) -> tuple[torch.Tensor, ...]:
-        """Return a window's target's states, head's states, levels, head's estimates, whether sampled, and labels."""
-        with torch.autocast(self._model.device.type, enabled=False):
-            scores = self._exit.logits(np.array([number]))[0].float()
-            draft = self._seen[0].float()
-            ids = torch.from_numpy(np.asarray(self._traces.windows[number, :-1], np.int64))[None].to(scores.device)
-            states = self._model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    def levels(self, number: int) -> tuple[torch.Tensor, ...]:
+        """Return what is learned from a window: of each level that a draft would reach, from each of its places.
+
+        Returns:
+            the target's states and the head's, float[n, D], the level, int64[n], the head's estimate, whether the
+            window is looked at as sampled, and whether target and head agree, float[n].
+        """
+        window = np.array([number])
+        with torch.autocast(self._device.type, enabled=False):
+            scores = self._exit.logits(window)[0].float()
+            target = self._model.base_model(**self._traces.inputs(window, self._device)).last_hidden_state[0].float()
         agree, estimate = self._compared(number, scores)
-        start = torch.arange(self.window, device=scores.device)[:, None]
-        level = torch.arange(1, POSITIONS + 1, device=scores.device)[None]
-        place = start + level
-        inside = place < self.window
-        place = place.clamp(max=self.window - 1)
+        level = torch.arange(1, POSITIONS + 1, device=self._device)[None]
+        place = torch.arange(self._traces.window, device=self._device)[:, None] + level
+        inside = place < self._traces.window
+        place = place.clamp(max=self._traces.window - 1)
         reached = torch.cumprod(torch.cat([torch.ones_like(inside[:, :1]), agree[place[:, :-1]]], 1).int(), 1).bool()
         at, row = torch.nonzero(inside & reached, as_tuple=True)
         chosen = place[at, row]
-        target = states.last_hidden_state[0].float()
         sampled = torch.full_like(estimate[chosen], float(_as_sampled(number)))
+        draft = self._seen[0].float()
         return target[at], draft[chosen], row + 1, estimate[chosen], sampled, agree[chosen].float()
 
     def _compared(self, number: int, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return whether head and target choose alike at each place, bool[T], and how sure the head is, float[T]."""
-        device = scores.device
-        theirs = torch.from_numpy(np.asarray(self._traces.top_ids[number], np.int64)).to(device)
+        theirs, known = self._traces.labels(np.array([number]), self._device)
         if not _as_sampled(number):
             best = torch.softmax(scores, -1).max(-1)
             return best.indices == theirs[:, 0], best.values
         generator = torch.Generator().manual_seed(number)
-        noise = -torch.log(-torch.log(torch.rand(scores.shape, generator=generator).clamp(1e-10, 1 - 1e-7))).to(device)
-        known = torch.from_numpy(np.asarray(self._traces.top_probabilities[number], np.float32)).to(device)
+        uniform = torch.rand(scores.shape, generator=generator).clamp(1e-10, 1 - 1e-7)
+        noise = -torch.log(-torch.log(uniform)).to(self._device)
         target = known.clamp_min(1e-8).log() / TEMPERATURE + noise.gather(1, theirs)
         ours = torch.log_softmax(scores, -1).topk(min(_LOOKED_AT, scores.shape[-1]))
-        drawn = ours.values / TEMPERATURE + noise.gather(1, ours.indices)
-        best = torch.softmax(drawn, -1).max(-1)
-        chosen = ours.indices.gather(1, best.indices[:, None])[:, 0]
-        return chosen == theirs.gather(1, target.argmax(-1)[:, None])[:, 0], best.values
+        best = torch.softmax(ours.values / TEMPERATURE + noise.gather(1, ours.indices), -1).max(-1)
+        chosen = ours.indices.gather(1, best.indices[:, None]) == theirs.gather(1, target.argmax(-1)[:, None])
+        return chosen[:, 0], best.values
 
     def _see(self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         self._seen = inputs[0]

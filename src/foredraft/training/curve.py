@@ -7,8 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from foredraft.atomic_file import write_file
-from foredraft.errors import StoreError
+from foredraft.atomic_file import store_file
 
 
 def draw_curve(history: Sequence[Mapping[str, float]], path: Path) -> bool:
@@ -34,8 +33,5 @@ def draw_curve(history: Sequence[Mapping[str, float]], path: Path) -> bool:
     right.set_ylabel("held-out agreement with the target", color="#c8500a")
     memory = io.BytesIO()
     figure.savefig(memory, format="png", dpi=160)
-    try:
-        write_file(path, memory.getvalue())
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written ({error.strerror}). Check its free space.") from error
+    store_file(path, memory.getvalue())
     return True

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn.functional import cross_entropy, log_softmax
 
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.heads import ExitHead, new_exit_head
-from foredraft.model.layers import LayerForward, model_parts, with_layers
-from foredraft.training.loop import Numbers
+from foredraft.model.layers import model_parts, with_layers
+from foredraft.training import Numbers
 from foredraft.training.traces import Traces
 
 LOSSES = ("distribution", "tokens")
@@ -35,7 +34,6 @@ class ExitTask:
 
     Attributes:
         module: the head, float32.
-        window: tokens of a window.
 
     Raises:
         UsageError: N out of range, or an unknown loss.
@@ -50,37 +48,31 @@ class ExitTask:
             raise UsageError(f"loss is {loss!r}; it may be {' or '.join(LOSSES)}.")
         parts = model_parts(model)
         parts.check_exit(layers)
-        self.window = traces.windows.shape[1] - 1
+        self._traces, self._loss = traces, loss
         self.module = new_exit_head(model).float().requires_grad_(requires_grad=True)
         self.module.train()
-        self._traces, self._loss = traces, loss
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._taken = self._left = torch.empty(0)
-        own = model.get_submodule(parts.layers)
-        first: dict[int, torch.nn.Module | LayerForward] = {
-            **dict(enumerate(own[:layers])),
-            parts.count - 1: self._leave,
-        }
-        nothing = torch.nn.Identity()
-        self._first = with_layers(model, parts, first, {parts.norm: nothing, parts.lm_head: nothing}).base_model
-        behind: dict[int, torch.nn.Module | LayerForward] = {
-            layers - 1: self._go_on,
-            parts.count - 1: self.module.layer,
-        }
-        replaced = {parts.norm: self.module.norm, parts.lm_head: self.module.lm_head}
-        self._behind = with_layers(model, parts, behind, replaced)
+        last, nothing = parts.count - 1, torch.nn.Identity()
+        own = dict(enumerate(model.get_submodule(parts.layers)[:layers]))
+        self._first = with_layers(
+            model, parts, {**own, last: self._leave}, {parts.norm: nothing, parts.lm_head: nothing}
+        ).base_model
+        self._behind = with_layers(
+            model, parts, {layers - 1: self._go_on, last: self.module.layer},
+            {parts.norm: self.module.norm, parts.lm_head: self.module.lm_head},
+        )  # fmt: skip
+        self._known = np.zeros(len(traces.windows), np.bool_)  # windows whose states this run has put into the file
         width = model.get_output_embeddings().weight.shape[1]
-        self._kept = _KeptStates(states, (len(traces.windows), self.window, width)) if states is not None else None
+        self._kept = None if states is None else _states_file(states, (len(traces.windows), traces.window, width))
 
     def loss(self, windows: Numbers) -> torch.Tensor:
         """Return the mean loss over the tokens of these windows."""
         logits = self.logits(windows).flatten(0, 1).float()
         if self._loss == "tokens":
-            return cross_entropy(logits, tensor_of(self._traces.windows[windows, 1:], self._device).long().flatten())
-        top_ids = tensor_of(self._traces.top_ids[windows], self._device).long().flatten(0, 1)
-        return distribution_loss(
-            logits, top_ids, tensor_of(self._traces.top_probabilities[windows], self._device).float().flatten(0, 1)
-        )
+            following = self._traces.windows[windows, 1:].astype(np.int64)
+            return cross_entropy(logits, torch.from_numpy(following).to(self._device).flatten())
+        return distribution_loss(logits, *self._traces.labels(windows, self._device))
 
     def agreement(self, windows: Numbers) -> float:
         """Return how often the head's most probable token is the target's."""
@@ -88,22 +80,24 @@ class ExitTask:
         for number in windows.tolist():
             chosen = self.logits(np.array([number]))[0].argmax(dim=-1).cpu().numpy()
             right += int((chosen == self._traces.top_ids[number, :, 0]).sum())
-        return float(right / (len(windows) * self.window))
+        return float(right / (len(windows) * self._traces.window))
 
     def logits(self, windows: Numbers) -> torch.Tensor:
         """Return the head's scores, float[B, T, V]."""
-        ids = tensor_of(self._traces.windows[windows, :-1], self._device).long()
-        self._taken = self._states(windows, ids)
-        return self._behind(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
+        inputs = self._traces.inputs(windows, self._device)
+        self._taken = self._states(windows, inputs)
+        return self._behind(**inputs).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
 
     @torch.no_grad()
-    def _states(self, windows: Numbers, ids: torch.Tensor) -> torch.Tensor:
-        if self._kept is not None and self._kept.has(windows):
-            return self._kept.get(windows).to(self._device)
+    def _states(self, windows: Numbers, inputs: dict[str, Any]) -> torch.Tensor:
+        """Return the exit's states, float32[B, T, D], from the file where it holds them, in bfloat16."""
+        if self._kept is not None and self._known[windows].all():
+            return torch.from_numpy(self._kept[windows]).view(torch.bfloat16).float().to(self._device)
         with torch.autocast(self._device.type, enabled=False):  # as they are when drafting
-            self._first(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+            self._first(**inputs)
         if self._kept is not None:
-            self._kept.put(windows, self._left)
+            self._kept[windows] = self._left.to(torch.bfloat16).view(torch.int16).cpu().numpy()
+            self._known[windows] = True
         return self._left.float()
 
     def _leave(self, hidden: torch.Tensor, *_args: object, **_kwargs: object) -> torch.Tensor:
@@ -112,11 +106,6 @@ class ExitTask:
 
     def _go_on(self, _hidden: torch.Tensor, *_args: object, **_kwargs: object) -> torch.Tensor:
         return self._taken
-
-
-def tensor_of(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Return a copy or a view of the array, of any layout, on the device."""
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
 def distribution_loss(logits: torch.Tensor, top_ids: torch.Tensor, top_probabilities: torch.Tensor) -> torch.Tensor:
@@ -133,28 +122,11 @@ def distribution_loss(logits: torch.Tensor, top_ids: torch.Tensor, top_probabili
     return -((top_probabilities * found).sum(-1) + left * ours_left).mean()
 
 
-class _KeptStates:
-    """States of windows in a file, bfloat16; which of them it holds is known to this run alone."""
-
-    def __init__(self, file: Path, shape: tuple[int, int, int]) -> None:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            self._array = np.lib.format.open_memmap(file, "w+", np.int16, shape)
-        except OSError as error:
-            raise StoreError(
-                f"{file} cannot be written ({error.strerror}); it needs {2 * np.prod(shape) / 2**30:.1f} GiB."
-            ) from error
-        self._known = np.zeros(shape[0], np.bool_)
-
-    def has(self, windows: Numbers) -> bool:
-        """Say whether the states of all these windows are kept."""
-        return bool(self._known[windows].all())
-
-    def get(self, windows: Numbers) -> torch.Tensor:
-        """Return states, float32[B, T, D]."""
-        return torch.from_numpy(self._array[windows]).view(torch.bfloat16).float()
-
-    def put(self, windows: Numbers, states: torch.Tensor) -> None:
-        """Keep states, float[B, T, D]."""
-        self._array[windows] = states.to(torch.bfloat16).view(torch.int16).cpu().numpy()
-        self._known[windows] = True
+def _states_file(file: Path, shape: tuple[int, int, int]) -> np.memmap[Any, np.dtype[np.int16]]:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return np.lib.format.open_memmap(file, "w+", np.int16, shape)
+    except OSError as error:
+        raise StoreError(
+            f"{file} cannot be written ({error.strerror}); it needs {2 * np.prod(shape) / 2**30:.1f} GiB."
+        ) from error

@@ -2,10 +2,12 @@
 
 Which windows a step sees is a function of the seed and the step, and nothing else is drawn, so a run that was killed
 ends, once resumed, with the weights of one that was not; with a time limit the schedule follows the clock instead.
-Knows numbers of windows; not what a task makes of them.
+Knows which windows of the traces there are; not what a task makes of them.
 """
 
+import contextlib
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,28 +15,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from foredraft.errors import NumericsError, UsageError
-from foredraft.training.checkpoints import read_checkpoint, write_checkpoint
+from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
+from foredraft.errors import NumericsError, StoreError, UsageError
+from foredraft.training import Numbers, Tell
+from foredraft.training.traces import Traces, chosen_windows
 
-Numbers = npt.NDArray[np.int64]
-Tell = Callable[[str, int, int, int, str], None]
-"""Is told how far a phase is: its name, done, total, and a count of what a unit names."""
-
+CHECKPOINT = "checkpoint.pt"
 _EVALUATED = 64
 """Held-out windows that agreement is measured on, at most."""
 
 
 class Task(Protocol):
-    """What is trained, and on what.
-
-    Attributes:
-        window: tokens of a window.
-    """
-
-    window: int
+    """What is trained, and what of traces it learns."""
 
     @property
     def module(self) -> torch.nn.Module:
@@ -110,14 +104,12 @@ class Clock:
 
     Attributes:
         max_minutes: the run ends after so many minutes of training, checkpoints' and earlier sessions' included.
-        checkpoint_minutes: between checkpoints.
-        report_minutes: between measurements on the held-out windows.
+        checkpoint_minutes: between checkpoints, each with a measurement on the held-out windows.
         now: seconds.
     """
 
     max_minutes: float = math.inf
-    checkpoint_minutes: float = 3.0
-    report_minutes: float = 1.0
+    checkpoint_minutes: float = 2.0
     now: Callable[[], float] = time.monotonic
 
 
@@ -137,16 +129,16 @@ class Outcome:
 
 
 def train(
-    task: Task, run: Path, trained: Numbers, held: Numbers, options: LoopOptions, clock: Clock,
-    identity: Mapping[str, Any], tell: Tell,
+    task: Task, run: Path, traces: Traces, texts: str, options: LoopOptions, clock: Clock, identity: Mapping[str, Any],
+    tell: Tell,
 ) -> Outcome:  # fmt: skip
     """Train, or resume, the run in the folder `run`; the task's module holds the result.
 
     Args:
         task: what is trained.
         run: holds the checkpoint; made if needed.
-        trained: numbers of the windows to learn from.
-        held: of those to measure on; may be empty.
+        traces: what the task learns from.
+        texts: which of them, as `chosen_windows` takes it.
         options: how.
         clock: when to stop, and when to write.
         identity: what else decides the weights; a checkpoint of another is refused.
@@ -157,36 +149,38 @@ def train(
         NumericsError: the loss is no longer a number; the last checkpoint stays.
         StoreError: a checkpoint is damaged or cannot be written; the one before stays.
     """
-    if not len(trained):
-        raise UsageError("There is no window to learn from; give more text.")
+    trained, held = chosen_windows(traces, texts)
     run.mkdir(parents=True, exist_ok=True)
-    identity = {**identity, "options": asdict(options), "windows": len(trained)}
-    progress = _Progress(task, run, options, identity)
+    progress = _Progress(task, run, options, {**identity, "options": asdict(options), "windows": len(trained)})
     each = options.micro_batch * options.accumulation
     total = max(1, round(options.epochs * len(trained) / each))
-    order = _Order(trained, options.seed)
-    start, before, first = clock.now(), progress.minutes, progress.step
-    saved = reported = before
-    since, losses = progress.step, []  # since the last measurement
-    tell("training", progress.step, total, 0, "tokens")
+    first, begun, before = progress.step, clock.now(), progress.minutes
+    tell("training", first, total, 0, "tokens")
     try:
         while progress.step < total and progress.minutes < clock.max_minutes:
+            windows = windows_at(trained, options.seed, progress.step * each, each)
             rate = options.rate_at(max((progress.step + 1) / total, progress.minutes / clock.max_minutes))
-            losses.append(progress.advance(order.batch(progress.step * each, each), rate))
-            progress.minutes = before + (clock.now() - start) / 60
-            tokens = (progress.step - since) * each * task.window
-            tell("training", progress.step, total, (progress.step - first) * each * task.window, "tokens")
-            last = progress.step == total or progress.minutes >= clock.max_minutes
-            if last or progress.minutes - reported >= clock.report_minutes:
-                progress.measure(held, losses, tokens / max(1e-9, 60 * (progress.minutes - reported)))
-                reported, since, losses = progress.minutes, progress.step, []
-            if last or progress.minutes - saved >= clock.checkpoint_minutes:
+            progress.advance(windows, rate)
+            progress.minutes = before + (clock.now() - begun) / 60
+            tell("training", progress.step, total, (progress.step - first) * each * traces.window, "tokens")
+            is_last = progress.step == total or progress.minutes >= clock.max_minutes
+            if is_last or progress.minutes - progress.measured_at >= clock.checkpoint_minutes:
+                progress.measure(held, each * traces.window)
                 progress.save()
-                saved = progress.minutes
     except KeyboardInterrupt:
         progress.save()
         raise
     return Outcome(progress.step, progress.minutes, progress.history)
+
+
+def windows_at(windows: Numbers, seed: int, first: int, count: int) -> Numbers:
+    """Return the windows that stand at `first` to `first + count` of a run, int64[count].
+
+    They are shuffled anew in each epoch, by the seed and the epoch alone.
+    """
+    epochs, places = np.divmod(np.arange(first, first + count), len(windows))
+    shuffled = {epoch: np.random.default_rng([seed, epoch]).permutation(windows) for epoch in set(epochs.tolist())}
+    return np.array([shuffled[epoch][place] for epoch, place in zip(epochs.tolist(), places, strict=True)], np.int64)
 
 
 class _Progress:
@@ -205,12 +199,13 @@ class _Progress:
             task.module.load_state_dict(state["module"])
             self._optimizer.load_state_dict(state["optimizer"])
             self.step, self.minutes, self.history = state["step"], state["minutes"], list(state["history"])
+        self.measured_at, self._losses = self.minutes, list[float]()  # minutes, and the losses since then
 
-    def advance(self, windows: Numbers, rate: float) -> float:
-        """Do one optimiser step on these windows; return its mean loss.
+    def advance(self, windows: Numbers, rate: float) -> None:
+        """Do one optimiser step on these windows.
 
         Raises:
-            NumericsError: it is not finite; nothing has been moved.
+            NumericsError: the loss is not finite; nothing has been moved.
         """
         options, weights, total = self._options, self._weights, 0.0
         for part in np.split(windows, options.accumulation):
@@ -230,19 +225,21 @@ class _Progress:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return total
+        self._losses.append(total)
 
-    def measure(self, held: Numbers, losses: list[float], speed: float) -> None:
-        """Put how things stand into the history."""
+    def measure(self, held: Numbers, step_tokens: int) -> None:
+        """Put how things stand into the history; a step sees `step_tokens`."""
         chosen = held[:: max(1, len(held) // _EVALUATED)][:_EVALUATED]
         with torch.no_grad(), autocast(self._weights[0].device, self._options.precision):
             agreement = self._task.agreement(chosen) if len(chosen) else math.nan
+        seconds = max(1e-9, 60 * (self.minutes - self.measured_at))
         self.history.append(
             {
-                "step": self.step, "minutes": self.minutes, "loss": sum(losses) / len(losses), "agreement": agreement,
-                "tokens_per_second": speed,
+                "step": self.step, "minutes": self.minutes, "loss": sum(self._losses) / len(self._losses),
+                "agreement": agreement, "tokens_per_second": len(self._losses) * step_tokens / seconds,
             }
         )  # fmt: skip
+        self.measured_at, self._losses = self.minutes, []
 
     def save(self) -> None:
         """Write the checkpoint.
@@ -260,19 +257,44 @@ def autocast(device: torch.device, precision: str) -> Any:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
-class _Order:
-    """Windows shuffled anew in each epoch, by the seed and the epoch alone."""
+def write_checkpoint(run: Path, state: Mapping[str, Any]) -> None:
+    """Write `state` (tensors, numbers, strings, lists and dicts of them) as the run's only checkpoint, atomically."""
+    beside = run / f"{CHECKPOINT}.{os.getpid()}{TEMPORARY_SUFFIX}"
+    try:
+        with beside.open("wb") as file:
+            torch.save(dict(state), file)
+        place_file(beside, run / CHECKPOINT)
+    except (OSError, RuntimeError) as error:  # torch's own writer raises the latter where the disk is full
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        why = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
+        raise StoreError(
+            f"No checkpoint can be written to {run} ({why}); the one before stays. Check its free space."
+        ) from error
 
-    def __init__(self, windows: Numbers, seed: int) -> None:
-        self._windows, self._seed = windows, seed
-        self._epoch, self._order = -1, windows
 
-    def batch(self, first: int, count: int) -> Numbers:
-        """Return the windows that stand at `first` to `first + count` of the run, int64[count]."""
-        found = []
-        for place in range(first, first + count):
-            epoch, within = divmod(place, len(self._windows))
-            if epoch != self._epoch:
-                self._epoch, self._order = epoch, np.random.default_rng([self._seed, epoch]).permutation(self._windows)
-            found.append(self._order[within])
-        return np.array(found, np.int64)
+def read_checkpoint(run: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the run's checkpoint on the CPU, or None when it has none yet.
+
+    Args:
+        run: the run's folder.
+        identity: everything that decides the run's weights; must equal the checkpoint's entry `identity`.
+
+    Raises:
+        StoreError: the file is damaged.
+        UsageError: the checkpoint is of a run with other settings.
+    """
+    file = run / CHECKPOINT
+    if not file.is_file():
+        return None
+    try:
+        # Tensors and plain values only: a checkpoint from a stranger cannot run code.
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        saved = state["identity"]
+    except Exception as error:  # torch raises whatever its unpickler or zip reader does
+        raise StoreError(f"{file} cannot be read ({error}). Remove it to begin the run again.") from error
+    different = sorted(key for key in {*saved, *identity} if saved.get(key) != identity.get(key))
+    if different:
+        told = "; ".join(f"{key} was {saved.get(key)!r} and is now {identity.get(key)!r}" for key in different)
+        raise UsageError(f"The run {run} was begun with other settings: {told}. Give those, or another run folder.")
+    return state

@@ -6,12 +6,11 @@ learn the target's distribution at the place they foresee, as traces hold it. Kn
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from foredraft.model.heads import RANKS, MedusaHeads
-from foredraft.training.exits import distribution_loss, tensor_of
-from foredraft.training.loop import Numbers
+from foredraft.training import Numbers
+from foredraft.training.exits import distribution_loss
 from foredraft.training.traces import Traces
 
 _DEEPER = 0.8
@@ -27,29 +26,24 @@ class MedusaTask:
 
     Attributes:
         module: the heads, float32.
-        window: tokens of a window.
     """
 
     module: MedusaHeads
 
     def __init__(self, model: Any, count: int, traces: Traces) -> None:
-        self.window = traces.windows.shape[1] - 1
-        lm_head = model.get_output_embeddings()
-        self.module = MedusaHeads(lm_head.weight.shape[1], count).to(lm_head.weight.device)
-        model.requires_grad_(requires_grad=False)
-        self._model, self._lm_head, self._traces = model, lm_head, traces
+        self._model, self._traces = model.requires_grad_(requires_grad=False), traces
+        self._lm_head = model.get_output_embeddings()
+        self._device: torch.device = self._lm_head.weight.device
+        self.module = MedusaHeads(self._lm_head.weight.shape[1], count).to(self._device)
 
     def loss(self, windows: Numbers) -> torch.Tensor:
         """Return the heads' weighed loss over the tokens of these windows."""
-        total = torch.zeros((), device=self._lm_head.weight.device)
-        for head, (scores, places) in enumerate(self._scores(windows)):
-            top_ids, top_probabilities = (
-                tensor_of(array[windows][:, places], self._lm_head.weight.device).flatten(0, 1)
-                for array in (self._traces.top_ids, self._traces.top_probabilities)
-            )
-            loss = distribution_loss(scores.flatten(0, 1).float(), top_ids.long(), top_probabilities.float())
-            total = total + _DEEPER ** (head + 1) * loss
-        return total
+        losses = [
+            _DEEPER ** (head + 1)
+            * distribution_loss(scores.flatten(0, 1).float(), *self._traces.labels(windows, self._device, places))
+            for head, (scores, places) in enumerate(self._scores(windows))
+        ]
+        return torch.stack(losses).sum()
 
     def agreement(self, windows: Numbers) -> float:
         """Return how often the first head's best token is the target's."""
@@ -59,21 +53,15 @@ class MedusaTask:
     def measured(self, windows: Numbers) -> torch.Tensor:
         """Return how often each head's i-th best token is the target's, float32[K, RANKS]."""
         found = torch.zeros_like(self.module.accuracies)
-        for number in windows.tolist():
-            for head, (scores, places) in enumerate(self._scores(np.array([number]))):
-                best = scores[0].topk(RANKS, dim=-1).indices
-                theirs = tensor_of(self._traces.top_ids[number, places, :1], best.device)
-                found[head] += (best == theirs).float().mean(0)
+        for window in windows[:, None]:
+            for head, (scores, places) in enumerate(self._scores(window)):
+                theirs, _ = self._traces.labels(window, self._device, places)
+                found[head] += (scores[0].topk(RANKS, dim=-1).indices == theirs[:, :1]).float().mean(0)
         return found / len(windows)
 
     def _scores(self, windows: Numbers) -> list[tuple[torch.Tensor, slice]]:
         """Return each head's scores, float[B, T - k, V], and the places whose target's choice they foresee."""
-        ids = tensor_of(self._traces.windows[windows, :-1], self._lm_head.weight.device).long()
-        with torch.no_grad(), torch.autocast(ids.device.type, enabled=False):  # as they are when drafting
-            output = self._model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
-        states = self.module(output.last_hidden_state.float())
-        dtype = self._lm_head.weight.dtype
-        return [
-            (self._lm_head(states[head, :, : -(head + 1)].to(dtype)), slice(head + 1, None))
-            for head in range(len(states))
-        ]
+        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):  # as they are when drafting
+            output = self._model.base_model(**self._traces.inputs(windows, self._device))
+        states = self.module(output.last_hidden_state.float()).to(self._lm_head.weight.dtype)
+        return [(self._lm_head(each[:, : -(head + 1)]), slice(head + 1, None)) for head, each in enumerate(states)]

@@ -11,6 +11,7 @@ complete `windows.npy` int32[W, T + 1], `kinds.npy` uint8[W], `held.npy` bool[W]
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,24 +21,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from foredraft.atomic_file import write_file
-from foredraft.corpus.documents import ReadReport, join_messages
+from foredraft.atomic_file import store_file
 from foredraft.errors import NumericsError, StoreError, UsageError
-from foredraft.training.documents import documents_in, is_held_out
+from foredraft.training import Numbers, Tell
+from foredraft.training.sources import Source, is_held_out
 
 KINDS = ("greedy", "sampled", "open")
 MANIFEST, TEXTS = "manifest.json", "texts.jsonl"
 FORMAT = 1
-_PROMPT_OF_TEXT = 48
-"""Tokens of a text that is no chat which the target is given to go on from."""
-_LONGEST_OPEN = 1024
 _LABELLED_TOKENS = 4096
 """Tokens of one pass that makes labels."""
 
 Write = Callable[[list[int], int, bool, int], list[int]]
 """Writes behind a prompt: (ids, tokens at most, whether to sample, seed) to the new ids."""
-Tell = Callable[[str, int, int, int, str], None]
-"""Is told how far a phase is: its name, done, total, and a count of what a unit names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +82,6 @@ class TraceOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A text to learn from.
-
-    Attributes:
-        key: decides whether it is held out.
-        prompt: int[n], what the target is given.
-        text: int[m], the whole of it, ended.
-    """
-
-    key: str
-    prompt: list[int]
-    text: list[int]
-
-
-@dataclass(frozen=True, slots=True)
 class Traces:
     """Traces, opened; the arrays are memory-mapped.
 
@@ -120,48 +101,38 @@ class Traces:
     top_probabilities: npt.NDArray[np.float16]
     fingerprint: str
 
+    @property
+    def window(self) -> int:
+        """Tokens of a window (T)."""
+        return int(self.windows.shape[1]) - 1
+
+    def inputs(self, windows: Numbers, device: torch.device) -> dict[str, Any]:
+        """Return a model's inputs for these windows, int64[B, T]."""
+        return inputs_of(self.windows[windows, :-1], device)
+
+    def labels(
+        self, windows: Numbers, device: torch.device, places: slice = slice(None)
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the top tokens of these places of the windows, int64[R, K], and their probabilities, float32[R, K]."""
+        ids, probabilities = self.top_ids[windows][:, places], self.top_probabilities[windows][:, places]
+        return (
+            torch.from_numpy(ids.astype(np.int64)).to(device).flatten(0, 1),
+            torch.from_numpy(probabilities.astype(np.float32)).to(device).flatten(0, 1),
+        )
+
+
+def inputs_of(ids: npt.NDArray[np.int32], device: torch.device) -> dict[str, Any]:
+    """Return what a transformers model is called with to score `ids`, int32[B, T], without a cache."""
+    known = torch.from_numpy(ids.astype(np.int64)).to(device)
+    return {"input_ids": known, "attention_mask": torch.ones_like(known), "use_cache": False}
+
 
 def is_traces(folder: Path) -> bool:
     """Say whether `folder` holds complete traces."""
     return (folder / MANIFEST).is_file() and (folder / TEXTS).is_file()
 
 
-def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Source]:
-    """Yield the texts of a file or folder (see `training.documents`), each prompt once.
-
-    Raises:
-        UsageError: the path is missing, damaged, or of an unknown kind.
-    """
-    seen: set[str] = set()
-    for document in documents_in(path, report):
-        if document.key in seen:
-            continue
-        seen.add(document.key)
-        chat = [{"role": role, "content": content} for role, content in document.parts if role]
-        if chat:
-            asked = chat[: next((i for i, each in enumerate(chat) if each["role"] == "assistant"), len(chat))]
-            prompt, text = _templated(tokenizer, asked, ask=True), _templated(tokenizer, chat, ask=False)
-        else:
-            text = tokenizer(document.parts[0][1], truncation=True, max_length=_LONGEST_OPEN).input_ids
-            prompt = text[: min(_PROMPT_OF_TEXT, (len(text) + 1) // 2)]
-        if prompt:
-            end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-            yield Source(document.key, prompt, [*text[:_LONGEST_OPEN], *end])
-
-
-def in_turns(readers: Iterable[Iterator[Source]]) -> Iterator[Source]:
-    """Yield one source of each reader in turn, until all are read."""
-    left = list(readers)
-    while left:
-        for reader in list(left):
-            source = next(reader, None)
-            if source is None:
-                left.remove(reader)
-            else:
-                yield source
-
-
-def chosen_windows(traces: Traces, texts: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def chosen_windows(traces: Traces, texts: str) -> tuple[Numbers, Numbers]:
     """Return the numbers of the windows to learn from, of the `texts` asked for, and of all those held out.
 
     Raises:
@@ -189,19 +160,23 @@ def write_texts(
     """
     head = {"format": FORMAT, "fingerprint": identity, "options": asdict(options)}
     known = _known_texts(folder, head)
-    done, tokens = 1 + max((int(text["source"]) for text in known), default=-1), _count(known)
+    done = 1 + max((int(text["source"]) for text in known), default=-1)
+    tokens: Counter[bool] = Counter()  # of open texts, and of those that the target wrote
+    for text in known:
+        tokens[text["kind"] == "open"] += len(text["ids"])
     try:
         with (folder / TEXTS).open("a") as file:
             for number, source in enumerate(sources):
                 if number < done:
                     continue
-                if tokens[0] >= options.written_tokens and tokens[1] >= options.open_tokens:
+                if tokens[False] >= options.written_tokens and tokens[True] >= options.open_tokens:
                     break
                 for text in _texts_of(number, source, write, options, tokens):
                     file.write(json.dumps(text) + "\n")
                     tokens[text["kind"] == "open"] += len(text["ids"])
                 file.flush()
-                tell("writing", min(tokens[0], options.written_tokens), options.written_tokens, tokens[0], "tokens")
+                wanted = options.written_tokens
+                tell("writing", min(tokens[False], wanted), wanted, tokens[False], "tokens")
     except OSError as error:
         raise StoreError(
             f"Texts cannot be written to {folder} ({error.strerror}); what was written stays. Check its free space."
@@ -223,7 +198,8 @@ def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, 
             f"The texts in {folder} do not fill one window of {options.window} tokens; give more text, or a smaller "
             "window."
         )
-    shape = (len(windows), options.window, options.top_k)
+    known = min(options.top_k, model.get_output_embeddings().weight.shape[0])
+    shape = (len(windows), options.window, known)
     try:
         for name, array in (("windows", windows), ("kinds", kinds), ("held", held)):
             np.save(folder / f"{name}.npy", array)
@@ -232,7 +208,7 @@ def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, 
         batch = max(1, _LABELLED_TOKENS // options.window)
         tell("labelling", 0, len(windows), 0, "tokens")
         for start in range(0, len(windows), batch):
-            found = _top_tokens(model, windows[start : start + batch, :-1], options.top_k)
+            found = _top_tokens(model, windows[start : start + batch, :-1], known)
             ids[start : start + batch], probabilities[start : start + batch] = found
             done = min(start + batch, len(windows))
             tell("labelling", done, len(windows), done * options.window, "tokens")
@@ -241,22 +217,8 @@ def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, 
     except OSError as error:
         raise StoreError(f"Labels cannot be written to {folder} ({error.strerror}). Check its free space.") from error
     counts = {kind: int((kinds == number).sum()) for number, kind in enumerate(KINDS)}
-    _write(folder / MANIFEST, json.dumps({**head, "windows": counts, "held": int(held.sum())}).encode())
+    store_file(folder / MANIFEST, json.dumps({**head, "windows": counts, "held": int(held.sum())}).encode())
     return open_traces(folder)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Put `data` in the place of `path`.
-
-    Raises:
-        StoreError: it cannot be written.
-    """
-    try:
-        write_file(path, data)
-    except OSError as error:
-        raise StoreError(
-            f"{path} cannot be written ({error.strerror}). Check the folder and its free space."
-        ) from error
 
 
 def open_traces(folder: Path) -> Traces:
@@ -285,16 +247,16 @@ def open_traces(folder: Path) -> Traces:
 
 
 def _texts_of(
-    number: int, source: Source, write: Write, options: TraceOptions, tokens: list[int]
+    number: int, source: Source, write: Write, options: TraceOptions, tokens: Mapping[bool, int]
 ) -> Iterator[dict[str, Any]]:
     """Yield what one source gives: a text of the target's, and the source's own."""
     held = is_held_out(source.key, options.hold_out_one_in)
-    if tokens[0] < options.written_tokens:
+    if tokens[False] < options.written_tokens:
         greedy = int((number + 1) * options.greedy_share) > int(number * options.greedy_share)
         new = write(source.prompt, options.answer_tokens, not greedy, options.seed + number)
         kind = "greedy" if greedy else "sampled"
         yield {"source": number, "kind": kind, "held": held, "ids": [*map(int, source.prompt), *map(int, new)]}
-    if tokens[1] < options.open_tokens:
+    if tokens[True] < options.open_tokens:
         yield {"source": number, "kind": "open", "held": held, "ids": [*map(int, source.text)]}
 
 
@@ -309,12 +271,12 @@ def _known_texts(folder: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not file.exists():
-            _write(file, (json.dumps(head) + "\n").encode())
+            store_file(file, (json.dumps(head) + "\n").encode())
             return []
         data = file.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
-            _write(file, whole)
+            store_file(file, whole)
         first, *rest = whole.decode().splitlines()
         begun = json.loads(first)
         texts = [json.loads(line) for line in rest]
@@ -329,11 +291,6 @@ def _known_texts(folder: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
             "folder."
         )
     return texts
-
-
-def _count(texts: list[dict[str, Any]]) -> list[int]:
-    """Return the tokens that the target wrote and those of open text."""
-    return [sum(len(text["ids"]) for text in texts if (text["kind"] == "open") is other) for other in (False, True)]
 
 
 def _packed(
@@ -357,17 +314,8 @@ def _top_tokens(
     model: Any, windows: npt.NDArray[np.int32], k: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float16]]:
     """Return the model's most probable tokens after each position, int32[B, T, K], and their probabilities."""
-    ids = torch.from_numpy(windows.astype(np.int64)).to(model.get_input_embeddings().weight.device)
-    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits.float()
-    top = torch.softmax(logits, dim=-1).topk(min(k, logits.shape[-1]), dim=-1)
+    logits = model(**inputs_of(windows, model.get_input_embeddings().weight.device)).logits.float()
+    top = torch.softmax(logits, dim=-1).topk(k, dim=-1)
     if not torch.isfinite(top.values).all():
         raise NumericsError("The target's scores are NaN or infinite; check its weights and dtype.")
     return top.indices.to(torch.int32).cpu().numpy(), top.values.to(torch.float16).cpu().numpy()
-
-
-def _templated(tokenizer: Any, messages: list[dict[str, str]], *, ask: bool) -> list[int]:
-    """Return a chat's ids, in the words of the tokenizer's template if it has one."""
-    if getattr(tokenizer, "chat_template", None):
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
-        return list(tokenizer(text, add_special_tokens=False).input_ids)
-    return list(tokenizer(join_messages(messages)).input_ids)

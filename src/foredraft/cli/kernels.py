@@ -1,0 +1,79 @@
+"""What a first text needs compiled, in two processes at once: `python -m foredraft.cli.kernels DTYPE` is the other one.
+
+Compiled functions are kept on disk, so what one process compiles the other finds. This one compiles what checks,
+verifies and controls drafts; the drafter's own half is compiled where it was loaded. Only time is gained: without
+it, the first text compiles everything itself.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from foredraft.api import Generator
+
+_ROWS, _VOCABULARY = 3, 512  # of a pass with nothing in it
+
+
+def begin_compiling(dtype: str) -> "subprocess.Popen[bytes] | None":
+    """Start the other process, where nothing has been compiled on this machine yet.
+
+    Args:
+        dtype: of the logits, as torch names it; "auto" stands for bfloat16.
+    """
+    kept = os.environ.get("NUMBA_CACHE_DIR")  # as the package sets it where the user does not
+    if kept is None or any(Path(kept).rglob("*.nbi")):
+        return None
+    command = [sys.executable, "-m", "foredraft.cli.kernels", "bfloat16" if dtype == "auto" else dtype]
+    return subprocess.Popen(  # noqa: S603  # this interpreter and our own module
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def compile_step(dtype: str) -> None:
+    """Take a step's parts with made-up logits of a dtype, which compiles them: layout, verification, control."""
+    import numpy as np
+    import torch
+
+    from foredraft.contracts import Budget, CostCurve, Draft, Scores, Verdict
+    from foredraft.control.measured import MeasuredControl
+    from foredraft.engine.step import check_draft
+    from foredraft.graph.layout import lay_out
+    from foredraft.graph.tree import ROOT, child_with
+    from foredraft.index.own_words import TOP
+    from foredraft.logits import top_probabilities
+    from foredraft.sampling import Sampler, SamplingOptions
+
+    logits = torch.zeros((_ROWS, _VOCABULARY), dtype=getattr(torch, dtype, torch.float32))
+    nodes = np.arange(_ROWS - 1, dtype=np.int32)
+    draft = Draft(nodes.copy(), nodes - 1, np.ones(len(nodes), np.float32), source=np.zeros(len(nodes), np.uint8))
+    sampler = Sampler(SamplingOptions(do_sample=True, temperature=1.0), (), lambda: np.zeros(1, np.int64))
+    scores, control = Scores(logits), MeasuredControl(CostCurve((1, 8), (1.0, 1.0)))
+    check_draft(draft, _VOCABULARY, 1)
+    draft = control.trim(draft, Budget(len(draft), len(draft)))
+    lay_out(0, draft.tokens, draft.parents, 1)
+    child_with(draft.tokens, draft.parents, ROOT, sampler.chooser(scores, 1)(0, []))
+    top_probabilities(logits, TOP, np.arange(_ROWS, dtype=np.int32))
+    control.observe(Verdict((0,), (), draft, 1), 1.0, 0.0)
+
+
+def compile_drafting(generator: "Generator") -> None:
+    """Let the generator's drafter propose something for a made-up text, unless it drafts with a model."""
+    import numpy as np
+
+    from foredraft.contracts import Budget, DraftContext, SequenceView
+    from foredraft.engine.guard import GuardedDrafter
+
+    if generator.drafter.needs.hidden or generator.drafter.needs.target:
+        return
+    drafting = GuardedDrafter(generator.drafter).open(DraftContext(generator.target.vocabulary))
+    ids = np.arange(1, 9) % 4
+    ids.flags.writeable = False
+    drafting.propose(SequenceView(ids, len(ids)), Budget(8, 8))
+    drafting.close()
+
+
+if __name__ == "__main__":
+    compile_step(sys.argv[1])

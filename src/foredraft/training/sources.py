@@ -1,0 +1,111 @@
+"""Texts to learn from, as token ids, and which of them are held out: always whole ones.
+
+Knows rows with `messages` or `text`, and a tokenizer. Does not know models or batches.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foredraft.corpus.documents import ReadReport, join_messages, read_documents
+from foredraft.corpus.inputs import find_inputs
+from foredraft.errors import UsageError
+
+LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+"""Folders of a source tree that are not read: tests repeat themselves, and installed packages have other licences."""
+
+_CHAT_MARK = "\0messages\0"
+_PROMPT_OF_TEXT = 48
+"""Tokens of a text that is no chat which the target is given to go on from."""
+_LONGEST_OPEN = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A text to learn from.
+
+    Attributes:
+        key: decides whether it is held out: the first message of a chat, the text otherwise. Were chats held out one by
+            one, the training side would hold other answers to the same question, and the held-out loss would flatter.
+        prompt: int[n], what the target is given.
+        text: int[m], the whole of it, ended.
+    """
+
+    key: str
+    prompt: list[int]
+    text: list[int]
+
+
+def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Source]:
+    """Yield the texts of a file (.jsonl, .parquet, .py, .txt, .md; see `corpus.documents`) or of a folder of them.
+
+    Each prompt comes once. In a folder, what lies below a folder named in `LEFT_OUT` is not read. Rows that are not
+    text and chats with other roles than user and assistant are left out and counted in `report`.
+
+    Raises:
+        UsageError: the path is missing, damaged, or of an unknown kind.
+    """
+    files = find_inputs([path])
+    if path.is_dir():
+        files = [file for file in files if not LEFT_OUT.intersection(file.relative_to(path).parts[:-1])]
+    seen, complete = set(), True
+    for piece in read_documents(files, report=report, render=_chat_as_text):
+        goes_on, complete = not complete, piece.complete
+        if goes_on:  # the first piece of a text is longer than any source
+            continue
+        is_chat = piece.text.startswith(_CHAT_MARK)
+        chat = json.loads(piece.text.removeprefix(_CHAT_MARK)) if is_chat else []
+        key = chat[0]["content"] if is_chat else piece.text
+        if key in seen:
+            continue
+        seen.add(key)
+        if is_chat:
+            asked = chat[: next((i for i, each in enumerate(chat) if each["role"] == "assistant"), len(chat))]
+            prompt, text = _templated(tokenizer, asked, ask=True), _templated(tokenizer, chat, ask=False)
+        else:
+            text = tokenizer(piece.text, truncation=True, max_length=_LONGEST_OPEN).input_ids
+            prompt = text[: min(_PROMPT_OF_TEXT, (len(text) + 1) // 2)]
+        if prompt:
+            end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+            yield Source(key, prompt, [*text[:_LONGEST_OPEN], *end])
+
+
+def in_turns(readers: Iterable[Iterator[Source]]) -> Iterator[Source]:
+    """Yield one source of each reader in turn, until all are read."""
+    left = list(readers)
+    while left:
+        for reader in list(left):
+            source = next(reader, None)
+            if source is None:
+                left.remove(reader)
+            else:
+                yield source
+
+
+def is_held_out(key: str, one_in: int = 50) -> bool:
+    """Say whether sources of `key` are held out: its hash, white space and case apart, is 0 modulo `one_in`."""
+    plain = " ".join(key.split()).casefold()
+    return int.from_bytes(hashlib.blake2b(plain.encode(), digest_size=8).digest(), "big") % one_in == 0
+
+
+def _chat_as_text(messages: list[dict[str, str]]) -> str:
+    """Word a chat so that its messages can be had back: the reader's documents are strings.
+
+    Raises:
+        UsageError: an unknown role, which the reader counts and goes on.
+    """
+    for message in messages:
+        if message["role"] not in ("user", "assistant"):
+            raise UsageError(f"A message has the role {message['role']!r}; it may be user or assistant.")
+    return _CHAT_MARK + json.dumps(messages, ensure_ascii=False)
+
+
+def _templated(tokenizer: Any, messages: list[dict[str, str]], *, ask: bool) -> list[int]:
+    """Return a chat's ids, in the words of the tokenizer's template if it has one."""
+    if getattr(tokenizer, "chat_template", None):
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
+        return list(tokenizer(text, add_special_tokens=False).input_ids)
+    return list(tokenizer(join_messages(messages)).input_ids)

@@ -1,0 +1,55 @@
+"""Texts to learn from: each prompt once, whole texts are held out, and what is not text is counted."""
+
+import gzip
+import json
+
+import pytest
+
+from foredraft.corpus.documents import ReadReport
+from foredraft.training.sources import is_held_out, read_sources
+from test_train_heads import words
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Four answers to each of 60 prompts, a chat of a narrator, and a folder of Python files, one below `tests`."""
+    folder = tmp_path_factory.mktemp("corpus")
+    with gzip.open(folder / "chat.jsonl.gz", "wt") as file:
+        for number in range(240):
+            prompt = f"Say something about number {number % 60}."
+            messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": f"Answer {number}."}]
+            file.write(json.dumps({"messages": messages}) + "\n")
+        file.write(json.dumps({"messages": [{"role": "narrator", "content": "Nobody speaks."}]}) + "\n")
+    code = folder / "code"
+    (code / "tests").mkdir(parents=True)
+    for number in range(40):
+        (code / f"m{number}.py").write_text(f"def f{number}(x):\n    return x + {number}\n")
+    (code / "tests" / "test_m.py").write_text("UNWANTED = 1\n")
+    return folder
+
+
+def test_a_prompt_comes_once_whatever_was_answered(corpus):
+    keys = [source.key for source in read_sources(corpus / "chat.jsonl.gz", words(), ReadReport())]
+    assert keys == [f"Say something about number {number}." for number in range(60)]
+
+
+def test_hold_out_takes_its_share_and_ignores_white_space_and_case():
+    assert is_held_out("Who  are you?\n", 7) == is_held_out("who are YOU?", 7)
+    assert 150 < sum(is_held_out(f"key {number}", 50) for number in range(10_000)) < 250
+
+
+def test_what_is_not_text_is_left_out_and_counted(corpus):
+    report = ReadReport()
+    assert len(list(read_sources(corpus / "chat.jsonl.gz", words(), report))) == 60
+    assert report.skipped == 1
+    found = [source.key for source in read_sources(corpus / "code", words(), ReadReport())]
+    assert len(found) == 40
+    assert not any("UNWANTED" in key for key in found)
+
+
+def test_a_long_text_is_one_source(tmp_path):
+    """The reader gives it in pieces of a few MiB."""
+    path = tmp_path / "long.txt"
+    path.write_text("w5 w6 w7 w8\n" * 1_000_000)
+    found = list(read_sources(path, words(), ReadReport()))
+    assert [(len(each.prompt), len(each.text)) for each in found] == [(48, 1025)]
