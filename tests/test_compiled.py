@@ -20,15 +20,16 @@ from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, Usage
 from foredraft.graph.layout import lay_out, lay_out_text
 from foredraft.graph.tree import path_to
 from foredraft.model.compiled.background import Compilation
-from foredraft.model.compiled.build import ANY, ONE, compile_forward
+from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.export import FunctionalForward, compiled_attention
 from foredraft.model.compiled.kernels import PAIR_TRIALS, pairs_are_quicker
 from foredraft.model.compiled.package import (
+    ANY,
     EAGER,
     MOST_ROWS,
+    ONE,
     CompiledForward,
     CompiledRecord,
-    PackageRecord,
     compiled_folder,
     find_compiled,
     kept_forward,
@@ -380,9 +381,7 @@ def test_a_damaged_cache_is_told_and_not_used(cache, tmp_path, change, monkeypat
 def record_of(recipe="torch's kernels", warning="", **told):
     """Return a record of packages with the seconds that passes of 1, 4 and 16 rows take, None where they take none."""
     packages = tuple(
-        PackageRecord(
-            package.name, f"{package.name}.pt2", "", package.least_rows, package.most_rows, recipe, ("attention",)
-        )
+        dataclasses.replace(package, recipe=recipe, kernels=("attention",))
         for package in (ANY, ONE)
         if package.name in told
     )

@@ -26,13 +26,15 @@ from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.model.compiled.export import CONTEXT, Subject, compiled_attention, merge_products
 from foredraft.model.compiled.kernels import own_kernels
 from foredraft.model.compiled.package import (
+    ANY,
     EAGER,
     MOST_ROWS,
+    ONE,
     CompiledRecord,
     PackageRecord,
     compiled_folder,
+    described,
     load_package,
-    package_record,
     read_record,
     records_of,
     run_package,
@@ -45,6 +47,7 @@ from foredraft.model.support import inspect
 MOST_BYTES = 2**30
 """Each package holds the weights once more, and a larger model spends its time reading them, not between them."""
 
+_TRACED_ROWS = 4
 _TIMED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, MOST_ROWS)
 _ROUNDS = 4
 _REPEATS = 2
@@ -86,26 +89,6 @@ RECIPES = (
 """The first that succeeds is taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class Package:
-    """What one package is compiled for.
-
-    Attributes:
-        name: of the package.
-        rows: it is traced with this many.
-        least_rows: the fewest it takes.
-        most_rows: the most; more than the least makes the number of rows symbolic.
-    """
-
-    name: str
-    rows: int
-    least_rows: int
-    most_rows: int
-
-
-ANY = Package("any", 4, 2, MOST_ROWS)  # the exporter takes a dimension that may be 1 for a constant
-ONE = Package("one", 1, 1, 1)
-
 Progress = Callable[[float, str], None]
 
 
@@ -146,12 +129,12 @@ def compile_forward(
             if late or any(each.name == package.name or each.least_rows == 1 for each in packages):
                 continue
             tell(share, f"compiling the forward for {rows}")
-            described = _compiled(subject, package, folder)
-            lost = _lost_recipe(described, before)
+            compiled = _compiled(subject, package, folder)
+            lost = _lost_recipe(compiled, before)
             if lost:
                 warnings.warn(lost, ForedraftWarning, stacklevel=2)
             lost = lost or (record.warning if record is not None else "")
-            record = _time(subject, folder, (*packages, described), lost)  # from now on others can use it
+            record = _time(subject, folder, (*packages, compiled), lost)  # from now on others can use it
         assert record is not None  # the first package is compiled whatever the time
         if record is earlier:
             tell(0.0, "timing what was compiled earlier")
@@ -226,20 +209,17 @@ def _as_sentence() -> Iterator[None]:
             "room, or set FOREDRAFT_CACHE to a folder you can write to."
         ) from error
     except Exception as error:
-        raise ForedraftError(f"The forward cannot be compiled ({told(error)}){_go_on()}") from error
+        compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
+        missing = not any(shutil.which(name) for name in compilers if name)
+        remedy = "Install a C++ compiler (g++)" if missing else "Please report it with the model's name"
+        raise ForedraftError(
+            f"The forward cannot be compiled ({told(error)}); generation goes on without it. {remedy}."
+        ) from error
 
 
-def _go_on() -> str:
-    """Return how a sentence goes on that says why nothing was compiled."""
-    compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
-    missing = not any(shutil.which(name) for name in compilers if name)
-    remedy = "Install a C++ compiler (g++)" if missing else "Please report it with the model's name"
-    return f"; generation goes on without it. {remedy}."
-
-
-def _compiled(subject: Subject, package: Package, folder: Path) -> PackageRecord:
+def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> PackageRecord:
     """Compile one package by the first recipe that succeeds, and describe it; the file is there whole or not at all."""
-    path = folder / f"{package.name}.pt2"
+    path = folder / package.file
     beside = folder / f"{package.name}.{os.getpid()}{TEMPORARY_SUFFIX}.pt2"  # torch insists on the ending
     lost: dict[str, str] = {}
     try:
@@ -247,20 +227,20 @@ def _compiled(subject: Subject, package: Package, folder: Path) -> PackageRecord
             try:
                 _compile(subject, package, recipe, beside)
                 break
+            except OSError:  # no room: another recipe finds none either
+                raise
             except Exception as error:  # of what goes wrong inside the compiler there is no list
-                if isinstance(error, OSError):  # no room: another recipe finds none either
-                    raise
                 lost[recipe.name] = told(error)
                 if recipe is RECIPES[-1]:
                     reasons = "; ".join(f"by {name}: {reason}" for name, reason in lost.items())
-                    raise ForedraftError(f"The forward cannot be compiled ({reasons}){_go_on()}") from error
+                    raise RuntimeError(reasons) from error
         place_file(beside, path)
     finally:
         beside.unlink(missing_ok=True)
-    return package_record(path, package.name, (package.least_rows, package.most_rows), recipe.name, lost)
+    return described(package, folder, recipe.name, lost)
 
 
-def _compile(subject: Subject, package: Package, recipe: Recipe, path: Path) -> None:
+def _compile(subject: Subject, package: PackageRecord, recipe: Recipe, path: Path) -> None:
     """Trace a package and compile it by one recipe, into `path`."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
 
@@ -273,7 +253,7 @@ def _compile(subject: Subject, package: Package, recipe: Recipe, path: Path) -> 
         if recipe.own:
             contexts.enter_context(own_kernels())
             contexts.enter_context(compiled_attention(subject.config))
-        arguments = (*subject.arguments(np.zeros(package.rows, np.int64)), *subject.buffers())
+        arguments = (*subject.arguments(np.zeros(min(_TRACED_ROWS, package.most_rows), np.int64)), *subject.buffers())
         dimensions = subject.dynamic(package.least_rows, package.most_rows)
         program = torch.export.export(subject.forward, arguments, strict=False, dynamic_shapes=dimensions)
         if recipe.own:

@@ -163,14 +163,11 @@ class Subject:
         """Return the keys and the values of every layer, with room for the most rows behind some context."""
         # windows differ in what is allocated, lest the exporter take them for one
         capacity = {window: CONTEXT + MOST_ROWS + 56 + 8 * number for number, window in enumerate(self._spans)}
-        keys, values = (
-            [
-                torch.zeros(1, heads, capacity[window], size, dtype=self.dtype)
-                for (heads, size), window in zip(self.shapes, self._windows, strict=True)
-            ]
-            for _ in range(2)
-        )
-        return keys, values
+        keys = [
+            torch.zeros(1, heads, capacity[window], size, dtype=self.dtype)
+            for (heads, size), window in zip(self.shapes, self._windows, strict=True)
+        ]
+        return keys, [torch.zeros_like(each) for each in keys]
 
     def arguments(self, token_ids: npt.NDArray[np.int64], at: int = CONTEXT) -> tuple[Any, ...]:
         """Return the arguments of `FunctionalForward.forward` before the buffers: a chain behind `at` slots."""

@@ -13,7 +13,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,10 @@ class PackageRecord:
         made_of = f" ({', '.join(self.kernels)})" if self.kernels else ""
         failed = "".join(f" {name[0].upper()}{name[1:]} failed: {reason}." for name, reason in self.lost.items())
         return f"The package for {rows} is made of {self.recipe}{made_of}.{failed}"
+
+
+ANY = PackageRecord("any", "any.pt2", "", 2, MOST_ROWS)  # the exporter takes a dimension that may be 1 for a constant
+ONE = PackageRecord("one", "one.pt2", "", 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,9 +262,10 @@ def write_record(folder: Path, record: CompiledRecord) -> None:
     write_file(record_path(folder), json.dumps(data, indent=1).encode())
 
 
-def package_record(path: Path, name: str, rows: tuple[int, int], recipe: str, lost: Mapping[str, str]) -> PackageRecord:
-    """Describe a package that was just written; `rows` are the fewest and the most that it takes."""
-    return PackageRecord(name, path.name, _sha256(path), *rows, recipe, _kernels_in(path), dict(lost))
+def described(package: PackageRecord, folder: Path, recipe: str, lost: Mapping[str, str]) -> PackageRecord:
+    """Describe a package that was just written by a recipe after those that were lost."""
+    path = folder / package.file
+    return replace(package, sha256=_sha256(path), recipe=recipe, kernels=_kernels_in(path), lost=dict(lost))
 
 
 def _kernels_in(path: Path) -> tuple[str, ...]:
