@@ -64,7 +64,7 @@ def test_a_recipe_that_worked_with_an_earlier_torch_is_missed_and_the_next_one_w
     with pytest.warns(ForedraftWarning, match="With torch 9.9 .* made of our kernels, which fails with") as said:
         folder, record = compile_forward(model, tmp_path)
     assert read_record(folder) == record
-    assert record.warning == str(said[0].message)
+    assert record.warning in [str(each.message) for each in said]  # torch's compiler warns of its own calls too
     for package in record.packages:
         assert package.recipe == recipe.name
         assert package.lost == {each.name: f"RuntimeError: {each.name} are broken" for each in RECIPES[:place]}
