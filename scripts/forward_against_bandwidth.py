@@ -5,7 +5,7 @@ not depend on what they are. With `--transformers`, plain decoding is timed besi
 with a static cache (which it compiles on a GPU).
 
     python scripts/forward_against_bandwidth.py FOLDER [--context 1024] [--compile]
-    python scripts/forward_against_bandwidth.py --random 7b --device cuda --context 1024 --graphs --transformers
+    python scripts/forward_against_bandwidth.py --random 7b --device cuda --context 1024 --recorded --transformers
 """
 
 import argparse
@@ -25,11 +25,11 @@ from foredraft.api import Generator
 from foredraft.cache_folder import cache_folder
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import chain_parents
-from foredraft.model.compiled import kept_forward
-from foredraft.model.compiling import compile_forward
+from foredraft.model.compiled.build import compile_forward
+from foredraft.model.compiled.package import kept_forward
 from foredraft.model.cost import measure_cost
-from foredraft.model.graphs import GraphedForward
 from foredraft.model.loading import DTYPES, load_model
+from foredraft.model.recordings import RecordedForward
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 
@@ -164,7 +164,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--compile", action="store_true", help="also compile the forward, on a CPU")
-    parser.add_argument("--graphs", action="store_true", help="also record CUDA graphs; on a CPU, only fixed shapes")
+    parser.add_argument("--recorded", action="store_true", help="also record passes; on a CPU, only fixed shapes")
     parser.add_argument("--transformers", action="store_true", help="also time plain texts, and transformers' own")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -181,8 +181,8 @@ def main() -> None:
     if given.compile:
         compile_forward(model, cache_folder())
         targets["compiled"] = TorchTarget(model, kept_forward(model))
-    if given.graphs:
-        targets["graphs"] = TorchTarget(model, graphs=GraphedForward(model))
+    if given.recorded:
+        targets["recorded"] = TorchTarget(model, recordings=RecordedForward(model))
     bandwidth, size = copy_bandwidth(model.device), weight_bytes(model)
     limit = size / bandwidth
     passes = [

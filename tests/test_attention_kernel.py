@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.model.attention_kernel import attend, register_attention_kernel
+from foredraft.model.compiled.kernels import attend, own_kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
 
@@ -20,8 +20,7 @@ def _compiled_anew():
 
 @functools.cache
 def compiled(size):
-    """Return `attend` as compiled for heads of one size."""
-    register_attention_kernel()
+    """Return `attend` as it is compiled for heads of one size at its first call."""
     scaling = size**-0.5
     return torch.compile(lambda query, key, value, mask: attend(query, key, value, mask, scaling))
 
@@ -30,7 +29,8 @@ def attended(query, key, value, mask):
     """Attend by the kernel, which is compiled once for any number of rows and slots."""
     for tensor, dimensions in ((query, [1]), (key, [1]), (value, [1]), (mask, [0, 1])):
         torch._dynamo.mark_dynamic(tensor, dimensions)
-    return compiled(query.shape[-1])(query, key, value, mask)
+    with own_kernels():
+        return compiled(query.shape[-1])(query, key, value, mask)
 
 
 def arguments(dtype, heads, key_heads, rows, slots, size):

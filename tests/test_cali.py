@@ -8,8 +8,15 @@ from foredraft.contracts import DraftContext
 from foredraft.control import CONTROLS, CaliOptions, CaliRule, Outcome, choose_control
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UsageError
-from foredraft.model.agreement import FOLDER, POSITIONS, AgreementPredictor, load_predictor
-from foredraft.model.heads import card_for, load_exit_head, save_head
+from foredraft.model.heads import (
+    FOLDER,
+    POSITIONS,
+    AgreementPredictor,
+    card_for,
+    load_exit_head,
+    load_predictor,
+    save_head,
+)
 from test_eesd import VOCABULARY, heads, plain, target_of, written  # noqa: F401  # `heads` is a fixture
 
 

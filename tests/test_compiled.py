@@ -13,18 +13,23 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import foredraft.model.compiling as compiling_module
+import foredraft.model.compiled.build as compiling_module
 from foredraft.api import Generator
+from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
 from foredraft.graph.tree import path_to
-from foredraft.model.compilation import Compilation
-from foredraft.model.compiled import (
+from foredraft.model.compiled.background import Compilation
+from foredraft.model.compiled.build import compile_forward
+from foredraft.model.compiled.export import FunctionalForward, compiled_attention
+from foredraft.model.compiled.kernels import PAIR_TRIALS, pairs_are_quicker
+from foredraft.model.compiled.package import (
+    ANY,
     EAGER,
     MOST_ROWS,
+    ONE,
     CompiledForward,
     CompiledRecord,
-    PackageRecord,
     compiled_folder,
     find_compiled,
     kept_forward,
@@ -32,11 +37,8 @@ from foredraft.model.compiled import (
     record_path,
     write_record,
 )
-from foredraft.model.compiling import ANY, ONE, compile_forward
-from foredraft.model.functional import FunctionalForward, compiled_attention
 from foredraft.model.kv_cache import Span
 from foredraft.model.mask import attention_mask
-from foredraft.model.paired_kernel import _TIMES, pairs_are_quicker
 from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
@@ -138,7 +140,9 @@ def test_slots_that_lie_together_are_committed_as_those_of_layers_apart():
 def test_bfloat16_is_multiplied_by_pairs_where_that_is_quicker(monkeypatch, seconds, supported, quicker):
     """The clock goes on by the first number at each reading while float32 is tried, then by the second."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bool(supported))
-    readings = itertools.accumulate(seconds[0] if count < 2 * _TIMES else seconds[1] for count in itertools.count())
+    readings = itertools.accumulate(
+        seconds[0] if count < 2 * PAIR_TRIALS else seconds[1] for count in itertools.count()
+    )
     assert pairs_are_quicker(lambda: next(readings)) is quicker
 
 
@@ -235,10 +239,14 @@ def test_compiled_texts_equal_plain_texts(cache, dtype, method, options, nodes, 
     assert written(compiled_target(cache, dtype), method, options, nodes, sampling) == expected
 
 
+def constant(seconds):
+    return CostCurve((1, MOST_ROWS), (seconds, seconds))
+
+
 def always_compiled(model, folder, record):
     """Return a target that runs what it can with the packages, whatever they cost."""
-    costs = {**record.seconds, EAGER: (1e6,) * len(record.rows)}
-    return TorchTarget(model, CompiledForward(folder, dataclasses.replace(record, seconds=costs)))
+    costs = {**record.costs, EAGER: constant(1e6)}
+    return TorchTarget(model, CompiledForward(folder, dataclasses.replace(record, costs=costs)))
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
@@ -271,21 +279,21 @@ def test_the_bytes_of_a_pass_leave_out_an_embedding_that_is_only_looked_up():
 def test_passes_round_alike_as_far_as_none_runs_as_it_is(cache):
     folder = compiled_folder(small_model(), cache)
     record = read_record(folder)
-    seconds = dict.fromkeys(record.seconds, tuple(1.0 for _ in record.rows))
-    eager = tuple(0.5 if rows > 32 else 2.0 for rows in record.rows)
-    forward = CompiledForward(folder, dataclasses.replace(record, seconds={**seconds, EAGER: eager}))
+    compiled = CostCurve((1, 32, 33, MOST_ROWS), (1.0, 1.0, 3.0, 3.0))
+    costs = {**dict.fromkeys(record.costs, compiled), EAGER: constant(2.0)}
+    forward = CompiledForward(folder, dataclasses.replace(record, costs=costs))
     assert forward.rounds_alike(32)
-    assert not forward.rounds_alike(64)
+    assert not forward.rounds_alike(33)
     assert not forward.rounds_alike(MOST_ROWS + 1)
-    unlike = dataclasses.replace(record, seconds={**seconds, EAGER: eager}, same_bits=False)
+    unlike = dataclasses.replace(record, costs=costs, same_bits=False)
     assert not CompiledForward(folder, unlike).rounds_alike(1)
 
 
 def test_an_early_exit_says_what_it_costs_to_run_what_was_compiled_in_parts(cache):
     target = compiled_target(cache, torch.float32)
     record = target.compiled.record
-    seconds = {name: (1.0 if name == EAGER else 0.25,) * len(record.rows) for name in record.seconds}
-    target.compiled.record = dataclasses.replace(record, seconds=seconds)
+    costs = {name: constant(1.0 if name == EAGER else 0.25) for name in record.costs}
+    target.compiled.record = dataclasses.replace(record, costs=costs)
     with pytest.warns(ForedraftWarning, match=r"each pass will take about 4\.0 times as long\."):
         SplitTarget(target, 1, None)
 
@@ -370,29 +378,33 @@ def test_a_damaged_cache_is_told_and_not_used(cache, tmp_path, change, monkeypat
         assert kept_forward(small_model()) is None
 
 
-def record_of(**seconds):
+def record_of(recipe="torch's kernels", warning="", **told):
+    """Return a record of packages with the seconds that passes of 1, 4 and 16 rows take, None where they take none."""
     packages = tuple(
-        PackageRecord(package.name, f"{package.name}.pt2", "", package.least_rows, package.most_rows)
+        dataclasses.replace(package, recipe=recipe, kernels=("attention",))
         for package in (ANY, ONE)
-        if package.name in seconds
+        if package.name in told
     )
-    return CompiledRecord(packages, (1, 4, 16), seconds, same_bits=True, shapes=((2, 16), (2, 16)))
+    costs = {}
+    for name, seconds in told.items():
+        timed = [(rows, each) for rows, each in zip((1, 4, 16), seconds, strict=True) if each is not None]
+        costs[name] = CostCurve(*(tuple(column) for column in zip(*timed, strict=True)))
+    return CompiledRecord(packages, costs, same_bits=True, shapes=((2, 16), (2, 16)), torch="9.9", warning=warning)
 
 
 def test_the_quickest_runs_each_number_of_rows():
-    infinite = float("inf")
-    record = record_of(eager=(5.0, 6.0, 8.0), one=(1.0, infinite, infinite), any=(infinite, 2.0, 9.0))
+    record = record_of(eager=(5.0, 6.0, 8.0), one=(1.0, None, None), any=(None, 2.0, 9.0))
     quickest = record.quickest()
     assert len(quickest) == MOST_ROWS + 1
     assert quickest[1] == "one"
     assert quickest[2] == quickest[4] == "any"
     assert quickest[16] == quickest[MOST_ROWS] == EAGER
-    slow = record_of(eager=(1.0, 1.0, 1.0), any=(infinite, 2.0, 2.0)).quickest()
+    slow = record_of(eager=(1.0, 1.0, 1.0), any=(None, 2.0, 2.0)).quickest()
     assert set(slow) == {EAGER}
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
-    record = record_of(eager=(5.0, 6.0, 8.0), one=(1.0, float("inf"), float("inf")))
+    record = record_of(eager=(5.0, 6.0, 8.0), one=(1.0, None, None))
     write_record(tmp_path, record)
     assert read_record(tmp_path) == record
     assert read_record(tmp_path / "elsewhere") is None

@@ -15,8 +15,7 @@ from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, auto, drafter_class, make_drafter, method_names
 from foredraft.engine.state import SequenceState
 from foredraft.graph.tree import chain_parents
-from foredraft.model.heads import card_for, new_exit_head, save_head
-from foredraft.model.medusa import MedusaHeads
+from foredraft.model.heads import MedusaHeads, card_for, new_exit_head, save_head
 from foredraft.model.target import TorchTarget
 from foredraft.testing import (
     CHECKS,

@@ -6,14 +6,14 @@ import torch
 
 from foredraft.contracts import Scores
 from foredraft.errors import ForedraftWarning, NumericsError
-from foredraft.model import device_draw, graphs
+from foredraft.model import device_draw, recordings
 from foredraft.model.device_draw import LAW, RowDraws, drawn_rows, gumbel_rows
-from foredraft.model.graphs import recorded
+from foredraft.model.recordings import recorded
 from foredraft.model.target import TorchTarget
 from foredraft.noise import gumbel_noise
 from foredraft.sampling import Sampler, SamplingOptions, drawn
 from test_compiled import small_model
-from test_graphs import Watch, begun, finished, graphed
+from test_recordings import Watch, begun, finished, recorded_target
 from test_sampling import UNUSABLE, WITH_FILTERS
 
 SEED = 0xFEDCBA9876543210
@@ -108,24 +108,24 @@ def test_a_text_is_drawn_without_a_row_of_scores_leaving_the_device(options, mon
     sampling = {"do_sample": True, "temperature": 0.8, "seed": 3, **options}
     expected = finished(begun(TorchTarget(small_model()), 25, **sampling))
     monkeypatch.setattr("foredraft.sampling.row_reader", None)
-    assert finished(begun(graphed(small_model()), 25, **sampling)) == expected
+    assert finished(begun(recorded_target(small_model()), 25, **sampling)) == expected
 
 
 @pytest.mark.parametrize("other", [{"repetition_penalty": 1.3}])
 def test_what_looks_at_the_text_reads_rows(other):
     sampling = {"do_sample": True, "seed": 3, **other}
     expected = finished(begun(TorchTarget(small_model()), 25, **sampling))
-    assert finished(begun(graphed(small_model()), 25, **sampling)) == expected
+    assert finished(begun(recorded_target(small_model()), 25, **sampling)) == expected
 
 
 def assert_told_once(sentence):
     sampling = {"do_sample": True, "seed": 3}
-    target = graphed(small_model())
-    with pytest.warns(ForedraftWarning, match="Tokens cannot be drawn in a CUDA graph") as told:
+    target = recorded_target(small_model())
+    with pytest.warns(ForedraftWarning, match="Drawing tokens cannot be recorded") as told:
         texts = [finished(begun(target, length, **sampling)) for length in (20, 25)]
     assert len(told) == 1
     assert sentence in str(told[0].message)
-    assert target.graphs._store is not None  # passes go on being recorded
+    assert target.recordings._store is not None  # passes go on being recorded
     assert texts == [finished(begun(TorchTarget(small_model()), length, **sampling)) for length in (20, 25)]
 
 
@@ -141,7 +141,7 @@ def test_a_recording_that_draws_other_tokens_is_not_used(monkeypatch):
     def wrong(compute, **_):
         return lambda: compute() + 1 if isinstance(compute(), torch.Tensor) else compute()
 
-    monkeypatch.setattr(graphs, "recorded", wrong)
+    monkeypatch.setattr(recordings, "recorded", wrong)
     assert_told_once("gives other tokens than it gave unrecorded")
 
 

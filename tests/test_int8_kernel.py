@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from foredraft.model.int8_kernel import LANES, VECTORS, multiply_int8, packed, register_int8_kernel
+from foredraft.model.compiled.kernels import INT8_VECTORS, LANES, multiply_int8, own_kernels, packed
 
 
 class Product(nn.Module):
@@ -27,10 +27,9 @@ def integers(*shape):
 
 @pytest.mark.parametrize(("columns", "size"), [(48, 64), (7, 10), (200, 384)], ids=["strip", "uneven", "strips"])
 def test_the_kernel_multiplies_exactly(columns, size, tmp_path):
-    register_int8_kernel()
     weight = integers(columns, size)
     rows_of = torch.export.Dim("rows", min=2, max=256)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), own_kernels():
         warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
         program = torch.export.export(Product(weight), (integers(4, size),), dynamic_shapes=({0: rows_of},))
         path = torch._inductor.aoti_compile_and_package(
@@ -47,7 +46,7 @@ def test_the_kernel_multiplies_exactly(columns, size, tmp_path):
 def test_packed_weights_hold_every_weight_once():
     weight = integers(50, 9)
     strips, start = packed(weight)
-    assert strips.shape == (2, 3, VECTORS * LANES, 4)
+    assert strips.shape == (2, 3, INT8_VECTORS * LANES, 4)
     lines = strips.transpose(1, 2).flatten(2).flatten(0, 1)
     assert torch.equal(lines[:50, :9], weight)
     assert not lines[50:].any()

@@ -13,8 +13,7 @@ from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UnsupportedModelError, UsageError
 from foredraft.graph.layout import lay_out_text
 from foredraft.model.fingerprint import fingerprint
-from foredraft.model.skipped_file import read_skipped, write_skipped
-from foredraft.model.skipping import Skipped, default_skipped, skipping
+from foredraft.model.skipping import Skipped, default_skipped, read_skipped, skipping, write_skipped
 from foredraft.testing import ToyTarget
 from test_families import GREEDY, NEW_TOKENS, SETTINGS, VOCABULARY, plain, prompt_of, target_of, written
 from toys import TOY

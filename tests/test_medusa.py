@@ -10,8 +10,7 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, DraftContext, SequenceView,
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UsageError
 from foredraft.graph.tree import check_tree, depths, path_to
-from foredraft.model.heads import card_for, save_head
-from foredraft.model.medusa import RANKS, MedusaHeads, load_medusa, static_tree
+from foredraft.model.heads import RANKS, MedusaHeads, card_for, load_medusa, save_head, static_tree
 from test_eesd import NEW_TOKENS, SETTINGS, VOCABULARY, plain, target_of, written
 
 HEADS = 3

@@ -5,10 +5,9 @@ import torch
 from torch import nn
 from torch._inductor import aoti_compile_and_package
 
-from foredraft.model.blocking import own_blocking
-from foredraft.model.compiled import load_package
-from foredraft.model.lowering import merge_products
-from foredraft.model.micro_kernel import own_micro_kernel
+from foredraft.model.compiled.export import merge_products
+from foredraft.model.compiled.kernels import own_kernels
+from foredraft.model.compiled.package import load_package
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
 
@@ -42,7 +41,7 @@ def test_products_are_right_however_they_are_divided(dtype, threads, tmp_path):
     any_rows = torch.export.Dim("rows", min=2, max=256)
     path = tmp_path / "products.pt2"
     options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
-    with torch.no_grad(), own_micro_kernel(), own_blocking():
+    with torch.no_grad(), own_kernels():
         program = torch.export.export(model, (rows[:4],), strict=False, dynamic_shapes=({0: any_rows},))
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
     package = load_package(path)

@@ -12,10 +12,9 @@ from foredraft.__main__ import main
 from foredraft.api import load
 from foredraft.errors import ForedraftWarning, UsageError
 from foredraft.graph.layout import lay_out
-from foredraft.model.compiling import compile_forward
+from foredraft.model.compiled.build import compile_forward
 from foredraft.model.loading import load_model, load_tokenizer
-from foredraft.model.quantized import Int8Linear, dtype_name, quantize
-from foredraft.model.rounding import relative_error
+from foredraft.model.quantized import Int8Linear, dtype_name, quantize, relative_error
 from foredraft.model.target import TorchTarget
 from test_compiled import METHODS, SAMPLINGS, always_compiled, written
 from test_families import FAMILIES, configuration, prompt_of, random_tree, tiny_model

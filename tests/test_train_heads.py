@@ -402,9 +402,8 @@ def test_the_command_trains_a_head_that_drafts(saved_model, tmp_path, capsys):
 
 
 def test_the_command_trains_a_predictor_and_medusa_heads(saved_model, tmp_path, capsys):
-    from foredraft.model.agreement import load_predictor
+    from foredraft.model.heads import load_medusa, load_predictor
     from foredraft.model.loading import load_model
-    from foredraft.model.medusa import load_medusa
 
     head, made = tmp_path / "head", tmp_path / "head.run" / "traces"
     assert run_train("eesd", saved_model, data_file(tmp_path), head, *QUICKLY, "--layers", "1") == 0
@@ -437,8 +436,7 @@ def test_a_predictor_learns_which_tokens_are_accepted(model, traces, tmp_path):
 
 
 def test_labels_of_agreement_are_those_of_a_slow_comparison(model, traces):
-    from foredraft.model.agreement import POSITIONS
-    from foredraft.model.heads import new_exit_head
+    from foredraft.model.heads import POSITIONS, new_exit_head
     from foredraft.training.agreement import AgreementTask
 
     task = AgreementTask(model, new_exit_head(model), 1, traces)

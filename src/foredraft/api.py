@@ -20,13 +20,13 @@ from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.state import SequenceState
 from foredraft.errors import UsageError
 from foredraft.generation import Generation, Run, Stream
-from foredraft.model.compilation import Compilation
-from foredraft.model.compiled import kept_forward
-from foredraft.model.compiling import compile_forward
+from foredraft.model.compiled.background import Compilation
+from foredraft.model.compiled.build import compile_forward
+from foredraft.model.compiled.package import kept_forward
 from foredraft.model.cost import measured_cost
 from foredraft.model.gguf import SMOLLM2
-from foredraft.model.graphs import GraphedForward, graphs_of
 from foredraft.model.loading import LoadingOptions, load_config, load_model, load_tokenizer, located
+from foredraft.model.recordings import RecordedForward, recorded_forward
 from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
@@ -70,8 +70,8 @@ def load(
         device: "cpu", "cuda", "auto" (spread), ...; None takes the first GPU, else the CPU.
         compile: "auto" uses what `foredraft compile` compiled of the model for this machine; True also compiles what is
             missing of a named model, in a process beside this one, and switches when it is ready, and on one CUDA
-            device records passes as CUDA graphs; False runs the model as it is. A pair is run as it is (its weights may
-            change), unless `Generator.compile` is called.
+            device records passes; False runs the model as it is. A pair is run as it is (its weights may change),
+            unless `Generator.compile` is called.
         progress: told about work that takes over a second.
         **loading: handed on to transformers: `device_map`, `revision`, `trust_remote_code`, `quantization_config`,
             `attn_implementation`.
@@ -105,7 +105,7 @@ def load(
     on_gpu = transformer.device.type == "cuda"
     compiled = kept_forward(transformer) if name and compile else None
     return Generator(
-        TorchTarget(transformer, compiled, graphs_of(transformer) if compile is True and on_gpu else None),
+        TorchTarget(transformer, compiled, recorded_forward(transformer) if compile is True and on_gpu else None),
         tokenizer,
         method=asked.method,
         options=asked.options,
@@ -223,7 +223,7 @@ class Generator:
     def compile(self, *, seconds: float | None = None) -> None:
         """Compile the model's forward for this machine and use it; what was compiled before is only timed anew.
 
-        On a CUDA device nothing is compiled: passes are recorded as CUDA graphs when they are first asked for.
+        On a CUDA device nothing is compiled: passes are recorded when they are first asked for.
 
         Args:
             seconds: begin no further part after this many; the first is always compiled.
@@ -234,7 +234,7 @@ class Generator:
             ForedraftError: no compiler, or a forward that cannot be compiled.
         """
         if self.target.model.device.type == "cuda":
-            self.target.graphs, self._curve = GraphedForward(self.target.model), None
+            self.target.recordings, self._curve = RecordedForward(self.target.model), None
             return
         compile_forward(self.target.model, cache_folder(), seconds=seconds, progress=self._progress)
         self._take_compiled()

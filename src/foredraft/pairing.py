@@ -7,10 +7,10 @@ import warnings
 from typing import Any
 
 from foredraft.errors import ForedraftWarning, UsageError
-from foredraft.model.compiled import kept_forward
+from foredraft.model.compiled.package import kept_forward
 from foredraft.model.cost import measure_cost
-from foredraft.model.graphs import graphs_of
 from foredraft.model.loading import load_model, load_tokenizer
+from foredraft.model.recordings import recorded_forward
 from foredraft.model.target import TorchTarget
 
 _SHOWN = 3
@@ -35,7 +35,7 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
         device = str(target.device)
         loaded = load_model(model, target.dtype, device)
         compiled = kept_forward(loaded) if target.compiled is not None else None
-        draft = TorchTarget(loaded, compiled, graphs_of(loaded) if target.graphs is not None else None)
+        draft = TorchTarget(loaded, compiled, recorded_forward(loaded) if target.recordings is not None else None)
     else:
         try:
             transformer, draft_tokenizer = model

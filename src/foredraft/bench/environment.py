@@ -50,8 +50,8 @@ def describe_environment(target: TorchTarget, model: str) -> Environment:
 
 
 def _forward(target: TorchTarget) -> str:
-    if target.graphs is not None:
-        return "CUDA graphs"
+    if target.recordings is not None:
+        return "recorded"
     return "compiled" if target.compiled is not None else "as it is"
 
 

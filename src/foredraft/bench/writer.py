@@ -83,7 +83,7 @@ def make_ready(generator: Generator, method: Method) -> Ready:
     """Build what the method needs to write.
 
     A drafter that raises while it writes is the caller's to see, other than in `Generator.generate`. Where passes are
-    CUDA graphs, which are recorded over one sequence's store at a time, and for the peer, a text is one slice.
+    recordings, which are made over one sequence's store at a time, and for the peer, a text is one slice.
 
     Raises:
         UsageError: an unknown name, option or value.
@@ -148,7 +148,7 @@ def _by_slices(
     with timed():
         run = generator.start(prompt, **arguments)
     steps = run.steps()
-    whole = generator.target.graphs is not None
+    whole = generator.target.recordings is not None
 
     def go_on() -> bool:
         tokens = 0

@@ -1,12 +1,13 @@
 """`foredraft compile`: compile a model's forward for this machine, and say what it gains.
 
-Parses and prints; `foredraft.model.compiling` does the work. Does not catch errors: the command's main function turns
-them into a sentence and an exit status.
+Parses and prints; `foredraft.model.compiled.build` does the work. Does not catch errors: the command's main function
+turns them into a sentence and an exit status.
 """
 
 import json
 import os
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +16,7 @@ from foredraft.cli.screen import working
 from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
-    from foredraft.model.compiled import CompiledRecord
+    from foredraft.model.compiled.package import CompiledRecord
 
 
 def compile_model(
@@ -35,7 +36,7 @@ def compile_model(
         import torch
 
         from foredraft.cache_folder import cache_folder
-        from foredraft.model.compiling import compile_forward
+        from foredraft.model.compiled.build import compile_forward
         from foredraft.model.loading import load_model
 
         if threads is not None:
@@ -45,22 +46,34 @@ def compile_model(
         size = sum((folder / package.file).stat().st_size for package in record.packages)
     if as_json:
         milliseconds = {name: [1e3 * each for each in times] for name, times in _times(record).items()}
-        facts = {"folder": str(folder), "bytes": size, "rows": record.rows, "milliseconds": milliseconds}
-        typer.echo(json.dumps(facts | {"same_bits": record.same_bits}, indent=2))
+        facts = {"folder": str(folder), "bytes": size, "rows": _rows(record), "milliseconds": milliseconds}
+        packages = [asdict(package) for package in record.packages]
+        facts |= {"same_bits": record.same_bits, "packages": packages, "torch": record.torch, "warning": record.warning}
+        typer.echo(json.dumps(facts, indent=2))
     else:
         _print(record)
         typer.echo(f"{size / 2**20:,.0f} MiB in {folder}")
         if record.same_bits:
             typer.echo("A row comes out the same to the last bit, alone and beside others.")
+        for sentence in record.told():
+            typer.echo(sentence)
 
 
 def _times(record: "CompiledRecord") -> dict[str, list[float]]:
     """Return seconds by the timed row counts: of the model as it is, and of what generation will use."""
-    from foredraft.model.compiled import EAGER
+    from foredraft.model.compiled.package import EAGER, MOST_ROWS
 
     quickest = record.quickest()
-    used = [record.seconds[quickest[rows]][place] for place, rows in enumerate(record.rows)]
-    return {EAGER: list(record.seconds[EAGER]), "used": used}
+    tables = {name: curve.table(MOST_ROWS).tolist() for name, curve in record.costs.items()}
+    rows = _rows(record)
+    return {EAGER: [tables[EAGER][n] for n in rows], "used": [tables[quickest[n]][n] for n in rows]}
+
+
+def _rows(record: "CompiledRecord") -> tuple[int, ...]:
+    """Return the row counts that were timed."""
+    from foredraft.model.compiled.package import EAGER
+
+    return record.costs[EAGER].rows
 
 
 def _print(record: "CompiledRecord") -> None:
@@ -72,6 +85,6 @@ def _print(record: "CompiledRecord") -> None:
     for heading in ("rows", "as it is, ms", "compiled, ms", "times as fast", "package"):
         table.add_column(heading, justify="right")
     times, quickest = _times(record), record.quickest()
-    for rows, eager, used in zip(record.rows, times["eager"], times["used"], strict=True):
+    for rows, eager, used in zip(_rows(record), times["eager"], times["used"], strict=True):
         table.add_row(str(rows), f"{1e3 * eager:.2f}", f"{1e3 * used:.2f}", f"{eager / used:.2f}", quickest[rows])
     Console(highlight=False).print(table)

@@ -14,6 +14,8 @@ from foredraft.cli.screen import working
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.gguf import SMOLLM2
 
+_NOT_COMPILED = "Nothing is compiled of this model for this machine; `foredraft compile MODEL` does it (CPU only)."
+
 if TYPE_CHECKING:
     from foredraft.contracts import CostCurve
     from foredraft.model.target import TorchTarget
@@ -69,13 +71,16 @@ def _described(model: str, config: Any) -> dict[str, Any]:
 def _measured(model: str, dtype: str, device: str | None) -> dict[str, Any]:
     """Load the weights; return what only they tell, and what passes cost by their rows."""
     with working(f"loading {model}") as tell:
+        from foredraft.model.compiled.package import kept_forward
         from foredraft.model.loading import load_model
         from foredraft.model.quantized import dtype_name
         from foredraft.model.target import TorchTarget
 
-        target = TorchTarget(load_model(model, dtype, device))
+        loaded = load_model(model, dtype, device)
+        target = TorchTarget(loaded, kept_forward(loaded))
         tell(0.0, "measuring what verification costs")
         curve = _cost(target)
+        compiled = target.compiled.record.told() if target.compiled is not None else [_NOT_COMPILED]
     return {
         "dtype": dtype_name(target.model),
         "device": str(target.device),
@@ -83,6 +88,7 @@ def _measured(model: str, dtype: str, device: str | None) -> dict[str, Any]:
             {"rows": rows, "milliseconds": 1e3 * seconds, "relative": seconds / curve.seconds[0]}
             for rows, seconds in zip(curve.rows, curve.seconds, strict=True)
         ],
+        "compiled": compiled,
     }
 
 
@@ -129,3 +135,5 @@ def _print(facts: dict[str, Any]) -> None:
         for row in facts["cost"]:
             table.add_row(str(row["rows"]), f"{row['milliseconds']:.2f}", f"{row['relative']:.2f}")
         Console(highlight=False).print(table)
+    for sentence in facts.get("compiled", ()):
+        typer.echo(sentence)

@@ -110,9 +110,8 @@ def cali(
     dtype: Dtype = "auto",
 ) -> None:
     """Train a head's predictor of agreement, for the control `cali_ts`."""
-    from foredraft.model.agreement import FOLDER
     from foredraft.model.fingerprint import fingerprint
-    from foredraft.model.heads import card_for, load_exit_head, save_head
+    from foredraft.model.heads import FOLDER, card_for, load_exit_head, save_head
     from foredraft.training.agreement import AgreementTask
 
     options, clock = _loop_options(settings), _clock(max_minutes)

@@ -63,7 +63,7 @@ def layer_skip(
     prompts = _beginnings(data, model, texts, prompt_tokens)
 
     from foredraft.api import load
-    from foredraft.model.skipped_file import write_skipped
+    from foredraft.model.skipping import write_skipped
     from foredraft.training.layer_search import figures_of, measure_skipping, search
 
     arguments = {"temperature": temperature, "top_p": top_p} if temperature else {}

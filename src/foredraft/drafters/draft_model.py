@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
+from foredraft.model.foresight import RolloutDrafter
 from foredraft.model.growth import GrowthRules
-from foredraft.model.rollout_drafter import RolloutDrafter
 from foredraft.options import shown
 
 

@@ -14,11 +14,10 @@ import torch
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
-from foredraft.model.agreement import AgreementPredictor, load_predictor
 from foredraft.model.candidates import Candidates, Imitation
 from foredraft.model.foresight import Foresight
 from foredraft.model.growth import GrowthRules
-from foredraft.model.heads import head_folder, load_exit_head
+from foredraft.model.heads import AgreementPredictor, head_folder, load_exit_head, load_predictor
 from foredraft.model.split import ExitModel, SplitCache, SplitTarget
 from foredraft.model.target import TorchTarget
 

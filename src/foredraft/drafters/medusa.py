@@ -18,7 +18,7 @@ from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.graph.tree import depths
 from foredraft.model.candidates import Imitation, candidates
-from foredraft.model.medusa import RANKS, MedusaHeads, load_medusa, static_tree
+from foredraft.model.heads import RANKS, MedusaHeads, load_medusa, static_tree
 from foredraft.model.target import TorchTarget
 
 

@@ -67,7 +67,7 @@ def measure_cost(
     rows = tuple(count for count in rows if context + count <= window) or (1,)
     cache = target.new_cache()
     target.prefill(np.arange(context, dtype=np.int64) % target.vocabulary, cache)
-    _timed_pass(target, cache, 1, context)  # the first pass may set things up, or be recorded as a graph
+    _timed_pass(target, cache, 1, context)  # the first pass may set things up, or be recorded
     if _timed_pass(target, cache, 1, context) > seconds / 10:
         rows = tuple(count for count in rows if count in _FEW_ROWS) or rows[:1]
     rounds: list[list[float]] = []
@@ -123,7 +123,7 @@ def _identity(target: TorchTarget) -> str:
     parts = (
         _FORMAT, architecture(target.model.config), dtype_name(target.model), str(target.device),
         device, torch.__version__, torch.get_num_threads(), os.cpu_count(), platform.node(), platform.machine(),
-        target.compiled.record if target.compiled is not None else "graphs" if target.graphs is not None else None,
+        target.compiled.record if target.compiled is not None else target.recordings is not None,
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
 

@@ -1,7 +1,7 @@
 """The draws of sampling.py where the scores lie: the token after every row, found on the device, one number a row.
 
 The same filters and the same noise (noise.py) as on the host, in operations that never wait for the device and read all
-that changes from memory there, so that a CUDA graph can record them. Knows scores and positions; not what was drafted:
+that changes from memory there, so that a CUDA device can record them. Knows scores and positions; not what was drafted:
 a row's token is the same whatever the other rows are, and the walk down the draft reads it.
 """
 

@@ -1,7 +1,7 @@
-"""Trained heads as files: an early-exit head (EESD), which belongs to one model and one exit.
+"""Trained heads as files and as modules: early exits (EESD), predictors of agreement (Cali-TS), Medusa.
 
-A head is a folder with `head.json`, which says whose it is, and `head.safetensors`. Knows weights and files; not how a
-head drafts or how it is trained.
+A head is a folder with `head.json`, which says whose it is, and `head.safetensors`. Knows states, weights and files;
+not how a head drafts or how it is trained.
 """
 
 import copy
@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -23,6 +25,14 @@ from foredraft.model.fingerprint import fingerprint
 from foredraft.model.layers import model_parts
 
 CONFIG_FILE, WEIGHTS_FILE = "head.json", "head.safetensors"
+
+RANKS = 10
+"""A Medusa head's accuracies are kept for so many of its best tokens."""
+POSITIONS = 10
+"""Levels of a draft that a predictor of agreement tells apart."""
+FOLDER = "agreement"
+"""Where, in a head's folder, its predictor lies."""
+_LEAST = 1e-4  # estimates are kept so far from 0 and 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +201,159 @@ def head_folder(location: str) -> Path:
         raise UsageError(
             f"There is no folder {location}, and no head of that name could be fetched from the hub: {first}"
         ) from error
+
+
+class MedusaHeads(nn.Module):
+    """Medusa's heads: residual blocks on the target's last hidden state that score the tokens after the next one.
+
+    Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (ICML 2024), section
+    2.1: head k is h + SiLU(W_k h), scored by the target's own LM head, which all heads share. A head's accuracies,
+    measured on held-out text, come with it and decide the tree.
+
+    Args:
+        width: of the hidden states.
+        count: how many heads (K).
+
+    Attributes:
+        accuracies: float32[K, RANKS], how often a head's i-th best token is the target's; zeros before it is measured.
+    """
+
+    accuracies: torch.Tensor
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        blocks = [nn.Linear(width, width) for _ in range(count)]
+        for block in blocks:  # a head begins as the LM head itself
+            nn.init.zeros_(block.weight)
+            nn.init.zeros_(block.bias)
+        self.blocks = nn.ModuleList(blocks)
+        self.register_buffer("accuracies", torch.zeros(count, RANKS))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the shared LM head is to score, float[K, ..., D], for states float[..., D]."""
+        return torch.stack([hidden + nn.functional.silu(block(hidden)) for block in self.blocks])
+
+
+def load_medusa(location: str | Path, model: Any) -> tuple[HeadCard, MedusaHeads]:
+    """Read Medusa heads, in the model's dtype and on its device.
+
+    Raises:
+        UsageError: there are none, or they were trained for another model.
+        StoreError: their files are damaged.
+    """
+    card, weights = read_head(location, "medusa")
+    check_card(card, model, location)
+    heads = MedusaHeads(card.width, card.count)
+    fill(heads, {name: weight.float() for name, weight in weights.items()}, location)
+    lm_head = model.get_output_embeddings().weight
+    return card, heads.to(lm_head.device, lm_head.dtype).requires_grad_(requires_grad=False)
+
+
+def static_tree(
+    accuracies: npt.NDArray[np.float32], nodes: int, depth: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Return the tree of ranks whose nodes are likeliest, going by products of accuracies, best first.
+
+    Args:
+        accuracies: float32[K, I], of each head's i-th best token.
+        nodes: at most.
+        depth: at most.
+
+    Returns:
+        parents int32[N] (-1 below the root), ranks int32[N] (which best token of its depth's head), and score
+        float32[N], the product along the path. A parent comes before its children.
+    """
+    parents, ranks, score, level = [-1], [0], [1.0], [0]
+    open_nodes: list[tuple[float, int, int]] = [(float(accuracies[0, 0]), 0, 0)] if depth > 0 else []
+    while open_nodes and len(parents) <= nodes:  # (chance, node above, rank): its next sibling and first child follow
+        best = max(range(len(open_nodes)), key=lambda i: open_nodes[i][0])
+        chance, above, rank = open_nodes.pop(best)
+        if chance <= 0:
+            break
+        parents.append(above)
+        ranks.append(rank)
+        score.append(chance)
+        level.append(level[above] + 1)
+        below = level[above]
+        if rank + 1 < accuracies.shape[1]:
+            open_nodes.append((score[above] * float(accuracies[below, rank + 1]), above, rank + 1))
+        if below + 1 < min(depth, len(accuracies)):
+            open_nodes.append((chance * float(accuracies[below + 1, 0]), len(parents) - 1, 0))
+    found = np.array(parents[1:], np.int32) - 1, np.array(ranks[1:], np.int32), np.array(score[1:], np.float32)
+    return found[0], found[1], found[2]
+
+
+class AgreementPredictor(nn.Module):
+    """How likely the target is to agree with a drafted token: Cali-TS's theta_M.
+
+    EESD (Liu et al. 2024), equation 5: Sigmoid(W_p (W^i H_T, H_D)), with H_T the target's last hidden state at the
+    token that gave the root, H_D the head's at the i-th drafted one, and i at most 10. W_p and W^i are both linear, so
+    only their product counts: a vector for each i is kept here, instead of ten matrices. Beside the states, the head's
+    own estimate of its token is looked at (ours): apart for greedy texts, where it is the token's probability, and for
+    sampled ones, where it is known which noise the target will add.
+
+    Args:
+        width: of the hidden states.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.target = nn.Linear(width, POSITIONS)
+        self.draft = nn.Linear(width, 1, bias=False)
+        self.estimate = nn.Linear(3, 1, bias=False)  # its logit when greedy, its logit when sampled, whether sampled
+        for weight in (self.target.weight, self.target.bias, self.draft.weight):
+            nn.init.zeros_(weight)
+        with torch.no_grad():
+            self.estimate.weight.copy_(torch.tensor([[1.0, 1.0, 0.0]]))  # begins as the head's own estimate
+
+    def forward(
+        self,
+        target: torch.Tensor,
+        draft: torch.Tensor,
+        level: torch.Tensor,
+        estimate: torch.Tensor,
+        sampled: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the logits of agreement, float[R].
+
+        Args:
+            target: float[R, D], the target's last hidden states.
+            draft: float[R, D], the head's.
+            level: int64[R], how deep each token is drafted, 1 for the first.
+            estimate: float[R], how likely the head holds its token to be, 0 to 1.
+            sampled: float[R], 1 where the target samples and 0 where it is greedy.
+        """
+        place = level.clamp(1, POSITIONS) - 1
+        seen = self.target(target).gather(1, place[:, None])[:, 0] + self.draft(draft)[:, 0]
+        own = torch.logit(estimate, eps=_LEAST)
+        looked_at = torch.stack([own * (1 - sampled), own * sampled, sampled], dim=-1)
+        return seen + self.estimate(looked_at)[:, 0]  # type: ignore[no-any-return]  # a module's output is Any
+
+    @torch.inference_mode()
+    def chances(
+        self, target: torch.Tensor, draft: torch.Tensor, level: int, estimate: torch.Tensor, *, sampled: bool
+    ) -> torch.Tensor:
+        """Return theta_M of each row of one level, float[R], for one state of the target's, float[D]."""
+        levels = torch.full((len(draft),), level, device=draft.device)
+        estimate = estimate.to(draft.device)
+        how = torch.full_like(estimate, float(sampled))
+        logits = self(target.float().expand(len(draft), -1), draft.float(), levels, estimate, how)
+        return torch.sigmoid(logits)
+
+
+def load_predictor(head: Path, model: Any) -> AgreementPredictor | None:
+    """Read the predictor of a head, or return None where it has none.
+
+    Raises:
+        UsageError: it was trained for another model.
+        StoreError: its files are damaged.
+    """
+    folder = head / FOLDER
+    if not (folder / CONFIG_FILE).is_file():
+        return None
+    card: HeadCard
+    card, weights = read_head(folder, "cali")
+    check_card(card, model, folder)
+    predictor = AgreementPredictor(card.width)
+    fill(predictor, {name: weight.float() for name, weight in weights.items()}, folder)
+    return predictor.to(model.get_input_embeddings().weight.device).requires_grad_(requires_grad=False)

@@ -1,6 +1,6 @@
 """Which slots each row of a pass may attend to, as what transformers adds to attention scores.
 
-Knows layouts and the slots of a cache; not the model.
+Every mask of the package is made here. Knows layouts and the slots of a cache; not the model.
 """
 
 import numpy as np
@@ -41,9 +41,7 @@ def attention_mask(layout: Layout, span: Span, dtype: torch.dtype, device: torch
     if span.window is not None:
         keys = np.concatenate([np.arange(span.base, span.base + committed), layout.held, layout.positions])
         blocked |= layout.positions[:, None] - keys[None, :] >= span.window
-    mask = torch.zeros(blocked.shape, dtype=dtype)
-    mask.masked_fill_(torch.from_numpy(blocked), torch.finfo(dtype).min)
-    return mask[None, None].to(device)
+    return _additive(torch.from_numpy(blocked), dtype).to(device)
 
 
 @njit(cache=True)
@@ -55,3 +53,26 @@ def _block(
         for slot in range(ancestors.shape[1]):
             if not ancestors[row, slot]:
                 bits[row, committed + slot] = least
+
+
+def slot_mask(committed: torch.Tensor, sees: torch.Tensor, visible: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the same mask made on the device alone, for passes that are recorded.
+
+    Args:
+        committed: int64[], how many slots every row sees.
+        sees: bool[R, C], which of those behind them each row sees besides; none that follow.
+        visible: how many slots there are.
+        dtype: the mask's.
+
+    Returns:
+        float[1, 1, R, visible], 0 where a row may attend, else the dtype's least value.
+    """
+    behind = torch.arange(visible, device=sees.device) - committed
+    chosen = sees.index_select(1, behind.clamp(0, sees.shape[1] - 1)) & (behind < sees.shape[1])
+    return _additive(~(chosen | (behind < 0)), dtype)
+
+
+def _additive(blocked: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return float[1, 1, R, S]: the dtype's least value where bool[R, S] is true, else 0."""
+    mask = torch.zeros(blocked.shape, dtype=dtype, device=blocked.device)
+    return mask.masked_fill_(blocked, torch.finfo(dtype).min)[None, None]

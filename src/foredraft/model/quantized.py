@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from foredraft.errors import ForedraftWarning, UsageError
-from foredraft.model.compiled import runs_on_cpu
-from foredraft.model.int8_kernel import int8_product, multiply_int8
+from foredraft.model.compiled.kernels import int8_product, multiply_int8
+from foredraft.model.compiled.package import runs_on_cpu
 
 INT8 = "int8"
 """The name, beside those of torch's dtypes, under which a model is loaded so."""
@@ -22,6 +22,7 @@ EXACT = ("float32", "float64", INT8)
 """Dtypes in which a drafted text is plain decoding's token for token; in others, near-ties may flip."""
 
 _LARGEST = 127.0
+_TOLERANCE = {"float32": 1e-3, "float64": 1e-6}  # other dtypes: 5e-2
 
 
 class Int8Linear(nn.Module):
@@ -126,3 +127,13 @@ def _scale(rows: torch.Tensor) -> torch.Tensor:
     """Return floating point[n, 1]: what one step of a row's integers stands for; 1 for a row of zeros."""
     largest = rows.abs().amax(-1, keepdim=True)
     return torch.where(largest == 0, torch.ones_like(largest), largest / _LARGEST)  # a NaN goes through
+
+
+def relative_error(scores: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the norm of the difference over the norm of what was expected."""
+    return float((scores - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def within_rounding(error: float, model: Any) -> bool:
+    """Say whether so large a relative error is what two orders of calculation give in a model's dtype; NaN is not."""
+    return error < _TOLERANCE.get(dtype_name(model), 5e-2)

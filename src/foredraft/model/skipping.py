@@ -1,21 +1,28 @@
 """The target with some of its sub-layers left out: a draft model that shares every weight with it.
 
 Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (ACL 2024). A
-sub-layer, attention or MLP, adds to what passes by it; left out, it adds nothing. Knows how families name their
-sub-layers. Does not know which of them a model can do without.
+sub-layer, attention or MLP, adds to what passes by it; left out, it adds nothing. Which ones a model can do without is
+a file: JSON, bound to the model by its fingerprint. Knows how families name their sub-layers. Does not know how they
+are found.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from foredraft.errors import UnsupportedModelError, UsageError
+from foredraft.atomic_file import write_file
+from foredraft.errors import StoreError, UnsupportedModelError, UsageError
+from foredraft.model.fingerprint import fingerprint
 from foredraft.model.layers import model_parts, passed_on, standing_in, with_modules
 from foredraft.model.target import TorchTarget
 from foredraft.options import shown, whole_number
+
+_KIND, _FORMAT = "foredraft layer-skip", 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +147,50 @@ def _no_attention(hidden_states: torch.Tensor, *_args: object, **_kwargs: object
 
 def _no_mlp(hidden_states: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(hidden_states)
+
+
+def write_skipped(path: Path, skipped: Skipped, model: Any, about: Mapping[str, Any]) -> None:
+    """Write which sub-layers `model` can do without, and what is known `about` it; an old file stays until then.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    content = {
+        "kind": _KIND, "format": _FORMAT, "model": fingerprint(model), "attention": skipped.attention,
+        "mlp": skipped.mlp, **about,
+    }  # fmt: skip
+    try:
+        write_file(path, (json.dumps(content, indent=1) + "\n").encode())
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written ({error.strerror or error}); name another file.") from error
+
+
+def read_skipped(path: Path, model: Any) -> Skipped:
+    """Return the sub-layers that a file names for `model`.
+
+    Raises:
+        StoreError: no such file, one of another kind or version, a damaged one, or one of another model.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise StoreError(
+            f"The file {path} of skipped layers cannot be read ({error.strerror or error}); make one with foredraft "
+            "tune layer-skip."
+        ) from error
+    except ValueError as error:
+        raise StoreError(f"{path} is no JSON ({error}); make it anew with foredraft tune layer-skip.") from error
+    if not isinstance(content, dict) or (content.get("kind"), content.get("format")) != (_KIND, _FORMAT):
+        raise StoreError(
+            f"{path} is no file of skipped layers of format {_FORMAT}; make one with foredraft tune layer-skip."
+        )
+    if content.get("model") != fingerprint(model):
+        raise StoreError(f"{path} was made for another model; make one for this model with foredraft tune layer-skip.")
+    try:
+        skipped = Skipped(
+            layer_numbers(content.get("attention"), "attention"), layer_numbers(content.get("mlp"), "mlp")
+        )
+        skipped.check(int(model.config.num_hidden_layers))
+    except UsageError as error:
+        raise StoreError(f"{path} is damaged: {error} Make it anew with foredraft tune layer-skip.") from error
+    return skipped

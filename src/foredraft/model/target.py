@@ -17,12 +17,11 @@ from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import OutOfMemoryError, UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.logits import bits_of
-from foredraft.model.compiled import MOST_ROWS, CompiledForward, run_package
-from foredraft.model.graphs import GraphedForward
+from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, run_package
 from foredraft.model.kv_cache import Span, TreeCache
 from foredraft.model.mask import attention_mask
-from foredraft.model.quantized import warn_where_rows_depend
-from foredraft.model.rounding import relative_error, within_rounding
+from foredraft.model.quantized import relative_error, warn_where_rows_depend, within_rounding
+from foredraft.model.recordings import RecordedForward
 from foredraft.model.support import Support, inspect
 
 PREFILL_ROWS = 512
@@ -37,11 +36,11 @@ class TorchTarget:
     Args:
         model: a causal language model in evaluation mode, on its device or devices.
         compiled: its forward compiled for this machine, or None.
-        graphs: its forward as CUDA graphs, or None.
+        recordings: its forward recorded on a CUDA device, or None.
 
     Attributes:
         compiled: as given; may be set between passes.
-        graphs: the same.
+        recordings: the same.
         support: what its configuration allows.
         vocabulary: how many ids it scores.
         window: the most tokens a sequence may have, or None.
@@ -51,11 +50,11 @@ class TorchTarget:
     """
 
     def __init__(
-        self, model: Any, compiled: CompiledForward | None = None, graphs: GraphedForward | None = None
+        self, model: Any, compiled: CompiledForward | None = None, recordings: RecordedForward | None = None
     ) -> None:
         self.model = model
         self.compiled = compiled
-        self.graphs = graphs
+        self.recordings = recordings
         _check_model(model)
         warn_where_rows_depend(model)
         self.support: Support = inspect(model.config)
@@ -79,7 +78,7 @@ class TorchTarget:
     def with_model(self, model: Any) -> "TorchTarget":
         """Return a target like this one that runs `model`, of the same configuration; layers.py makes such models."""
         twin = copy.copy(self)
-        twin.model, twin.compiled, twin.graphs = model, None, None
+        twin.model, twin.compiled, twin.recordings = model, None, None
         twin._keeps_logits = _keeps_logits(model)  # noqa: SLF001  # the twin is one of our own
         return twin
 
@@ -111,8 +110,10 @@ class TorchTarget:
             compiled = self._run_compiled(layout, cache)
             if compiled is not None:
                 return Scores(compiled[0], compiled[1] if hidden else None, bits=bits_of(compiled[0]))
-            if self.graphs is not None:
-                scores = self.graphs.forward(layout, cache, lambda: self._run(layout, cache).logits[0], hidden=hidden)
+            if self.recordings is not None:
+                scores = self.recordings.forward(
+                    layout, cache, lambda: self._run(layout, cache).logits[0], hidden=hidden
+                )
                 if scores is not None:
                     return scores
             output = self._run(layout, cache, hidden=hidden)
@@ -137,6 +138,10 @@ class TorchTarget:
             use_cache=True,
             **options,
         )
+
+    def _own_logits(self, layout: Layout, cache: TreeCache) -> torch.Tensor:
+        logits: torch.Tensor = self._run(layout, cache).logits[0]
+        return logits
 
     def _run_compiled(self, layout: Layout, cache: TreeCache) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Run a pass with what was compiled; return scores and states, or None where the model as it is takes it."""

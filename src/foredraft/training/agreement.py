@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from foredraft.model.agreement import POSITIONS, AgreementPredictor
-from foredraft.model.heads import ExitHead
+from foredraft.model.heads import POSITIONS, AgreementPredictor, ExitHead
 from foredraft.training import Numbers
 from foredraft.training.exits import ExitTask
 from foredraft.training.traces import Traces

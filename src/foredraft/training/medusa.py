@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from foredraft.model.medusa import RANKS, MedusaHeads
+from foredraft.model.heads import RANKS, MedusaHeads
 from foredraft.training import Numbers
 from foredraft.training.exits import distribution_loss
 from foredraft.training.traces import Traces

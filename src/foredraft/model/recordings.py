@@ -1,11 +1,11 @@
-"""A model's forward with fixed shapes at fixed addresses, which is what a CUDA graph records and replays.
+"""A model's forward with fixed shapes at fixed addresses, so that a CUDA device can record a pass and replay it.
 
-A graph is one launch where a pass is hundreds, which is what a pass of few rows spends its time on. It fixes what a
-tensor's shape is and where it lies, so rows are padded to the next of a few counts, attention looks at the next of a
-few numbers of slots, and the slots are those of one store that successive sequences use. What changes from pass to
-pass goes to the device in one copy from pinned memory; positions, slots and masks are made of it there. Padded rows
-repeat the first row, write behind all others and are dropped. On other devices all of it runs without being recorded.
-Does not know what rows mean, or who asks.
+A recording (CUDA calls it a graph) is one launch where a pass is hundreds, which is what a pass of few rows spends its
+time on. It fixes what a tensor's shape is and where it lies, so rows are padded to the next of a few counts, attention
+looks at the next of a few numbers of slots, and the slots are those of one store that successive sequences use. What
+changes from pass to pass goes to the device in one copy from pinned memory; positions, slots and masks are made of it
+there. Padded rows repeat the first row, write behind all others and are dropped. On other
+devices all of it runs without being recorded. Does not know what rows mean, or who asks.
 """
 
 import warnings
@@ -21,10 +21,11 @@ from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import BoolArray
+from foredraft.model.compiled.export import FunctionalForward
 from foredraft.model.device_draw import Record, RowDraws
-from foredraft.model.functional import FunctionalForward
 from foredraft.model.kv_cache import TreeCache
-from foredraft.model.rounding import relative_error, within_rounding
+from foredraft.model.mask import slot_mask
+from foredraft.model.quantized import relative_error, within_rounding
 from foredraft.model.support import inspect
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
@@ -44,7 +45,7 @@ Compute = Callable[[], Outputs]
 Result = TypeVar("Result")
 
 
-class GraphedForward:
+class RecordedForward:
     """The passes of a model that were recorded so far; others are when they are first asked for.
 
     The store grows when a sequence needs it to, and what was recorded over the smaller one goes. A newer sequence takes
@@ -62,13 +63,12 @@ class GraphedForward:
         devices = {str(parameter.device) for parameter in model.parameters()}
         if len(devices) > 1:
             raise UsageError(
-                f"The model is spread over {', '.join(sorted(devices))}, and a CUDA graph is one device's; it runs as "
+                f"The model is spread over {', '.join(sorted(devices))}, and a recording is one device's; it runs as "
                 "it is. Load it onto one device."
             )
         if any(window is not None for window in support.windows):
             raise UsageError(
-                f"This {support.family} model has sliding windows, which foredraft does not record as CUDA graphs; it "
-                "runs as it is."
+                f"This {support.family} model has sliding windows, which foredraft does not record; it runs as it is."
             )
         self._functional = FunctionalForward(model, support.layer_types, support.windows)
         self._store: torch.Tensor | None = None
@@ -89,7 +89,7 @@ class GraphedForward:
         Args:
             layout: R rows.
             cache: its sequence's.
-            own: gives the model's own logits of the same rows, float[R, V]; asked whenever a graph was recorded.
+            own: gives the model's own logits of the same rows, float[R, V]; asked whenever a pass was recorded.
             hidden: whether the last hidden states are wanted.
 
         Returns:
@@ -105,7 +105,7 @@ class GraphedForward:
             self._failed, self._store = True, None
             self._passes.clear()
             warnings.warn(
-                f"This model's forward cannot be replayed as a CUDA graph ({told(error)}); it runs as it is.",
+                f"This model's forward cannot be recorded on its device ({told(error)}); it runs as it is.",
                 ForedraftWarning,
                 stacklevel=4,
             )
@@ -134,7 +134,9 @@ class GraphedForward:
                 (len(buffers), buffers[0].shape[1], slots_for(needed), buffers[0].shape[3])
             )
             if self._store.is_cuda:
-                self._pool = torch.cuda.graph_pool_handle()  # a new one: torch takes none again whose graphs are gone
+                self._pool = (
+                    torch.cuda.graph_pool_handle()
+                )  # a new one: torch takes none again whose recordings are gone
                 self._stream = self._stream or torch.cuda.Stream(self._store.device)
         assert self._store is not None
         cache.move_into(self._store)
@@ -177,7 +179,7 @@ class GraphedForward:
         except Exception as error:  # noqa: BLE001  # as above: the host can draw
             self._draws_on_host = True
             warnings.warn(
-                f"Tokens cannot be drawn in a CUDA graph ({told(error)}); the host draws them.",
+                f"Drawing tokens cannot be recorded on this device ({told(error)}); the host draws them.",
                 ForedraftWarning,
                 stacklevel=2,
             )
@@ -233,7 +235,7 @@ class _Pass:
 
 
 def recorded(compute: Callable[[], Result], stream: torch.cuda.Stream | None, pool: Any) -> Callable[[], Result]:
-    """Record `compute` as a CUDA graph, and return what replays it; without a stream, `compute` itself.
+    """Record `compute` on a CUDA device, and return what replays it; without a stream, `compute` itself.
 
     Args:
         compute: reads and writes the same memory whenever it is called, and never waits for the device.
@@ -250,14 +252,14 @@ def recorded(compute: Callable[[], Result], stream: torch.cuda.Stream | None, po
                 for _ in range(_WARM_UPS):  # what is loaded or chosen at a first call must not be recorded
                     compute()
             before.wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            recording = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(recording, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 outputs = compute()
         finally:
             torch.cuda.set_stream(before)  # torch leaves its own in place where recording fails
 
     def replay() -> Result:
-        graph.replay()
+        recording.replay()
         return outputs
 
     return replay
@@ -301,7 +303,7 @@ def write_rows(numbers: TokenIds, sees: BoolArray, layout: Layout, stored: int) 
 def scored(
     functional: FunctionalForward, store: torch.Tensor, received: tuple[torch.Tensor, torch.Tensor], visible: int
 ) -> Outputs:
-    """Score rows from what was received of them, all of it on the device: what a graph records.
+    """Score rows from what was received of them, all of it on the device: what is recorded.
 
     Args:
         functional: the forward.
@@ -320,29 +322,10 @@ def scored(
     return logits, hidden, best.masked_fill(~largest.isfinite(), -1)
 
 
-def slot_mask(committed: torch.Tensor, sees: torch.Tensor, visible: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the mask that is added to attention scores.
-
-    Args:
-        committed: int64[], how many slots every row sees.
-        sees: bool[R, COLUMNS], which of those behind them each row sees besides; none that follow.
-        visible: how many slots there are.
-        dtype: the mask's.
-
-    Returns:
-        float[1, 1, R, visible], 0 where a row may attend, else the dtype's least value.
-    """
-    behind = torch.arange(visible, device=sees.device) - committed
-    chosen = sees.index_select(1, behind.clamp(0, COLUMNS - 1)) & (behind < COLUMNS)
-    blocked = ~(chosen | (behind < 0))
-    mask = torch.zeros(blocked.shape, dtype=dtype, device=sees.device)
-    return mask.masked_fill_(blocked, torch.finfo(dtype).min)[None, None]
-
-
-def graphs_of(model: Any) -> GraphedForward | None:
-    """Return a model's forward as graphs; None with a warning where it is not recorded."""
+def recorded_forward(model: Any) -> RecordedForward | None:
+    """Return a model's forward as recordings; None with a warning where it is not recorded."""
     try:
-        return GraphedForward(model)
+        return RecordedForward(model)
     except UsageError as error:
         warnings.warn(str(error), ForedraftWarning, stacklevel=2)
         return None

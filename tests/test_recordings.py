@@ -18,19 +18,19 @@ from foredraft.contracts import Scores
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import ForedraftWarning, NumericsError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
-from foredraft.model import graphs
-from foredraft.model.graphs import (
+from foredraft.model import recordings
+from foredraft.model.loading import load_model
+from foredraft.model.recordings import (
     COLUMNS,
     ROW_COUNTS,
-    GraphedForward,
+    RecordedForward,
     as_rows,
-    graphs_of,
+    recorded_forward,
     scored,
     slot_mask,
     slots_for,
     write_rows,
 )
-from foredraft.model.loading import load_model
 from foredraft.model.rollout import Rollout
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import Sampler, SamplingOptions
@@ -43,8 +43,8 @@ SAMPLINGS = ({}, {"do_sample": True, "temperature": 0.8, "seed": 3})
 CHAIN = np.arange(5, dtype=np.int32), np.arange(-1, 4, dtype=np.int32)
 
 
-def graphed(model):
-    return TorchTarget(model, graphs=GraphedForward(model))
+def recorded_target(model):
+    return TorchTarget(model, recordings=RecordedForward(model))
 
 
 def prefilled(target, ids):
@@ -68,7 +68,7 @@ def finished(run):
 def assert_same_passes(model, sizes=(0, 1, 2, 9, 40)):
     """Compare trees and a chain, each behind the root and the first node that were kept of the one before it."""
     rng, ids = np.random.default_rng(4), prompt_of(12)
-    plain, target = TorchTarget(model), graphed(model)
+    plain, target = TorchTarget(model), recorded_target(model)
     expected, given = (prefilled(each, ids[:-1]) for each in (plain, target))
     for tokens, parents in [*(random_tree(rng, nodes) for nodes in sizes), CHAIN]:
         layout = lay_out(int(ids[-1]), tokens, parents, expected.length)
@@ -93,12 +93,12 @@ def test_rows_score_as_the_model_does(family):
 @pytest.mark.parametrize(("method", "options", "nodes"), METHODS, ids=[each[0] for each in METHODS])
 def test_texts_equal_plain_texts(method, options, nodes, sampling):
     expected = written(TorchTarget(small_model()), "none", {}, 0, sampling)
-    assert written(graphed(small_model()), method, options, nodes, sampling) == expected
+    assert written(recorded_target(small_model()), method, options, nodes, sampling) == expected
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
 def test_the_draft_model_may_have_fixed_shapes_too(sampling):
-    target = graphed(small_model())
+    target = recorded_target(small_model())
     resources = Resources(VOCABULARY, draft_model=lambda _: target)
     generator = Generator(TorchTarget(small_model()), None, method="none", options={}, nodes=8)
     generator.attach(
@@ -122,14 +122,14 @@ def grown(target, ids):
 
 
 def test_rows_that_are_held_are_seen_and_beyond_the_columns_the_model_runs_as_it_is():
-    ours, theirs = (grown(each, prompt_of(20)) for each in (graphed(small_model()), TorchTarget(small_model())))
+    ours, theirs = (grown(each, prompt_of(20)) for each in (recorded_target(small_model()), TorchTarget(small_model())))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
 def test_more_rows_than_the_largest_count_run_as_they_are_and_may_grow_out_of_the_store(monkeypatch):
-    monkeypatch.setattr(graphs, "_LEAST_SLOTS", 32)
-    ids, target, plain = prompt_of(12), graphed(llama()), TorchTarget(llama())
+    monkeypatch.setattr(recordings, "_LEAST_SLOTS", 32)
+    ids, target, plain = prompt_of(12), recorded_target(llama()), TorchTarget(llama())
     given, expected = (prefilled(each, ids) for each in (target, plain))
     for nodes, kept in ((ROW_COUNTS[-1] - 1, range(120)), (ROW_COUNTS[-1], [0, 2, 5]), (3, [0])):
         layout = lay_out_text(np.arange(nodes + 1) % VOCABULARY, given.length)
@@ -141,7 +141,7 @@ def test_more_rows_than_the_largest_count_run_as_they_are_and_may_grow_out_of_th
 
 
 def test_what_lies_in_slots_that_are_not_committed_changes_nothing():
-    ids, target, plain = prompt_of(40), graphed(small_model()), TorchTarget(small_model())
+    ids, target, plain = prompt_of(40), recorded_target(small_model()), TorchTarget(small_model())
     given, expected = (prefilled(each, ids[:-1]) for each in (target, plain))
     layout = lay_out(int(ids[-1]), *random_tree(np.random.default_rng(1), 20), len(ids) - 1)
     target.forward(layout, given)
@@ -154,16 +154,16 @@ def test_what_lies_in_slots_that_are_not_committed_changes_nothing():
 
 
 def test_the_store_grows_with_a_sequence_and_is_kept_for_the_next(monkeypatch):
-    monkeypatch.setattr(graphs, "_LEAST_SLOTS", 32)
-    target, capacities = graphed(small_model()), []
+    monkeypatch.setattr(recordings, "_LEAST_SLOTS", 32)
+    target, capacities = recorded_target(small_model()), []
     for length in (20, 230, 20):
         assert finished(begun(target, length)) == finished(begun(TorchTarget(small_model()), length))
-        capacities.append(target.graphs._store.shape[2])
+        capacities.append(target.recordings._store.shape[2])
     assert capacities == [256, 384, 384]
 
 
 def test_two_sequences_at_once_are_each_their_own_text():
-    target, plain = graphed(small_model()), TorchTarget(small_model())
+    target, plain = recorded_target(small_model()), TorchTarget(small_model())
     lengths = (20, 33)
     runs = [begun(target, length, do_sample=True, seed=5) for length in lengths]
     steps = [run.steps() for run in runs]
@@ -174,7 +174,7 @@ def test_two_sequences_at_once_are_each_their_own_text():
 
 
 def test_a_sequence_that_made_room_keeps_the_rows_of_its_last_pass():
-    ids, target, plain = prompt_of(20), graphed(small_model()), TorchTarget(small_model())
+    ids, target, plain = prompt_of(20), recorded_target(small_model()), TorchTarget(small_model())
     given, expected = (prefilled(each, ids) for each in (target, plain))
     layout = lay_out(7, *random_tree(np.random.default_rng(1), 9), len(ids))
     for each, cache in ((target, given), (plain, expected)):
@@ -190,7 +190,7 @@ def test_a_sequence_that_made_room_keeps_the_rows_of_its_last_pass():
 
 
 def test_a_finished_sequence_is_gone_without_a_search_for_cycles_and_leaves_nothing_behind():
-    target = graphed(small_model())
+    target = recorded_target(small_model())
     gc.disable()
     try:
         run = begun(target, 20)
@@ -201,12 +201,12 @@ def test_a_finished_sequence_is_gone_without_a_search_for_cycles_and_leaves_noth
     finally:
         gc.enable()
     with torch.inference_mode():
-        target.graphs._store.fill_(float("nan"))
+        target.recordings._store.fill_(float("nan"))
     assert finished(begun(target, 25)) == finished(begun(TorchTarget(small_model()), 25))
 
 
 def warned_once(target):
-    with pytest.warns(ForedraftWarning, match="cannot be replayed as a CUDA graph") as told:
+    with pytest.warns(ForedraftWarning, match="cannot be recorded on its device") as told:
         texts = [finished(begun(target, length)) for length in (20, 25)]
     assert len(told) == 1
     assert texts == [finished(begun(TorchTarget(small_model()), length)) for length in (20, 25)]
@@ -222,9 +222,9 @@ def test_a_failure_to_record_is_told_once_and_the_text_goes_on(monkeypatch):
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
         return compute
 
-    monkeypatch.setattr(graphs, "recorded", fails_later)
+    monkeypatch.setattr(recordings, "recorded", fails_later)
     assert "(RuntimeError: operation not permitted when stream is capturing); it runs" in warned_once(
-        graphed(small_model())
+        recorded_target(small_model())
     )
     assert len(calls) == 2
 
@@ -234,8 +234,8 @@ def test_scores_that_are_not_the_models_own_are_told_and_not_used(monkeypatch):
         logits, *others = scored(*arguments)
         return (-logits, *others)
 
-    monkeypatch.setattr(graphs, "scored", wrong)
-    assert "not the model's own, relative error 2.0e+00" in warned_once(graphed(small_model()))
+    monkeypatch.setattr(recordings, "scored", wrong)
+    assert "not the model's own, relative error 2.0e+00" in warned_once(recorded_target(small_model()))
 
 
 class Watch(TorchDispatchMode):
@@ -258,14 +258,14 @@ class Watch(TorchDispatchMode):
 @pytest.mark.parametrize("family", FULL)
 def test_what_is_recorded_neither_waits_for_values_nor_copies_from_the_host(family):
     """On torch's device without values, which refuses whatever asks for one."""
-    target = graphed(tiny_model(configuration(family)))
+    target = recorded_target(tiny_model(configuration(family)))
     keys = prefilled(target, prompt_of(4)).reserved_buffers(0)
     target.model.to("meta")
     rows, visible = 8, 512
     store = torch.empty((len(keys), keys[0].shape[1], visible, keys[0].shape[3]), device="meta")
     received = as_rows(torch.empty(8 * (2 + 2 * rows) + rows * COLUMNS, dtype=torch.uint8, device="meta"), rows)
     with torch.inference_mode(), Watch() as watch:
-        logits, hidden, best = scored(target.graphs._functional, store, received, visible)
+        logits, hidden, best = scored(target.recordings._functional, store, received, visible)
     assert (logits.shape, hidden.shape, best.shape) == ((rows, VOCABULARY), (rows, 32), (rows,))
     assert not watch.seen
 
@@ -324,18 +324,18 @@ def spread():
 )
 def test_what_is_not_recorded_is_told_and_runs_as_it_is(model, sentence):
     with pytest.raises(UsageError, match=sentence):
-        GraphedForward(model())
+        RecordedForward(model())
     with pytest.warns(ForedraftWarning, match=sentence):
-        assert graphs_of(model()) is None
+        assert recorded_forward(model()) is None
 
 
 def test_states_of_several_shapes_are_told_and_run_as_they_are(monkeypatch):
-    target = graphed(small_model())
+    target = recorded_target(small_model())
     ids = prompt_of(12)
     cache = prefilled(target, ids[:-1])
     cache.layers[0].values = cache.layers[0].values[..., :4]
     with pytest.warns(ForedraftWarning, match="states of several shapes"):
-        assert target.graphs.forward(lay_out_text(ids[-1:], 11), cache, lambda: None) is None
+        assert target.recordings.forward(lay_out_text(ids[-1:], 11), cache, lambda: None) is None
 
 
 def on_gpu(name, *_):
@@ -350,11 +350,11 @@ def test_graphs_are_used_on_a_gpu_where_they_are_asked_for(asked, monkeypatch):
     monkeypatch.setattr(api_module, "load_model", on_gpu)
     monkeypatch.setattr(api_module, "Compilation", None)  # nothing is compiled beside
     generator = load(TOY_DRAFT, method="none", compile=asked)
-    assert (generator.target.graphs is not None) == (asked is True)
+    assert (generator.target.recordings is not None) == (asked is True)
     assert generator.target.compiled is None
     if asked == "auto":
         generator.compile()
-    assert describe_environment(generator.target, TOY)["model"]["forward"] == "CUDA graphs"
+    assert describe_environment(generator.target, TOY)["model"]["forward"] == "recorded"
     plain = load(TOY_DRAFT, method="none", dtype="float32", device="cpu", compile=False)
     assert generator.generate("def f(", max_new_tokens=12).text == plain.generate("def f(", max_new_tokens=12).text
 
@@ -392,13 +392,13 @@ def test_recorded_texts_equal_plain_texts(method, options, nodes, sampling):
     model = llama().to("cuda")
     with exact_products():
         expected = written(TorchTarget(model), "none", {}, 0, sampling)
-        assert written(graphed(model), method, options, nodes, sampling) == expected
+        assert written(recorded_target(model), method, options, nodes, sampling) == expected
 
 
 @pytest.mark.gpu
 def test_a_recorded_store_grows_and_is_handed_on():
     model = llama().to("cuda")
-    target = graphed(model)
+    target = recorded_target(model)
     with exact_products():
         for length in (20, 480, 20):
             runs = [begun(each, length, tokens=96) for each in (target, TorchTarget(model))]
@@ -414,8 +414,8 @@ def test_what_cannot_be_recorded_on_a_gpu_is_told_and_the_text_goes_on(monkeypat
         logits, *others = scored(*arguments)
         return (logits + float(logits[0, 0]) * 0, *others)
 
-    monkeypatch.setattr(graphs, "scored", waits)
-    target = graphed(model)
-    with pytest.warns(ForedraftWarning, match="cannot be replayed as a CUDA graph"):
+    monkeypatch.setattr(recordings, "scored", waits)
+    target = recorded_target(model)
+    with pytest.warns(ForedraftWarning, match="cannot be recorded on its device"):
         ours = finished(begun(target, 20))
     assert ours == finished(begun(TorchTarget(model), 20))

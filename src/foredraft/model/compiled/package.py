@@ -8,25 +8,24 @@ through, or none, follows what each cost when it was compiled. Does not know how
 import hashlib
 import json
 import platform
+import re
 import warnings
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import transformers
 
 from foredraft.atomic_file import write_file
 from foredraft.cache_folder import cache_path
+from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftWarning, StoreError
 from foredraft.model.fingerprint import architecture
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 MOST_ROWS = 256
 """The most that a package takes; longer prompts are put in by so many tokens at a time."""
@@ -47,6 +46,9 @@ class PackageRecord:
         sha256: of its bytes.
         least_rows: the fewest rows it takes.
         most_rows: the most.
+        recipe: how it was compiled; empty where it was compiled before this was recorded.
+        kernels: which kernels of ours are in it, and which of the vendor's.
+        lost: recipes that would have been better, and why each of them failed.
     """
 
     name: str
@@ -54,6 +56,22 @@ class PackageRecord:
     sha256: str
     least_rows: int
     most_rows: int
+    recipe: str = ""
+    kernels: tuple[str, ...] = ()
+    lost: Mapping[str, str] = field(default_factory=dict)
+
+    def told(self) -> str:
+        """Return how it was compiled, in a sentence or two."""
+        rows = "one row" if self.most_rows == 1 else f"{self.least_rows} to {self.most_rows} rows"
+        if not self.recipe:
+            return f"The package for {rows} does not say how it was compiled; compiling it --again makes one that does."
+        made_of = f" ({', '.join(self.kernels)})" if self.kernels else ""
+        failed = "".join(f" {name[0].upper()}{name[1:]} failed: {reason}." for name, reason in self.lost.items())
+        return f"The package for {rows} is made of {self.recipe}{made_of}.{failed}"
+
+
+ANY = PackageRecord("any", "any.pt2", "", 2, MOST_ROWS)  # the exporter takes a dimension that may be 1 for a constant
+ONE = PackageRecord("one", "one.pt2", "", 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,34 +80,33 @@ class CompiledRecord:
 
     Attributes:
         packages: in the order in which they were compiled.
-        rows: ascending row counts that were timed.
-        seconds: by package name, and `eager`, the least time of each of `rows`; infinite where it takes no such rows.
-        same_bits: whether a row that was tried came out the same, to the last bit, alone and beside others.
+        costs: by package name, and `eager`, what passes cost of the rows that it takes.
+        same_bits: whether rows that were tried came out the same, to the last bit, alone and beside others.
         shapes: for each layer, its key heads and their size.
+        torch: the version that compiled; empty where that was not recorded.
+        warning: what an earlier torch compiled better, in a sentence; empty where there is nothing to warn of.
     """
 
     packages: tuple[PackageRecord, ...]
-    rows: tuple[int, ...]
-    seconds: dict[str, tuple[float, ...]]
+    costs: Mapping[str, CostCurve]
     same_bits: bool
     shapes: tuple[tuple[int, int], ...]
+    torch: str = ""
+    warning: str = ""
+
+    def told(self) -> list[str]:
+        """Return in sentences how each package was compiled, and what there is to warn of."""
+        by = [f"Compiled by torch {self.torch}."] if self.torch else []
+        return by + [package.told() for package in self.packages] + ([self.warning] if self.warning else [])
 
     def quickest(self) -> list[str]:
         """Return for 0 .. MOST_ROWS rows the name of what runs them in the least time; entry 0 says `eager`."""
-        counts = np.arange(1, MOST_ROWS + 1)
-        names = list(self.seconds)
-        times = np.stack([_between(counts, np.array(self.rows), np.array(self.seconds[name])) for name in names])
+        names = list(self.costs)
+        times = np.stack([self.costs[name].table(MOST_ROWS) for name in names])
+        rows = np.arange(MOST_ROWS + 1)
         for package in self.packages:
-            outside = (counts < package.least_rows) | (counts > package.most_rows)
-            times[names.index(package.name), outside] = np.inf
-        return [EAGER, *(names[best] for best in np.argmin(times, axis=0))]
-
-
-def _between(counts: IntArray, rows: IntArray, seconds: FloatArray) -> FloatArray:
-    """Interpolate over the row counts that were timed; beyond the last one, in proportion to the rows."""
-    timed = np.isfinite(seconds)
-    inside = np.interp(counts, rows[timed], seconds[timed])
-    return np.where(counts > rows[-1], inside * counts / rows[-1], inside)
+            times[names.index(package.name), (rows < package.least_rows) | (rows > package.most_rows)] = np.inf
+        return [EAGER, *(names[best] for best in np.argmin(times, axis=0)[1:])]
 
 
 class CompiledForward:
@@ -115,8 +132,8 @@ class CompiledForward:
     @property
     def gain(self) -> float:
         """How many times as long the model as it is takes for a row."""
-        times = [seconds[0] for seconds in self.record.seconds.values()]
-        return self.record.seconds[EAGER][0] / min(times)
+        costs = self.record.costs
+        return costs[EAGER].seconds[0] / min(curve.seconds[0] for curve in costs.values() if curve.rows[0] == 1)
 
     def rounds_alike(self, rows: int) -> bool:
         """Say whether passes of up to so many rows all run here, and a row comes out the same in each of them."""
@@ -206,19 +223,28 @@ def read_record(folder: Path) -> CompiledRecord | None:
     path = record_path(folder)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        packages = tuple(PackageRecord(**package) for package in data["packages"])
-        rows = tuple(int(count) for count in data["rows"])
-        seconds = {name: tuple(_number(each) for each in times) for name, times in data["seconds"].items()}
-        same_bits = bool(data["same_bits"])
+        packages = tuple(
+            PackageRecord(**package | {"kernels": tuple(package.get("kernels", ()))}) for package in data["packages"]
+        )
+        costs = {name: _curve(data["rows"], seconds) for name, seconds in data["seconds"].items()}
+        if data["format"] != _FORMAT or {EAGER, *(package.name for package in packages)} != set(costs):
+            raise ValueError(f"format {data['format']}, with costs of {', '.join(costs)}")
         shapes = tuple((int(heads), int(size)) for heads, size in data["shapes"])
-        sound = data["format"] == _FORMAT and {EAGER, *(package.name for package in packages)} == set(seconds)
+        told = {name: str(data.get(name, "")) for name in ("torch", "warning")}
+        return CompiledRecord(packages, costs, bool(data["same_bits"]), shapes, **told)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"The record of compiled forwards {path} is damaged. {_REMEDY}") from error
-    if not sound or any(len(times) != len(rows) for times in seconds.values()):
-        raise StoreError(f"The record of compiled forwards {path} is damaged. {_REMEDY}")
-    return CompiledRecord(packages, rows, seconds, same_bits, shapes)
+
+
+def records_of(model: Any, cache: Path) -> list[CompiledRecord]:
+    """Return what was compiled of the same weights in the same dtype by any torch, with any number of threads."""
+    records = []
+    for folder in sorted((cache / _FOLDER).glob(f"*/{weights_hash(model)}")):
+        with suppress(StoreError):  # it is told when it is asked for
+            records.append(read_record(folder))
+    return [record for record in records if record is not None]
 
 
 def write_record(folder: Path, record: CompiledRecord) -> None:
@@ -227,18 +253,34 @@ def write_record(folder: Path, record: CompiledRecord) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    seconds = {name: [each if np.isfinite(each) else None for each in times] for name, times in record.seconds.items()}
-    data = asdict(record) | {"format": _FORMAT, "seconds": seconds}
+    data: dict[str, Any] = asdict(record)
+    rows = record.costs[EAGER].rows
+    seconds = {name: dict(zip(curve.rows, curve.seconds, strict=True)) for name, curve in record.costs.items()}
+    del data["costs"]  # in their place, a table of all rows, null where a package does not take so many
+    table = {name: [of.get(count) for count in rows] for name, of in seconds.items()}
+    data |= {"format": _FORMAT, "rows": rows, "seconds": table}
     write_file(record_path(folder), json.dumps(data, indent=1).encode())
 
 
-def package_record(path: Path, name: str, rows: Sequence[int]) -> PackageRecord:
-    """Describe a package that was just written; `rows` are the fewest and the most that it takes."""
-    return PackageRecord(name, path.name, _sha256(path), rows[0], rows[1])
+def described(package: PackageRecord, folder: Path, recipe: str, lost: Mapping[str, str]) -> PackageRecord:
+    """Describe a package that was just written by a recipe after those that were lost."""
+    path = folder / package.file
+    return replace(package, sha256=_sha256(path), recipe=recipe, kernels=_kernels_in(path), lost=dict(lost))
 
 
-def _number(value: float | None) -> float:
-    return float("inf") if value is None else float(value)
+def _kernels_in(path: Path) -> tuple[str, ...]:
+    """Name the kernels of ours, and the calls into torch, that the C++ sources in a package hold."""
+    with zipfile.ZipFile(path) as package:
+        sources = [package.read(name).decode() for name in package.namelist() if name.endswith(".cpp")]
+    found = set(re.findall(r"// foredraft kernel: (.+)", "".join(sources)))
+    calls = set(re.findall(r"\baoti_torch_cpu_(\w+)\(", "".join(sources)))
+    return (*sorted(found), *(f"torch's {call.removesuffix('_out').strip('_')}" for call in sorted(calls)))
+
+
+def _curve(rows: list[int], seconds: list[float | None]) -> CostCurve:
+    """Return a curve of the rows that were timed; ValueError where there is not a time or null for each."""
+    timed = [(int(count), float(each)) for count, each in zip(rows, seconds, strict=True) if each is not None]
+    return CostCurve(tuple(count for count, _ in timed), tuple(each for _, each in timed))
 
 
 def _setting(model: Any) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from foredraft.cache_folder import cache_folder
 from foredraft.errors import ForedraftWarning
-from foredraft.model.compiled import compiled_folder, record_path
+from foredraft.model.compiled.package import compiled_folder, read_record, record_path
 from foredraft.model.quantized import dtype_name
 
 MOST_SECONDS = 900.0
@@ -32,7 +32,7 @@ class Compilation:
     """
 
     def __init__(self, name: str, model: Any) -> None:
-        self._record = record_path(compiled_folder(model, cache_folder()))
+        self._folder = compiled_folder(model, cache_folder())
         self._seen = self._stamp()
         command = [
             sys.executable, "-m", "foredraft", "compile", name, "--dtype", dtype_name(model),
@@ -52,9 +52,12 @@ class Compilation:
         """Say whether a package was added since this was asked last; a failure is told once, as a warning."""
         if self._process is not None and not self.running:
             said = (self._process.stderr.read() if self._process.stderr is not None else "").strip()
-            if self._process.returncode:
-                last = said.splitlines()[-1] if said else f"The compiler ended with status {self._process.returncode}."
+            status, record = self._process.returncode, None if self._process.returncode else read_record(self._folder)
+            if status:
+                last = said.splitlines()[-1] if said else f"The compiler ended with status {status}."
                 warnings.warn(last, ForedraftWarning, stacklevel=2)
+            elif record is not None and record.warning:
+                warnings.warn(record.warning, ForedraftWarning, stacklevel=2)
             _end(self._process)
             self._process = None
         stamp = self._stamp()
@@ -63,7 +66,7 @@ class Compilation:
 
     def _stamp(self) -> int:
         try:
-            return self._record.stat().st_mtime_ns
+            return record_path(self._folder).stat().st_mtime_ns
         except OSError:
             return 0
 

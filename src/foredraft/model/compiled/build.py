@@ -1,0 +1,325 @@
+"""Compile a model's forward ahead of time for this machine, and keep the packages in the cache folder.
+
+One package covers what generation asks for, made of kernels in which a row comes out the same to the last bit whatever
+rows stand beside it; so plain and drafted steps find the same weights in the processor's cache. Where a row alone comes
+out otherwise, it has a package of its own. Each is timed against the model itself, so that the slower one is never
+used. Knows torch's exporter and compiler. Does not know who calls the result.
+"""
+
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
+from foredraft.contracts import CostCurve
+from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
+from foredraft.model.compiled.export import CONTEXT, Subject, compiled_attention, merge_products
+from foredraft.model.compiled.kernels import own_kernels
+from foredraft.model.compiled.package import (
+    ANY,
+    EAGER,
+    MOST_ROWS,
+    ONE,
+    CompiledRecord,
+    PackageRecord,
+    compiled_folder,
+    described,
+    load_package,
+    read_record,
+    records_of,
+    run_package,
+    runs_on_cpu,
+    write_record,
+)
+from foredraft.model.quantized import INT8, dtype_name
+from foredraft.model.support import inspect
+
+MOST_BYTES = 2**30
+"""Each package holds the weights once more, and a larger model spends its time reading them, not between them."""
+
+_TRACED_ROWS = 4
+_TIMED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, MOST_ROWS)
+_ROUNDS = 4
+_REPEATS = 2
+_PROBED_ROWS = (*range(1, 17), 17, 24, 31, 32, 33, 48, 63, 64, 65, 128, 255)
+"""Passes of so many rows are compared with one of the most: all row counts up to two blocks of any kernel, and those
+around the sizes at which rows are divided among threads and caches."""
+_PROBED_AT_LEAST = 32  # rows of the chain that each of them goes through, in several passes where need be
+_DTYPES = ("float32", "bfloat16", INT8)
+
+_LEAST_SHARED, _LEAST_SHARED_FLOAT64 = 16 * 1024, 512
+"""Numbers of each thread from which on what is made of them one by one is divided among threads.
+
+torch's 512 has two threads meet twelve times a layer for a draft of four rows. In float32 and bfloat16 that takes
+longer than the numbers do; in float64, which surrounds products in eight bits, it does not.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One way to compile.
+
+    Attributes:
+        name: as the record has it.
+        own: whether with kernels and rewritings of our own, or with what torch's compiler writes.
+        backends: what products may be made of: "CPP" are kernels, "ATEN" calls into the vendor's library.
+    """
+
+    name: str
+    own: bool
+    backends: str
+
+
+RECIPES = (
+    Recipe("our kernels", own=True, backends="CPP"),
+    # without AVX-512 VNNI there is no kernel for products of integers
+    Recipe("our kernels and the vendor's products", own=True, backends="CPP,ATEN"),
+    Recipe("torch's kernels", own=False, backends="CPP,ATEN"),
+)
+"""The first that succeeds is taken."""
+
+
+Progress = Callable[[float, str], None]
+
+
+def compile_forward(
+    model: Any, cache: Path, *, again: bool = False, seconds: float | None = None, progress: Progress | None = None
+) -> tuple[Path, CompiledRecord]:
+    """Compile what is missing of a model's packages, and time them all anew.
+
+    A killed compilation leaves what was complete.
+
+    Args:
+        model: a transformers model in evaluation mode, on the CPU.
+        cache: the cache folder, there and writable.
+        again: compile also what is there.
+        seconds: begin no further package after this many.
+        progress: told about each package.
+
+    Returns:
+        The folder of the packages, and what it holds now.
+
+    Raises:
+        UsageError: a model that cannot be compiled here, with the reason.
+        StoreError: what lies in the folder is damaged.
+        ForedraftError: no compiler, a forward that cannot be compiled, or no room for the result.
+    """
+    _check(model)
+    start = perf_counter()
+    tell = progress or (lambda _share, _what: None)
+    with _as_sentence():
+        folder = compiled_folder(model, cache)
+        folder.mkdir(parents=True, exist_ok=True)
+        before = records_of(model, cache)
+        record = earlier = None if again else read_record(folder)
+        subject = Subject(model)
+        for share, package, rows in ((0.0, ANY, "any number of rows"), (0.5, ONE, "one row")):
+            packages = record.packages if record is not None else ()
+            late = packages and seconds is not None and perf_counter() - start > seconds
+            if late or any(each.name == package.name or each.least_rows == 1 for each in packages):
+                continue
+            tell(share, f"compiling the forward for {rows}")
+            compiled = _compiled(subject, package, folder)
+            lost = _lost_recipe(compiled, before)
+            if lost:
+                warnings.warn(lost, ForedraftWarning, stacklevel=2)
+            lost = lost or (record.warning if record is not None else "")
+            record = _time(subject, folder, (*packages, compiled), lost)  # from now on others can use it
+        assert record is not None  # the first package is compiled whatever the time
+        if record is earlier:
+            tell(0.0, "timing what was compiled earlier")
+            record = _time(subject, folder, record.packages, record.warning)
+    return folder, record
+
+
+def _lost_recipe(package: PackageRecord, before: list[CompiledRecord]) -> str:
+    """Return a sentence where a better recipe made the same package of the same weights earlier; else nothing."""
+    for record in before:
+        for earlier in record.packages:
+            if earlier.name == package.name and earlier.recipe in package.lost:
+                reason = package.lost[earlier.recipe]
+                return (
+                    f"With torch {record.torch} this model's forward was made of {earlier.recipe}, which fails with "
+                    f"torch {torch.__version__} ({reason}); it is made of {package.recipe} now, and may be slower. Go "
+                    "back to that torch, or report it."
+                )
+    return ""
+
+
+def _time(subject: Subject, folder: Path, packages: tuple[PackageRecord, ...], warning: str) -> CompiledRecord:
+    """Try whether rows come out alike, time every package and the model itself, and keep what was found.
+
+    Where a row alone comes out of the package for any number as it does beside others, that package takes it too.
+    """
+    loaded = {package.name: load_package(folder / package.file) for package in packages}
+    alike = _same_bits(subject, loaded)
+    least = 1 if alike and ONE.name not in loaded else ANY.least_rows
+    takes = tuple(replace(package, least_rows=least) if package.name == ANY.name else package for package in packages)
+    costs = _timed(subject, takes, loaded)
+    record = CompiledRecord(takes, costs, alike, subject.shapes, torch.__version__, warning)
+    write_record(folder, record)
+    return record
+
+
+def _check(model: Any) -> None:
+    """Refuse what cannot be compiled, or gains nothing by it.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    support = inspect(model.config)
+    size = sum(each.numel() * each.element_size() for each in chain(model.parameters(), model.buffers()))
+    if not hasattr(torch._C._aoti.AOTIModelPackageLoader, "boxed_run"):  # noqa: SLF001  # what older torch lacks
+        raise UsageError(f"This is torch {torch.__version__}; foredraft compiles with 2.8 or newer.")
+    if not runs_on_cpu(model):
+        raise UsageError(f"The model is on {model.device}; foredraft compiles for the CPU. Load it with --device cpu.")
+    if dtype_name(model) not in _DTYPES or getattr(model, "is_quantized", False):
+        raise UsageError(f"The model's dtype is {dtype_name(model)}; foredraft compiles {', '.join(_DTYPES)}.")
+    if size > MOST_BYTES:
+        raise UsageError(
+            f"The model's weights take {size / 2**30:.1f} GiB and foredraft compiles up to {MOST_BYTES / 2**30:.0f} "
+            "GiB: a larger model spends its time reading its weights, which compiling does not shorten."
+        )
+    if support.window is not None and support.window < CONTEXT + MOST_ROWS:
+        raise UsageError(
+            f"The model's window of {support.window} tokens is too short to compile for: {CONTEXT + MOST_ROWS}."
+        )
+
+
+@contextmanager
+def _as_sentence() -> Iterator[None]:
+    """Turn what torch's exporter and compiler raise, of which there is no list, into one sentence."""
+    try:
+        yield
+    except ForedraftError:
+        raise
+    except OSError as error:
+        raise ForedraftError(
+            f"The compiled forward cannot be written ({error.strerror or error}); generation goes on without it. Make "
+            "room, or set FOREDRAFT_CACHE to a folder you can write to."
+        ) from error
+    except Exception as error:
+        compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
+        missing = not any(shutil.which(name) for name in compilers if name)
+        remedy = "Install a C++ compiler (g++)" if missing else "Please report it with the model's name"
+        raise ForedraftError(
+            f"The forward cannot be compiled ({told(error)}); generation goes on without it. {remedy}."
+        ) from error
+
+
+def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> PackageRecord:
+    """Compile one package by the first recipe that succeeds, and describe it; the file is there whole or not at all."""
+    path = folder / package.file
+    beside = folder / f"{package.name}.{os.getpid()}{TEMPORARY_SUFFIX}.pt2"  # torch insists on the ending
+    lost: dict[str, str] = {}
+    try:
+        for recipe in RECIPES:
+            try:
+                _compile(subject, package, recipe, beside)
+                break
+            except OSError:  # no room: another recipe finds none either
+                raise
+            except Exception as error:  # of what goes wrong inside the compiler there is no list
+                lost[recipe.name] = told(error)
+                if recipe is RECIPES[-1]:
+                    reasons = "; ".join(f"by {name}: {reason}" for name, reason in lost.items())
+                    raise RuntimeError(reasons) from error
+        place_file(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return described(package, folder, recipe.name, lost)
+
+
+def _compile(subject: Subject, package: PackageRecord, recipe: Recipe, path: Path) -> None:
+    """Trace a package and compile it by one recipe, into `path`."""
+    from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
+
+    options = {
+        "freezing": True, "max_autotune": True, "max_autotune_gemm_backends": recipe.backends,
+        "cpp.min_chunk_size": _LEAST_SHARED_FLOAT64 if subject.dtype == torch.float64 else _LEAST_SHARED,
+    }  # fmt: skip
+    with ExitStack() as contexts:
+        contexts.enter_context(torch.no_grad())
+        if recipe.own:
+            contexts.enter_context(own_kernels())
+            contexts.enter_context(compiled_attention(subject.config))
+        arguments = (*subject.arguments(np.zeros(min(_TRACED_ROWS, package.most_rows), np.int64)), *subject.buffers())
+        dimensions = subject.dynamic(package.least_rows, package.most_rows)
+        program = torch.export.export(subject.forward, arguments, strict=False, dynamic_shapes=dimensions)
+        if recipe.own:
+            merge_products(program)
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+
+
+@torch.inference_mode()
+def _timed(subject: Subject, packages: tuple[PackageRecord, ...], loaded: Mapping[str, Any]) -> dict[str, CostCurve]:
+    """Return what passes cost of the timed row counts, the least time of each, of the model and of each package."""
+    takes: dict[str, tuple[int, ...]] = {EAGER: _TIMED_ROWS}
+    for package in packages:
+        takes[package.name] = tuple(n for n in _TIMED_ROWS if package.least_rows <= n <= package.most_rows)
+    least = {name: np.full(len(rows), np.inf) for name, rows in takes.items()}
+    buffers = subject.buffers()
+    for rows in _TIMED_ROWS:
+        arguments = (*subject.arguments(np.zeros(rows, np.int64)), *buffers)
+        flat = _flat(arguments)
+        for _ in range(_ROUNDS):
+            for name in (name for name in takes if rows in takes[name]):
+                place = takes[name].index(rows)
+                for _ in range(_REPEATS):  # as when steps follow each other: the first one finds others' weights cached
+                    start = perf_counter()
+                    subject.forward(*arguments) if name == EAGER else run_package(loaded[name], list(flat))
+                    least[name][place] = min(least[name][place], perf_counter() - start)
+    # more rows that took less time show that the fewer were disturbed
+    falling = {name: np.minimum.accumulate(times[::-1])[::-1] for name, times in least.items()}
+    return {name: CostCurve(rows, tuple(falling[name].tolist())) for name, rows in takes.items()}
+
+
+@torch.inference_mode()
+def _same_bits(subject: Subject, packages: Mapping[str, Any]) -> bool:
+    """Run a chain of the most rows at once, and again in passes of each probed number; say whether bits are the same.
+
+    What is compared are the scores of every row, and the states that it leaves in the cache.
+    """
+    noise = torch.Generator().manual_seed(0)
+    vocabulary = subject.config.get_text_config().vocab_size
+    token_ids = torch.randint(0, vocabulary, (MOST_ROWS,), generator=noise).numpy()
+    context = [torch.randn(each.shape, generator=noise).to(each.dtype) for each in chain(*subject.buffers())]
+
+    def scored(together: int, rows: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the scores of the first `rows` rows, `together` at a time, and all states up to them."""
+        buffers = [each.clone() for each in context]
+        scores = []
+        for first in range(0, rows, together):
+            ids = token_ids[first : min(first + together, rows)]
+            package = packages.get(ONE.name, packages[ANY.name]) if len(ids) == 1 else packages[ANY.name]
+            arguments = _flat(subject.arguments(ids, CONTEXT + first))
+            scores.append(run_package(package, [*arguments, *buffers])[0].clone())
+        return torch.cat(scores), [each[:, :, : CONTEXT + rows] for each in buffers]
+
+    whole, states = scored(MOST_ROWS, MOST_ROWS)
+    for together in _PROBED_ROWS:
+        rows = max(together, _PROBED_AT_LEAST)
+        try:
+            found, left = scored(together, rows)
+        except RuntimeError:  # traced for two rows and more, the package may refuse one
+            return False
+        pairs = zip((found, *left), (whole[:rows], *(each[:, :, : CONTEXT + rows] for each in states)), strict=True)
+        if not all(torch.equal(ours, theirs) for ours, theirs in pairs):
+            return False
+    return True
+
+
+def _flat(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return arguments of `FunctionalForward.forward` in the order in which the exporter flattens them."""
+    leaves: list[torch.Tensor] = torch.utils._pytree.tree_leaves(arguments)  # noqa: SLF001  # torch has no public name
+    return leaves

@@ -1,0 +1,304 @@
+"""A model's forward as a function of tensors alone, which is what a compiler ahead of time takes, and its trace.
+
+The cache goes in as its buffers and is written in place; masks, positions and slots go in as they are laid out. Knows
+transformers' forward and attention interface, and torch's exporter. Does not know how it is compiled, or who calls it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.fx import Graph, Node
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from foredraft.errors import UsageError
+from foredraft.graph.layout import lay_out_text
+from foredraft.model.compiled.kernels import LANES, attend
+from foredraft.model.compiled.package import MOST_ROWS
+from foredraft.model.kv_cache import Span
+from foredraft.model.mask import attention_mask
+from foredraft.model.support import inspect
+
+CONTEXT = 200
+"""Slots in use behind which a forward is traced, tried and timed."""
+
+_COMPILED = "foredraft_compiled"
+_LINEAR = torch.ops.aten.linear.default
+_TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int)
+
+
+class FunctionalForward(nn.Module):
+    """The logits and last hidden states of a pass, from its rows and the buffers of one sequence's cache.
+
+    Args:
+        model: a causal language model in evaluation mode.
+        layer_types: for each layer, its attention type.
+        windows: for each layer, its sliding window, or None; layers of one window share slots and mask.
+    """
+
+    def __init__(self, model: Any, layer_types: Sequence[str], windows: Sequence[int | None]) -> None:
+        super().__init__()
+        self.model = model
+        spans = list(dict.fromkeys(windows))
+        self._span_of = [spans.index(window) for window in windows]
+        self._type_of = dict(zip(layer_types, self._span_of, strict=True))
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        masks: list[torch.Tensor],
+        slots: list[torch.Tensor],
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Score rows, and write their states into the cache's buffers.
+
+        Args:
+            token_ids: int64[1, R].
+            positions: int64[1, R].
+            masks: for each window, float[1, 1, R, S + R], added to attention scores; S slots are in use.
+            slots: for each window, int64[R], the slots that the rows' states go to: S and those behind it.
+            keys: for each layer, float[1, heads, C, head_dim], written in place; C is at least S + R.
+            values: the same.
+
+        Returns:
+            float[R, V], and the last hidden states, float[R, D].
+        """
+        layers: list[Any] = []  # transformers' list type takes no subclass
+        for layer, span in enumerate(self._span_of):
+            visible = masks[span].shape[-1]
+            torch._check(visible <= keys[layer].shape[2])  # noqa: SLF001  # the documented way to tell the exporter
+            layers.append(_BufferLayer(keys[layer], values[layer], slots[span], visible))
+        mask = masks[0] if len(self._type_of) == 1 else {kind: masks[span] for kind, span in self._type_of.items()}
+        output = self.model(
+            input_ids=token_ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=Cache(layers=layers),
+            use_cache=True,
+            output_hidden_states=True,
+        )
+        return output.logits[0], output.hidden_states[-1][0]
+
+
+class _BufferLayer(CacheLayerMixin):
+    """One layer's buffers as transformers' cache layer: rows go to given slots, attention sees the first ones."""
+
+    is_compileable = True
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, visible: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it without annotations
+        self.keys, self.values = keys, values
+        self.is_initialized = True
+        self._slots, self._visible = slots, visible
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Do nothing: the buffers are there."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the rows' states to their slots; return all that these rows may attend to."""
+        self.keys.index_copy_(2, self._slots, key_states)
+        self.values.index_copy_(2, self._slots, value_states)
+        return self.keys[:, :, : self._visible], self.values[:, :, : self._visible]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002  # transformers' signature
+        """Return the number of visible slots, and 0."""
+        return self._visible, 0
+
+    def get_seq_length(self) -> int:
+        """Return 0: positions are given, so nobody needs to derive them."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """Return -1: the buffer is what it is."""
+        return -1
+
+    get_max_cache_shape = get_max_length  # the name of the same method in transformers before 5.20
+
+
+class Subject:
+    """A model as what is compiled and timed: its functional forward, with arguments for it.
+
+    Args:
+        model: a transformers model.
+
+    Raises:
+        UsageError: a layer that keeps no keys and values of its own.
+    """
+
+    def __init__(self, model: Any) -> None:
+        support = inspect(model.config)
+        self.forward = FunctionalForward(model, support.layer_types, support.windows).eval()
+        self.config = model.config
+        self.dtype = model.dtype
+        self._windows = support.windows
+        self._spans = list(dict.fromkeys(support.windows))
+        self.shapes = tuple(_buffer_shapes(model))
+
+    def dynamic(self, least_rows: int, most_rows: int) -> tuple[Any, ...]:
+        """Say which dimensions of the arguments vary: the slots in use and allocated of each window, and the rows."""
+        several = most_rows > least_rows
+        rows = torch.export.Dim("rows", min=least_rows, max=most_rows) if several else None
+        # the exporter wants room behind the slots in use; where there is none, the code runs as well
+        visible = [torch.export.Dim(f"visible{number}", min=2, max=2**20 - 1) for number in range(len(self._spans))]
+        capacity = [torch.export.Dim(f"capacity{number}", min=3, max=2**20) for number in range(len(self._spans))]
+        buffers = [{2: capacity[self._spans.index(window)]} for window in self._windows]
+        by_row = {1: rows} if several else None
+        masks = [{2: rows, 3: dim} if several else {3: dim} for dim in visible]
+        slots = [{0: rows} if several else None for _ in self._spans]
+        return (by_row, by_row, masks, slots, buffers, list(buffers))
+
+    def buffers(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the keys and the values of every layer, with room for the most rows behind some context."""
+        # windows differ in what is allocated, lest the exporter take them for one
+        capacity = {window: CONTEXT + MOST_ROWS + 56 + 8 * number for number, window in enumerate(self._spans)}
+        keys = [
+            torch.zeros(1, heads, capacity[window], size, dtype=self.dtype)
+            for (heads, size), window in zip(self.shapes, self._windows, strict=True)
+        ]
+        return keys, [torch.zeros_like(each) for each in keys]
+
+    def arguments(self, token_ids: npt.NDArray[np.int64], at: int = CONTEXT) -> tuple[Any, ...]:
+        """Return the arguments of `FunctionalForward.forward` before the buffers: a chain behind `at` slots."""
+        layout, span = lay_out_text(token_ids, at), Span(None)
+        span.stored = at
+        mask, positions = (
+            attention_mask(layout, span, self.dtype, torch.device("cpu")),
+            torch.from_numpy(layout.positions),
+        )
+        several = range(len(self._spans))
+        return (
+            torch.from_numpy(layout.token_ids)[None],
+            positions[None],
+            [mask.clone() for _ in several],
+            [positions.clone() for _ in several],
+        )
+
+
+def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
+    """Return the key heads and the head's size of each layer, as the model itself writes them.
+
+    Raises:
+        UsageError: a layer that keeps no keys and values of its own.
+    """
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    with torch.inference_mode():
+        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), past_key_values=cache, use_cache=True)
+    shapes = []
+    for number, layer in enumerate(cache.layers):
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if keys is None or values is None or keys.shape != values.shape:
+            raise UsageError(f"Layer {number} of this model keeps no keys and values of one shape; it is not compiled.")
+        shapes.append((keys.shape[1], keys.shape[3]))
+    return shapes
+
+
+@contextmanager
+def compiled_attention(config: Any) -> Iterator[None]:
+    """Have the model attend by `attend`, for which the compiler has a kernel, until the block ends.
+
+    Only where it runs torch's scaled dot product attention; other kernels stay as they are.
+    """
+    kernel = config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
+    if kernel != "sdpa":
+        yield
+        return
+    ALL_ATTENTION_FUNCTIONS.register(_COMPILED, _attention)
+    config._attn_implementation = _COMPILED  # noqa: SLF001  # the same
+    try:
+        yield
+    finally:
+        config._attn_implementation = kernel  # noqa: SLF001  # the same
+
+
+def _attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend as transformers' `sdpa` does, by `attend` where it takes what is given.
+
+    Args:
+        module: the attention layer.
+        query: float[1, heads, R, head_dim].
+        key: float[1, key heads, S + R, head_dim].
+        value: the same.
+        attention_mask: float[1, 1, R, S + R].
+        dropout: 0.
+        scaling: of the scores.
+        **options: what else transformers' kernels take.
+    """
+    one_mask = attention_mask is not None and attention_mask.shape[1] == 1  # for all heads
+    if attention_mask is None or not one_mask or query.shape[0] != 1 or query.shape[-1] % LANES:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    attended = attend(query[0], key[0], value[0], attention_mask[0, 0], scale)
+    return attended.unflatten(1, (query.shape[1], -1))[None], None
+
+
+def merge_products(program: torch.export.ExportedProgram) -> None:
+    """Make one product of linear maps of the same rows whose results are taken apart into heads: queries, keys, values.
+
+    Each number that comes out is the same as before. Those whose results go through a function stay apart, as the
+    compiler computes that within the product.
+
+    Args:
+        program: an exported forward, changed in place.
+    """
+    graph = program.graph_module.graph
+    groups: dict[tuple[Any, int], list[Node]] = {}
+    for node in graph.nodes:
+        if node.target is not _LINEAR or not all(user.target in _TAKEN_APART for user in node.users):
+            continue
+        rows, *weights = node.args
+        if all(isinstance(weight, Node) and weight.op == "placeholder" for weight in weights):  # there from the start
+            groups.setdefault((rows, len(weights)), []).append(node)  # with a bias or without
+    for group in groups.values():
+        if len(group) > 1:
+            _merge(graph, group)
+    program.graph_module.recompile()
+
+
+def _merge(graph: Graph, group: list[Node]) -> None:
+    """Put one linear map in the place of several of the same rows."""
+    rows = group[0].args[0]
+    with graph.inserting_before(group[0]):
+        weights = zip(*(node.args[1:] for node in group), strict=True)
+        together = _call(
+            graph, _LINEAR, rows, *(_call(graph, torch.ops.aten.cat.default, list(each)) for each in weights)
+        )
+        start = 0
+        for node in group:
+            end = start + node.meta["val"].shape[-1]
+            node.replace_all_uses_with(_call(graph, torch.ops.aten.slice.Tensor, together, -1, start, end))
+            start = end
+    for node in group:
+        graph.erase_node(node)
+
+
+def _call(graph: Graph, operation: Any, *arguments: Any) -> Node:
+    """Insert a call, with the shape and dtype of what comes out, as the exporter notes them."""
+    node = graph.call_function(operation, arguments)
+    values = torch.fx.map_arg(arguments, lambda given: given.meta["val"])
+    node.meta["val"] = operation(*values)
+    return node

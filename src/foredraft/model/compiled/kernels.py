@@ -1,0 +1,364 @@
+"""The kernels that torch's compiler makes a forward of in the place of its own: attention, and products with weights.
+
+In each of them a row comes out the same to the last bit, whatever rows stand beside it. `own_kernels` hands them to the
+compiler. Knows the compiler's interfaces for templates, some of them private. Does not know models, or how a forward is
+traced.
+
+Attention of a few rows over the cache of one sequence (attention.cpp.jinja): torch's own copies grouped keys once for
+each query head, and calls a library built for thousands of rows. Here a hidden slot adds an exact zero in the order of
+the slots, so a drafted row attends as it would alone.
+
+Products in float32 and bfloat16 (products.cpp.jinja): what the compiler writes keeps its sums in memory and not in
+registers once there are five rows or more, and widens bfloat16 one number at a time. Here both sides are widened to
+float32 and weights are asked for ahead of their use. Some processors multiply bfloat16 by pairs twice as fast (AMD's
+since Zen 4), others at half that rate, so it is tried. The compiler looks up how a product is divided among
+threads and caches anew in each product whose number of rows is a symbol, and cuts the depth to what the smallest cache
+holds; here all but the rows is known, and a strip of the weights is read to its end (blocking.cpp.jinja).
+
+Products in eight-bit integers (int8_products.cpp.jinja): torch's pack the weights anew in each pass of several rows;
+here they are packed once, and sums are exact whatever their order.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.library import custom_op
+
+QUERIES = 4
+"""Query rows that are scored side by side, so that each key is read once for all of them."""
+
+LANES = 16
+"""The most numbers that a vector register holds; the size of a head must be a multiple of this."""
+
+INT8_ROWS, INT8_VECTORS = 8, 3
+"""Rows times vectors of 16 sums that fill the registers, with the weights and a row's numbers beside them."""
+
+BYTES_AHEAD = 9 * 1024
+"""Weights are asked for so far ahead of their use: 2 KiB are too few where the cache is shared, 18 no better."""
+
+PAIR_TRIALS = 20
+"""Products that are timed of each kind to say whether multiplying by pairs is quicker."""
+
+_WIDEST = 512  # bits of a vector register; there are enough of them then to score four slots for four queries at once
+_WIDEST_PADDING = 1 / 16  # of the columns; the last strip of weights is filled up with zeros, which take time too
+_INT8_AT_ONCE = 4  # numbers that one instruction multiplies and adds
+_PAIR_SHAPE = (16, 1024, 2048)  # rows, depth and columns of a product such as a forward has
+_PAIRS_QUICKER = 1.2
+
+
+@custom_op("foredraft::attend", mutates_args=())
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float
+) -> torch.Tensor:
+    """Attend from `R` rows to `S` slots; this is what runs where nothing is compiled, and what the kernel is tested by.
+
+    Args:
+        query: floating point[heads, R, D], D a multiple of `LANES`.
+        key: floating point[key heads, S, D]; each serves heads / key heads query heads in a row.
+        value: the same.
+        mask: floating point[R, S], added to the scores.
+        scaling: of the scores.
+
+    Returns:
+        floating point[R, heads * D], in the dtype of `query`; sums are in float32 at least.
+    """
+    precise = torch.promote_types(query.dtype, torch.float32)
+    groups = query.shape[0] // key.shape[0]
+    keys, values = (each.to(precise).repeat_interleave(groups, 0) for each in (key, value))
+    weights = torch.softmax(query.to(precise) * scaling @ keys.mT + mask.to(precise), -1)
+    return (weights @ values).to(query.dtype).transpose(0, 1).flatten(1)
+
+
+@attend.register_fake
+def _(
+    query: torch.Tensor, _key: torch.Tensor, _value: torch.Tensor, _mask: torch.Tensor, _scaling: float
+) -> torch.Tensor:
+    heads, rows, size = query.shape
+    return query.new_empty(rows, heads * size)
+
+
+def int8_product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply integers exactly; this is what runs where nothing is compiled.
+
+    Args:
+        rows: int8[R, K].
+        weight: int8[N, K]; K below 65,536, as sums have 32 bits.
+
+    Returns:
+        int32[R, N], `rows @ weight.T`.
+    """
+    return torch._int_mm(rows, weight.t())  # noqa: SLF001  # torch's only integer product
+
+
+multiply_int8 = custom_op("foredraft::multiply_int8", int8_product, mutates_args=())
+"""The same as an operation that torch's compiler has the kernel for; calling it as it is takes longer."""
+
+
+@multiply_int8.register_fake
+def _(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return rows.new_empty(rows.shape[0], weight.shape[0], dtype=torch.int32)
+
+
+@contextmanager
+def own_kernels() -> Iterator[None]:
+    """Have torch's compiler use these kernels until the block ends.
+
+    Products in float32 and bfloat16 stay the compiler's where the processor has neither AVX-512 nor AVX2, those in
+    eight bits where it has no AVX-512 VNNI. Sines and cosines are kept, which the compiler counts as cheap and would
+    compute again, those of every position, for every head of every layer.
+    """
+    import torch._inductor.lowering as lowerings  # slow to import, and needed by those who compile alone
+    from torch._inductor.codegen import cpp_gemm_template as division
+    from torch._inductor.codegen import cpp_micro_gemm as products
+
+    operations = torch.ops.foredraft
+    table: dict[Any, Any] = lowerings.lowerings
+    lowerings.register_lowering(operations.attend.default, type_promotion_kind=None)(_lowered_attention)
+    lowerings.register_lowering(operations.multiply_int8.default, type_promotion_kind=None)(_lowered_int8)
+    angles = (torch.ops.aten.cos.default, torch.ops.aten.sin.default)
+    blocking = division.GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED
+    with ExitStack() as until_the_end:
+
+        def replace(owner: Any, name: str, value: Any) -> None:
+            until_the_end.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
+        theirs = {angle: table[angle] for angle in angles}
+        until_the_end.callback(lambda: table.update(theirs))
+        table.update({angle: _kept(lowering) for angle, lowering in theirs.items()})
+        replace(products, "micro_gemm_configs", _product_kernels(products.micro_gemm_configs))
+        ours = f"{{% if micro_gemm.own %}}{_source('blocking')}{{% else %}}{blocking}{{% endif %}}"
+        replace(division, "GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED", ours)
+        # torch forbids it at runtime, and writes code for it all the same
+        replace(division.CppGemmTemplate, "maybe_k_slicing", lambda _self: False)
+        yield
+
+
+def pairs_are_quicker(clock: Callable[[], float] = perf_counter) -> bool:
+    """Say whether this processor multiplies bfloat16 by pairs, and more quickly than float32; takes some 20 ms.
+
+    What is timed is the vendor's library, which has kernels of both kinds.
+    """
+    if not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001  # torch has no public name for it
+        return False
+    return _least_seconds(torch.float32, clock) > _PAIRS_QUICKER * _least_seconds(torch.bfloat16, clock)
+
+
+def packed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return eight-bit weights as the kernel reads them, and what its sums begin with.
+
+    The instruction multiplies unsigned numbers by signed ones, so rows go in with 128 added to each number; the sums
+    begin with what that adds, taken away.
+
+    Args:
+        weight: int8[N, K].
+
+    Returns:
+        int8[S, K / 4, 48, 4] and int32[S * 48]: S strips of 48 columns, filled up with zeros, as is K.
+    """
+    columns, size = weight.shape
+    strip = INT8_VECTORS * LANES
+    filled = torch.nn.functional.pad(weight, (0, -size % _INT8_AT_ONCE, 0, -columns % strip))
+    strips = filled.unflatten(0, (-1, strip)).unflatten(2, (-1, _INT8_AT_ONCE)).transpose(1, 2).contiguous()
+    return strips, -128 * filled.sum(1, dtype=torch.int32)
+
+
+@torch.inference_mode()
+def _least_seconds(dtype: torch.dtype, clock: Callable[[], float]) -> float:
+    """Return the least time of a product of the size that a forward's have."""
+    rows, depth, columns = _PAIR_SHAPE
+    few, many = torch.ones(rows, depth, dtype=dtype), torch.ones(columns, depth, dtype=dtype)
+    seconds = []
+    for _ in range(PAIR_TRIALS):
+        start = clock()
+        torch.nn.functional.linear(few, many)
+        seconds.append(clock() - start)
+    return min(seconds)
+
+
+def _source(name: str) -> str:
+    """Return the C++ source of a kernel, with Jinja's placeholders, which lies beside this module."""
+    return Path(__file__).with_name(f"{name}.cpp.jinja").read_text(encoding="utf-8")
+
+
+def _kept(lowering: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a lowering whose result the compiler keeps in memory."""
+
+    def keep(values: Any) -> Any:
+        result = lowering(values)
+        result.realize()
+        return result
+
+    return keep
+
+
+def _kernel_call(name: str, source: str, inputs: Mapping[str, Any], layout: Any, **values: Any) -> Any:
+    """Return the call of a kernel as torch's compiler represents it.
+
+    Args:
+        name: of the kernel.
+        source: the template; it finds `inputs` and `values` by their names, `kernel` and `template` as torch's own
+            templates do, `output`, and `num_threads`.
+        inputs: realised tensors of the compiler, by name.
+        layout: of what comes out.
+        **values: what else is filled in.
+    """
+    from torch._inductor.codegen.cpp_template import CppTemplate
+
+    class Kernel(CppTemplate):  # torch's interface: it asks for a subclass
+        def render(self, **given: Any) -> str:
+            if given.get("epilogue_nodes"):
+                raise NotImplementedError(f"the kernel {name} has no place for what is made of its results")
+            rendered: str = self._template_from_string(source).render(
+                template=self,
+                kernel=given["kernel"],
+                output=given.get("template_buffer_node") or self.output_node,
+                num_threads=self.num_threads,
+                **dict(zip(inputs, self.input_nodes, strict=True)),
+                **values,
+            )
+            return rendered
+
+    kernel: Any = Kernel(name, list(inputs.values()), layout, torch.get_num_threads())  # torch leaves it unannotated
+    called = kernel.generate().output_node()
+    called.data.data.allow_epilogue_fusion = False
+    return called
+
+
+def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Any:
+    """Return the kernel's call as torch's compiler represents it; the arguments are those of `attend`."""
+    from torch._inductor.codegen.cpp_micro_gemm import get_restrict_keyword
+    from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+    from torch._inductor.ir import ExternKernel, FixedLayout
+
+    given = {"query": query, "key": key, "value": value, "mask": mask}
+    inputs = {name: ExternKernel.require_stride1(ExternKernel.realize_input(tensor)) for name, tensor in given.items()}
+    heads, rows, size = query.get_size()
+    dtype, width = query.get_dtype(), heads * size
+    precise = torch.promote_types(dtype, torch.float32)
+    bits = pick_vec_isa().bit_width() or 256  # torch's vectors have this size also where there are no instructions
+    paired = dtype == torch.bfloat16 and bits == _WIDEST and size % (2 * LANES) == 0 and pairs_are_quicker()
+    # as many of a value's vectors are summed at once as divide it and fit into the registers
+    vectors, fitting = int(size) * precise.itemsize * 8 // bits, ((32 if bits == _WIDEST else 16) - 2) // (QUERIES + 1)
+    return _kernel_call(
+        "attend",
+        _source("attention"),
+        inputs,
+        FixedLayout(query.get_device(), dtype, [rows, width], [width, 1]),
+        size=int(size),
+        queries=QUERIES,
+        at_once=max(count for count in range(1, fitting + 1) if vectors % count == 0),
+        scaling=repr(float(scaling)),
+        vector_bits=bits,
+        side_by_side=bits == _WIDEST and precise == torch.float32,
+        paired=paired,
+        numbers=2 * LANES if paired else LANES,
+        query_t=DTYPE_TO_CPP[dtype if paired else precise],
+        input_t=DTYPE_TO_CPP[dtype],
+        sum_t=DTYPE_TO_CPP[precise],
+        restrict_keyword=get_restrict_keyword(),
+    )
+
+
+def _lowered_int8(rows: Any, weight: Any) -> Any:
+    """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_int8`."""
+    import torch._inductor.lowering as lowerings
+    from torch._inductor.ir import ExternKernel, FixedLayout
+    from torch._inductor.virtualized import V
+
+    constant = V.graph.constants.get(weight.get_name())
+    if constant is None or not torch.cpu._is_vnni_supported():  # noqa: SLF001  # torch has no public name for it
+        return lowerings.lowerings[torch.ops.aten._int_mm.default](rows, lowerings.permute(weight, [1, 0]))  # noqa: SLF001  # as above
+    strips, start = (ExternKernel.realize_input(V.graph.add_tensor_constant(each)) for each in packed(constant))
+    inputs = {
+        "rows": ExternKernel.require_contiguous(ExternKernel.realize_input(rows)),
+        "weight": strips,
+        "start": start,
+    }
+    count, columns = rows.get_size()[0], weight.get_size()[0]
+    layout = FixedLayout(rows.get_device(), torch.int32, [count, columns], [columns, 1])
+    ahead = BYTES_AHEAD // (INT8_VECTORS * LANES * _INT8_AT_ONCE)
+    filled = {"most_rows": INT8_ROWS, "vectors": INT8_VECTORS, "ahead": ahead}
+    return _kernel_call("multiply_int8", _source("int8_products"), inputs, layout, **filled)
+
+
+def _product_kernels(theirs: Mapping[Any, list[Any]]) -> dict[Any, list[Any]]:
+    """Return the compiler's kernels of products by their class, with ours in the place of those that ours replace."""
+    kinds = (True, False) if pairs_are_quicker() else (False,)  # the compiler asks the first one first
+    ours = {_product_kernel(paired=paired): _configurations(paired=paired) for paired in kinds}
+    replaced = {_place(config) for configs in ours.values() for config in configs}
+    return ours | {
+        kind: [config for config in configs if _place(config) not in replaced] for kind, configs in theirs.items()
+    }
+
+
+def _place(config: Any) -> tuple[Any, ...]:
+    """Return what kernel a configuration is for: the instructions and dtypes that it takes."""
+    return (config.vec_isa_cls, config.input_dtype, config.input2_dtype, config.output_dtype, config.compute_dtype)
+
+
+def _product_kernel(*, paired: bool) -> Any:
+    """Return the kernel as the class that torch's compiler asks for; made here, as that is slow to import.
+
+    Args:
+        paired: the weights are laid out in pairs of lines, number by number beside each other.
+    """
+    from torch._inductor.codegen import cpp_micro_gemm as kernels
+    from torch._inductor.codegen.common import KernelTemplate
+
+    common: Any = kernels.CppMicroGemm  # torch leaves it without annotations
+    source = _source("products")
+
+    class OwnMicroGemm(common):  # type: ignore[misc]  # torch's interface: it asks for a subclass
+        own = True  # which `own_kernels` has the compiler's template ask for
+
+        def codegen_define(self, kernel: Any) -> str:
+            rendered: str = KernelTemplate._template_from_string(source).render(  # noqa: SLF001  # what torch's own call
+                declare_kernel=self.get_kernel_declaration(),
+                kernel=kernel,
+                paired=paired,
+                block_m=self.register_blocking.block_m,
+                block_n=self.register_blocking.block_n,
+                ahead=BYTES_AHEAD // (self.register_blocking.block_n * self.input2_dtype.itemsize),
+                **self.get_common_options(),
+            )
+            return rendered
+
+        def get_b_layout(self) -> Any:
+            return kernels.LayoutType.VNNI2 if paired else kernels.LayoutType.NORMAL
+
+    return OwnMicroGemm
+
+
+def _configurations(*, paired: bool) -> list[Any]:
+    """Return which kernel sizes there are; eight rows by three vectors fill the registers of AVX-512, four of AVX2."""
+    from torch._inductor.codegen.cpp_micro_gemm import generate_gemm_config
+    from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512
+
+    def taken(config: Any, _m: Any, n: Any, k: Any, alpha: float, *_: Any, **__: Any) -> bool:
+        """Take the wider strip, unless it needs more filling up than is worth it."""
+        block = config.register_blocking.block_n
+        vectors = 3 if block % 3 == 0 else 2
+        wide = block // vectors * 3
+        filled = -n % wide <= n * _WIDEST_PADDING
+        return alpha == 1 and filled == (vectors == 3) and not (paired and k % 2)
+
+    sizes = ((VecAVX512, 8, 16),) if paired else ((VecAVX512, 8, 16), (VecAVX2, 4, 8))
+    return [
+        config
+        for dtype in ((torch.bfloat16,) if paired else (torch.bfloat16, torch.float32))
+        for instructions, rows, lanes in sizes
+        for config in generate_gemm_config(
+            instructions,
+            [(rows, vectors * lanes, 1 + paired) for vectors in (3, 2)],
+            input_dtype=dtype,
+            output_dtype=torch.float32,
+            compute_dtype=torch.float32,
+            extra_check=taken,
+        )
+    ]

@@ -1,0 +1,131 @@
+"""How a forward was compiled: which recipe won, why better ones did not, and that texts are right by each of them."""
+
+import json
+import shutil
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+from foredraft.errors import ForedraftError, ForedraftWarning
+from foredraft.model.compiled import background, build
+from foredraft.model.compiled.build import RECIPES, compile_forward
+from foredraft.model.compiled.package import compiled_folder, read_record, record_path, weights_hash, write_record
+from foredraft.model.target import TorchTarget
+from test_compiled import METHODS, SAMPLINGS, always_compiled, llama, record_of, small_model, written
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A cache folder that holds the compiled forward of `small_model`."""
+    folder = tmp_path_factory.mktemp("recipes-cache")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
+        compile_forward(small_model(), folder)
+    return folder
+
+
+def only(monkeypatch, *working):
+    """Have every recipe fail but those that are named."""
+    compiled_by = build._compile
+
+    def compile_by(subject, package, recipe, path):
+        if recipe not in working:
+            raise RuntimeError(f"{recipe.name} are broken\nin a long trace")
+        compiled_by(subject, package, recipe, path)
+
+    monkeypatch.setattr(build, "_compile", compile_by)
+
+
+def test_the_recipe_and_its_kernels_are_recorded(cache):
+    record = read_record(compiled_folder(small_model(), cache))
+    (package,) = record.packages
+    assert (package.recipe, package.lost, record.torch, record.warning) == ("our kernels", {}, torch.__version__, "")
+    assert "attention" in package.kernels
+    assert "products" in package.kernels
+    assert package.told() == "The package for 1 to 256 rows is made of our kernels (attention, products)."
+
+
+@pytest.mark.parametrize("place", range(1, len(RECIPES)), ids=[recipe.name for recipe in RECIPES[1:]])
+def test_a_recipe_that_worked_with_an_earlier_torch_is_missed_and_the_next_one_writes_the_same_texts(
+    place, tmp_path, monkeypatch
+):
+    """The earlier record is that of another setting, as where torch was another."""
+    model, recipe = small_model(), RECIPES[place]
+    elsewhere = tmp_path / "compiled" / "another-setting" / weights_hash(model)
+    elsewhere.mkdir(parents=True)
+    earlier = record_of(eager=(2.0, 2.0, 2.0), any=(None, 1.0, 1.0), recipe=RECIPES[0].name)
+    write_record(elsewhere, earlier)
+    only(monkeypatch, recipe)
+    with pytest.warns(ForedraftWarning, match="With torch 9.9 .* made of our kernels, which fails with") as said:
+        folder, record = compile_forward(model, tmp_path)
+    assert read_record(folder) == record
+    assert record.warning in [str(each.message) for each in said]  # torch's compiler warns of its own calls too
+    for package in record.packages:
+        assert package.recipe == recipe.name
+        assert package.lost == {each.name: f"RuntimeError: {each.name} are broken" for each in RECIPES[:place]}
+        assert f"is made of {recipe.name} (" in package.told()
+        assert "Our kernels failed: RuntimeError: our kernels are broken." in package.told()
+    target = always_compiled(model, folder, record)
+    for sampling in SAMPLINGS:
+        expected = written(TorchTarget(model), "none", {}, 0, sampling)
+        for method, options, nodes in METHODS:
+            assert written(target, method, options, nodes, sampling) == expected
+
+
+def test_every_failed_recipe_gives_its_reason(tmp_path, monkeypatch):
+    only(monkeypatch)
+    with pytest.raises(ForedraftError) as refused:
+        compile_forward(small_model(), tmp_path)
+    for recipe in RECIPES:
+        assert f"by {recipe.name}: RuntimeError: {recipe.name} are broken" in str(refused.value)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 13, 17, 48, 255])
+def test_one_bit_that_differs_in_passes_of_one_size_is_found(cache, tmp_path, monkeypatch, rows):
+    shutil.copytree(cache, tmp_path, dirs_exist_ok=True)
+    run = build.run_package
+
+    def run_otherwise(package, tensors):
+        logits, hidden = run(package, list(tensors))
+        if len(logits) == rows:
+            logits.view(torch.int32)[-1, -1] ^= 1
+        return logits, hidden
+
+    monkeypatch.setattr(build, "run_package", run_otherwise)
+    _, record = compile_forward(small_model(), tmp_path)
+    assert not record.same_bits
+
+
+def test_a_record_from_before_recipes_were_kept_is_read(cache, tmp_path):
+    shutil.copytree(cache, tmp_path, dirs_exist_ok=True)
+    folder = compiled_folder(small_model(), tmp_path)
+    data = json.loads(record_path(folder).read_text())
+    for name in ("torch", "warning"):
+        del data[name]
+    for package in data["packages"]:
+        for name in ("recipe", "kernels", "lost"):
+            del package[name]
+    record_path(folder).write_text(json.dumps(data))
+    (package,) = read_record(folder).packages
+    assert package.recipe == ""
+    assert "does not say how it was compiled" in package.told()
+
+
+def test_a_compilation_beside_tells_what_was_compiled_better_before(tmp_path, monkeypatch):
+    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
+    model, begin = llama(seed=3), subprocess.Popen
+    monkeypatch.setattr(
+        background.subprocess, "Popen", lambda _command, **how: begin([sys.executable, "-c", ""], **how)
+    )
+    compilation = background.Compilation("any", model)
+    folder = compiled_folder(model, tmp_path)
+    folder.mkdir(parents=True)
+    write_record(folder, record_of(eager=(1.0, 1.0, 1.0), warning="It may be slower."))
+    compilation._process.wait()
+    with pytest.warns(ForedraftWarning, match=r"^It may be slower\.$"):
+        assert compilation.has_news()
