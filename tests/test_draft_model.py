@@ -189,6 +189,11 @@ def test_a_vocabulary_that_only_has_more_ids_is_taken():
     assert pair_draft_model((draft().model, OtherWords(theirs)), generator().target, ours).vocabulary == 8192
 
 
+def test_a_pair_the_wrong_way_round_is_refused():
+    with pytest.raises(UsageError, match=r"The pair is .* the model first"):
+        pair_draft_model((generator().tokenizer, draft().model), generator().target, generator().tokenizer)
+
+
 def test_a_draft_model_larger_than_the_target_is_warned_of():
     ours = load_tokenizer(TOY)
     with pytest.warns(ForedraftWarning, match="drafting will cost more than it saves"):
