@@ -15,9 +15,9 @@ from foredraft.graph.tree import depths
 from foredraft.model.candidates import Imitation, candidates
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.target import TorchTarget
-from foredraft.noise import gumbel_noise
 from foredraft.pairing import pair_draft_model
 from foredraft.sampling import SamplingOptions
+from foredraft.sampling.noise import gumbel_noise
 from toys import TOY, TOY_DRAFT
 
 METHODS = ["draft_model", "draft_tree", "draft_graph"]

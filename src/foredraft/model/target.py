@@ -16,7 +16,6 @@ import torch
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import OutOfMemoryError, UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
-from foredraft.logits import bits_of
 from foredraft.model.compiled import MOST_ROWS, CompiledForward, run_package
 from foredraft.model.graphs import GraphedForward
 from foredraft.model.kv_cache import Span, TreeCache
@@ -24,6 +23,7 @@ from foredraft.model.mask import attention_mask
 from foredraft.model.quantized import warn_where_rows_depend
 from foredraft.model.rounding import relative_error, within_rounding
 from foredraft.model.support import Support, inspect
+from foredraft.sampling.logits import bits_of
 
 PREFILL_ROWS = 512
 """Prompts are fed to the model as it is in stretches of this many tokens, which bounds the mask's memory."""
