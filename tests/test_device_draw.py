@@ -10,8 +10,9 @@ from foredraft.model import device_draw, recordings
 from foredraft.model.device_draw import LAW, RowDraws, drawn_rows, gumbel_rows
 from foredraft.model.recordings import recorded
 from foredraft.model.target import TorchTarget
-from foredraft.noise import gumbel_noise
-from foredraft.sampling import Sampler, SamplingOptions, drawn
+from foredraft.sampling import SamplingOptions
+from foredraft.sampling.chooser import Sampler, drawn
+from foredraft.sampling.noise import gumbel_noise
 from test_compiled import small_model
 from test_recordings import Watch, begun, finished, recorded_target
 from test_sampling import UNUSABLE, WITH_FILTERS
@@ -107,7 +108,7 @@ def test_sampling_reads_the_tokens_that_the_device_drew():
 def test_a_text_is_drawn_without_a_row_of_scores_leaving_the_device(options, monkeypatch):
     sampling = {"do_sample": True, "temperature": 0.8, "seed": 3, **options}
     expected = finished(begun(TorchTarget(small_model()), 25, **sampling))
-    monkeypatch.setattr("foredraft.sampling.row_reader", None)
+    monkeypatch.setattr("foredraft.sampling.chooser.row_reader", None)
     assert finished(begun(recorded_target(small_model()), 25, **sampling)) == expected
 
 

@@ -15,9 +15,9 @@ from foredraft.graph.tree import depths
 from foredraft.model.candidates import Imitation, candidates
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.target import TorchTarget
-from foredraft.noise import gumbel_noise
 from foredraft.pairing import pair_draft_model
 from foredraft.sampling import SamplingOptions
+from foredraft.sampling.noise import gumbel_noise
 from toys import TOY, TOY_DRAFT
 
 METHODS = ["draft_model", "draft_tree", "draft_graph"]
@@ -187,6 +187,11 @@ def test_a_vocabulary_that_only_has_more_ids_is_taken():
     ours = load_tokenizer(TOY)
     theirs = {**ours.get_vocab(), "<|padding|>": 9000}
     assert pair_draft_model((draft().model, OtherWords(theirs)), generator().target, ours).vocabulary == 8192
+
+
+def test_a_pair_the_wrong_way_round_is_refused():
+    with pytest.raises(UsageError, match=r"The pair is .* the model first"):
+        pair_draft_model((generator().tokenizer, draft().model), generator().target, generator().tokenizer)
 
 
 def test_a_draft_model_larger_than_the_target_is_warned_of():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.logits import largest_of_row, row_reader, sum_of_exponentials, top_probabilities
+from foredraft.sampling.logits import largest_of_row, row_reader, sum_of_exponentials, top_probabilities
 
 pytestmark = pytest.mark.kernels
 

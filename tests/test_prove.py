@@ -12,7 +12,7 @@ from scipy import stats
 
 import foredraft.engine.state as state_module
 import foredraft.engine.step as step_module
-from foredraft import drafters, rejection
+from foredraft import drafters
 from foredraft.api import load
 from foredraft.bench.exactness import is_exact
 from foredraft.bench.prove import Difference, Proof
@@ -22,7 +22,7 @@ from foredraft.contracts import Budget, Draft, DraftContext, Needs, SequenceView
 from foredraft.drafters.none import NoDrafter
 from foredraft.graph.tree import chain_parents
 from foredraft.model.target import TorchTarget
-from foredraft.sampling import SamplingOptions
+from foredraft.sampling import SamplingOptions, rejection
 from foredraft.verify import verify
 from toys import TOY, TOY_DRAFT, TOY_HEADS
 

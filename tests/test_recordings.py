@@ -33,7 +33,8 @@ from foredraft.model.recordings import (
 )
 from foredraft.model.rollout import Rollout
 from foredraft.model.target import TorchTarget
-from foredraft.sampling import Sampler, SamplingOptions
+from foredraft.sampling import SamplingOptions
+from foredraft.sampling.chooser import Sampler
 from test_compiled import METHODS, llama, small_model, written
 from test_families import FAMILIES, VOCABULARY, configuration, prompt_of, random_tree, tiny_model
 from toys import TOY, TOY_DRAFT

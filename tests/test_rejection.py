@@ -14,7 +14,6 @@ import torch
 from scipy import stats
 
 import foredraft.engine.state as state_module
-from foredraft import rejection
 from foredraft.bench.method import parse_method
 from foredraft.bench.prove import prove
 from foredraft.contracts import Budget, CostCurve, Draft, DraftContext, Scores
@@ -24,9 +23,11 @@ from foredraft.engine.state import SequenceState
 from foredraft.engine.step import check_draft
 from foredraft.errors import UsageError
 from foredraft.graph.tree import chain_parents, path_to
-from foredraft.noise import gumbel_noise, philox
-from foredraft.rejection import SeededChance, as_drawn, choose_token, draw_siblings, one_hot, residual
-from foredraft.sampling import Sampler, SamplingOptions, distribution
+from foredraft.sampling import SamplingOptions, rejection
+from foredraft.sampling.chooser import Sampler
+from foredraft.sampling.filters import distribution
+from foredraft.sampling.noise import gumbel_noise, philox
+from foredraft.sampling.rejection import SeededChance, as_drawn, choose_token, draw_siblings, one_hot, residual
 from foredraft.testing import (
     VOCABULARY,
     DrawingDrafter,

@@ -17,13 +17,10 @@ from transformers import (
 
 from foredraft.contracts import Scores
 from foredraft.errors import NumericsError, UsageError
-from foredraft.noise import gumbel_noise, perturbed_argmax, philox, uniform_noise
-from foredraft.sampling import (
-    Sampler,
-    SamplingOptions,
-    filter_row,
-    penalize,
-)
+from foredraft.sampling import SamplingOptions
+from foredraft.sampling.chooser import Sampler
+from foredraft.sampling.filters import filter_row, penalize
+from foredraft.sampling.noise import gumbel_noise, perturbed_argmax, philox, uniform_noise
 
 pytestmark = pytest.mark.kernels
 

@@ -29,7 +29,7 @@ from foredraft.model.loading import LoadingOptions, load_config, load_model, loa
 from foredraft.model.recordings import RecordedForward, recorded_forward
 from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
-from foredraft.pairing import pair_draft_model
+from foredraft.pairing import given_pair, pair_draft_model
 from foredraft.request import GenerationArguments, GenerationOptions, encoded
 from foredraft.sampling import LogitsProcessor, SamplingOptions
 from foredraft.speculation import checked_verification, parse_speculation
@@ -101,7 +101,7 @@ def load(
             raise UsageError(
                 "compile=True is for models that foredraft loads by name; for yours, call compile() on the generator."
             )
-        transformer, tokenizer = _pair(model)
+        transformer, tokenizer = given_pair(model)
     on_gpu = transformer.device.type == "cuda"
     compiled = kept_forward(transformer) if name and compile else None
     return Generator(
@@ -371,17 +371,6 @@ class Generator:
         if self.method == "none":
             return FixedControl(0)
         return self._amount.make(lambda: self.cost, seed, self._costs)
-
-
-def _pair(model: Any) -> tuple[Any, Any]:
-    try:
-        transformer, tokenizer = model
-    except (TypeError, ValueError) as error:
-        raise UsageError("Give a model as a name, a folder, or a pair (transformers model, tokenizer).") from error
-    if not isinstance(transformer, torch.nn.Module):
-        kinds = f"({type(transformer).__name__}, {type(tokenizer).__name__})"
-        raise UsageError(f"The pair is {kinds}; give (transformers model, tokenizer), the model first.")
-    return transformer.eval(), tokenizer
 
 
 def _check_vocabulary(target: TorchTarget, tokenizer: Any) -> None:

@@ -1,10 +1,12 @@
-"""A draft model for a target: loaded beside it, and refused where the two do not mean the same tokens.
+"""Pairs of a model and its tokenizer, and a draft model for a target: refused where the two differ in their tokens.
 
 Knows models and tokenizers. Does not know what is drafted, or how.
 """
 
 import warnings
 from typing import Any
+
+import torch
 
 from foredraft.errors import ForedraftWarning, UsageError
 from foredraft.model.compiled.package import kept_forward
@@ -37,16 +39,27 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
         compiled = kept_forward(loaded) if target.compiled is not None else None
         draft = TorchTarget(loaded, compiled, recorded_forward(loaded) if target.recordings is not None else None)
     else:
-        try:
-            transformer, draft_tokenizer = model
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                "Give the draft model as a name, a folder, or a pair (transformers model, tokenizer)."
-            ) from error
+        transformer, draft_tokenizer = given_pair(model)
         _check_vocabularies(tokenizer, draft_tokenizer, type(transformer).__name__)
-        draft = TorchTarget(transformer.eval())
+        draft = TorchTarget(transformer)
     _warn_of_size(draft, target)
     return draft
+
+
+def given_pair(model: Any) -> tuple[Any, Any]:
+    """Return the two of a pair (transformers model, tokenizer), the model ready to be run.
+
+    Raises:
+        UsageError: something else.
+    """
+    try:
+        transformer, tokenizer = model
+    except (TypeError, ValueError) as error:
+        raise UsageError("Give a model as a name, a folder, or a pair (transformers model, tokenizer).") from error
+    if not isinstance(transformer, torch.nn.Module):
+        kinds = f"({type(transformer).__name__}, {type(tokenizer).__name__})"
+        raise UsageError(f"The pair is {kinds}; give (transformers model, tokenizer), the model first.")
+    return transformer.eval(), tokenizer
 
 
 def _check_vocabularies(ours: Any, theirs: Any, name: str) -> None:

@@ -3,8 +3,8 @@
 One draw for a node, and that draw is emitted whether or not it matches a draft: the emitted tokens are those of plain
 decoding, and the draft only decides how many of them one forward pass yields. Chains, trees and flattened graphs are
 all the same here, and so are the ways to choose: under matched verification the policy draws without looking at the
-draft, under rejection (rejection.py) it tries the row's drafted children, and the walk goes where its token goes. Does
-not know how tokens are chosen (the policy does) or how the draft came about.
+draft, under rejection (sampling/rejection.py) it tries the row's drafted children, and the walk goes where its token
+goes. Does not know how tokens are chosen (the policy does) or how the draft came about.
 """
 
 from foredraft.contracts import Draft, Policy, Scores, Verdict

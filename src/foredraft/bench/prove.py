@@ -19,9 +19,9 @@ from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError
 from foredraft.graph.layout import lay_out_text
-from foredraft.noise import gumbel_noise
 from foredraft.request import GenerationOptions
-from foredraft.sampling import filter_row, penalize
+from foredraft.sampling.filters import filter_row, penalize
+from foredraft.sampling.noise import gumbel_noise
 
 NEAR_TIE_STEPS = 8.0
 """A gap within this many units in the last place of the larger logit is within rounding."""

@@ -43,8 +43,9 @@ def compile_step(dtype: str) -> None:
     from foredraft.graph.layout import lay_out
     from foredraft.graph.tree import ROOT, child_with
     from foredraft.index.own_words import TOP
-    from foredraft.logits import top_probabilities
-    from foredraft.sampling import Sampler, SamplingOptions
+    from foredraft.sampling import SamplingOptions
+    from foredraft.sampling.chooser import Sampler
+    from foredraft.sampling.logits import top_probabilities
 
     logits = torch.zeros((_ROWS, _VOCABULARY), dtype=getattr(torch, dtype, torch.float32))
     nodes = np.arange(_ROWS - 1, dtype=np.int32)

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from foredraft.contracts import Chooser, Draft, KeyValueCache, Scores, SequenceView, TokenIds, Verdict, Verification
-from foredraft.rejection import Chance, SeededChance, rejection_chooser
-from foredraft.sampling import LogitsProcessor, Probabilities, Sampler, SamplingOptions
+from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions
+from foredraft.sampling.chooser import Sampler
+from foredraft.sampling.rejection import Chance, SeededChance, rejection_chooser
 
 FinishReason = Literal["eos", "stop", "length", "window", "memory"]
 

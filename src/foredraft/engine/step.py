@@ -13,7 +13,7 @@ from foredraft.contracts import EMPTY_DRAFT, Control, Draft, Drafting, Needs, Sc
 from foredraft.engine.state import SequenceState
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import FloatArray, IntArray, is_tree, top_nodes
-from foredraft.logits import top_probabilities
+from foredraft.sampling.logits import top_probabilities
 from foredraft.verify import verify
 
 _NO_SCORES, _NO_SOURCES = np.empty(0, np.float32), np.empty(0, np.uint8)

@@ -1,7 +1,7 @@
 """What a draft model thinks may come next: a row's best tokens and how probable each is, in one transfer a level.
 
 Under matched verification a sampling target takes the token with the largest log-probability plus noise, and the noise
-is known (sampling.py): the draft model adds the same noise, and so agrees with the target as often as their
+is known (sampling/): the draft model adds the same noise, and so agrees with the target as often as their
 distributions allow. Knows logits and the options of sampling; not the tree.
 """
 
@@ -15,10 +15,11 @@ import torch
 
 from foredraft.errors import NumericsError
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.logits import top_probabilities
-from foredraft.noise import gumbel_noise
-from foredraft.rejection import VERIFIER_STREAM, SeededChance, draw_siblings
-from foredraft.sampling import SamplingOptions, filter_row
+from foredraft.sampling import SamplingOptions
+from foredraft.sampling.filters import filter_row
+from foredraft.sampling.logits import top_probabilities
+from foredraft.sampling.noise import gumbel_noise
+from foredraft.sampling.rejection import VERIFIER_STREAM, SeededChance, draw_siblings
 
 _FIRST_STREAM = VERIFIER_STREAM + 1
 _MOST_ROWS, _STREAMS = 1 << 11, 1 << 31

@@ -1,8 +1,8 @@
-"""The draws of sampling.py where the scores lie: the token after every row, found on the device, one number a row.
+"""The draws of sampling/chooser.py where the scores lie: the token after every row, found on the device, one each.
 
-The same filters and the same noise (noise.py) as on the host, in operations that never wait for the device and read all
-that changes from memory there, so that a CUDA device can record them. Knows scores and positions; not what was drafted:
-a row's token is the same whatever the other rows are, and the walk down the draft reads it.
+The same filters and the same noise (sampling/noise.py) as on the host, in operations that never wait for the device
+and read all that changes from memory there, so that a CUDA device can record them. Knows scores and positions; not what
+was drafted: a row's token is the same whatever the other rows are, and the walk down the draft reads it.
 """
 
 import functools
@@ -43,7 +43,7 @@ class RowDraws:
     ) -> list[int]:
         """Return the tokens after the rows of `logits`, float[R, V], -1 where a row cannot be used.
 
-        What says how to draw is as `foredraft.sampling.drawn` takes it.
+        What says how to draw is as `foredraft.sampling.chooser.drawn` takes it.
 
         Raises:
             RuntimeError: what was recorded gives other tokens than it gave unrecorded.
@@ -124,7 +124,7 @@ def _is_dropped(rows: torch.Tensor, scaled: torch.Tensor, law: torch.Tensor) -> 
 
 
 def gumbel_rows(positions: torch.Tensor, width: int, law: torch.Tensor) -> torch.Tensor:
-    """Return g(seed, position, token) of `foredraft.noise` for whole rows, float64[R, width].
+    """Return g(seed, position, token) of `foredraft.sampling.noise` for whole rows, float64[R, width].
 
     Philox's 32-bit words are held in int64, whose products wrap as they do in unsigned numbers.
 

@@ -16,13 +16,13 @@ import torch
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import OutOfMemoryError, UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
-from foredraft.logits import bits_of
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, run_package
 from foredraft.model.kv_cache import Span, TreeCache
 from foredraft.model.mask import attention_mask
 from foredraft.model.quantized import relative_error, warn_where_rows_depend, within_rounding
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.support import Support, inspect
+from foredraft.sampling.logits import bits_of
 
 PREFILL_ROWS = 512
 """Prompts are fed to the model as it is in stretches of this many tokens, which bounds the mask's memory."""

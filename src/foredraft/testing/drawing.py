@@ -13,8 +13,9 @@ import numpy as np
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds
 from foredraft.graph.layout import lay_out_text
 from foredraft.graph.tree import FloatArray
-from foredraft.rejection import VERIFIER_STREAM, Chance, SeededChance, draw_siblings
-from foredraft.sampling import Probabilities, SamplingOptions, distribution, penalize
+from foredraft.sampling import Probabilities, SamplingOptions
+from foredraft.sampling.filters import distribution, penalize
+from foredraft.sampling.rejection import VERIFIER_STREAM, Chance, SeededChance, draw_siblings
 from foredraft.testing.scripted import ScriptedDrafting
 from foredraft.testing.toy import ToyTarget
 

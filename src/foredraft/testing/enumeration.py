@@ -15,8 +15,9 @@ import torch
 from foredraft.contracts import Budget, Draft, DraftContext, Scores, SequenceView, TokenIds
 from foredraft.engine.state import SequenceState
 from foredraft.graph.tree import FloatArray, path_to
-from foredraft.rejection import Chance
-from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions, filter_row, penalize
+from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions
+from foredraft.sampling.filters import filter_row, penalize
+from foredraft.sampling.rejection import Chance
 from foredraft.testing.drawing import DrawingDrafter
 from foredraft.testing.toy import ToyTarget
 from foredraft.verify import verify

@@ -10,8 +10,9 @@ import numpy as np
 
 from foredraft.contracts import Drafter, TokenIds, Verdict
 from foredraft.graph.layout import lay_out_text
-from foredraft.rejection import as_drawn
-from foredraft.sampling import Probabilities, SamplingOptions, distribution
+from foredraft.sampling import Probabilities, SamplingOptions
+from foredraft.sampling.filters import distribution
+from foredraft.sampling.rejection import as_drawn
 from foredraft.testing.recording import Recorder, steps_of, target_of
 
 _BINS, _MOST = 10, 45.0

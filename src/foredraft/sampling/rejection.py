@@ -15,8 +15,8 @@ import numpy as np
 
 from foredraft.contracts import Chooser, Draft
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.noise import philox
 from foredraft.sampling import Probabilities
+from foredraft.sampling.noise import philox
 
 VERIFIER_STREAM = 1
 """The stream of the seed's noise that verification uses. 0 is matched verification's; drafters take any above 1."""

@@ -1,0 +1,69 @@
+"""How tokens are chosen: the options, whose names and meaning are transformers'.
+
+Knows values and their limits; what they do is in this folder's files.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from foredraft.errors import UsageError
+
+Probabilities = npt.NDArray[np.float64]
+"""float64[V], none negative, with sum 1."""
+
+LogitsProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""transformers' protocol: (input_ids int64[1, n], scores float32[1, V]) -> scores float32[1, V]."""
+
+SEED_LIMIT = 2**64
+LEAST_TEMPERATURE = 1e-6
+"""Below this, dividing the logits overflows float32; greedy decoding is meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How tokens are chosen; names and meaning are transformers'.
+
+    Attributes:
+        do_sample: draw from the softmax; otherwise take the most probable token.
+        temperature: divides the logits; above 0.
+        top_k: keep the `top_k` most probable tokens (and ties with the last); 0 keeps all.
+        top_p: keep the smallest set of most probable tokens with at least this mass; 1 keeps all.
+        min_p: drop tokens less probable than this share of the most probable one; 0 keeps all.
+        repetition_penalty: divides positive and multiplies negative logits of tokens already in the sequence; 1 is off.
+        seed: 0 to 2**64 - 1.
+    """
+
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be honoured.
+
+        Raises:
+            UsageError: a value outside its range.
+        """
+        if not (math.isfinite(self.temperature) and self.temperature >= LEAST_TEMPERATURE):
+            raise UsageError(
+                f"temperature is {self.temperature}; it must be at least {LEAST_TEMPERATURE:g}. For greedy decoding "
+                "use do_sample=False."
+            )
+        if self.top_k < 0:
+            raise UsageError(f"top_k is {self.top_k}; use a positive number of tokens, or 0 to keep all.")
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"top_p is {self.top_p}; it must be above 0 and at most 1 (1 keeps all tokens).")
+        if not 0 <= self.min_p <= 1:
+            raise UsageError(f"min_p is {self.min_p}; it must be between 0 and 1 (0 keeps all tokens).")
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            raise UsageError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0 (1 is off).")
+        if not 0 <= self.seed < SEED_LIMIT:
+            raise UsageError(f"seed is {self.seed}; it must be between 0 and 2**64 - 1.")

@@ -1,0 +1,119 @@
+"""Choosing the target's token from its logits: processors, filters, and noise that belongs to (seed, position, token).
+
+The token at absolute position `p` is `argmax_v l[v]/T + g(seed, p, v)` over what the filters leave (noise.py): sampling
+from the softmax, by noise that does not depend on what was drafted. Does not know drafters or text.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numba import njit
+
+from foredraft.contracts import Chooser, Scores, TokenIds
+from foredraft.errors import NumericsError
+from foredraft.graph.tree import FloatArray
+from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions
+from foredraft.sampling.filters import distribution, filter_row, penalize
+from foredraft.sampling.logits import most_probable, row_reader
+from foredraft.sampling.noise import perturbed_argmax
+
+
+@njit(cache=True)
+def drawn(
+    row: FloatArray, seed: np.uint64, position: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> int:  # fmt: skip
+    """Return the token that a row, float32[V], puts at a position; -1 where the row cannot be used.
+
+    A temperature of 0 takes the most probable one; the filters are those of `filter_row`.
+    """
+    if temperature == 0.0:
+        return most_probable(row)
+    weights = filter_row(row, temperature, top_k, top_p, min_p)
+    return perturbed_argmax(weights, seed, position) if len(weights) else -1
+
+
+class Sampler:
+    """How one sequence's tokens are chosen: options, processors, and the sequence's own prefix.
+
+    Args:
+        options: how to choose.
+        processors: called in order with the node's own path, once for every emitted position, as plain decoding would.
+        prefix: returns the emitted ids, int64[n], the root last.
+    """
+
+    def __init__(
+        self, options: SamplingOptions, processors: Sequence[LogitsProcessor], prefix: Callable[[], TokenIds]
+    ) -> None:
+        self._options = options
+        self._processors = tuple(processors)
+        self._prefix = prefix
+        self._seed = np.uint64(options.seed)
+        temperature = options.temperature if options.do_sample else 0.0
+        self._filters = (temperature, options.top_k, options.top_p, options.min_p)  # as `drawn` takes them
+        self._needs_prefix = bool(self._processors) or options.repetition_penalty != 1.0
+
+    def chooser(self, scores: Scores, at: int) -> Chooser:
+        """Return what chooses the token after each row of `scores`, whose root stands at position `at`."""
+        on_device = scores.best is not None or scores.logits.device.type != "cpu"
+        told = self._tokens_after_rows(scores) if on_device and not self._needs_prefix else None
+        if told is None:
+            read = row_reader(scores.logits)
+
+        def choose(row: int, path: Sequence[int]) -> int:
+            position = at + len(path) + 1
+            if told is not None:
+                token = told[row]
+            else:
+                scored = self._row(read(row), scores.logits.device, path)
+                token = drawn(scored, self._seed, position, *self._filters)
+            if token < 0:
+                raise NumericsError(_unusable(position))
+            return int(token)
+
+        return choose
+
+    def _tokens_after_rows(self, scores: Scores) -> list[int] | None:
+        """Return the token after every row where scores lie elsewhere, fetched in one go; None where rows are read."""
+        if self._options.do_sample:
+            return None if scores.draw is None else scores.draw(self._options.seed, *self._filters)
+        if scores.best is not None:
+            return list(scores.best.tolist())
+        values, largest = (each.tolist() for each in scores.logits.max(dim=-1))
+        return [token if math.isfinite(value) else -1 for value, token in zip(values, largest, strict=True)]
+
+    def distribution(self, logits: torch.Tensor, at: int, path: Sequence[int]) -> Probabilities:
+        """Return the law of the token after a row of `logits`, float[V], behind the emitted `path`, as float64[V].
+
+        It is the law by which the chooser's token is drawn; greedy decoding's is one-hot. Processors are called.
+
+        Raises:
+            NumericsError: scores from which no token can be chosen.
+        """
+        law = distribution(self._row(row_reader(logits[None])(0), logits.device, path), self._options)
+        if not len(law):
+            raise NumericsError(_unusable(at + len(path) + 1))
+        return law
+
+    def _row(self, row: FloatArray, device: torch.device, path: Sequence[int]) -> FloatArray:
+        """Return the scores of a row, float32[V], after the penalty and the processors."""
+        if not self._needs_prefix:
+            return row
+        row, prefix = row.copy(), np.concatenate([self._prefix(), np.array(path, np.int64)])
+        if self._options.repetition_penalty != 1.0:
+            penalize(row, prefix, self._options.repetition_penalty)
+        if self._processors:
+            input_ids = torch.from_numpy(prefix).unsqueeze(0).to(device)  # processors may hold tensors there
+            scores = torch.from_numpy(row).unsqueeze(0).to(device)
+            for processor in self._processors:
+                scores = processor(input_ids, scores)
+            row = scores[0].float().cpu().numpy()
+        return row
+
+
+def _unusable(position: int) -> str:
+    return (
+        f"No token can be chosen at position {position}: the scores are NaN or infinite, or a filter left none. "
+        "Check the model's weights and dtype, and the logits processors."
+    )
