@@ -133,6 +133,8 @@ def test_a_text_is_answered_where_chat_is_asked_for(pair):
 def test_what_stands_in_the_wrong_place_is_named(pair, plain):
     with pytest.raises(UsageError, match=r"The pair is \(\w+, LlamaForCausalLM\); .* model first"):
         foredraft.load(pair[::-1])
+    with pytest.raises(UsageError, match=r"The pair is \(LlamaForCausalLM, LlamaForCausalLM\)"):
+        foredraft.load((pair[0], pair[0]))
     with pytest.raises(UsageError, match="this list holds 'one', a text: write one after the other"):
         plain.generate(["one", "two"])
 
@@ -237,6 +239,7 @@ def test_logits_processors_are_honoured(plain, generator):
 
 REFUSED = {
     "unknown": ({"tempature": 1.0}, "no argument 'tempature'. Did you mean 'temperature'"),
+    "abbreviated": ({"stop": "x"}, "no argument 'stop'. Did you mean 'stop_strings'"),
     "unlike anything": ({"zzz": 1}, "no argument 'zzz'. It takes: max_new_tokens"),
     "beams": ({"num_beams": 4}, "num_beams: beam search keeps several texts"),
     "several": ({"num_return_sequences": 2}, "one text is written at a time"),

@@ -20,6 +20,7 @@ from foredraft import __version__
 from foredraft.cli import VERBS, app, chat, compare, declared, kernels, main, screen
 from foredraft.cli.generate import Job
 from foredraft.cli.screen import Ink
+from foredraft.drafters import drafter_class, method_names
 from foredraft.errors import UsageError
 from foredraft.request import GenerationArguments, GenerationOptions
 from toys import TOY
@@ -90,8 +91,8 @@ def test_help_is_short_to_ask_for_at_every_level(run):
 
 
 def test_a_flag_shows_no_type(run):
-    line = next(line for line in run("generate", "--help").out.splitlines() if "--compare" in line)
-    assert "<" not in line
+    for path in ((), ("generate",), ("index", "build")):
+        assert "<bool>" not in run(*path, "--help").out
 
 
 def test_a_hub_that_cannot_be_reached_is_said_at_once(run, monkeypatch):
@@ -260,7 +261,7 @@ def test_an_interrupt_keeps_what_was_written(run, monkeypatch):
     ("arguments", "words"),
     [
         (("generat",), "Did you mean 'generate'?"),
-        (("generate", "a", "--temperatur", "1"), "No such option"),
+        (("generate", "a", "--temperatur", "1"), "There is no option --temperatur. Did you mean '--temperature'?"),
         (("generate", "a", "--top-k", "many"), "--top-k"),
         (("generate",), "There is no prompt"),
         (("generate", ""), "The prompt is empty"),
@@ -278,9 +279,13 @@ def test_an_interrupt_keeps_what_was_written(run, monkeypatch):
         (("generate", "a", "--method", "adaptx"), "Did you mean 'adaptix'?"),
         (("generate", "a", "--method", "none", "--speculative-config", '{"method": "adaptix"}'), "give one of them"),
         (("generate", "a", "--method", "none", "--compare"), "name another method"),
-        (("generate", "a", "--max-new-tokens", "0"), "max_new_tokens is 0"),
-        (("generate", "a", "--no-do-sample", "--temperature", "1"), "temperature would be ignored"),
-        (("generate", "a", "--top-p", "2"), "top_p is 2.0"),
+        (("generate", "a", "--max-new-tokens", "0"), "--max-new-tokens is 0"),
+        (("generate", "a", "--no-do-sample", "--temperature", "1"), "would be ignored with --no-do-sample; leave"),
+        (("generate", "a", "--do-sample", "--temperature", "0"), "use --no-do-sample for greedy"),
+        (("generate", "a", "--stop", "b"), "There is no option --stop. Did you mean '--stop-strings'? See foredraft"),
+        (("generate", "a", "--max-new-tokens", "b"), "valid integer, unable to parse string as an integer. See"),
+        (("index", "build", "a", "--overwrit"), "Did you mean '--overwrite'? See foredraft index build --help"),
+        (("generate", "a", "--top-p", "2"), "--top-p is 2.0"),
         (("generate", "a", "--dtype", "int4"), "dtype is 'int4'"),
         (("generate", "a", "--device", "nowhere"), "device is 'nowhere'"),
         (("generate", "a", "--model", "./nowhere"), "There is no folder ./nowhere"),
@@ -432,6 +437,24 @@ def test_methods_shows_one_by_name(run):
     assert [entry["name"] for entry in json.loads(run("methods", "rest", "--json").out)] == ["rest"]
     assert [entry["name"] for entry in json.loads(run("methods", "fixed", "--controls", "--json").out)] == ["fixed"]
     assert refused(run("methods", "rst"), 2, "Did you mean 'rest'?")
+    text = " ".join(run("methods", "eesd").out.split())
+    assert "Thompson Sampling" in text  # its paper's title
+    assert "Needs a head trained for the model (`foredraft train eesd`)" in text
+
+
+def test_methods_shows_what_the_classes_declare_without_importing_torch(run):
+    code = "import sys; from foredraft.cli import main; main(['methods', '--json']); assert 'torch' not in sys.modules"
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    listed = {entry["name"]: entry for entry in json.loads(result.stdout)}
+    assert list(listed) == method_names()
+    for name, entry in listed.items():
+        kind = drafter_class(name)
+        assert entry["summary"] == kind.summary
+        declared_there = {each.name: (each.type, each.description) for each in declared.options_of(kind.Options)}
+        assert {each["name"]: (each["type"], each["description"]) for each in entry["options"]} == declared_there
+        kind.Options(**{each["name"]: each["default"] for each in entry["options"]})  # takes them all
+        assert entry["about"] or name == "none"
 
 
 def test_methods_lists_the_controls_with_their_options(run):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -90,8 +91,19 @@ def test_a_file_that_is_no_text_is_counted_and_left_out(tmp_path):
     documents, report = read(tmp_path / "a.txt", tmp_path / "b.txt")
     assert [document.text for document in documents] == ["words"]
     assert (report.binary_files, report.skipped) == (1, 1)
-    with pytest.raises(UsageError, match=r"a\.txt, there are zero bytes, so it is no text in UTF-8"):
+    with pytest.raises(
+        UsageError, match=r"a\.txt, there are zero bytes or control characters, so it is no text in UTF-8"
+    ):
         list(read_documents([tmp_path / "a.txt"], report=ReadReport(), strict=True))
+
+
+def test_random_bytes_are_no_text_also_without_a_zero_byte_and_old_encodings_are(tmp_path):
+    rng = np.random.default_rng(3)
+    (tmp_path / "random.txt").write_bytes(rng.integers(1, 256, 300, dtype=np.uint8).tobytes())
+    (tmp_path / "latin.txt").write_bytes("\x1b[1mäöü\x1b[0m ça va, größer\f\r\n".encode("latin-1"))
+    documents, report = read(tmp_path / "random.txt", tmp_path / "latin.txt")
+    assert (len(documents), report.binary_files) == (1, 1)
+    assert "va, gr" in documents[0].text
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".md", ".py", ".txt.gz"])

@@ -71,7 +71,7 @@ def test_loading_options_are_handed_on_or_refused():
     assert loaded.target.model.config._attn_implementation == "eager"
     with pytest.raises(UsageError, match=r"No model could be loaded .*nonsense"):
         foredraft.load(TOY, method="none", device_map={"": "nonsense"})
-    with pytest.raises(UsageError, match=r"no option 'revison'\. Did you mean 'revision'"):
+    with pytest.raises(UsageError, match=r"^foredraft\.load has no option 'revison'\. Did you mean 'revision'"):
         foredraft.load(TOY, revison="main")
     with pytest.raises(UsageError, match="revision, dtype and device belong to models that foredraft loads"):
         foredraft.load((tiny(), load_tokenizer(TOY)), revision="main")

@@ -1,6 +1,7 @@
 """REST as a drafter: retrieved from a store, from the text itself and from what is shared, whatever the store holds."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -590,3 +591,9 @@ def test_a_memory_that_cannot_be_written_is_refused_before_a_text(method, option
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StoreError, match=r"file/memory cannot be written later: .*file is a file, not a folder"):
         make_drafter(method, {**options, "memory": str(tmp_path / "file" / "memory")}, Resources(10))
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that shows the right to write and has none")
+def test_a_folder_that_takes_no_file_is_refused_before_a_text_whatever_its_rights_say():
+    with pytest.raises(StoreError, match=r"/proc/memory cannot be written later: /proc is not writable"):
+        make_drafter("rest", {"store": "none", "learn": "shared", "memory": "/proc/memory"}, Resources(10))

@@ -5,6 +5,7 @@ Knows bytes and folders.
 
 import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 from foredraft.errors import StoreError
@@ -50,9 +51,16 @@ def check_place(path: Path) -> None:
         StoreError: a place below a file, or in a folder without the right to write.
     """
     found = next(place for place in (path, *path.absolute().parents) if place.exists())
-    if (found != path and not found.is_dir()) or not os.access(found, os.W_OK):
-        why = "is not writable" if found == path or found.is_dir() else "is a file, not a folder"
-        raise StoreError(f"{path} cannot be written later: {found} {why}. Name another place.")
+    if found != path and not found.is_dir():
+        raise StoreError(f"{path} cannot be written later: {found} is a file, not a folder. Name another place.")
+    try:
+        if found.is_dir():
+            tempfile.TemporaryFile(dir=found).close()  # rights alone do not tell: /proc shows them and takes no file
+        writable = os.access(found, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise StoreError(f"{path} cannot be written later: {found} is not writable. Name another place.")
 
 
 def place_file(complete: Path, path: Path) -> None:

@@ -24,7 +24,9 @@ _shorten.maxstring = _shorten.maxother = _shorten.maxlong = 60
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return a hint such as `` Did you mean 'top_p'?`` for a misspelt word, or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    known = list(known)
+    begun = [each for each in known if len(word) > 2 and each.startswith(word)]  # an abbreviation: stop, max_new
+    close = begun or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 

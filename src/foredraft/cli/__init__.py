@@ -7,6 +7,7 @@ caller asked wrongly, 130 for Ctrl-C, 1 for everything else. Does not know what 
 import importlib
 import io
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -18,9 +19,13 @@ import typer
 from foredraft import __version__
 from foredraft.cli.screen import say
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError
+from foredraft.options import nearest
 
 TRACEBACK_VARIABLE = "FOREDRAFT_TRACEBACK"
 COMPLETION_VARIABLE = "_FOREDRAFT_COMPLETE"  # the parser's, set by the script that --install-completion writes
+_ARGUMENT = re.compile(
+    r"(?<![\w'-])(max_new_tokens|do_sample|top_[kp]|min_p|repetition_penalty|stop_strings|eos_token_id)(=False)?\b"
+)
 INTERRUPTED = 130
 """The exit status on Ctrl-C, as shells expect it: 128 and the signal's number."""
 
@@ -126,32 +131,47 @@ def _run(arguments: list[str]) -> int:
     return 0
 
 
-def _hide_flag_types(command: Any) -> None:
-    """Show flags in help without a type: `--json` takes no value."""
-    for each in command.params:
+def _hide_flag_types(command: Any, parent: Any = None) -> None:
+    """Show flags in help without a type: `--json` takes no value, nor does `--help`."""
+    context = command.context_class(command, parent=parent, **command.context_settings)
+    for each in command.get_params(context):
         if getattr(each, "is_flag", False):
             each.metavar = ""
     for member in getattr(command, "commands", {}).values():
-        _hide_flag_types(member)
+        _hide_flag_types(member, context)
 
 
 def _explain(error: Exception) -> int:
     if os.environ.get(TRACEBACK_VARIABLE):
         traceback.print_exception(error)
     if isinstance(error, ForedraftError):
-        say(str(error))
+        say(_ARGUMENT.sub(_flag, str(error)))
         return 2 if isinstance(error, UsageError) else 1
     parsing = getattr(error, "format_message", None)  # the parser's exceptions; typer does not export their base class
     if parsing is not None:
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help page, unless that is printed already
             sys.stderr.write(parsing())
         else:
-            say(f"{parsing()} See {_command_path(error)} --help.")
+            say(f"{_parsing_error(error).rstrip('.')}. See {_command_path(error)} --help.".replace("?.", "?"))
         return 2
     first_line = next(iter(str(error).strip().splitlines()), "")
     what = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
     say(f"Unexpected {what.rstrip('.')}. Set {TRACEBACK_VARIABLE}=1 to see where it comes from.")
     return 1
+
+
+def _flag(argument: re.Match[str]) -> str:
+    """Return the flag of a generation argument that the library named: `top_k`, `do_sample=False`."""
+    return f"--{'no-' if argument[2] else ''}{argument[1].replace('_', '-')}"
+
+
+def _parsing_error(error: Any) -> str:
+    """Return what the parser says, with the nearest flag for one that is not there."""
+    unknown = getattr(error, "option_name", None)
+    if unknown is None or not hasattr(error, "possibilities"):
+        return str(error.format_message())
+    flags = [flag for each in error.ctx.command.get_params(error.ctx) for flag in each.opts if flag.startswith("--")]
+    return f"There is no option {unknown}.{nearest(unknown, flags)}"
 
 
 def _command_path(error: Exception) -> str:

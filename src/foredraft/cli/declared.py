@@ -15,6 +15,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _ENTRY = re.compile(r"(\w+): (.*)")
+_LITERAL = re.compile(r"Literal\[(.*?)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +56,26 @@ def options_of(kind: type) -> list[Declared]:
 
 
 @cache
+def source_of(module: str) -> ast.Module:
+    """Return a module's source, parsed without importing it; nothing where it is shipped without."""
+    spec = importlib.util.find_spec(module)
+    loader = spec.loader if spec is not None else None
+    source = loader.get_source(module) if isinstance(loader, InspectLoader) else None
+    return ast.parse(source or "")
+
+
+def class_in_source(module: str, kind: str) -> ast.ClassDef | None:
+    """Return class `kind` of a module's source, if it is there."""
+    return next((each for each in source_of(module).body if isinstance(each, ast.ClassDef) and each.name == kind), None)
+
+
+@cache
 def options_in_source(module: str, kind: str) -> dict[str, Declared]:
     """Return the options of dataclass `kind` in `module` by name, without importing the module.
 
     Defaults are literals in such a class.
     """
-    spec = importlib.util.find_spec(module)
-    loader = spec.loader if spec is not None else None
-    source = loader.get_source(module) if isinstance(loader, InspectLoader) else None
-    body = ast.parse(source or "").body
-    node = next((each for each in body if isinstance(each, ast.ClassDef) and each.name == kind), None)
+    node = class_in_source(module, kind)
     if node is None:  # shipped without sources: help shows no descriptions, and everything else works
         return {}
     described = attributes(ast.get_docstring(node) or "")
@@ -73,9 +84,8 @@ def options_in_source(module: str, kind: str) -> dict[str, Declared]:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             name = field.target.id
             default = ast.literal_eval(field.value) if field.value is not None else None
-            found[name] = Declared(
-                name, ast.unparse(field.annotation), default, field.value is None, described.get(name, "")
-            )
+            kind_of = _LITERAL.sub(lambda choices: choices[1].replace(", ", " | "), ast.unparse(field.annotation))
+            found[name] = Declared(name, kind_of, default, field.value is None, described.get(name, ""))
     return found
 
 

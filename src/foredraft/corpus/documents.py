@@ -23,6 +23,8 @@ Render = Callable[[list[dict[str, str]]], str]
 
 _BLOCK_BYTES = 4 << 20
 _PARQUET_ROWS = 256
+_CONTROLS = bytes({*range(1, 32), 127} - set(b"\t\n\v\f\r\x1b"))
+_MOST_CONTROLS = 0.02  # of a text's bytes; a twelfth of random bytes are control characters
 
 
 class Document(NamedTuple):
@@ -106,10 +108,10 @@ def read_parts(
 ) -> Iterator[Document]:
     """Yield the parts' documents in order; invalid UTF-8 is replaced.
 
-    A .txt, .md or .py file is one document, in pieces of a few MiB; it is skipped where there is a zero byte in the
-    first. A line of .jsonl or a row of .parquet is one, from its field `text` (a string) or `messages` (a list of
-    {"role", "content"}). A range of a .jsonl file holds the lines that begin in it, so that every line belongs to one
-    range.
+    A .txt, .md or .py file is one document, in pieces of a few MiB; it is skipped where the first has a zero byte or
+    many control characters. A line of .jsonl or a row of .parquet is one, from its field `text` (a string) or
+    `messages` (a list of {"role", "content"}). A range of a .jsonl file holds the lines that begin in it, so that every
+    line belongs to one range.
 
     Args:
         parts: files, or ranges of them.
@@ -167,8 +169,8 @@ class _Reader:
         held, blank = "", True
         with self.part.path.open("rb") as raw, _unpacked(self.part.path, raw) as file:
             block = file.read(_BLOCK_BYTES)
-            if b"\0" in block:  # no text in UTF-8 holds one
-                self._skip("binary_files", "there are zero bytes, so it is no text in UTF-8")
+            if b"\0" in block or len(block) - len(block.translate(None, _CONTROLS)) > _MOST_CONTROLS * len(block):
+                self._skip("binary_files", "there are zero bytes or control characters, so it is no text in UTF-8")
                 return
             while following := file.read(_BLOCK_BYTES) if block else b"":
                 held += decoder.decode(block)

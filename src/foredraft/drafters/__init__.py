@@ -84,6 +84,11 @@ def method_names() -> list[str]:
     return [*_OWN, *sorted(set(_registered()) - set(_OWN))]
 
 
+def own_place(method: str) -> str | None:
+    """Return `module:class` of a method of foredraft's own, to be read without importing it; None for another."""
+    return _OWN.get(method)
+
+
 def drafter_class(method: str) -> DrafterClass:
     """Import the class of a method.
 

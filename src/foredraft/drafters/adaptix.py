@@ -1,7 +1,10 @@
 """Adaptix: drafts from a tri-gram table that learns while it decodes, searched best-first or by the paper's MCTS.
 
 Liu et al., "Adaptive Draft-Verification for Efficient Large Language Model Decoding" (AAAI 2025; ADED). The paper's
-rules are `search="mcts"` and `learn="paper"`; the defaults are this project's. Knows ids and tables; no text, no model.
+rules are `search="mcts"` and `learn="paper"`; the defaults are this project's. Needs
+no model and no training; a table of texts like yours helps (`foredraft table build`).
+
+Knows ids and tables; no text, no model.
 """
 
 import threading

@@ -1,7 +1,10 @@
 """Auto: one draft from all that is cheap to ask: the target's own words, the text itself, a table, a datastore.
 
-Each candidate's chance comes from how often candidates like it came true (index/rates.py), which is learned from text
-to text. Knows ids and arrays, and a neural drafter's protocol where one is named; no text, no target.
+Each candidate's chance comes from how often candidates like it came true, which is learned from text to text. Needs
+nothing; a datastore of texts like yours helps (`foredraft index build`).
+
+The rates are in index/rates.py. Knows ids and arrays, and a neural drafter's protocol where one is named; no text, no
+target.
 """
 
 import dataclasses
@@ -74,7 +77,7 @@ class AutoOptions:
     store: str = "none"
     learn: Literal["request", "shared", "off"] | None = None
     memory: str | None = None
-    memory_tokens: int = 1 << 24
+    memory_tokens: int = 16_777_216
     model: Any = None
     drafter: Any = None
     levels: int = 4

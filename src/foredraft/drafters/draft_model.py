@@ -1,8 +1,11 @@
 """A smaller model drafts: a chain (SSD), a pruned tree (TSD), or a graph whose repeated phrases are drafted once (GSD).
 
 Gong et al., "Graph-Structured Speculative Decoding" (ACL 2024), with its baselines: speculative decoding with a single
-sequence (Leviathan et al. 2023; Chen et al. 2023) and with a token tree. The three are one family here: they differ in
-the shape that they grow. Knows which draft model is wanted and the rules of growth; not the target.
+sequence (Leviathan et al. 2023; Chen et al. 2023) and with a token tree. Needs a draft model with the target's
+tokenizer: `model=NAME`, or `--draft-model NAME`.
+
+The three are one family here: they differ in the shape that they grow. Knows which draft model is wanted and the rules
+of growth; not the target.
 """
 
 from dataclasses import dataclass
@@ -20,8 +23,8 @@ class ChainOptions:
     """Options of `draft_model`.
 
     Attributes:
-        model: the draft model: a hub id, a folder, a GGUF file, or a pair (transformers model, tokenizer); None takes
-            the one that comes with the target, if any (vLLM's name).
+        model: the draft model: a hub id, a folder, a GGUF file, or a pair (transformers model, tokenizer); it
+            has to be named (vLLM's name).
         levels: tokens drafted a step at most.
         least_probability: drafting stops behind a token less probable than this (theta_prob).
     """

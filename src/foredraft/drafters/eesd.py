@@ -1,8 +1,9 @@
 """The target's first layers draft, through an early exit with a small head of its own: a chain, or a tree.
 
 Liu et al., "Speculative Decoding via Early-exiting for Faster LLM Inference with Thompson Sampling Control Mechanism"
-(EESD, ACL Findings 2024). When to stop drafting is a control's to say. Knows the target's two parts (model/split.py);
-not how a text is chosen.
+(EESD, ACL Findings 2024). Needs a head trained for the model (`foredraft train eesd`): `head=FOLDER`.
+
+When to stop drafting is a control's to say. Knows the target's two parts (model/split.py); not how a text is chosen.
 """
 
 from dataclasses import dataclass
@@ -29,8 +30,8 @@ class EesdOptions:
     """Options of `eesd`.
 
     Attributes:
-        head: a folder or a hub id that `foredraft train eesd` wrote; None takes the one that comes with the target, if
-            any; "none" exits without one, through the target's own norm and LM head (which drafts poorly).
+        head: a folder or a hub id that `foredraft train eesd` wrote; it has to be named; "none" exits without one,
+            through the target's own norm and LM head (which drafts poorly).
         layers: layers before the exit; with a head, None or what it was trained for.
         out_degree: children of a node at most; 1 drafts chains.
         least_probability: drafting stops behind a token less probable than this.

@@ -1,8 +1,9 @@
 """The target drafts for itself with some of its sub-layers left out (Self-SD).
 
-Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (ACL 2024). No
-second model, no training, no further weights. Knows which sub-layers are left out; how, and how to draft, is the
-model's part of the house.
+Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (ACL 2024).
+Needs no second model, no training and no further weights; which layers to leave out, `foredraft tune layer-skip` finds.
+
+Knows which sub-layers are left out; how, and how to draft, is the model's part of the house.
 """
 
 from dataclasses import dataclass

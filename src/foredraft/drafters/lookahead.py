@@ -1,7 +1,9 @@
 """Lookahead decoding: the target foresees its own text. A window of guesses rides along in every verification.
 
 Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024). Needs no datastore,
-no training and no draft model. Knows token ids and what the target says after every row; no model, no text.
+no training and no draft model.
+
+Knows token ids and what the target says after every row; no model, no text.
 
 The window is a tree. Its level 0 is a chain behind the root, and the row of a later level in column `j` stands behind
 the row of the level before in column `j`, one position further: what the paper's attention mask lets a row see is

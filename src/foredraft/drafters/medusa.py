@@ -1,8 +1,10 @@
 """Heads on the target's last hidden state draft a tree, all levels at once; verified exactly, like all drafts here.
 
 Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (ICML 2024), Medusa-1.
-Its typical acceptance, which changes the text, is left out. Knows heads and the target's LM head; not how a text is
-chosen.
+Its typical acceptance, which changes the text, is left out. Needs heads trained for the model (`foredraft train
+medusa`): `head=FOLDER`.
+
+Knows heads and the target's LM head; not how a text is chosen.
 """
 
 import dataclasses
@@ -27,7 +29,7 @@ class MedusaOptions:
     """Options of `medusa`.
 
     Attributes:
-        head: a folder or a hub id that `foredraft train medusa` wrote; None takes those that come with the target.
+        head: a folder or a hub id that `foredraft train medusa` wrote; they have to be named.
         nodes: of the tree at most; those whose paths were accepted most often when the heads were measured.
     """
 

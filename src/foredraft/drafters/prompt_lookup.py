@@ -1,7 +1,9 @@
 """Prompt lookup: what followed the last tokens when they occurred before in the sequence.
 
-transformers' semantics (PromptLookupCandidateGenerator): the longest n-gram that occurs earlier wins, and of its
-occurrences the first. Also understands vLLM's names. Knows the sequence only.
+Saxena, "Prompt Lookup Decoding" (2023), by transformers' rule (PromptLookupCandidateGenerator): the longest n-gram that
+occurs earlier wins, and of its occurrences the first. Also understands vLLM's names. Needs nothing.
+
+Knows the sequence only.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,9 @@
 """REST: drafts retrieved from a datastore, from the sequence itself, and from what other sequences have shared.
 
-He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024), section 3. `auto` asks the same texts with shorter
-contexts too. Knows ids and arrays; no text, no model.
+He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024), section 3. Needs no model and no training;
+a datastore of texts like yours is what it lives on (`foredraft index build`).
+
+`auto` asks the same texts with shorter contexts too. Knows ids and arrays; no text, no model.
 """
 
 from collections.abc import Sequence

@@ -123,8 +123,8 @@ class DatastoreWriter:
         if self._create:
             if exists and not self._overwrite:
                 raise StoreError(
-                    f"The store {self.folder} exists already. Add to it (foredraft index add), ask to overwrite it, or "
-                    "give another name."
+                    f"The store {self.folder} exists already. Add to it (foredraft index add), replace it with "
+                    "overwrite=True (--overwrite), or give another name."
                 )
         else:
             self._manifest = open_datastore(self.folder, self._tokenizer_hash).manifest

@@ -295,7 +295,9 @@ class StoreWriter:
         if self.path.is_dir():
             raise StoreError(f"{self.path} is a folder. Give the name of a file.")
         if self.path.exists() and not self._overwrite:
-            raise StoreError(f"{self.path} exists already. Ask to overwrite it, or give another name.")
+            raise StoreError(
+                f"{self.path} exists already. Replace it with overwrite=True (--overwrite), or give another name."
+            )
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
 

@@ -49,9 +49,9 @@ def load_tokenizer(model: str, **options: Unpack[LoadingOptions]) -> Any:
     """
     from transformers import AutoTokenizer  # slow to import; help pages do without it
 
-    location = located(model)
+    location, given = located(model), _chosen(options, _FOR_ALL)
     try:
-        return AutoTokenizer.from_pretrained(location, **_chosen(options, _FOR_ALL))
+        return AutoTokenizer.from_pretrained(location, **given)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(_not_loaded("tokenizer", model, error)) from error
 
@@ -69,9 +69,9 @@ def load_config(model: str, **options: Unpack[LoadingOptions]) -> Any:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    location = located(model)
+    location, given = located(model), _chosen(options, _FOR_ALL)
     try:
-        config = AutoConfig.from_pretrained(location, **_chosen(options, _FOR_ALL))
+        config = AutoConfig.from_pretrained(location, **given)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(_not_loaded("model", model, error)) from error
     known = AutoModelForCausalLM._model_mapping  # noqa: SLF001  # the only place that says so without building the model
