@@ -201,7 +201,7 @@ class Verdict:
         at: absolute position of the root.
         top_rows: int32[S], rows (0 is the root, i + 1 is node i) whose top tokens follow, when a drafter needs them.
         top_tokens: int32[S, K], the target's most probable tokens after each of them.
-        top_probabilities: float32[S, K], theirs under the plain softmax, descending.
+        top_probabilities: float32[S, K], theirs under the plain softmax, descending, to 3 in 100.
         hidden: float[R, D], when a drafter needs it.
     """
 

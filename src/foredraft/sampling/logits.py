@@ -39,6 +39,7 @@ class Bits(NamedTuple):
 
 
 _BLOCK = 64  # logits looked at together
+_LINE = np.float32(127 - 0.0436775)  # float32's bias of exponents, less what makes the line err as far up as down
 
 
 def bits_of(logits: torch.Tensor) -> Bits | None:
@@ -88,7 +89,8 @@ def top_probabilities(
         bits: what `bits_of` returns for the logits, if that is known.
 
     Returns:
-        int32[S, k] and float32[S, k], by descending probability; NaN where a row holds NaN.
+        int32[S, k] and float32[S, k], by descending probability, which is right to 3 in 100; NaN where a row
+        holds NaN.
     """
     k = min(k, logits.shape[-1])
     if logits.device.type != "cpu":
@@ -123,7 +125,7 @@ def top_of_row(row: FloatArray, tokens: IntArray, probabilities: FloatArray) -> 
     """
     largest_of_row(row, tokens, probabilities)
     largest = probabilities[0]
-    total = sum_of_exponentials(row, largest)
+    total = rough_sum(row, largest)
     for j in range(len(tokens)):
         probabilities[j] = math.exp(probabilities[j] - largest) / total
 
@@ -195,26 +197,11 @@ def most_probable(row: FloatArray) -> int:
 
 
 @njit(cache=True, fastmath={"contract", "nsz"}, error_model="numpy")
-def _exponentials(scores: FloatArray, largest: float, temperature: float, series: FloatArray, powers: IntArray) -> None:
-    """Write exp((score - largest) / temperature) as a series and the bits of a power of two, which are 0 below 2^-126.
+def exponentials(row: FloatArray, largest: float, temperature: float) -> FloatArray:
+    """Return exp((score - largest) / temperature) of a row, float32[V], to float32's precision; 0 below 2^-126.
 
     exp(x) = 2^n exp(r), r being at most ln(2) / 2 from 0, where seven terms of its series are enough. Written so that
     compilers turn it into vector instructions, which they do not do with their own exponential.
-    """
-    for i in range(len(scores)):
-        halves = (scores[i] - np.float32(largest)) / np.float32(temperature) * np.float32(1.4426950408889634)
-        above = np.int32(halves >= np.float32(-126.0))
-        halves = max(halves, np.float32(-126.0))
-        n = np.floor(halves + np.float32(0.5))
-        r = (halves - n) * np.float32(0.6931471805599453)
-        tail = np.float32(1 / 24) + r * (np.float32(1 / 120) + r * np.float32(1 / 720))
-        series[i] = np.float32(1) + r * (np.float32(1) + r * (np.float32(0.5) + r * (np.float32(1 / 6) + r * tail)))
-        powers[i] = above * ((np.int32(n) + np.int32(127)) << np.int32(23))
-
-
-@njit(cache=True, fastmath={"contract", "nsz"}, error_model="numpy")
-def exponentials(row: FloatArray, largest: float, temperature: float) -> FloatArray:
-    """Return exp((score - largest) / temperature) of a row, float32[V], to float32's precision; 0 below 2^-126.
 
     Args:
         row: without NaN.
@@ -222,7 +209,15 @@ def exponentials(row: FloatArray, largest: float, temperature: float) -> FloatAr
         temperature: above 0.
     """
     series, powers = np.empty(len(row), np.float32), np.empty(len(row), np.int32)
-    _exponentials(row, largest, temperature, series, powers)
+    for i in range(len(row)):
+        halves = (row[i] - np.float32(largest)) / np.float32(temperature) * np.float32(1.4426950408889634)
+        above = np.int32(halves >= np.float32(-126.0))
+        halves = max(halves, np.float32(-126.0))
+        n = np.floor(halves + np.float32(0.5))
+        r = (halves - n) * np.float32(0.6931471805599453)
+        tail = np.float32(1 / 24) + r * (np.float32(1 / 120) + r * np.float32(1 / 720))
+        series[i] = np.float32(1) + r * (np.float32(1) + r * (np.float32(0.5) + r * (np.float32(1 / 6) + r * tail)))
+        powers[i] = above * ((np.int32(n) + np.int32(127)) << np.int32(23))
     scale = powers.view(np.float32)  # 2^n, by its exponent's bits
     for i in range(len(row)):
         series[i] *= scale[i]
@@ -230,21 +225,19 @@ def exponentials(row: FloatArray, largest: float, temperature: float) -> FloatAr
 
 
 @njit(cache=True, fastmath={"contract", "nsz", "reassoc"}, error_model="numpy")
-def sum_of_exponentials(row: FloatArray, largest: float) -> float:
-    """Return the sum of exp(score - largest) over a row, float32[V], to float32's precision; NaN if it holds NaN.
+def rough_sum(row: FloatArray, largest: float) -> float:
+    """Return the sum of exp(score - largest) over a row, float32[V], to 3 in 100; NaN where it holds NaN.
 
-    A block at a time, which stays in the nearest cache.
+    Between powers of two a straight line stands for the exponential, as the bits of a float32 do (Schraudolph, "A Fast,
+    Compact Approximation of the Exponential Function", 1999). It takes a third of the time of seven terms of a series.
     """
     if not np.isfinite(largest) or has_nan(row):
         return np.nan
-    powers, series = np.empty(_BLOCK, np.int32), np.empty(_BLOCK, np.float32)
-    scale, total = powers.view(np.float32), np.float32(0)
-    whole = len(row) // _BLOCK * _BLOCK
-    for begin in range(0, whole, _BLOCK):
-        _exponentials(row[begin : begin + _BLOCK], largest, 1.0, series, powers)
-        for i in range(_BLOCK):
-            total += series[i] * scale[i]
-    _exponentials(row[whole:], largest, 1.0, series, powers)
-    for i in range(len(row) - whole):
-        total += series[i] * scale[i]
-    return float(total)
+    lines, total = np.empty(len(row), np.int32), np.float32(0)
+    for i in range(len(row)):
+        halves = max((row[i] - np.float32(largest)) * np.float32(1.4426950408889634), np.float32(-126.0))
+        lines[i] = np.int32((halves + _LINE) * np.float32(1 << 23))
+    values = lines.view(np.float32)
+    for i in range(len(row)):
+        total += values[i]
+    return max(float(total), 1.0)  # the largest's own
