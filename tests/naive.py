@@ -450,11 +450,6 @@ def is_sorted(symbols, separator, places):
     return sorted(places) == all_places and texts == sorted(texts)
 
 
-def symbol_at(symbols, places, entry, offset):
-    place = places[entry] + offset
-    return symbols[place] if place in range(len(symbols)) else -1
-
-
 def follow(documents, context, longest):
     """How often the last 1, 2, ... `longest` tokens of a context occur; what is longer than the context does not."""
     lengths = range(1, longest + 1)

@@ -14,7 +14,6 @@ from foredraft.index.suffix_array import (
     follow,
     is_sorted,
     sorted_suffixes,
-    symbol_at,
     symbol_dtype,
 )
 
@@ -168,14 +167,6 @@ def test_ranges_are_the_same_however_the_context_arrives(documents, context, lon
     assert counts[1:] == naive.follow(documents, context, longest)
     assert (in_two[:, 1] - in_two[:, 0]).tolist() == counts
     assert all(in_two[n].tolist() == at_once[n].tolist() for n in range(1, longest + 1) if counts[n])
-
-
-def test_a_symbol_is_read_where_there_is_one():
-    text = sort([[0, 1], [2]], 3)._replace(suffixes=np.array([0, 1, -2, 99, 3], np.int32))
-    symbols, places = text.symbols.tolist(), text.suffixes.tolist()
-    for entry in range(5):
-        for offset in range(6):
-            assert symbol_at(text, entry, offset) == naive.symbol_at(symbols, places, entry, offset)
 
 
 def test_a_context_does_not_cross_a_documents_end():

@@ -161,9 +161,14 @@ def _add_inputs(
         total = sum((shard.report for shard in finished), ReadReport())
         if not total.tokens:
             raise UsageError("The inputs hold no text, so there is nothing to store. Give files with text in them.")
-        plan = plan_segments([shard.path for shard in finished], writer.manifest.vocabulary, segment_tokens)
-        bound = (writer.folder.absolute(), writer.manifest.tokenizer_hash, writer.manifest.vocabulary)
-        build = partial(build_segment, folder=bound[0], tokenizer_hash=bound[1], vocabulary=bound[2])
+        vocabulary = writer.manifest.vocabulary
+        plan = plan_segments([shard.path for shard in finished], vocabulary, segment_tokens)
+        build = partial(
+            build_segment,
+            folder=writer.folder.absolute(),
+            tokenizer_hash=writer.manifest.tokenizer_hash,
+            vocabulary=vocabulary,
+        )
         built = spread(build, plan) if spread else (build(stretches, progress=tell) for stretches in plan)
         added = [writer.adopt(entry) for entry in built]
         writer.commit()

@@ -367,11 +367,16 @@ def _parquet_file(path: Path) -> Iterator[Any]:
 
 
 def _is_chat(messages: Any) -> TypeGuard[list[dict[str, str]]]:
-    return isinstance(messages, list) and len(messages) > 0 and all(map(_is_message, messages))
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and all(isinstance(message.get(field), str) for field in ("role", "content"))
+    return (
+        isinstance(messages, list)
+        and len(messages) > 0
+        and all(
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str)
+            for message in messages
+        )
+    )
 
 
 def _without_surrogates(text: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -141,7 +141,8 @@ def template_render(source: str, special_tokens: Mapping[str, str]) -> Render:
         raise UsageError(f"The chat template is not a Jinja template ({error}). Mend it, or move it away.") from error
 
     def render(messages: list[dict[str, str]]) -> str:
-        said = [_known(message) for message in messages]
+        # fields without a value are left out: a template would write them as "None"
+        said = [{name: value for name, value in message.items() if value is not None} for message in messages]
         try:
             return template.render(
                 messages=said, tools=None, documents=None, add_generation_prompt=False, **special_tokens
@@ -150,11 +151,6 @@ def template_render(source: str, special_tokens: Mapping[str, str]) -> Render:
             raise UsageError(f"the chat template raised {type(error).__name__}: {error}") from error
 
     return render
-
-
-def _known(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a message that have a value; a template would write the others as "None"."""
-    return {name: value for name, value in message.items() if value is not None}
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
@@ -199,13 +195,6 @@ def _token(value: Any) -> str:
 
 
 # --- from documents to ids
-
-
-class _Piece(NamedTuple):
-    """A stretch of a document's text, and whether the document ends with it."""
-
-    text: str
-    ends: bool
 
 
 def tokenize(
@@ -255,7 +244,7 @@ def tokenize(
                 )
             last = int(ids[-1]) if len(ids) else last
             found.append(ids.astype(dtype))
-            if piece.ends and last >= 0:
+            if piece.complete and last >= 0:
                 end = [vocabulary] if eos_token_id is None or last == eos_token_id else [eos_token_id, vocabulary]
                 found.append(np.array(end, dtype))
                 report.kept, last = report.kept + 1, -1
@@ -267,12 +256,12 @@ def tokenize(
         yield np.array([vocabulary], dtype)
 
 
-def _pieces(documents: Iterable[Document], most: int) -> Iterator[_Piece]:
+def _pieces(documents: Iterable[Document], most: int) -> Iterator[Document]:
     """Cut documents into pieces of at most so many characters."""
     for document in documents:
         text, start = document.text, 0
         while len(text) - start > most:
             stop = start + cut_at_line_end(text[start : start + most], most)
-            yield _Piece(text[start:stop], False)
+            yield document._replace(text=text[start:stop], complete=False)
             start = stop
-        yield _Piece(text[start:], document.complete)
+        yield document._replace(text=text[start:])

@@ -111,7 +111,7 @@ def open_datastore(
 
     Args:
         folder: the store.
-        tokenizer_hash: what it must have been built with; None takes any.
+        tokenizer_hash: what it must have been built with; None or "" takes any.
         vocabulary: how many ids the model scores; the store's tokens must lie below.
 
     Raises:

@@ -58,26 +58,32 @@ def sorted_suffixes(texts: Sequence[Symbols], vocabulary: int) -> tuple[Places, 
     Raises:
         UsageError: a symbol above the separator.
     """
+    first = _first_entries(texts, vocabulary)
     width = max(1, (vocabulary.bit_length() + 7) // 8)
     data = np.empty(sum(map(len, texts)) * width, np.uint8)
-    counts = np.zeros(vocabulary + 1, np.int64)
     filled = 0
     for piece in pieces(texts):
         if int(piece.max()) > vocabulary:
             raise UsageError(
                 f"The text holds token {int(piece.max())}, which is not below the vocabulary of {vocabulary}."
             )
-        counts += np.bincount(piece, minlength=vocabulary + 1)
         end = filled + len(piece) * width
         data[filled:end] = piece.astype(">u4").view(np.uint8).reshape(-1, 4)[:, 4 - width :].ravel()
         filled = end
-    first = np.concatenate([[0], np.cumsum(counts[:-1])]).astype(np.int64)
     if not first[-1]:
         return np.empty(0, np.int32), first
     entries = pydivsufsort.divsufsort(data)
     del data
     _symbol_places(entries, width)
     return entries[: first[-1]], first  # suffixes that begin with the separator come last
+
+
+def _first_entries(texts: Sequence[Symbols], vocabulary: int) -> I64:
+    """Return how many tokens of texts lie below each token, and below the separator: int64[V + 1]."""
+    counts = np.zeros(vocabulary, np.int64)
+    for piece in pieces(texts):
+        counts += np.bincount(piece, minlength=vocabulary)[:vocabulary]
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def pieces(arrays: Iterable[npt.NDArray[Any]]) -> Iterator[npt.NDArray[Any]]:
@@ -98,13 +104,6 @@ def _symbol_places(entries: Places, width: int) -> None:
 
 
 # --- looking up
-
-
-@njit(cache=True)
-def symbol_at(text: SuffixArrays, entry: int, offset: int) -> int:
-    """Return the symbol `offset` behind the start of a suffix; -1 where the file is damaged and there is none."""
-    place = np.int64(text.suffixes[entry]) + offset
-    return int(text.symbols[place]) if 0 <= place < len(text.symbols) else -1
 
 
 @njit(cache=True)
@@ -255,15 +254,6 @@ def is_sorted(text: SuffixArrays) -> bool:
     return True
 
 
-@njit(cache=True)
 def first_matches(text: SuffixArrays) -> bool:
     """Return whether `first` says where the suffixes of each token begin."""
-    if text.first[0] != 0 or text.first[-1] != len(text.suffixes):
-        return False
-    for token in range(len(text.first) - 1):
-        low, high = text.first[token], text.first[token + 1]
-        if not 0 <= low <= high <= len(text.suffixes):
-            return False
-        if low < high and not (symbol_at(text, low, 0) == token == symbol_at(text, high - 1, 0)):
-            return False
-    return True
+    return np.array_equal(text.first, _first_entries([text.symbols], len(text.first) - 1))
