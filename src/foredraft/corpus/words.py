@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -142,7 +142,8 @@ def template_render(source: str, special_tokens: Mapping[str, str]) -> Render:
 
     def render(messages: list[dict[str, str]]) -> str:
         # fields without a value are left out: a template would write them as "None"
-        said = [{name: value for name, value in message.items() if value is not None} for message in messages]
+        chat: Sequence[Mapping[str, Any]] = messages
+        said = [{name: value for name, value in message.items() if value is not None} for message in chat]
         try:
             return template.render(
                 messages=said, tools=None, documents=None, add_generation_prompt=False, **special_tokens
