@@ -15,7 +15,7 @@ from foredraft.cache_folder import cache_folder, cache_path
 from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, Learner, TokenIds, Verification
 from foredraft.control import FixedControl, StepCosts, choose_control
 from foredraft.control.joint import BatchControl
-from foredraft.corpus.fingerprint import vocabulary_size
+from foredraft.corpus.words import vocabulary_size
 from foredraft.drafters import make_drafter, parse_options
 from foredraft.engine.batch import Batch, Lane, write_all
 from foredraft.engine.guard import GuardedDrafter
