@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-import naive
+import naive.index_tables
 from foredraft.contracts import Budget, Draft, DraftContext, SequenceView, Verdict
 from foredraft.corpus.build import build_trigram_table
 from foredraft.corpus.documents import text_documents
@@ -76,17 +76,17 @@ def test_every_token_is_learned_once_however_the_text_arrives():
     propose(at_once, TEXT)
     for length in (1, 4, 5, len(TEXT), len(TEXT)):
         propose(in_pieces, TEXT[:length])
-    assert naive.learned_memory(in_pieces._own) == naive.learned_memory(at_once._own)
+    assert naive.index_tables.learned_memory(in_pieces._own) == naive.index_tables.learned_memory(at_once._own)
     expected = {}
-    naive.learn_text(expected, TEXT, 0, 1.0, 0.95, math.inf)
-    assert naive.learned_memory(at_once._own)[1, 2]["total"] == pytest.approx(expected[1, 2]["total"])
+    naive.index_tables.learn_text(expected, TEXT, 0, 1.0, 0.95, math.inf)
+    assert naive.index_tables.learned_memory(at_once._own)[1, 2]["total"] == pytest.approx(expected[1, 2]["total"])
 
 
 def test_what_was_written_without_a_budget_is_learned_before_the_next_draft():
     waited, asked = opened(drafter()), opened(drafter())
     assert len(propose(waited, TEXT[:-4], nodes=0)) == len(propose(waited, TEXT[:-2], depth=0)) == 0
     assert propose(waited, TEXT).tokens.tolist() == propose(asked, TEXT).tokens.tolist()
-    assert naive.learned_memory(waited._own) == naive.learned_memory(asked._own)
+    assert naive.index_tables.learned_memory(waited._own) == naive.index_tables.learned_memory(asked._own)
 
 
 def test_what_was_written_without_a_budget_is_shared_when_the_sequence_is_closed():
@@ -94,7 +94,7 @@ def test_what_was_written_without_a_budget_is_shared_when_the_sequence_is_closed
     drafting = opened(made)
     propose(drafting, TEXT, nodes=0)
     drafting.close()
-    assert naive.learned_memory(made.shared)
+    assert naive.index_tables.learned_memory(made.shared)
 
 
 def test_a_prompt_longer_than_the_table_is_learned_in_stretches(monkeypatch):
@@ -106,7 +106,7 @@ def test_a_prompt_longer_than_the_table_is_learned_in_stretches(monkeypatch):
     drafting = opened(drafter())
     propose(drafting, ids)
     check_learned(drafting._own)
-    memory = naive.learned_memory(drafting._own)
+    memory = naive.index_tables.learned_memory(drafting._own)
     assert len(drafting._own.keys) == 64
     assert (int(ids[-3]), int(ids[-2])) in memory
 
@@ -141,7 +141,7 @@ def test_the_papers_learning_raises_the_last_trigrams_at_every_step():
     assert draft.score.tolist() == pytest.approx([0.25**n for n in range(1, 5)])
     assert propose(drafting, [1, 2, 3, 1, 2]).score[0] == pytest.approx(0.5)
     assert propose(drafting, [1, 2, 3, 1, 2]).score[0] == pytest.approx(0.6)
-    assert (-1, 2) not in naive.learned_memory(drafting._own)
+    assert (-1, 2) not in naive.index_tables.learned_memory(drafting._own)
 
 
 @pytest.mark.parametrize("search", ["best_first", "mcts"])
@@ -182,7 +182,7 @@ def test_the_targets_distribution_is_learned_at_each_nodes_own_pair():
     shares = [[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]
     drafting.observe(verdict(draft, 1, [[1, 2], [3, 4], [5, 6], [9, 10]], shares))
     expected = {(4, 5): {1: 1.8, 2: 0.2}, (5, 6): {3: 1.6, 4: 0.4}, (6, 7): {5: 1.4, 6: 0.6}, (5, 8): {9: 1.2, 10: 0.8}}
-    memory = naive.learned_memory(drafting._own)
+    memory = naive.index_tables.learned_memory(drafting._own)
     assert memory.keys() == expected.keys()
     for context, weights in expected.items():
         assert memory[context]["weights"] == pytest.approx(weights)
@@ -194,7 +194,7 @@ def test_feedback_at_the_first_token_of_all_has_no_pair():
     drafting = opened(drafter(learn="off", feedback="topk"))
     propose(drafting, [5])
     drafting.observe(verdict(Draft(np.empty(0, np.int32), np.empty(0, np.int32)), 0, [[1, 2]], [[0.5, 0.25]]))
-    assert naive.learned_memory(drafting._own).keys() == {(-1, 5)}
+    assert naive.index_tables.learned_memory(drafting._own).keys() == {(-1, 5)}
     assert first_tokens(propose(drafting, [5])) == [1, 2]
 
 
@@ -204,7 +204,7 @@ def test_rows_that_were_left_out_are_not_learned_and_the_others_keep_their_own_p
     draft = Draft(np.array([6, 7, 8], np.int32), np.array([-1, 0, -1], np.int32))
     some = dataclasses.replace(verdict(draft, 1, [[1], [5]], [[0.9], [0.7]]), top_rows=np.array([0, 2], np.int32))
     drafting.observe(some)
-    assert naive.learned_memory(drafting._own).keys() == {(4, 5), (6, 7)}
+    assert naive.index_tables.learned_memory(drafting._own).keys() == {(4, 5), (6, 7)}
 
 
 @pytest.mark.parametrize(("learn", "feedback"), [("tokens", True), ("paper", False), ("off", False)])
@@ -219,7 +219,7 @@ def test_feedback_that_is_off_asks_for_nothing_and_learns_nothing():
     drafting = opened(made)
     propose(drafting, [4, 5])
     drafting.observe(Verdict((1,), (), Draft(np.empty(0, np.int32), np.empty(0, np.int32)), 1))
-    assert naive.learned_memory(drafting._own) == {}
+    assert naive.index_tables.learned_memory(drafting._own) == {}
 
 
 # --- memory
@@ -231,7 +231,7 @@ def test_shared_knowledge_survives_in_a_file(tmp_path):
     propose(opened(made), TEXT)
     made.save()
     again = drafter(share=True, memory=path)
-    assert naive.learned_memory(again.shared) == naive.learned_memory(made.shared)
+    assert naive.index_tables.learned_memory(again.shared) == naive.index_tables.learned_memory(made.shared)
     assert first_tokens(propose(opened(again), [1, 2])) == [3]
     again.save(str(tmp_path / "elsewhere"))
     assert (tmp_path / "elsewhere").exists()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import naive
+import naive.control
 from foredraft.contracts import EMPTY_DRAFT, Budget, CostCurve, Draft, Verdict
 from foredraft.control import MOST_NODES, FixedControl, MeasuredControl, StepCosts, cut
 from foredraft.control import evidence as kernels
@@ -234,14 +234,14 @@ def test_the_measured_controls_kernels_do_what_their_twins_do(seed):
     seen = rng.integers(0, 420, 12).astype(np.float64)
     evidence = Evidence(seen, np.floor(seen * rng.random(12)), seen * rng.random(12))
     score = rng.random(rng.integers(1, 40)).astype(np.float32) ** 3
-    np.testing.assert_allclose(kernels.chances(evidence), naive.chances(evidence))
-    assert [kernels.halvings(one) for one in score] == [naive.halvings(float(one)) for one in score]
+    np.testing.assert_allclose(kernels.chances(evidence), naive.control.chances(evidence))
+    assert [kernels.halvings(one) for one in score] == [naive.control.halvings(float(one)) for one in score]
     cost = np.cumsum(rng.random(34))
     seconds, cheap = (cost[1] + rng.random(), rng.random()), (int(rng.integers(1, 12)), 1.05)
     told = (score, evidence, cost, seconds, int(rng.integers(1, 9)), cheap)
-    assert kernels.best_count(*told) == naive.best_count(*told)
+    assert kernels.best_count(*told) == naive.control.best_count(*told)
     path = rng.permutation(len(score))[: rng.integers(0, len(score) + 1)].astype(np.int32)
-    expected = naive.credit(evidence, score, path)
+    expected = naive.control.credit(evidence, score, path)
     kernels.credit(evidence, score, path)
     np.testing.assert_allclose(np.stack(evidence), np.array(expected))
 

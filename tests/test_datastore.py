@@ -13,7 +13,7 @@ import filelock
 import numpy as np
 import pytest
 
-import naive
+import naive.index_text
 from foredraft.errors import StoreError, UsageError
 from foredraft.index import datastore
 from foredraft.index.datastore import (
@@ -100,7 +100,7 @@ def test_what_is_stored_comes_back_sorted(tmp_path, vocabulary):
         assert (entry.tokens, entry.documents) == (sum(map(len, documents)), len(documents))
         assert entry.bytes == segment_path(opened.folder, entry.name).stat().st_size
         context = documents[0][-2:]
-        assert occurrences(opened, context) == sum(len(naive.ends(each, context)) for each in segments)
+        assert occurrences(opened, context) == sum(len(naive.index_text.ends(each, context)) for each in segments)
     assert opened.manifest.tokens == sum(len(ids) for documents in segments for ids in documents)
     assert list(check_datastore(opened.folder, full=True)) == list(opened.manifest.segments)
 
@@ -183,7 +183,7 @@ def test_a_merged_store_is_that_built_in_one_go(tmp_path, store):
     opened = open_datastore(store)
     for documents in (ONE, TWO):
         for ids in documents[:6]:
-            expected = len(naive.ends(ONE, ids[:2])) + len(naive.ends(TWO, ids[:2]))
+            expected = len(naive.index_text.ends(ONE, ids[:2])) + len(naive.index_text.ends(TWO, ids[:2]))
             assert occurrences(opened, ids[:2]) == expected > 0
 
 
@@ -651,7 +651,7 @@ def test_the_check_finds_every_broken_promise_of_a_segment(store, segment, full)
 def test_the_check_finds_two_suffixes_that_changed_places(store, segment):
     text = open_datastore(store).segments[1]
     sound, symbols = segment.read_bytes(), text.symbols.tolist()
-    suffixes = [naive.suffix(symbols, VOCABULARY, place) for place in text.suffixes.tolist()]
+    suffixes = [naive.index_text.suffix(symbols, VOCABULARY, place) for place in text.suffixes.tolist()]
     inside = [  # both begin with one token, and neither is its first or last
         at for at in range(1, len(suffixes) - 2)
         if suffixes[at] != suffixes[at + 1] and suffixes[at - 1][0] == suffixes[at][0] == suffixes[at + 2][0]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-import naive
+import naive.index_tables
 from foredraft.errors import StoreError
 from foredraft.index import learned
 from foredraft.index.learned import (
@@ -27,7 +27,7 @@ NO_CAP = float("inf")
 
 def assert_same(arrays, memory):
     """The compiled table holds what the dictionary holds, up to the rounding of repeated float32 sums."""
-    found = naive.learned_memory(arrays)
+    found = naive.index_tables.learned_memory(arrays)
     assert found.keys() == memory.keys()
     for context, row in memory.items():
         expected = {token: weight for token, weight in row["weights"].items() if weight > 0}
@@ -51,7 +51,7 @@ def test_random_learning_matches_the_dictionary(seed):
         weight, keep, cap = rng.random() + 0.1, rng.choice([1.0, 0.9]), rng.choice([NO_CAP, 1.5])
         arrays = with_room(arrays, 1)
         learn(arrays, a, b, token, weight, keep, cap)
-        naive.learn(memory, a, b, token, weight, keep, cap)
+        naive.index_tables.learn(memory, a, b, token, weight, keep, cap)
         if number % 20 == 0:
             check_learned(arrays)
     check_learned(arrays)
@@ -65,12 +65,12 @@ def test_texts_and_distributions_match_the_dictionary(seed):
     arrays, memory = with_room(empty_learned(), 200), {}
     for start in (0, 20, 45):
         learn_text(arrays, ids[: start + 20], start, 1.0, 0.93, NO_CAP)
-        naive.learn_text(memory, ids[: start + 20].tolist(), start, 1.0, 0.93, NO_CAP)
+        naive.index_tables.learn_text(memory, ids[: start + 20].tolist(), start, 1.0, 0.93, NO_CAP)
     contexts = np.array([[-1, 3], [2, 3], [2, 3], [5, 0]], np.int32)
     tokens = np.array([rng.permutation(40)[:4] for _ in contexts], np.int32)
     shares = rng.dirichlet(np.ones(4), len(contexts)).astype(np.float32)
     learn_distributions(arrays, contexts, tokens, shares, 2.0, 0.8)
-    naive.learn_distributions(memory, contexts.tolist(), tokens.tolist(), shares.tolist(), 2.0, 0.8)
+    naive.index_tables.learn_distributions(memory, contexts.tolist(), tokens.tolist(), shares.tolist(), 2.0, 0.8)
     check_learned(arrays)
     assert_same(arrays, memory)
 
@@ -81,15 +81,15 @@ def test_a_text_learned_in_pieces_is_the_text_learned_at_once():
     learn_text(at_once, ids, 0, 1.0, 0.9, NO_CAP)
     for start in range(0, 40, 7):
         learn_text(in_pieces, ids[: start + 7], start, 1.0, 0.9, NO_CAP)
-    assert naive.learned_memory(at_once) == naive.learned_memory(in_pieces)
+    assert naive.index_tables.learned_memory(at_once) == naive.index_tables.learned_memory(in_pieces)
 
 
 def test_nothing_is_found_where_nothing_was_learned():
     arrays = empty_learned(8)
     learn(arrays, 1, 2, 3, 1.0, 1.0, NO_CAP)
     for a, b in ((-1, 2), (2, 1), (1, 3), (1, -2), (-7, 2)):
-        assert learned_row(arrays.keys, a, b) == naive.learned_row(arrays.keys, a, b) == -1
-    assert learned_row(arrays.keys, 1, 2) == naive.learned_row(arrays.keys, 1, 2) >= 0
+        assert learned_row(arrays.keys, a, b) == naive.index_tables.learned_row(arrays.keys, a, b) == -1
+    assert learned_row(arrays.keys, 1, 2) == naive.index_tables.learned_row(arrays.keys, 1, 2) >= 0
 
 
 def test_a_new_successor_takes_the_place_of_the_weakest():
@@ -127,7 +127,7 @@ def test_the_table_grows_and_keeps_everything():
     for b in range(60):
         arrays = with_room(arrays, 1)
         learn(arrays, b % 7, b, b + 1, 1.0, 1.0, NO_CAP)
-        naive.learn(memory, b % 7, b, b + 1, 1.0, 1.0, NO_CAP)
+        naive.index_tables.learn(memory, b % 7, b, b + 1, 1.0, 1.0, NO_CAP)
         check_learned(arrays)
     assert len(arrays.keys) == 128
     assert_same(arrays, memory)
@@ -146,7 +146,7 @@ def test_a_full_table_forgets_what_it_met_longest_ago():
         learn(arrays, -1, b, 1, 1.0, 1.0, NO_CAP)
         check_learned(arrays)
         order = [known for known in order if known != b] + [b]
-        present = {b for _, b in naive.learned_memory(arrays)}
+        present = {b for _, b in naive.index_tables.learned_memory(arrays)}
         assert present == set(order[-len(present) :])
         assert len(arrays.keys) <= 32
     assert {28, 29} <= present
@@ -159,10 +159,10 @@ def test_much_room_in_a_full_table_forgets_all_that_must_go():
         learn(arrays, -1, b, 1, 1.0, 1.0, NO_CAP)
     arrays = with_room(arrays, 13, most_slots=32)
     check_learned(arrays)
-    assert {b for _, b in naive.learned_memory(arrays)} == {13, 14, 15}
+    assert {b for _, b in naive.index_tables.learned_memory(arrays)} == {13, 14, 15}
     arrays = with_room(arrays, 16, most_slots=32)
     check_learned(arrays)
-    assert naive.learned_memory(arrays) == {}
+    assert naive.index_tables.learned_memory(arrays) == {}
     with pytest.raises(AssertionError, match="no table of this size"):
         with_room(arrays, 17, most_slots=32)
 
@@ -226,7 +226,7 @@ def test_what_was_saved_is_loaded(tmp_path):
         assert np.array_equal(getattr(loaded, name), getattr(arrays, name)), name
     learn(loaded, 1, 2, 3, 1.0, 1.0, NO_CAP)  # a copy in memory, not the file
     save_learned(path, loaded, "a" * 64, 5)
-    assert naive.learned_memory(load_learned(path, "")) == naive.learned_memory(loaded)
+    assert naive.index_tables.learned_memory(load_learned(path, "")) == naive.index_tables.learned_memory(loaded)
 
 
 def test_memory_of_another_tokenizer_is_refused(tmp_path):
@@ -278,4 +278,4 @@ def test_contexts_of_rows_are_the_last_two_tokens_of_their_paths():
     rows = np.arange(5, dtype=np.int32)
     found = row_contexts(tokens, parents, rows, 5, 6)
     assert found.tolist() == [[5, 6], [6, 7], [7, 8], [6, 9], [8, 4]]
-    assert found.tolist() == naive.row_contexts(tokens, parents, rows, 5, 6)
+    assert found.tolist() == naive.index_tables.row_contexts(tokens, parents, rows, 5, 6)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import naive
+import naive.index_blend
 from foredraft.errors import StoreError
 from foredraft.index.own_words import (
     TOP,
@@ -89,10 +89,10 @@ def test_what_is_learned_of_a_draft_is_what_the_slow_twin_learns(seed):
         chances = -np.sort(-(rng.random((len(rows), 4)).astype(np.float32) ** 4))
         told = (tokens, parents, rng.integers(0, 6, int(rng.integers(1, 5))), rows, top, chances)
         learn_rows(words, *told)
-        naive.learn_rows(expected, *told)
+        naive.index_blend.learn_rows(expected, *told)
     for context in expected:
         padded = (*[-1] * (3 - len(context)), *context)
-        slow = naive.find(expected, naive.context_key(*padded))
+        slow = naive.index_blend.find(expected, naive.index_blend.context_key(*padded))
         slot = find(words, context_key(*padded))
         assert words.tokens[slot][: len(slow)].tolist() == [token for token, _ in slow]
         assert words.chances[slot].tolist() == [parts for _, parts in slow] + [0] * (TOP - len(slow))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import naive
+import naive.index_text
 from foredraft.index.recent_text import END, append, empty_text, occurrences, with_room
 
 pytestmark = pytest.mark.kernels
@@ -38,8 +38,8 @@ def test_occurrences_are_those_of_a_scan(sequences, context, longest, most, own)
     text = grown(pieces)
     symbols = [symbol for piece in pieces for symbol in piece]
     assert text.symbols[: len(symbols)].tolist() == symbols
-    assert text.previous[: len(symbols)].tolist() == naive.append(symbols)
-    assert found_in(text, context, longest, most) == naive.occurrences(symbols, context, longest, most)
+    assert text.previous[: len(symbols)].tolist() == naive.index_text.append(symbols)
+    assert found_in(text, context, longest, most) == naive.index_text.occurrences(symbols, context, longest, most)
 
 
 @pytest.mark.parametrize("top", [5, 70_000, (1 << 31) - 1])
@@ -54,7 +54,7 @@ def test_long_texts_are_searched_as_a_scan_searches(top):
     met = 0
     for end in rng.integers(2, 700, 60).tolist():
         context = symbols[max(end - 8, 0) : end]
-        expected = naive.occurrences(symbols, context, 5, 16) if END not in context[-2:] else []
+        expected = naive.index_text.occurrences(symbols, context, 5, 16) if END not in context[-2:] else []
         assert found_in(text, context, 5, 16) == expected
         met += len(expected)
     assert met > 100

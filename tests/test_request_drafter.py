@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-import naive
+import naive.graph
 import test_trigram_table as trigram_tables
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.corpus.build import build_trigram_table
@@ -325,5 +325,5 @@ def test_the_best_chain_is_that_of_all_paths(seed):
         above = 1.0 if parents[node] < 0 else score[parents[node]]
         score[node] = above * np.float32(drawn.integers(1, 5) / 4)
     for longest, least in ((12, 0.0), (2, 0.0), (3, 0.3)):
-        expected = naive.best_chain(parents, score, longest, least)
+        expected = naive.graph.best_chain(parents, score, longest, least)
         assert best_chain(parents, score, longest, least).tolist() == expected.tolist()

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import naive
+import naive.index_text
 from foredraft.contracts import Budget, Draft, DraftContext, SequenceView, Verdict
 from foredraft.drafters import Resources, make_drafter, rest
 from foredraft.drafters.rest import RestDrafter, RestOptions
@@ -79,9 +79,9 @@ def contexts(seed, count, longest=12):
 def by_the_paper(ids, longest, shortest, depth):
     """{prefix: score} of all rows behind the longest context that occurs anywhere in the segments."""
     for length in range(min(longest, len(ids)), shortest - 1, -1):
-        rows = [row for each in SEGMENTS for row in naive.followers(each, ids[-length:], depth, VOCABULARY)]
+        rows = [row for each in SEGMENTS for row in naive.index_text.followers(each, ids[-length:], depth, VOCABULARY)]
         if rows:
-            return naive.prefix_scores(rows, [1 / len(rows)] * len(rows), 0.0)
+            return naive.index_text.prefix_scores(rows, [1 / len(rows)] * len(rows), 0.0)
     return {}
 
 
@@ -183,11 +183,13 @@ def test_the_text_itself_is_asked_as_if_it_were_in_the_store(store):
         ids = context + context[-5:]
         followers = {}
         for length in range(6, 1, -1):
-            rows = [row for each in SEGMENTS for row in naive.followers(each, ids[-length:], 4, VOCABULARY)]
-            places = [place for place, matched in naive.occurrences(ids, ids[-16:], 6, 999) if matched >= length]
+            rows = [row for each in SEGMENTS for row in naive.index_text.followers(each, ids[-length:], 4, VOCABULARY)]
+            places = [
+                place for place, matched in naive.index_text.occurrences(ids, ids[-16:], 6, 999) if matched >= length
+            ]
             rows += [tuple(ids[place : place + 4]) for place in places]
             if rows:
-                followers = naive.prefix_scores(rows, [1 / len(rows)] * len(rows), 0.0)
+                followers = naive.index_text.prefix_scores(rows, [1 / len(rows)] * len(rows), 0.0)
                 break
         draft = propose(opened(made), ids, 12)
         assert_best(draft, followers, 12)
@@ -395,8 +397,8 @@ def test_the_released_codes_rule_is_that_of_the_twin_wherever_chance_has_no_part
     for length in (1, 2, 3) * 12:
         ids = rng.choice(5, length, p=shares).tolist()
         for nodes in (4, 9, 20):
-            rows = naive.followers(documents, ids, 3, VOCABULARY)[:5000]
-            expected = naive.published_paths(rows, nodes)
+            rows = naive.index_text.followers(documents, ids, 3, VOCABULARY)[:5000]
+            expected = naive.index_text.published_paths(rows, nodes)
             if expected is not None:
                 draft = propose(opened(made), ids, nodes)
                 assert set(paths_of(draft.tokens, draft.parents)) == expected

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import naive
+import naive.graph
+import naive.index_tables
 from foredraft.graph.bar import FLOOR, above_bar, bar_height, new_bar, raise_bar
 from foredraft.graph.tree import depths, is_tree
 from foredraft.index.best_first import best_first
@@ -48,7 +49,7 @@ def frozen(arrays):
 
 
 def static_table(texts):
-    return frozen(naive.static_arrays(texts, VOCABULARY, 8))
+    return frozen(naive.index_tables.static_arrays(texts, VOCABULARY, 8))
 
 
 def knowledge(seed, *, static=True, learns=True, trust=BLENDED):
@@ -59,7 +60,9 @@ def knowledge(seed, *, static=True, learns=True, trust=BLENDED):
     if learns:
         ids = np.concatenate(documents(seed + 1000, 2)).astype(np.int64)
         learn_text(learned, ids, 0, 1.0, 0.93, 3.0) if not trust.paper else learn_paper(learned, ids)
-    return Knowledge(table, learned, naive.static_tables(table), naive.learned_memory(learned))
+    return Knowledge(
+        table, learned, naive.index_tables.static_tables(table), naive.index_tables.learned_memory(learned)
+    )
 
 
 def learn_paper(learned, ids):
@@ -107,7 +110,7 @@ def test_successors_match_the_twin(trust, least):
     for seed in range(3):
         known = knowledge(seed, trust=trust)
         for a, b in contexts(seed, 15):
-            expected = dict(naive.successors(known.tables, known.memory, trust, a, b, least))
+            expected = dict(naive.index_tables.successors(known.tables, known.memory, trust, a, b, least))
             assert found_successors(known, trust, a, b, least) == pytest.approx(expected, rel=1e-5), (seed, a, b)
 
 
@@ -158,7 +161,7 @@ def algorithm_2(matrix, ids, longest, increment, most):
 def test_the_papers_rule_is_algorithm_2():
     """Step by step over a text, whose last tri-grams are raised again at every step, some of them up to the cap."""
     table = static_table(documents(5))
-    pairs, _ = naive.static_tables(table)
+    pairs, _ = naive.index_tables.static_tables(table)
     matrix = {(*pair, token): share for pair, (_, row) in pairs.items() for token, share in row}
     learned, trust = with_room(empty_learned(), 200), PAPER._replace(cap=0.9)
     ids = np.array(documents(6, 1, 40)[0] + [1, 2] * 12, np.int64)
@@ -186,7 +189,7 @@ def test_best_first_matches_the_twin(trust, nodes, depth):
         known = knowledge(seed, trust=trust)
         for a, b in contexts(seed, 3):
             found = paths(*best_first(known.table, known.learned, trust, a, b, nodes, depth, VOCABULARY))
-            expected = naive.best_first(known.tables, known.memory, trust, a, b, nodes, depth, VOCABULARY)
+            expected = naive.index_tables.best_first(known.tables, known.memory, trust, a, b, nodes, depth, VOCABULARY)
             assert_same_paths(found, expected)
 
 
@@ -198,7 +201,7 @@ def test_best_first_is_exact_where_one_source_knows_all(source):
         known = knowledge(seed, **{"static": False, "learns": False, source: True})
         for a, b in contexts(seed, 3):
             found = paths(*best_first(known.table, known.learned, trust, a, b, 12, 3, VOCABULARY))
-            expected = naive.best_paths(known.tables, known.memory, trust, a, b, 12, 3, VOCABULARY)
+            expected = naive.index_tables.best_paths(known.tables, known.memory, trust, a, b, 12, 3, VOCABULARY)
             assert_same_paths(found, expected)
 
 
@@ -207,7 +210,7 @@ def test_best_first_loses_little_where_sources_are_blended():
         known = knowledge(seed)
         for a, b in contexts(seed, 2):
             found = paths(*best_first(known.table, known.learned, BLENDED, a, b, 16, 3, VOCABULARY))
-            best = naive.best_paths(known.tables, known.memory, BLENDED, a, b, 16, 3, VOCABULARY)
+            best = naive.index_tables.best_paths(known.tables, known.memory, BLENDED, a, b, 16, 3, VOCABULARY)
             assert len(found) == len(best)
             assert 0.97 * sum(best.values()) <= sum(found.values()) <= sum(best.values()) * (1 + 1e-5)
 
@@ -216,12 +219,12 @@ def test_ties_give_as_many_nodes_with_the_same_scores():
     """Every context is followed by four tokens equally often, so that whole levels tie."""
     text = [[a, b, c] for a in range(4) for b in range(4) for c in range(4)]
     table = static_table(text)
-    known = Knowledge(table, empty_learned(8), naive.static_tables(table), {})
+    known = Knowledge(table, empty_learned(8), naive.index_tables.static_tables(table), {})
     trust = Trust(1.0, 1.0, 1.0, 1e12, 0, 0.0)
     for nodes in (1, 3, 4, 7, 20, 50):
         found = paths(*best_first(table, known.learned, trust, 1, 2, nodes, 3, VOCABULARY))
         assert len(found) == nodes
-        assert_same_paths(found, naive.best_paths(known.tables, {}, trust, 1, 2, nodes, 3, VOCABULARY))
+        assert_same_paths(found, naive.index_tables.best_paths(known.tables, {}, trust, 1, 2, nodes, 3, VOCABULARY))
 
 
 @pytest.mark.parametrize("nodes", [0, 1, 2, 7, 33, 64])
@@ -260,7 +263,7 @@ def test_mcts_matches_the_twin(trust):
         known = knowledge(seed, trust=trust)
         for a, b in contexts(seed, 2):
             found = paths(*mcts(known.table, known.learned, trust, a, b, SMALL, VOCABULARY, seed))
-            expected, _ = naive.mcts(known.tables, known.memory, trust, a, b, SMALL, VOCABULARY, seed)
+            expected, _ = naive.index_tables.mcts(known.tables, known.memory, trust, a, b, SMALL, VOCABULARY, seed)
             assert found == pytest.approx(expected, rel=1e-5)
 
 
@@ -284,10 +287,10 @@ def test_mcts_keeps_its_limits_and_extends_every_kept_path(length):
     assert is_tree(tokens, parents, VOCABULARY)
     found = paths(tokens, parents, scores)
     assert (max(map(len, found), default=0)) == (length if length > 1 else 0)
-    _, visits = naive.mcts(known.tables, known.memory, BLENDED, 1, 2, settings, VOCABULARY, 0)
-    for path in naive.kept_paths(visits, dict.fromkeys(visits, 1.0), 25):
+    _, visits = naive.index_tables.mcts(known.tables, known.memory, BLENDED, 1, 2, settings, VOCABULARY, 0)
+    for path in naive.index_tables.kept_paths(visits, dict.fromkeys(visits, 1.0), 25):
         if path:
-            ranked = naive.successors(known.tables, known.memory, BLENDED, *(1, 2, *path)[-2:], 0.0)
+            ranked = naive.index_tables.successors(known.tables, known.memory, BLENDED, *(1, 2, *path)[-2:], 0.0)
             assert (*path, max(ranked, key=lambda item: item[1])[0]) in found
 
 
@@ -323,7 +326,7 @@ def test_the_best_child_by_equations_2_and_3():
 def test_the_generator_is_xorshift64_star():
     for seed in (0, 1, 12345, 2**61 + 3):
         state = np.array([2 * seed + 1], np.uint64)
-        twin = naive.uniforms(seed)
+        twin = naive.index_tables.uniforms(seed)
         drawn = [_uniform(state) for _ in range(50)]
         assert drawn == [next(twin) for _ in range(50)]
         assert all(0 <= number < 1 for number in drawn)
@@ -334,7 +337,7 @@ def test_the_generator_is_xorshift64_star():
 
 def garbage(rng, wide):
     """Arrays with a table's dtypes and lengths, and nothing else right about them; `wide` tokens have 32 bits."""
-    arrays = naive.static_arrays(documents(1), VOCABULARY, 8)
+    arrays = naive.index_tables.static_arrays(documents(1), VOCABULARY, 8)
     for name, array in arrays.items():
         largest = rng.choice([3, len(array) + 3, np.iinfo(array.dtype).max])
         noise = rng.integers(0, largest, len(array), endpoint=True).astype(array.dtype)
@@ -368,12 +371,12 @@ def test_damaged_tables_give_trees_of_tokens_all_the_same(trust):
 @given(scores=st.lists(st.floats(0.0, 1.0, width=32), max_size=60), most=st.integers(1, 12))
 @settings(max_examples=100, deadline=None)
 def test_the_bar_is_as_high_as_the_twins(scores, most):
-    bar, twin = new_bar(most), naive.new_bar(most)
+    bar, twin = new_bar(most), naive.graph.new_bar(most)
     for score in scores:
-        assert above_bar(bar, score) == naive.above_bar(twin, score)
-        if naive.above_bar(twin, score):
+        assert above_bar(bar, score) == naive.graph.above_bar(twin, score)
+        if naive.graph.above_bar(twin, score):
             raise_bar(bar, score)
-            naive.raise_bar(twin, score)
-        assert bar_height(bar) == pytest.approx(naive.bar_height(twin), rel=1e-6)
+            naive.graph.raise_bar(twin, score)
+        assert bar_height(bar) == pytest.approx(naive.graph.bar_height(twin), rel=1e-6)
     assert not above_bar(bar, float("nan"))
     assert bar_height(bar) >= FLOOR

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import naive
+import naive.index_text
 from foredraft.errors import UsageError
 from foredraft.index import suffix_array
 from foredraft.index.suffix_array import (
@@ -42,7 +42,7 @@ def random_documents(seed, vocabulary=3, count=12, longest=14):
 
 
 def text_of(documents, vocabulary):
-    return np.array(naive.joined(documents, vocabulary), symbol_dtype(vocabulary))
+    return np.array(naive.index_text.joined(documents, vocabulary), symbol_dtype(vocabulary))
 
 
 def sort(documents, vocabulary, pieces=1):
@@ -80,9 +80,9 @@ def test_suffixes_stand_in_the_order_of_the_slow_sort(vocabulary, seed):
     documents = random_documents(seed, vocabulary)
     text = sort(documents, vocabulary)
     symbols = text.symbols.tolist()
-    found = [naive.suffix(symbols, vocabulary, place) for place in text.suffixes.tolist()]
-    expected = naive.sorted_places(symbols, vocabulary)
-    assert found == [naive.suffix(symbols, vocabulary, place) for place in expected]
+    found = [naive.index_text.suffix(symbols, vocabulary, place) for place in text.suffixes.tolist()]
+    expected = naive.index_text.sorted_places(symbols, vocabulary)
+    assert found == [naive.index_text.suffix(symbols, vocabulary, place) for place in expected]
     assert sorted(text.suffixes.tolist()) == sorted(expected), "every token's place, once; no separator's"
     assert is_sorted(text)
     assert first_matches(text)
@@ -94,7 +94,7 @@ def test_small_corpora_of_every_shape_are_sorted(documents):
     """Empty documents too: one separator behind another."""
     text = sort(documents, 3)
     symbols = text.symbols.tolist()
-    assert naive.is_sorted(symbols, 3, text.suffixes.tolist())
+    assert naive.index_text.is_sorted(symbols, 3, text.suffixes.tolist())
     assert is_sorted(text)
     assert first_matches(text)
 
@@ -143,7 +143,7 @@ def test_counts_after_every_token_are_those_of_a_scan(vocabulary):
     text = sort(documents, vocabulary)
     rng = np.random.default_rng(vocabulary)
     strange = [-1, -(1 << 40), vocabulary, vocabulary + 1, 1 << 40]
-    unseen = [token for token in range(min(vocabulary, 300)) if not naive.ends(documents, [token])][:2]
+    unseen = [token for token in range(min(vocabulary, 300)) if not naive.index_text.ends(documents, [token])][:2]
     context = [*documents[0], *documents[1], *rng.choice(documents[2], 12).tolist(), *documents[0]]
     for token in (*strange, *unseen):
         context += [token, *documents[int(rng.integers(len(documents)))]]
@@ -153,7 +153,7 @@ def test_counts_after_every_token_are_those_of_a_scan(vocabulary):
         follow(text, ranges, np.array(context[max(0, end - longest) : end], np.int64), 1)
         for length in range(1, longest + 1):
             last = context[end - length : end]
-            expected = len(naive.ends(documents, last)) if length <= end else 0
+            expected = len(naive.index_text.ends(documents, last)) if length <= end else 0
             low, high = ranges[length]
             assert high - low == expected, (last, length)
             begun = [text.symbols[place : place + length].tolist() for place in text.suffixes[low:high]]
@@ -175,7 +175,7 @@ def test_ranges_are_the_same_however_the_context_arrives(documents, context, lon
     in_two = ranges_after(text, context[:cut], longest)
     follow(text, in_two, np.array(context, np.int64), len(context[cut:]))
     counts = (at_once[:, 1] - at_once[:, 0]).tolist()
-    assert counts[1:] == naive.follow(documents, context, longest)
+    assert counts[1:] == naive.index_text.follow(documents, context, longest)
     assert (in_two[:, 1] - in_two[:, 0]).tolist() == counts
     assert all(in_two[n].tolist() == at_once[n].tolist() for n in range(1, longest + 1) if counts[n])
 
@@ -185,12 +185,16 @@ def test_a_symbol_is_read_where_there_is_one():
     symbols, places = text.symbols.tolist(), text.suffixes.tolist()
     for entry in range(5):
         for offset in range(6):
-            assert symbol_at(text, entry, offset) == naive.symbol_at(symbols, places, entry, offset)
+            assert symbol_at(text, entry, offset) == naive.index_text.symbol_at(symbols, places, entry, offset)
 
 
 def test_a_context_does_not_cross_a_documents_end():
     text = sort([[0, 1], [2, 0], [1]], 3)
-    assert [len(naive.ends([[0, 1], [2, 0], [1]], context)) for context in ([0, 1], [1, 2], [0, 1, 2])] == [1, 0, 0]
+    assert [len(naive.index_text.ends([[0, 1], [2, 0], [1]], context)) for context in ([0, 1], [1, 2], [0, 1, 2])] == [
+        1,
+        0,
+        0,
+    ]
     for context, expected in (([0, 1], 1), ([1, 2], 0), ([0, 1, 2], 0), ([0, 3], 0), ([3], 0)):
         low, high = ranges_after(text, context, 4)[len(context)]
         assert high - low == expected, context
@@ -220,9 +224,9 @@ def test_the_check_agrees_with_the_slow_one_on_every_swap():
     for i in range(count):
         for j in range(i + 1, count):
             suffixes = swapped(text.suffixes, i, j)
-            same = naive.suffix(symbols, 3, suffixes[i]) == naive.suffix(symbols, 3, suffixes[j])
+            same = naive.index_text.suffix(symbols, 3, suffixes[i]) == naive.index_text.suffix(symbols, 3, suffixes[j])
             if not same:
-                assert not naive.is_sorted(symbols, 3, suffixes.tolist())
+                assert not naive.index_text.is_sorted(symbols, 3, suffixes.tolist())
                 assert not is_sorted(text._replace(suffixes=suffixes)), (i, j)
 
 
@@ -243,7 +247,7 @@ def test_the_check_finds_a_changed_symbol():
     found = 0
     for at in range(len(text.symbols) - 1):
         changed = replaced(text.symbols, at, (int(text.symbols[at]) + 1) % 4)
-        if not naive.is_sorted(changed.tolist(), 3, order):
+        if not naive.index_text.is_sorted(changed.tolist(), 3, order):
             assert not is_sorted(text._replace(symbols=changed)), at
             found += 1
     assert found > len(text.symbols) // 2
@@ -255,14 +259,14 @@ def test_neighbours_out_of_order_are_found_where_they_are_looked_for():
     symbols = text.symbols.tolist()
     everywhere = np.arange(len(text.suffixes) - 1)
     assert neighbours_in_order(text, everywhere)
-    texts = [naive.suffix(symbols, 3, place) for place in text.suffixes.tolist()]
+    texts = [naive.index_text.suffix(symbols, 3, place) for place in text.suffixes.tolist()]
     differ = [at for at in everywhere.tolist() if texts[at] != texts[at + 1]]
     assert len(differ) > 20
     for at in differ:
         wrong = text._replace(suffixes=swapped(text.suffixes, at, at + 1))
         assert not neighbours_in_order(wrong, np.array([at]))
         assert not neighbours_in_order(wrong, everywhere)
-        assert not naive.neighbours_in_order(symbols, 3, wrong.suffixes.tolist(), everywhere.tolist())
+        assert not naive.index_text.neighbours_in_order(symbols, 3, wrong.suffixes.tolist(), everywhere.tolist())
     alike = [at for at in everywhere.tolist() if texts[at] == texts[at + 1]]
     for at in alike:
         other = text._replace(suffixes=swapped(text.suffixes, at, at + 1))
@@ -287,6 +291,6 @@ def test_a_wrong_first_is_found_wherever_it_is():
     for token in range(6):
         for value in (-1, 99, *range(len(text.suffixes) + 1)):
             first = replaced(text.first, token, value)
-            expected = naive.first_matches(text.symbols.tolist(), text.suffixes.tolist(), first.tolist())
+            expected = naive.index_text.first_matches(text.symbols.tolist(), text.suffixes.tolist(), first.tolist())
             assert expected == (value == text.first[token])
             assert first_matches(text._replace(first=first)) == expected, (token, value)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-import naive
+import naive.index_tables
 from foredraft.corpus import build as build_module
 from foredraft.corpus.build import build_trigram_table
 from foredraft.corpus.documents import Document, text_documents
@@ -76,19 +76,19 @@ def assert_counted(path, documents, keep, vocabulary=VOCABULARY):
         (1, lambda b: b, arrays.unigram_totals, arrays.unigram_offsets, arrays.unigram_tokens,
          arrays.unigram_probabilities, 32),
     ):  # fmt: skip
-        counts = naive.successor_counts(documents, width)
+        counts = naive.index_tables.successor_counts(documents, width)
         entries = 0
         for context, row_counts in counts.items():
             row = rows(*context)
             start, end = int(offsets[row]), int(offsets[row + 1])
-            expected = naive.stored_row(row_counts, kept)
+            expected = naive.index_tables.stored_row(row_counts, kept)
             found = list(zip(tokens[start:end].tolist(), probabilities[start:end].tolist(), strict=True))
             assert (found, totals[row]) == expected, context
             entries += end - start
         assert entries == len(tokens)
         assert int(totals.sum()) == sum(sum(row.values()) for row in counts.values())
-    assert len(arrays.second) == len(naive.successor_counts(documents, 2))
-    common, _ = naive.stored_row(Counter(token for ids in documents for token in ids), 256)
+    assert len(arrays.second) == len(naive.index_tables.successor_counts(documents, 2))
+    common, _ = naive.index_tables.stored_row(Counter(token for ids in documents for token in ids), 256)
     assert list(zip(arrays.common_tokens.tolist(), arrays.common_probabilities.tolist(), strict=True)) == common
 
 
@@ -108,7 +108,7 @@ def test_counts_are_the_slow_counts_with_any_number_of_runs_and_ranges(tmp_path,
     report = build(tmp_path / "t", documents, keep=keep, chunk_tokens=chunk_tokens, merge_records=merge_records)
     assert_counted(tmp_path / "t", documents, keep)
     assert (report.documents, report.tokens) == (len(documents), sum(map(len, documents)))
-    assert report.distinct_trigrams == sum(map(len, naive.successor_counts(documents, 2).values()))
+    assert report.distinct_trigrams == sum(map(len, naive.index_tables.successor_counts(documents, 2).values()))
     assert names_in(tmp_path) == ["t"]
 
 
@@ -361,7 +361,7 @@ def test_every_pair_is_found_where_the_slow_search_finds_it(table, dtype):
     second = arrays.second.astype(dtype)
     pairs = [(a, b) for a in range(-2, VOCABULARY + 3) for b in range(-2, VOCABULARY + 3)]
     found = [bigram_row(arrays.first, second, a, b) for a, b in pairs]
-    assert found == [naive.bigram_row(arrays.first, second, a, b) for a, b in pairs]
+    assert found == [naive.index_tables.bigram_row(arrays.first, second, a, b) for a, b in pairs]
     assert sum(row >= 0 for row in found) == len(second)
 
 
