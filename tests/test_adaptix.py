@@ -17,7 +17,7 @@ from foredraft.errors import StoreError, UsageError
 from foredraft.graph.tree import depths, is_tree
 from foredraft.index import learned
 from foredraft.index.learned import check_learned, empty_learned, with_room
-from test_trigram_table import VOCABULARY, word_tokenizer, words
+from support.tokenizers import VOCABULARY, word_tokenizer, words
 
 pytestmark = pytest.mark.kernels
 

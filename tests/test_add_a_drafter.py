@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toys import TOY
+from support.toys import TOY
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGE = (REPOSITORY / "docs" / "how-to" / "add-a-drafter.md").read_text(encoding="utf-8")

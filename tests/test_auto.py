@@ -15,13 +15,13 @@ from foredraft.index.sources import NEURAL, OWN, SHARED, STORE, WORDS_2
 from foredraft.model.foresight import RolloutDrafting
 from foredraft.testing import CHECKS, check_drafter, sequences_do_not_influence_each_other
 from foredraft.testing import VOCABULARY as TOY_IDS
-from test_auto_neural import asked
-from test_conformance import tiny_draft_model
-from test_datastore import built
-from test_rest import opened, propose, scored
-from test_search import static_table
-from test_suffix_array import random_documents
-from toys import TOY, TOY_DRAFT
+from support.documents import random_documents
+from support.drafts import opened, propose, scored
+from support.stores import built
+from support.tables import static_table
+from support.tiny_models import tiny_draft_model
+from support.toys import TOY, TOY_DRAFT
+from support.worth import asked
 
 pytestmark = pytest.mark.kernels
 

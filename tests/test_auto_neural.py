@@ -8,38 +8,20 @@ import pytest
 import foredraft
 from foredraft.bench.recording import RecordedDrafter
 from foredraft.contracts import NO_BUDGET, Budget, Draft, Needs, Verdict
-from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, auto, make_drafter
 from foredraft.drafters.auto import AutoDrafter, AutoOptions
 from foredraft.errors import ForedraftWarning
 from foredraft.graph.tree import chain_parents
 from foredraft.index.library import Library
 from foredraft.index.own_words import NO_WORDS, TOP
-from test_eesd import SETTINGS, VOCABULARY, head_folder, plain, target_of, written
-from test_medusa import head_of
-from test_rest import opened, propose
-from toys import TOY, TOY_HEADS
+from support.drafts import opened, propose
+from support.exits import plain, target_of, written
+from support.families import SETTINGS, VOCABULARY
+from support.heads import head_folder, head_of
+from support.toys import TOY, TOY_HEADS
+from support.worth import asked
 
 FAMILIES = ["llama", "gpt2", "gemma2", "gpt_neox"]
-
-
-def asked(*answers):
-    """Let the neural drafter be asked by turns, as `answers` say, and its drafts be compared at each second one."""
-    turns, steps = itertools.cycle(answers), itertools.cycle([True, False])
-
-    class Asked(Worth):
-        def begins(self):
-            super().begins()
-            return next(turns)
-
-        def goes_on(self, best):
-            return True
-
-        @property
-        def compares(self):
-            return next(steps)
-
-    return Asked
 
 
 class RestingControl:

@@ -24,7 +24,7 @@ from foredraft.cli import main
 from foredraft.contracts import CostCurve, StepRecord
 from foredraft.drafters.prompt_lookup import PromptLookupDrafting
 from foredraft.errors import StoreError, UsageError
-from toys import TOY, TOY_DRAFT
+from support.toys import TOY, TOY_DRAFT
 
 FIXED = 4
 """Drafted nodes a step: what follows measured times instead would follow the load of the machine that tests."""

@@ -14,10 +14,10 @@ from foredraft.index.rates import ABSENT, SOURCES, UNLISTED, chance, credit, fla
 from foredraft.index.recent_text import NO_TEXT, append, empty_text, newest_place
 from foredraft.index.sources import LONGEST, NO_ROWS, NOTHING_FORESEEN, STORE, Foreseen, Rows, Sources
 from foredraft.index.stored_rows import StoredRows
-from test_datastore import built
-from test_own_words import learn
-from test_search import assert_same_paths
-from test_suffix_array import random_documents
+from support.documents import random_documents
+from support.own_words import learn
+from support.stores import built
+from support.tables import assert_same_paths
 
 pytestmark = pytest.mark.kernels
 

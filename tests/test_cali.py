@@ -17,7 +17,8 @@ from foredraft.model.heads import (
     load_predictor,
     save_head,
 )
-from test_eesd import VOCABULARY, heads, plain, target_of, written  # noqa: F401  # `heads` is a fixture
+from support.exits import plain, target_of, written
+from support.families import VOCABULARY
 
 
 def outcome(accepted, rejected, levels=None):
@@ -148,7 +149,9 @@ def with_predictor(tmp_path, chance):
 
 @pytest.mark.parametrize("setting", ["greedy", "T=1"])
 @pytest.mark.parametrize("out_degree", [1, 3])
-def test_drafts_go_by_the_predictor_and_the_text_is_the_same(setting, out_degree, tmp_path, heads):  # noqa: F811  # the fixture imported above
+def test_drafts_go_by_the_predictor_and_the_text_is_the_same(
+    setting, out_degree, tmp_path, heads
+):  # the fixture imported above
     with_predictor.heads = heads
     options = {"head": with_predictor(tmp_path, 0.6), "out_degree": out_degree, "least_share": 0.0}
     if setting != "greedy":
@@ -172,7 +175,7 @@ def test_drafts_go_by_the_predictor_and_the_text_is_the_same(setting, out_degree
         assert np.allclose(scores[1].score, 0.6 ** np.arange(1, len(scores[1]) + 1), atol=1e-4)
 
 
-def test_a_sampled_text_goes_by_the_heads_own_estimate(tmp_path, heads):  # noqa: F811  # the fixture imported above
+def test_a_sampled_text_goes_by_the_heads_own_estimate(tmp_path, heads):  # the fixture imported above
     with_predictor.heads = heads
     drafter = make_drafter(
         "eesd", {"head": with_predictor(tmp_path, 0.6)}, Resources(VOCABULARY, target=target_of("llama"))
@@ -182,7 +185,7 @@ def test_a_sampled_text_goes_by_the_heads_own_estimate(tmp_path, heads):  # noqa
         assert (drafter.open(context)._predictor is not None) == predicts
 
 
-def test_a_predictor_that_is_asked_for_and_missing_is_refused(tmp_path, heads):  # noqa: F811  # the fixture imported above
+def test_a_predictor_that_is_asked_for_and_missing_is_refused(tmp_path, heads):  # the fixture imported above
     with_predictor.heads = heads
     resources = Resources(VOCABULARY, target=target_of("llama"))
     with pytest.raises(UsageError, match="has no predictor; train one with `foredraft train cali"):

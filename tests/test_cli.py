@@ -23,7 +23,7 @@ from foredraft.cli.screen import Ink
 from foredraft.drafters import drafter_class, method_names
 from foredraft.errors import UsageError
 from foredraft.request import GenerationArguments, GenerationOptions
-from toys import TOY
+from support.toys import TOY
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 EMPTY_TABLE = ("--speculative-config", '{"table": "none"}', "--num-speculative-tokens", "6")

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import itertools
 import json
 import shutil
@@ -11,10 +10,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 import foredraft.model.compiled.build as compiling_module
-from foredraft.api import Generator
 from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
@@ -24,12 +22,9 @@ from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.export import FunctionalForward, compiled_attention
 from foredraft.model.compiled.kernels import PAIR_TRIALS, pairs_are_quicker
 from foredraft.model.compiled.package import (
-    ANY,
     EAGER,
     MOST_ROWS,
-    ONE,
     CompiledForward,
-    CompiledRecord,
     compiled_folder,
     find_compiled,
     kept_forward,
@@ -41,30 +36,10 @@ from foredraft.model.kv_cache import Span
 from foredraft.model.mask import attention_mask
 from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
-from foredraft.sampling import SamplingOptions
 from forward_against_bandwidth import weight_bytes
-from test_families import FAMILIES, VOCABULARY, configuration, prompt_of, random_tree, tiny_model
-
-SAMPLINGS = ({}, {"do_sample": True, "temperature": 0.8, "seed": 3})
-METHODS = (
-    ("none", {}, 0),
-    ("prompt_lookup", {}, 10),
-    ("adaptix", {"table": "none"}, 24),
-)
-
-
-def llama(seed=0, **options):
-    torch.manual_seed(seed)
-    shape = {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 1024,
-    }  # fmt: skip
-    return LlamaForCausalLM(LlamaConfig(**{**shape, **options})).eval()
-
-
-@functools.cache
-def small_model(dtype=torch.float32):
-    return llama().to(dtype)
+from support.compilation import METHODS, always_compiled, constant, record_of, written
+from support.families import FAMILIES, VOCABULARY, configuration, prompt_of, random_tree, tiny_model
+from support.llamas import llama, small_model
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +58,6 @@ def compiled_target(cache, dtype=torch.float32):
     model = small_model(dtype)
     folder = compiled_folder(model, cache)
     return always_compiled(model, folder, read_record(folder))
-
-
-def written(target, method, options, nodes, sampling):
-    generator = Generator(target, None, method=method, options=options, nodes=nodes or None)
-    run = generator.begin(prompt_of(20), SamplingOptions(**sampling), max_new_tokens=48)
-    return [token for record in run.steps() for token in record.emitted]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -239,16 +208,6 @@ def test_compiled_texts_equal_plain_texts(cache, dtype, method, options, nodes, 
     assert written(compiled_target(cache, dtype), method, options, nodes, sampling) == expected
 
 
-def constant(seconds):
-    return CostCurve((1, MOST_ROWS), (seconds, seconds))
-
-
-def always_compiled(model, folder, record):
-    """Return a target that runs what it can with the packages, whatever they cost."""
-    costs = {**record.costs, EAGER: constant(1e6)}
-    return TorchTarget(model, CompiledForward(folder, dataclasses.replace(record, costs=costs)))
-
-
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
 def test_two_kinds_of_windows_rows_that_alone_come_out_otherwise_and_a_time_limit(tmp_path):
     """Heads of eight numbers are attended by torch's kernel; the time is over before one row has a package too."""
@@ -376,20 +335,6 @@ def test_a_damaged_cache_is_told_and_not_used(cache, tmp_path, change, monkeypat
     monkeypatch.setenv("FOREDRAFT_CACHE", str(copy))
     with pytest.warns(ForedraftWarning, match="goes on without it"):
         assert kept_forward(small_model()) is None
-
-
-def record_of(recipe="torch's kernels", warning="", **told):
-    """Return a record of packages with the seconds that passes of 1, 4 and 16 rows take, None where they take none."""
-    packages = tuple(
-        dataclasses.replace(package, recipe=recipe, kernels=("attention",))
-        for package in (ANY, ONE)
-        if package.name in told
-    )
-    costs = {}
-    for name, seconds in told.items():
-        timed = [(rows, each) for rows, each in zip((1, 4, 16), seconds, strict=True) if each is not None]
-        costs[name] = CostCurve(*(tuple(column) for column in zip(*timed, strict=True)))
-    return CompiledRecord(packages, costs, same_bits=True, shapes=((2, 16), (2, 16)), torch="9.9", warning=warning)
 
 
 def test_the_quickest_runs_each_number_of_rows():

@@ -1,22 +1,15 @@
 """Every registered drafter keeps every law, and the checker catches drafters that do not."""
 
-import functools
 import itertools
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.contracts import EMPTY_DRAFT, Draft, Needs
 from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, auto, drafter_class, make_drafter, method_names
 from foredraft.engine.state import SequenceState
 from foredraft.graph.tree import chain_parents
-from foredraft.model.heads import MedusaHeads, card_for, new_exit_head, save_head
-from foredraft.model.target import TorchTarget
 from foredraft.testing import (
     CHECKS,
     VOCABULARY,
@@ -28,6 +21,7 @@ from foredraft.testing import (
     checks,
     sequences_do_not_influence_each_other,
 )
+from support.tiny_models import tiny_draft_model, tiny_heads, tiny_target
 
 ADAPTIX = [
     {"table": "none", "search": search, "learn": learn, "feedback": feedback, "share": share}
@@ -81,37 +75,6 @@ def named(value):
     if callable(value):
         return value.__name__
     return "-".join(map(str, value.values())) or "default" if isinstance(value, dict) else None
-
-
-@functools.cache
-def tiny_llama(seed, width, layers):
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=width, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=2,
-        max_position_embeddings=512, initializer_range=1.0,
-    )  # fmt: skip
-    return TorchTarget(LlamaForCausalLM(config).eval())
-
-
-def tiny_draft_model():
-    return tiny_llama(seed=0, width=16, layers=1)
-
-
-def tiny_target():
-    """As wide as the toy target's states are, so that heads for the one can draft for the other."""
-    return tiny_llama(seed=1, width=8, layers=3)
-
-
-@functools.cache
-def tiny_heads():
-    folder, model = Path(tempfile.mkdtemp()), tiny_target().model
-    save_head(
-        folder / "eesd", card_for(model, "eesd", "tiny", layers=1, dtype="float32"), new_exit_head(model).state_dict()
-    )
-    heads = MedusaHeads(8, 3)
-    heads.accuracies.fill_(0.3)
-    save_head(folder / "medusa", card_for(model, "medusa", "tiny", dtype="float32", count=3), heads.state_dict())
-    return {method: str(folder / method) for method in ("eesd", "medusa")}
 
 
 RESOURCES = Resources(VOCABULARY, draft_model=lambda _: tiny_draft_model(), target=tiny_target())

@@ -23,7 +23,7 @@ from foredraft.corpus.inputs import find_inputs, standard_library_sources, total
 from foredraft.corpus.tokens import tokenize_documents
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
 from foredraft.index.trigram import open_table
-from toys import TOY
+from support.toys import TOY
 
 CHAT = [{"role": "user", "content": "Tea?"}, {"role": "assistant", "content": "Yes."}]
 

@@ -29,24 +29,12 @@ from foredraft.index.datastore import (
 )
 from foredraft.index.datastore_writer import LOCK, DatastoreWriter, leftovers
 from foredraft.index.storage import StoreWriter, open_store
-from test_suffix_array import random_documents, ranges_after, replaced, sort, swapped, text_of
+from support.documents import random_documents, ranges_after, replaced, sort, swapped, text_of
+from support.stores import HASH, VOCABULARY, built
 
 pytestmark = pytest.mark.kernels
 
-VOCABULARY = 300
-HASH = "words"
 ONE, TWO, THREE = (random_documents(seed, VOCABULARY) for seed in (1, 2, 3))
-
-
-def built(folder, *segments, vocabulary=VOCABULARY, tokenizer_hash=HASH, **options):
-    """A store with one segment for each list of documents."""
-    with DatastoreWriter(
-        folder, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, create=True, **options
-    ) as writer:
-        for documents in segments:
-            writer.add([text_of(documents, vocabulary)])
-        writer.commit()
-    return folder
 
 
 def files_of(folder):

@@ -6,7 +6,7 @@ import foredraft
 from foredraft.bench.demonstration import SCENES, Outcome, perform
 from foredraft.cli import main
 from foredraft.errors import UsageError
-from toys import TOY
+from support.toys import TOY
 
 
 def outcome(milliseconds, **changes):

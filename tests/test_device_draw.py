@@ -13,9 +13,9 @@ from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.chooser import Sampler, drawn
 from foredraft.sampling.noise import gumbel_noise
-from test_compiled import small_model
-from test_recordings import Watch, begun, finished, recorded_target
-from test_sampling import UNUSABLE, WITH_FILTERS
+from support.filters import UNUSABLE, WITH_FILTERS
+from support.llamas import small_model
+from support.recorded import Watch, begun, finished, recorded_target
 
 SEED = 0xFEDCBA9876543210
 NO_FILTERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}

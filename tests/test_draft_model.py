@@ -18,7 +18,7 @@ from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.noise import gumbel_noise
-from toys import TOY, TOY_DRAFT
+from support.toys import TOY, TOY_DRAFT
 
 METHODS = ["draft_model", "draft_tree", "draft_graph"]
 PROMPT = "Write a short story about a fox and a"

@@ -17,7 +17,7 @@ from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import main
 from foredraft.model import gguf, loading
 from foredraft.model.gguf import gguf_folder, smollm2_file
-from toys import TOY
+from support.toys import TOY
 
 LAYERS, WIDTH, HEADS, INNER = 2, 64, 2, 128
 NAMES = {

@@ -193,7 +193,7 @@ def test_every_compiled_function_has_a_slow_twin():
 
 def test_every_twin_is_compared_with():
     """By a test, or by another twin."""
-    text = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "tests").glob("test_*.py"))
+    text = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "tests").rglob("*.py"))
     used = set(re.findall(r"\bnaive\.\w+\.(\w+)", text))
     used |= {node.id for path in TWINS for node in ast.walk(parsed(path)) if isinstance(node, ast.Name)}
     idle = [f"{shown(path)}:{node.lineno}" for path in TWINS for node in functions(path) if node.name not in used]
@@ -236,3 +236,16 @@ def test_lines_of_markdown_are_short():
             if len(line) > 160 and not code and not line.lstrip().startswith("|"):
                 long.append(f"{path.relative_to(REPOSITORY)}:{number}")
     assert not long, f"Break these lines of Markdown before 160 characters: {long}"
+
+
+def test_tests_share_through_support_not_through_each_other():
+    files = sorted((REPOSITORY / "tests").glob("test_*.py"))
+    imported = {
+        f"{shown(path)}:{node.lineno}"
+        for path in files
+        for node in ast.walk(parsed(path))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in [getattr(node, "module", None) or "", *(each.name for each in node.names)]
+        if name.startswith("test_")
+    }
+    assert not imported, f"Move what several test files need to tests/support: {sorted(imported)}"

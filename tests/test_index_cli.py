@@ -11,7 +11,7 @@ import pytest
 from foredraft.cli import index, main
 from foredraft.corpus import segments
 from foredraft.index.datastore import open_datastore
-from toys import TOY
+from support.toys import TOY
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 DEMO = ["--model", TOY]

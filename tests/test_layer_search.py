@@ -20,8 +20,8 @@ from foredraft.training.layer_search import (
     promised,
     search,
 )
-from test_families import plain, prompt_of, target_of
-from toys import TOY_DRAFT
+from support.families import plain, prompt_of, target_of
+from support.toys import TOY_DRAFT
 
 CURVE = CostCurve((1, 16), (1.0, 1.0))
 

@@ -15,8 +15,8 @@ from foredraft.graph.layout import lay_out_text
 from foredraft.model.fingerprint import fingerprint
 from foredraft.model.skipping import Skipped, default_skipped, read_skipped, skipping, write_skipped
 from foredraft.testing import ToyTarget
-from test_families import GREEDY, NEW_TOKENS, SETTINGS, VOCABULARY, plain, prompt_of, target_of, written
-from toys import TOY
+from support.families import GREEDY, NEW_TOKENS, SETTINGS, VOCABULARY, plain, prompt_of, target_of, written
+from support.toys import TOY
 
 FAMILIES = [
     "llama", "qwen3", "gpt2", "gemma2", "gpt_neox", "mistral", "qwen2", "gemma", "gemma3_text", "granite", "smollm3",

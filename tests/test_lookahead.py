@@ -17,7 +17,7 @@ from foredraft.graph.tree import depths, path_to
 from foredraft.integrations.vllm import parse_proposer_options
 from foredraft.sampling import SamplingOptions
 from foredraft.testing import VOCABULARY, ToyTarget
-from toys import TOY
+from support.toys import TOY
 
 WHOLE = Budget(64, 64)
 

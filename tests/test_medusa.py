@@ -10,23 +10,10 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, DraftContext, SequenceView,
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UsageError
 from foredraft.graph.tree import check_tree, depths, path_to
-from foredraft.model.heads import RANKS, MedusaHeads, card_for, load_medusa, save_head, static_tree
-from test_eesd import NEW_TOKENS, SETTINGS, VOCABULARY, plain, target_of, written
-
-HEADS = 3
-
-
-def head_of(family, folder):
-    model = target_of(family).model
-    heads = MedusaHeads(model.config.hidden_size, HEADS)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for weight in heads.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.3)
-    heads.accuracies.copy_(0.6 ** torch.arange(1, RANKS + 1).float().expand(HEADS, -1))
-    card = card_for(model, "medusa", family, dtype="float32", count=HEADS)
-    save_head(folder, card, heads.state_dict())
-    return str(folder)
+from foredraft.model.heads import load_medusa, static_tree
+from support.exits import plain, target_of, written
+from support.families import NEW_TOKENS, SETTINGS, VOCABULARY
+from support.heads import HEADS, head_of
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

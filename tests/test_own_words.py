@@ -17,7 +17,8 @@ from foredraft.index.own_words import (
     save_words,
     words_of_table,
 )
-from test_search import static_table
+from support.own_words import learn
+from support.tables import static_table
 
 pytestmark = pytest.mark.kernels
 
@@ -29,15 +30,6 @@ def known(words, *context):
         return None
     kept = words.chances[slot] > 0
     return dict(zip(words.tokens[slot][kept].tolist(), words.chances[slot][kept].tolist(), strict=True))
-
-
-def learn(words, ids, tokens, parents, tops):
-    """Learn that {token: chance} `tops[row]` follow each row."""
-    width = max(len(top) for top in tops.values())
-    top = np.array([list(each) + [0] * (width - len(each)) for each in tops.values()], np.int32)
-    chances = np.array([list(each.values()) + [0.0] * (width - len(each)) for each in tops.values()], np.float32)
-    arrays = np.array(tokens, np.int32), np.array(parents, np.int32), np.array(ids, np.int64)
-    learn_rows(words, *arrays, np.array(list(tops), np.int32), top, chances)
 
 
 def test_every_row_is_learned_under_its_last_three_two_and_one_tokens():

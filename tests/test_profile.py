@@ -7,7 +7,7 @@ import pytest
 from foredraft.api import load
 from foredraft.bench.timeline import chrome_trace, timed_steps
 from foredraft.cli import main
-from toys import TOY, TOY_DRAFT
+from support.toys import TOY, TOY_DRAFT
 
 
 @pytest.fixture

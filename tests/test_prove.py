@@ -24,7 +24,7 @@ from foredraft.graph.tree import chain_parents
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions, rejection
 from foredraft.verify import verify
-from toys import TOY, TOY_DRAFT, TOY_HEADS
+from support.toys import TOY, TOY_DRAFT, TOY_HEADS
 
 OPTIONS = ["--prompts", "2", "--max-new-tokens", "24"]
 SAMPLED = SamplingOptions(do_sample=True, temperature=0.8)

@@ -16,9 +16,9 @@ from foredraft.model.compiled.build import compile_forward
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.quantized import Int8Linear, dtype_name, quantize, relative_error
 from foredraft.model.target import TorchTarget
-from test_compiled import METHODS, SAMPLINGS, always_compiled, written
-from test_families import FAMILIES, configuration, prompt_of, random_tree, tiny_model
-from toys import TOY, TOY_HEADS
+from support.compilation import METHODS, SAMPLINGS, always_compiled, written
+from support.families import FAMILIES, configuration, prompt_of, random_tree, tiny_model
+from support.toys import TOY, TOY_HEADS
 
 
 def random_layer(width=48, outputs=40, *, bias=True):

@@ -6,17 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive.index_text
-from foredraft.index.recent_text import END, append, empty_text, occurrences, with_room
+from foredraft.index.recent_text import END, append, occurrences, with_room
+from support.documents import grown
 
 pytestmark = pytest.mark.kernels
-
-
-def grown(pieces, room=1):
-    text = empty_text(room)
-    for piece in pieces:
-        text = with_room(text, len(piece))
-        append(text, np.array(piece, np.int64))
-    return text
 
 
 def found_in(text, context, longest=16, most=256):

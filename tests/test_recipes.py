@@ -14,7 +14,8 @@ from foredraft.model.compiled import background, build
 from foredraft.model.compiled.build import RECIPES, compile_forward
 from foredraft.model.compiled.package import compiled_folder, read_record, record_path, weights_hash, write_record
 from foredraft.model.target import TorchTarget
-from test_compiled import METHODS, SAMPLINGS, always_compiled, llama, record_of, small_model, written
+from support.compilation import METHODS, SAMPLINGS, always_compiled, record_of, written
+from support.llamas import llama, small_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 

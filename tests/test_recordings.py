@@ -8,8 +8,6 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import foredraft.api as api_module
 from foredraft.api import Generator, load
@@ -35,35 +33,20 @@ from foredraft.model.rollout import Rollout
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.chooser import Sampler
-from test_compiled import METHODS, llama, small_model, written
-from test_families import FAMILIES, VOCABULARY, configuration, prompt_of, random_tree, tiny_model
-from toys import TOY, TOY_DRAFT
+from support.compilation import METHODS, SAMPLINGS, written
+from support.families import FAMILIES, VOCABULARY, configuration, prompt_of, random_tree, tiny_model
+from support.llamas import llama, small_model
+from support.recorded import Watch, begun, finished, recorded_target
+from support.toys import TOY, TOY_DRAFT
 
 FULL = [family for family, own in FAMILIES.items() if "sliding_window" not in own]
-SAMPLINGS = ({}, {"do_sample": True, "temperature": 0.8, "seed": 3})
 CHAIN = np.arange(5, dtype=np.int32), np.arange(-1, 4, dtype=np.int32)
-
-
-def recorded_target(model):
-    return TorchTarget(model, recordings=RecordedForward(model))
 
 
 def prefilled(target, ids):
     cache = target.new_cache()
     target.prefill(ids, cache)
     return cache
-
-
-def begun(target, length, tokens=48, **sampling):
-    """Begin a text of `target` behind a prompt of its own, with trees for drafts."""
-    generator = Generator(target, None, method="adaptix", options={"table": "none"}, nodes=12)
-    return generator.begin(prompt_of(length), SamplingOptions(**sampling), max_new_tokens=tokens)
-
-
-def finished(run):
-    for _ in run.steps():
-        pass
-    return run.token_ids
 
 
 def assert_same_passes(model, sizes=(0, 1, 2, 9, 40)):
@@ -237,23 +220,6 @@ def test_scores_that_are_not_the_models_own_are_told_and_not_used(monkeypatch):
 
     monkeypatch.setattr(recordings, "scored", wrong)
     assert "not the model's own, relative error 2.0e+00" in warned_once(recorded_target(small_model()))
-
-
-class Watch(TorchDispatchMode):
-    """Notes what would take something from the host in the middle of a recording."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-        devices = {each.device.type for each in (*given, *tree_leaves(result)) if isinstance(each, torch.Tensor)}
-        copied = func._schema.name in ("aten::copy_", "aten::_to_copy", "aten::to")
-        if len(devices) > 1 and (copied or any(each.ndim for each in given if each.device.type == "cpu")):
-            self.seen.append(func)
-        return result
 
 
 @pytest.mark.parametrize("family", FULL)

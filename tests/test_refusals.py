@@ -22,7 +22,7 @@ from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.testing import ToyTarget
 from foredraft.verify import verify
-from toys import TOY, TOY_DRAFT
+from support.toys import TOY, TOY_DRAFT
 
 TINY = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import naive.graph
-import test_trigram_table as trigram_tables
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.corpus.build import build_trigram_table
 from foredraft.corpus.documents import text_documents
@@ -17,6 +16,7 @@ from foredraft.index.datastore_writer import DatastoreWriter
 from foredraft.integrations.request_drafter import RequestDrafter
 from foredraft.integrations.request_table import PATIENCE, RequestTable
 from foredraft.testing import VOCABULARY, OracleDrafter
+from support import tokenizers
 
 MOST, LONGEST, NODES = 6, 400, 16
 
@@ -136,17 +136,17 @@ def test_segments_with_longer_places_are_searched_too(store, method, monkeypatch
 
 
 def test_a_batch_drafts_from_the_table(tmp_path):
-    texts = [text(seed, 200, trigram_tables.VOCABULARY) for seed in range(3)]
-    path, tokenizer = tmp_path / "a.trigrams", trigram_tables.word_tokenizer()
-    documents = text_documents([trigram_tables.words(ids.tolist()) for ids in texts])
-    build_trigram_table(documents, tokenizer, trigram_tables.VOCABULARY, path)
-    resources = Resources(trigram_tables.VOCABULARY, tokenizer_hash(tokenizer))
+    texts = [text(seed, 200, tokenizers.VOCABULARY) for seed in range(3)]
+    path, tokenizer = tmp_path / "a.trigrams", tokenizers.word_tokenizer()
+    documents = text_documents([tokenizers.words(ids.tolist()) for ids in texts])
+    build_trigram_table(documents, tokenizer, tokenizers.VOCABULARY, path)
+    resources = Resources(tokenizers.VOCABULARY, tokenizer_hash(tokenizer))
     drafter = make_drafter("adaptix", {"table": str(path), "learn": "off"}, resources)
     server = Server(texts)
-    requests = RequestDrafter(drafter, vocabulary=trigram_tables.VOCABULARY, most=MOST, rows=3, longest=LONGEST)
+    requests = RequestDrafter(drafter, vocabulary=tokenizers.VOCABULARY, most=MOST, rows=3, longest=LONGEST)
     for length in (1, 2, 30, 150):
         drafts = requests.propose(server.show([length] * 3), server.lengths, server.token_ids)
-        alone = [drafts_alone(drafter, ids, [length], vocabulary=trigram_tables.VOCABULARY)[0] for ids in texts]
+        alone = [drafts_alone(drafter, ids, [length], vocabulary=tokenizers.VOCABULARY)[0] for ids in texts]
         assert drafts == alone
         assert any(drafts)
 

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 import naive.index_text
-from foredraft.contracts import Budget, Draft, DraftContext, SequenceView, Verdict
+from foredraft.contracts import Draft, Verdict
 from foredraft.drafters import Resources, make_drafter, rest
 from foredraft.drafters.rest import RestDrafter, RestOptions
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
-from foredraft.graph.tree import depths, is_tree
 from foredraft.index import library
 from foredraft.index.datastore import MANIFEST, Datastore, check_datastore, open_datastore, segment_path
 from foredraft.index.datastore_writer import DatastoreWriter
@@ -20,13 +19,12 @@ from foredraft.index.storage import check_store
 from foredraft.index.suffix_array import SuffixArrays
 from foredraft.testing import CHECKS, ToyTarget, check_drafter
 from foredraft.testing import VOCABULARY as TOY
-from test_datastore import built
-from test_retrieval import paths_of
-from test_suffix_array import random_documents, text_of
+from support.documents import random_documents, text_of
+from support.drafts import opened, paths_of, propose, scored
+from support.stores import VOCABULARY, built
 
 pytestmark = pytest.mark.kernels
 
-VOCABULARY = 300
 SEGMENTS = [random_documents(seed, VOCABULARY, 30, 30) for seed in (21, 22, 23)]
 EVERYTHING = {"samples": 1 << 16, "doubt": 0.0}
 PAPER = {"learn": "off", **EVERYTHING}
@@ -40,30 +38,6 @@ def store(tmp_path_factory):
 def drafter(folder=None, vocabulary=VOCABULARY, **options):
     store = "none" if folder is None else str(folder)
     return make_drafter("rest", {"store": store, **options}, Resources(vocabulary))
-
-
-def opened(made, seed=0, vocabulary=VOCABULARY):
-    return made.open(DraftContext(vocabulary, seed))
-
-
-def view(ids):
-    ids = np.array(ids, np.int64)
-    ids.flags.writeable = False
-    return SequenceView(ids, len(ids))
-
-
-def propose(drafting, ids, nodes=8, depth=8, vocabulary=VOCABULARY):
-    draft = drafting.propose(view(ids), Budget(nodes, depth))
-    draft.check()
-    assert is_tree(draft.tokens, draft.parents, vocabulary)
-    assert len(draft) <= nodes
-    assert len(draft) == 0 or depths(draft.parents).max() <= depth
-    return draft
-
-
-def scored(draft):
-    """{path: score} of a draft."""
-    return {path: float(draft.score[node]) for path, node in paths_of(draft.tokens, draft.parents).items()}
 
 
 def contexts(seed, count, longest=12):

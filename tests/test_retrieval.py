@@ -11,8 +11,8 @@ from foredraft.graph.tree import depths, is_tree
 from foredraft.index.published import published_tree
 from foredraft.index.recent_text import END
 from foredraft.index.retrieval import best_nodes, followers
-from test_recent_text import grown
-from test_suffix_array import random_documents, ranges_after, some_tokens, sort
+from support.documents import grown, random_documents, ranges_after, some_tokens, sort
+from support.drafts import paths_of
 
 pytestmark = pytest.mark.kernels
 
@@ -31,15 +31,6 @@ def row_tuples(tokens):
         length = row.index(-1) if -1 in row else len(row)
         assert all(token == -1 for token in row[length:])
     return [tuple(token for token in row if token >= 0) for row in rows]
-
-
-def paths_of(tokens, parents):
-    """{path: node} of a tree."""
-    paths = {}
-    for node, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
-        above = next((path for path, other in paths.items() if other == parent), ())
-        paths[*above, token] = node
-    return paths
 
 
 # --- rows

@@ -16,10 +16,10 @@ from foredraft.index.learned import LearnedArrays, empty_learned, learn, learn_t
 from foredraft.index.mcts import SearchSettings, _best_child, _uniform, mcts
 from foredraft.index.successors import MOST_SUCCESSORS, Trust, successors
 from foredraft.index.trigram import TableArrays, empty_table
+from support.tables import VOCABULARY, assert_same_paths, frozen, static_table
 
 pytestmark = pytest.mark.kernels
 
-VOCABULARY = 11
 BLENDED = Trust(2.0, 10.0, 1.0, 5.0, 0, 0.0)
 PAPER = Trust(2.0, 10.0, 1.0, 5.0, 1, 3.0)
 SMALL = SearchSettings(iterations=40, c1=32.0, c2=8.0, length=4, candidates=12)
@@ -39,17 +39,6 @@ def documents(seed, count=6, longest=60):
     rng = np.random.default_rng(seed)
     weights = rng.dirichlet(np.full(VOCABULARY, 0.7))
     return [rng.choice(VOCABULARY, n, p=weights).tolist() for n in rng.integers(3, longest, count)]
-
-
-def frozen(arrays):
-    """Read-only, as mapped files are, so that the kernels are compiled once for both."""
-    for array in arrays.values():
-        array.flags.writeable = False
-    return TableArrays(**arrays)
-
-
-def static_table(texts):
-    return frozen(naive.index_tables.static_arrays(texts, VOCABULARY, 8))
 
 
 def knowledge(seed, *, static=True, learns=True, trust=BLENDED):
@@ -84,16 +73,6 @@ def paths(tokens, parents, scores):
         found.append((*(found[parent] if parent >= 0 else ()), token))
     assert len(set(found)) == len(found)
     return dict(zip(found, scores.tolist(), strict=True))
-
-
-def assert_same_paths(found, expected):
-    """Equal scores, and equal paths but for those that tie with the last one taken."""
-    assert sorted(found.values()) == pytest.approx(sorted(expected.values()), rel=1e-5)
-    for path in found.keys() & expected.keys():
-        assert found[path] == pytest.approx(expected[path], rel=1e-5)
-    for path in found.keys() ^ expected.keys():
-        score = found.get(path, expected.get(path))
-        assert score == pytest.approx(min(expected.values()), rel=1e-5), path
 
 
 def contexts(seed, count):

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 import foredraft
-from toys import TOY, TOY_DRAFT, TOY_HEADS
+from support.toys import TOY, TOY_DRAFT, TOY_HEADS
 
 PROMPT = [{"role": "user", "content": "Tom has 4 apples and buys 7 more. How many apples does he have?"}]
 

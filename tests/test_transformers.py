@@ -18,12 +18,12 @@ from transformers import (
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 import foredraft
-import test_api
 from foredraft import UsageError
 from foredraft.integrations.kept import ATTRIBUTE, MOST_KEPT, kept_on
 from foredraft.integrations.prepared import split_filters
 from foredraft.integrations.transformers import last_statistics
-from toys import TOY
+from support import llamas
+from support.toys import TOY
 
 VOCABULARY = 64
 OURS = {"custom_generate": foredraft.generate, "speculative_config": {"table": "none", "num_speculative_tokens": 8}}
@@ -31,7 +31,7 @@ PROMPT = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5]])
 
 
 def tiny_llama():
-    model = test_api.tiny_llama(VOCABULARY)
+    model = llamas.tiny_llama(VOCABULARY)
     model.generation_config.pad_token_id = 2
     return model
 
@@ -236,7 +236,7 @@ REFUSED = {
     "no mapping": ({"speculative_config": "adaptix"}, "speculative_config is 'adaptix'"),
     "no tokenizer": ({"speculative_config": {"method": "rest", "store": "my.store"}}, "bound to a tokenizer"),
     "positions": ({"position_ids": torch.arange(13)[None] + 1}, "position_ids of your own"),
-    "full window": ({"input_ids": torch.ones(1, test_api.WINDOW, dtype=torch.long)}, "shorten the prompt"),
+    "full window": ({"input_ids": torch.ones(1, llamas.WINDOW, dtype=torch.long)}, "shorten the prompt"),
 }
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 import naive.index_tables
 from foredraft.corpus import build as build_module
@@ -23,31 +22,15 @@ from foredraft.index.trigram import (
     open_table,
     table_info,
 )
+from support.tokenizers import VOCABULARY, split_at_spaces, word_tokenizer, words
 
 pytestmark = pytest.mark.kernels
-
-VOCABULARY = 12
-
-
-def word_tokenizer(size=VOCABULARY, prefix="w"):
-    """Token `i` is the word `w<i>`, so that a test can say which ids a document has."""
-    return split_at_spaces({f"{prefix}{i}": i for i in range(size)})
-
-
-def split_at_spaces(vocabulary):
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=next(iter(vocabulary))))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return tokenizer
 
 
 def successors(table, a, b):
     """The kept tokens that followed `a, b`, the most probable first."""
     row = bigram_row(table.arrays.first, table.arrays.second, a, b)
     return table.arrays.tokens[table.arrays.offsets[row] : table.arrays.offsets[row + 1]].tolist() if row >= 0 else []
-
-
-def words(ids):
-    return " ".join(f"w{i}" for i in ids)
 
 
 def build(path, documents, vocabulary=VOCABULARY, **options):

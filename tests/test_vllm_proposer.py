@@ -18,7 +18,7 @@ from foredraft.integrations.vllm import (
     parse_proposer_options,
     read_options,
 )
-from toys import TOY
+from support.toys import TOY
 
 WINDOW = 64
 

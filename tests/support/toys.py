@@ -2,6 +2,6 @@
 
 from pathlib import Path
 
-_HERE = Path(__file__).parent / "toy"
+_HERE = Path(__file__).parent.parent / "toy"
 TOY, TOY_DRAFT = str(_HERE / "target"), str(_HERE / "draft")
 TOY_HEADS = {method: str(_HERE / method) for method in ("eesd", "medusa")}
