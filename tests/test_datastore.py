@@ -55,6 +55,10 @@ def documents_in(store):
     return found
 
 
+def all_documents_in(store):
+    return [ids for documents in documents_in(store) for ids in documents]
+
+
 def occurrences(store, context):
     counts = [ranges_after(text, context, len(context))[len(context)] for text in store.segments]
     return sum(int(high - low) for low, high in counts)
@@ -223,6 +227,37 @@ def test_a_store_that_changes_while_it_is_opened_is_opened_as_it_is_then(store, 
 
     monkeypatch.setattr(datastore, "open_store", merged_meanwhile)
     assert documents_in(open_datastore(store)) == [ONE + TWO]
+
+
+WRITER = """
+import sys
+import numpy as np
+from foredraft.index.datastore_writer import DatastoreWriter
+for turn in range(int(sys.argv[2])):
+    with DatastoreWriter(sys.argv[1]) as writer:
+        writer.add([np.array([10 + turn, 255, 10 + turn, 300], np.uint16)])
+        if turn % 4 == 3:
+            writer.merge(1 << 20)
+        writer.commit()
+"""
+
+
+def test_a_store_is_read_while_another_process_writes_it(store):
+    """Every reader sees what one commit left: all documents up to some turn, in order, and each of them found."""
+    turns, seen = 40, []
+    whole = ONE + TWO + [[10 + turn, 255, 10 + turn] for turn in range(turns)]
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(store), str(turns)]) as writer:
+        while not seen or writer.poll() is None:
+            opened = open_datastore(store)
+            found = all_documents_in(opened)
+            assert found == whole[: len(found)]
+            seen.append(len(found))
+            for document in found[len(ONE + TWO) :]:
+                assert occurrences(opened, document) == 1
+    assert writer.returncode == 0
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 5
+    assert all_documents_in(open_datastore(store)) == whole
 
 
 # --- who may write

@@ -1,11 +1,12 @@
 """What a sequence teaches: counted as a dictionary would, with room made in time, and refused when damaged."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 import naive.index_tables
 from foredraft.errors import StoreError
-from foredraft.index import learned
 from foredraft.index.learned import (
     ROW_WIDTH,
     check_learned,
@@ -268,9 +269,12 @@ def test_a_memory_file_that_lacks_an_array_is_refused(tmp_path):
 
 def test_contexts_spread_over_the_table():
     """Neighbouring ids, as one text has them, must not crowd into neighbouring slots."""
-    keys = [((a + 1) << 32) | b for a in range(-1, 40) for b in range(40)]
-    slots = [learned._slot(np.full(4096, -1, np.int64), key) for key in keys]
-    assert len(set(slots)) > 0.7 * len(slots)  # drawn at random, 82% would be distinct
+    slots = set()
+    for a, b in itertools.product(range(-1, 19), range(20)):
+        arrays = empty_learned(1024)
+        learn(arrays, a, b, 1, 1.0, 1.0, 1.0)
+        slots.add(learned_row(arrays.keys, a, b))
+    assert len(slots) > 0.7 * 400  # drawn at random, 83% would be distinct
 
 
 def test_contexts_of_rows_are_the_last_two_tokens_of_their_paths():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, DraftContext, SequenceView, Verdict
 from foredraft.drafters import Resources, make_drafter
+from foredraft.drafters.medusa import MedusaDrafter, MedusaOptions
 from foredraft.errors import UsageError
 from foredraft.graph.tree import check_tree, depths, path_to
 from foredraft.model.heads import load_medusa, static_tree
@@ -28,13 +29,14 @@ def test_the_text_is_that_of_plain_decoding(family, setting, tmp_path):
 
 def test_each_level_holds_the_tokens_of_its_head(tmp_path):
     """An LM head that scores one token for each head: 10, 11, 12."""
-    target = target_of("llama")
-    drafter = make_drafter("medusa", {"head": head_of("llama", tmp_path)}, Resources(VOCABULARY, target=target))
+    _, heads = load_medusa(head_of("llama", tmp_path), target_of("llama").model)
     rows = iter(range(1000))
-    drafter._lm_head = lambda states: torch.nn.functional.one_hot(
-        torch.tensor([(10 + next(rows)) % VOCABULARY for _ in range(len(states))]), VOCABULARY
-    ).float()
-    drafting = drafter.open(DraftContext(VOCABULARY))
+
+    def lm_head(states):
+        tokens = torch.tensor([(10 + next(rows)) % VOCABULARY for _ in range(len(states))])
+        return torch.nn.functional.one_hot(tokens, VOCABULARY).float()
+
+    drafting = MedusaDrafter(MedusaOptions(), heads, lm_head).open(DraftContext(VOCABULARY))
     ids = np.arange(6, dtype=np.int64)
     assert len(drafting.propose(SequenceView(ids[:5], 5), Budget(8, 8))) == 0  # no state has been seen
     drafting.observe(Verdict((1,), (), EMPTY_DRAFT, 4, hidden=torch.zeros(1, 32)))

@@ -4,11 +4,14 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 
 import pytest
 import torch
 
+from foredraft.cache_folder import CACHE_VARIABLE
+from foredraft.cli import main
 from foredraft.errors import ForedraftError, ForedraftWarning
 from foredraft.model.compiled import background, build
 from foredraft.model.compiled.build import RECIPES, compile_forward
@@ -49,6 +52,16 @@ def test_the_recipe_and_its_kernels_are_recorded(cache):
     assert "attention" in package.kernels
     assert "products" in package.kernels
     assert package.told() == "The package for 1 to 256 rows is made of our kernels (attention, products)."
+
+
+def test_the_commands_show_which_recipe_won(cache, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(CACHE_VARIABLE, str(cache))
+    small_model().save_pretrained(tmp_path / "model")
+    for command in (["compile"], ["info", "--dtype", "float32"]):
+        assert main([*command, str(tmp_path / "model")]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "for 1 to 256 rows is made of our kernels (attention, products)." in shown
+        assert f"Compiled by torch {torch.__version__}." in shown
 
 
 @pytest.mark.parametrize("place", range(1, len(RECIPES)), ids=[recipe.name for recipe in RECIPES[1:]])
@@ -127,6 +140,7 @@ def test_a_compilation_beside_tells_what_was_compiled_better_before(tmp_path, mo
     folder = compiled_folder(model, tmp_path)
     folder.mkdir(parents=True)
     write_record(folder, record_of(eager=(1.0, 1.0, 1.0), warning="It may be slower."))
-    compilation._process.wait()
+    while compilation.running:
+        time.sleep(0.01)
     with pytest.warns(ForedraftWarning, match=r"^It may be slower\.$"):
         assert compilation.has_news()

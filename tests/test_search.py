@@ -13,7 +13,7 @@ from foredraft.graph.bar import FLOOR, above_bar, bar_height, new_bar, raise_bar
 from foredraft.graph.tree import depths, is_tree
 from foredraft.index.best_first import best_first
 from foredraft.index.learned import LearnedArrays, empty_learned, learn, learn_text, with_room
-from foredraft.index.mcts import SearchSettings, _best_child, _uniform, mcts
+from foredraft.index.mcts import SearchSettings, mcts
 from foredraft.index.successors import MOST_SUCCESSORS, Trust, successors
 from foredraft.index.trigram import TableArrays, empty_table
 from support.tables import VOCABULARY, assert_same_paths, frozen, static_table
@@ -283,32 +283,6 @@ def test_mcts_leaves_tokens_beyond_the_vocabulary_out():
 def test_mcts_finds_nothing_where_nothing_is_known():
     known = knowledge(0, static=False, learns=False)
     assert all(len(array) == 0 for array in mcts(known.table, known.learned, BLENDED, 1, 2, SMALL, VOCABULARY, 0))
-
-
-def test_the_best_child_by_equations_2_and_3():
-    """Two children: the better mean against the better prior, with E = c1 + ln((N + c2 + 1) / c2)."""
-    first, width = np.array([1, -1, -1], np.int32), np.array([2, 0, 0], np.int32)
-    visits = np.array([16, 12, 4], np.int32)
-    value = np.array([0.0, 18.0, 4.0], np.float32)  # means 1.5 and 1.0
-    prior = np.array([1.0, 0.3, 0.5], np.float32)
-    # E = c1 + ln(25 / 8) = c1 + 1.1394; sqrt(16) = 4
-    # child 1: 1.5 + E * 0.3 * 4 / 13 = 1.5 + 0.09231 E; child 2: 1.0 + E * 0.5 * 4 / 5 = 1.0 + 0.4 E
-    # they are equal at E = 0.5 / 0.30769 = 1.625, that is c1 = 0.4856
-    assert _best_child(0, first, width, visits, value, prior, 0.48, 8.0) == 1
-    assert _best_child(0, first, width, visits, value, prior, 0.49, 8.0) == 2
-    # c2 = 2: E = c1 + ln(19 / 2) = c1 + 2.2513, above 1.625 for any c1 above 0
-    assert _best_child(0, first, width, visits, value, prior, 0.01, 2.0) == 2
-    visits[1] = 0
-    assert _best_child(0, first, width, visits, value, prior, 0.01, 2.0) == 1  # never visited
-
-
-def test_the_generator_is_xorshift64_star():
-    for seed in (0, 1, 12345, 2**61 + 3):
-        state = np.array([2 * seed + 1], np.uint64)
-        twin = naive.index_tables.uniforms(seed)
-        drawn = [_uniform(state) for _ in range(50)]
-        assert drawn == [next(twin) for _ in range(50)]
-        assert all(0 <= number < 1 for number in drawn)
 
 
 # --- damaged arrays
