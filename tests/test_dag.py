@@ -442,10 +442,10 @@ def test_reach_equals_its_twin(seed):
     above, twin = reach.no_reach(nodes), naive.graph.no_reach(nodes)
     for _ in range(200):
         node, source = int(rng.integers(nodes)), int(rng.integers(-1, nodes))
-        for act in (lambda module, bits, at=node: module.reach_itself(bits, at),
-                    lambda module, bits, at=node, by=source: module.inherit(bits, at, by)):  # fmt: skip
-            act(reach, above)
-            act(naive, twin)
+        reach.reach_itself(above, node)
+        naive.graph.reach_itself(twin, node)
+        reach.inherit(above, node, source)
+        naive.graph.inherit(twin, node, source)
     said = [[reach.reaches(above, source, node) for source in range(nodes)] for node in range(nodes)]
     assert said == [[naive.graph.reaches(twin, source, node) for source in range(nodes)] for node in range(nodes)]
     assert 0 < sum(map(sum, said)) < nodes**2

@@ -170,11 +170,11 @@ def compiled_functions():
 TWINS = sorted((REPOSITORY / "tests" / "naive").glob("*.py"))
 WITHOUT_TWIN = {
     "advance", "credit", "empty_list", "learn_choices", "list_all", "main_source", "room_for", "root_mark",
-    "inherit", "pop", "reach_itself", "sift_up",
+    "pop", "sift_up",
 }  # fmt: skip
 """Make several calls in one, hand out memory, or change what a twin of another function is asked about.
 
-tests/test_blend.py, tests/test_dag.py and tests/test_retrieval.py say what they do.
+tests/test_blend.py and tests/test_retrieval.py say what they do.
 """
 
 

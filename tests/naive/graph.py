@@ -78,6 +78,14 @@ def reaches(above, source, node):
     return source in above[node]
 
 
+def inherit(above, node, source):
+    above[node] |= above.get(source, set())
+
+
+def reach_itself(above, node):
+    above[node].add(node)
+
+
 def gram(tokens, parents, context, tau, parent, token):
     """The last `tau` tokens, written out; shorter where the text begins."""
     path = [int(token)]
