@@ -20,8 +20,9 @@ VLLM_SETTINGS := NUMBA_CACHE_DIR=$(CURDIR)/$(VLLM)/numba-cache VLLM_CPU_KVCACHE_
 
 # Compiled kernels are kept in the environment, so that the tree stays clean.
 export NUMBA_CACHE_DIR := $(CURDIR)/$(VENV)/numba-cache
-# The tests run in two processes, one thread each; more threads than that would only wait for each other.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# The tests run in two processes, one thread each; more threads than that would only wait for each other. Groups are the
+# tests that share what takes long to make.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -63,6 +63,7 @@ def teach(made, ids, top, tokens=(9,)):
 # --- what it knows
 
 
+@pytest.mark.slow
 def test_each_source_is_found_and_named(store):
     document = next(ids for ids in SEGMENTS[0] if len(ids) > 12)
     draft = propose(opened(drafter(store, learn="off")), document[:10], 16)
@@ -158,6 +159,7 @@ def test_rates_are_kept_apart_for_sampling():
     assert not np.array_equal(made.rates[False].seen, untouched.rates[False].seen)
 
 
+@pytest.mark.slow
 def test_texts_are_the_same_with_words_of_other_texts():
     generator = foredraft.load(TOY, method="none", dtype="float32", compile=False)
     prompts = ["The old lighthouse", "Tom has 4 apples", "The old lighthouse", "def add(a, b):"]
@@ -172,6 +174,7 @@ def test_texts_are_the_same_with_words_of_other_texts():
 # --- what it keeps on disk
 
 
+@pytest.mark.slow
 def test_what_was_shared_is_saved_and_found_again(tmp_path):
     memory = str(tmp_path / "memory")
     made = drafter(memory=memory)

@@ -63,6 +63,7 @@ def test_the_text_is_that_of_plain_decoding_asked_or_not(family, kind, setting, 
     assert sum(record.drafted for record in records) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafter", "least"),
     [({"method": "eesd"}, 1.2), ({"method": "eesd", "out_degree": 3}, 1.2), ({"method": "medusa"}, 1.02)],

@@ -153,6 +153,7 @@ def test_offline_the_remedy_is_said(monkeypatch):
 # --- cells and runs
 
 
+@pytest.mark.slow
 def test_every_cell_pairs_the_method_with_plain_decoding_of_the_same_prompt(finished):
     cells, damaged = read_cells(finished)
     assert (len(cells), damaged) == (CELLS, [])
@@ -195,6 +196,7 @@ def test_what_is_there_is_not_measured_again(copied, generator):
     assert {path: path.read_bytes() for path in CellFolder(copied).paths()} == before
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_and_resumed_gives_the_same_cells(finished, tmp_path, generator):
     count = 0
 
@@ -212,6 +214,7 @@ def test_a_run_that_was_killed_and_resumed_gives_the_same_cells(finished, tmp_pa
     assert texts(tmp_path) == texts(finished)
 
 
+@pytest.mark.slow
 def test_damaged_and_changed_cells_are_named_and_measured_again(copied, finished, generator):
     truncated, edited, stale = list(CellFolder(copied).paths())[:3]
     truncated.write_bytes(truncated.read_bytes()[:200])
@@ -229,12 +232,14 @@ def test_damaged_and_changed_cells_are_named_and_measured_again(copied, finished
     assert texts(copied) == texts(finished)
 
 
+@pytest.mark.slow
 def test_a_new_method_is_added_to_what_is_there(copied, generator):
     plan = dataclasses.replace(PLAN, methods=[*METHODS, parse_method("prompt_lookup:{}")])
     account = run_plan(generator, plan, CellFolder(copied))
     assert (account.found, len(account.cells)) == (CELLS, CELLS * 4 // 3)
 
 
+@pytest.mark.slow
 def test_a_method_that_raises_on_one_prompt_fails_there_and_only_there(tmp_path, generator, monkeypatch):
     propose = PromptLookupDrafting.propose
 
@@ -257,6 +262,7 @@ def test_a_method_that_raises_on_one_prompt_fails_there_and_only_there(tmp_path,
     assert (again.found, again.failures) == (CELLS - 2, [])
 
 
+@pytest.mark.slow
 def test_methods_write_a_text_by_turns_a_slice_at_a_time(generator, monkeypatch):
     turns = []
 
@@ -283,6 +289,7 @@ def test_methods_write_a_text_by_turns_a_slice_at_a_time(generator, monkeypatch)
     assert all(cell.own.token_ids == cell.base.token_ids for cell in account.cells)
 
 
+@pytest.mark.slow
 def test_a_text_is_not_drafted_by_what_was_learned_of_it_in_another_setting(generator):
     method = dataclasses.replace(parse_method('auto:{"table": "none"}'), nodes=8)
     once, twice = (
@@ -448,6 +455,7 @@ def test_the_fastest_method_is_advised_and_those_beside_it_are_named(finished):
 # --- the report and the command line
 
 
+@pytest.mark.slow
 def test_the_report_is_one_page_that_asks_for_nothing(copied, tmp_path_factory):
     path = next(path for path in CellFolder(copied).paths() if read_cell(path).example)
     cell = read_cell(path)
@@ -471,11 +479,13 @@ def test_a_report_without_matplotlib_says_what_to_install(finished, tmp_path, mo
         write_report(finished, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_says_so(finished):
     with pytest.raises(UsageError, match="cannot be written to /dev/null/report"):
         write_report(finished, Path("/dev/null/report"))
 
 
+@pytest.mark.slow
 def test_the_command_measures_keeps_and_reports(tmp_path, capsys):
     out = tmp_path / "cells"
     options = ["--task", "embedded/chat", "--prompts", "1", "--max-new-tokens", "8", "--dtype", "float32"]

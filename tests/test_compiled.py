@@ -6,7 +6,6 @@ import itertools
 import json
 import shutil
 import time
-import warnings
 
 import numpy as np
 import pytest
@@ -43,15 +42,9 @@ from support.families import FAMILIES, VOCABULARY, configuration, prompt_of, ran
 from support.llamas import llama, small_model
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """A cache folder that holds the compiled forward of `small_model`, in two dtypes."""
-    folder = tmp_path_factory.mktemp("compiled-cache")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
-        for dtype in (torch.float32, torch.bfloat16):
-            compile_forward(small_model(dtype), folder)
-    return folder
+@pytest.fixture
+def cache(compiled_cache):
+    return compiled_cache
 
 
 def compiled_target(cache, dtype=torch.float32):
@@ -140,6 +133,7 @@ def rows_of(target, nodes, length):
     return tree, target.forward(lay_out_text(np.array([5]), length), cache).logits
 
 
+@pytest.mark.slow
 def test_compiled_rows_score_as_the_model_does(cache):
     plain, compiled = TorchTarget(small_model()), compiled_target(cache)
     for nodes in (0, 1, 2, 7, 31, 63):
@@ -197,6 +191,7 @@ def test_a_prompt_leaves_the_same_bits_whole_and_token_by_token(cache, dtype):
         assert torch.equal(ours[:, :, : len(ids)], theirs[:, :, : len(ids)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling", [{}, {"do_sample": True, "temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"]
 )
@@ -209,6 +204,7 @@ def test_compiled_texts_equal_plain_texts(cache, dtype, method, options, nodes, 
     assert written(compiled_target(cache, dtype), method, options, nodes, sampling) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
 def test_two_kinds_of_windows_rows_that_alone_come_out_otherwise_and_a_time_limit(tmp_path):
     """Heads of eight numbers are attended by torch's kernel; the time is over before one row has a package too."""
@@ -396,6 +392,7 @@ def test_no_compiler_and_no_room_are_one_sentence_each(tmp_path, monkeypatch):
     assert read_record(compiled_folder(small_model(), tmp_path)) is None
 
 
+@pytest.mark.slow
 def test_a_compilation_beside_tells_its_news_and_its_failure_once(tmp_path, monkeypatch):
     monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
     folder = tmp_path / "model"

@@ -83,11 +83,12 @@ OPTIONS_DECIDE = (
 
 
 def cases():
-    """(method, options, law) of every test."""
+    """(method, options, law) of every test; counting what was drawn takes many texts."""
     for method, variants in VARIANTS.items():
         for turn, check in enumerate(CHECKS):
             chosen = variants if check in OPTIONS_DECIDE else [variants[turn % len(variants)]]
-            yield from ((method, options, check) for options in chosen)
+            marks = [pytest.mark.slow] if check is checks.drawn_text_keeps_the_targets_law else []
+            yield from (pytest.param(method, options, check, marks=marks) for options in chosen)
 
 
 def shares(method, options):
@@ -170,6 +171,7 @@ def continuation_of(ids):
     return ToyTarget().greedy(ids, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

@@ -243,6 +243,7 @@ def test_long_documents_are_cut_at_line_ends(tokenizer):
     assert [piece.complete for piece in pieces] == [False] * 124 + [True]
 
 
+@pytest.mark.slow
 def test_a_huge_line_is_tokenised_in_bounded_pieces(tmp_path, tokenizer):
     text = "the cat sat on the mat " * 100_000 + "x" * 1_500_000
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}))

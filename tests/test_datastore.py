@@ -242,6 +242,7 @@ for turn in range(int(sys.argv[2])):
 """
 
 
+@pytest.mark.slow
 def test_a_store_is_read_while_another_process_writes_it(store):
     """Every reader sees what one commit left: all documents up to some turn, in order, and each of them found."""
     turns, seen = 40, []

@@ -88,6 +88,7 @@ def refuse_three(item):
 # --- shards
 
 
+@pytest.mark.slow
 def test_the_files_are_those_of_one_process(two_workers, tmp_path, shards, words):
     local = list(tokenize_shards(shards, words, tmp_path / "local", options=OPTIONS))
     told = []
@@ -101,6 +102,7 @@ def test_the_files_are_those_of_one_process(two_workers, tmp_path, shards, words
     assert all(shard.resumed for shard in again)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_the_middle_costs_its_shard_alone(two_workers, tmp_path, shards, words):
     list(tokenize_shards(shards, words, tmp_path / "local", options=OPTIONS))
     folder = tmp_path / "ray"
@@ -169,6 +171,7 @@ assert "RAY_USAGE_STATS_ENABLED" not in os.environ, "what was set for the cluste
 """
 
 
+@pytest.mark.slow
 def test_without_an_address_a_cluster_is_started_and_stopped():
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment = {**own, **WITHOUT_TOKEN, "PYTHONPATH": str(Path(distributed.__file__).parents[2])}

@@ -45,6 +45,7 @@ def plain(setting):
     return generator().generate(PROMPT, max_new_tokens=48, **SETTINGS[setting]).token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_text_is_that_of_plain_decoding(method, setting):

@@ -56,6 +56,7 @@ def test_an_account_adds_up_by_hand():
     assert account.beside_milliseconds == 1
 
 
+@pytest.mark.slow
 def test_an_explained_text_is_the_text(capsys):
     options = ["--dtype", "float32", "--max-new-tokens", "24", "--temperature", "0.7", "--seed", "3", "--json"]
     assert main(["explain", PROMPT, "--num-speculative-tokens", "8", *options]) == 0

@@ -90,6 +90,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+@pytest.mark.slow
 def test_a_file_is_the_model_that_transformers_reads(file):
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     expected = AutoModelForCausalLM.from_pretrained(
@@ -114,12 +115,14 @@ def test_drafted_text_of_a_file_is_plain_decodings(file):
     assert drafted.statistics.drafted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file_type", "dtype"), [(0, torch.float32), (1, torch.float16), (32, torch.bfloat16)])
 def test_weights_keep_the_precision_of_the_file(file_type, dtype, tmp_path, cache):
     folder = gguf_folder(write_gguf(tmp_path / "a.gguf", file_type=file_type))
     assert AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype == dtype
 
 
+@pytest.mark.slow
 def test_it_is_converted_once_also_by_several_at_once(file, cache, monkeypatch):
     calls = []
     convert = gguf._convert
@@ -134,6 +137,7 @@ def test_it_is_converted_once_also_by_several_at_once(file, cache, monkeypatch):
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_a_conversion_that_fails_leaves_nothing_and_can_be_repeated(file, cache, monkeypatch):
     read = gguf._read
 
@@ -151,6 +155,7 @@ def test_a_conversion_that_fails_leaves_nothing_and_can_be_repeated(file, cache,
     assert (gguf_folder(file) / "config.json").is_file()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_is_refused_in_a_sentence(file, tmp_path, cache):
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(file.read_bytes()[: file.stat().st_size // 2])

@@ -133,6 +133,7 @@ def test_another_tokenizers_text_is_not_added(store, corpus, tmp_path, capsys):
     assert contents(store) == before
 
 
+@pytest.mark.slow
 def test_a_cluster_makes_the_same_store(corpus, tmp_path):
     """A process of its own, as Ray is loud and leaves things behind where it was imported."""
     environment = os.environ | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(SOURCE)}

@@ -119,6 +119,7 @@ def data(tmp_path):
 QUICK = ["--trials", "3", "--texts", "4", "--max-new-tokens", "8", "--prompt-tokens", "6"]
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_file_that_the_method_takes(data, tmp_path, capsys):
     out = tmp_path / "skipped.json"
     assert main(["tune", "layer-skip", "--data", str(data), "--out", str(out), *QUICK]) == 0
@@ -136,6 +137,7 @@ def test_the_command_writes_a_file_that_the_method_takes(data, tmp_path, capsys)
     assert "was made for another model" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

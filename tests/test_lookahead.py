@@ -203,6 +203,7 @@ def generator():
 SETTINGS = {"greedy": {}, "T=0.7": {"do_sample": True, "temperature": 0.7, "seed": 5}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_text_is_that_of_plain_decoding_in_fewer_passes(setting):
     prompt = "Write a short story about a fox and a"

@@ -35,6 +35,7 @@ def proved(capsys, *options):
     return status, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_sound_methods_and_rules_are_proved(capsys):
     drawing = f'draft_model:{{"model":"{TOY_DRAFT}","verification":"rejection","num_speculative_tokens":3}}'
     status, found = proved(capsys, "--method", "prompt_lookup", "--method", drawing)
@@ -103,6 +104,7 @@ def redraws_after_a_mismatch(draft, scores, policy, at):
     return verdict
 
 
+@pytest.mark.slow
 def test_a_verifier_that_draws_again_is_found(capsys, monkeypatch):
     monkeypatch.setattr(step_module, "verify", redraws_after_a_mismatch)
     status, found = proved(capsys, "--method", "prompt_lookup")
@@ -141,6 +143,7 @@ class Meddling:
         pass
 
 
+@pytest.mark.slow
 def test_a_drafter_that_changes_the_cache_is_found(capsys, monkeypatch):
     new_cache = TorchTarget.new_cache
 
@@ -157,6 +160,7 @@ def test_a_drafter_that_changes_the_cache_is_found(capsys, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_rule_that_draws_again_is_found_under_rejection(monkeypatch):
     assert all(proof.holds for proof in prove_rule("rejection", SAMPLED))
     monkeypatch.setattr(rejection, "residual", lambda p, q: p)

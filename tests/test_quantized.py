@@ -102,6 +102,7 @@ def test_tree_rows_and_texts_are_those_of_plain_decoding(family):
             assert written(target, method, options, nodes, sampling) == expected
 
 
+@pytest.mark.slow
 def test_compiled_texts_are_those_of_the_model_as_it_is(tmp_path):
     config = configuration("llama")
     config.max_position_embeddings = 1024
@@ -116,6 +117,7 @@ def test_compiled_texts_are_those_of_the_model_as_it_is(tmp_path):
             assert written(compiled, method, options, nodes, sampling) == expected
 
 
+@pytest.mark.slow
 def test_the_demo_model_is_loaded_in_eight_bits():
     model = load_model(TOY, "int8", "cpu")
     held = sum(each.numel() for each in model.state_dict().values() if each.dtype == torch.int8)

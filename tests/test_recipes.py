@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import time
-import warnings
 
 import pytest
 import torch
@@ -23,14 +22,9 @@ from support.llamas import llama, small_model
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """A cache folder that holds the compiled forward of `small_model`."""
-    folder = tmp_path_factory.mktemp("recipes-cache")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
-        compile_forward(small_model(), folder)
-    return folder
+@pytest.fixture
+def cache(compiled_cache):
+    return compiled_cache
 
 
 def only(monkeypatch, *working):
@@ -45,6 +39,7 @@ def only(monkeypatch, *working):
     monkeypatch.setattr(build, "_compile", compile_by)
 
 
+@pytest.mark.slow
 def test_the_recipe_and_its_kernels_are_recorded(cache):
     record = read_record(compiled_folder(small_model(), cache))
     (package,) = record.packages
@@ -64,6 +59,7 @@ def test_the_commands_show_which_recipe_won(cache, tmp_path, monkeypatch, capsys
         assert f"Compiled by torch {torch.__version__}." in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(1, len(RECIPES)), ids=[recipe.name for recipe in RECIPES[1:]])
 def test_a_recipe_that_worked_with_an_earlier_torch_is_missed_and_the_next_one_writes_the_same_texts(
     place, tmp_path, monkeypatch

@@ -47,6 +47,7 @@ def test_what_is_not_text_is_left_out_and_counted(corpus):
     assert not any("UNWANTED" in key for key in found)
 
 
+@pytest.mark.slow
 def test_a_long_text_is_one_source(tmp_path):
     """The reader gives it in pieces of a few MiB."""
     path = tmp_path / "long.txt"

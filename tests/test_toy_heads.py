@@ -15,6 +15,7 @@ def generator():
     return foredraft.load(TOY, method="none", dtype="float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"do_sample": True, "temperature": 0.7, "seed": 2}], ids=["greedy", "T=0.7"])
 @pytest.mark.parametrize(
     ("method", "options", "least"),

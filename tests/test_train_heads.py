@@ -192,6 +192,7 @@ def test_the_exit_trained_is_the_exit_that_drafts(model, traces):
     assert torch.allclose(found, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_only_the_first_layers_are_held_while_training(traces):
     model = four_layers("llama")
     task = exit_task(model, traces)
@@ -372,6 +373,7 @@ def run_train(verb, model, data, out, *options):
     return main(["train", verb, "--model", str(model), "--data", str(data), "--out", str(out), *options])
 
 
+@pytest.mark.slow
 def test_the_command_trains_a_head_that_drafts(saved_model, tmp_path, capsys):
     head = tmp_path / "head"
     assert run_train("eesd", saved_model, data_file(tmp_path), head, *QUICKLY, "--layers", "1") == 0
@@ -413,6 +415,7 @@ def test_the_command_trains_a_predictor_and_medusa_heads(saved_model, tmp_path, 
     assert run_train("medusa", saved_model, made, tmp_path / "none", "--heads", "0") == 2
 
 
+@pytest.mark.slow
 def test_a_predictor_learns_which_tokens_are_accepted(model, traces, tmp_path):
     from foredraft.model.heads import new_exit_head
     from foredraft.training.agreement import AgreementTask
