@@ -16,7 +16,7 @@ from foredraft.index.library import Library
 from foredraft.index.own_words import NO_WORDS, TOP
 from support.drafts import opened, propose
 from support.exits import plain, target_of, written
-from support.families import SETTINGS, VOCABULARY
+from support.families import SETTINGS, VOCABULARY, each_of
 from support.heads import head_folder, head_of
 from support.toys import TOY, TOY_HEADS
 from support.worth import asked
@@ -53,7 +53,7 @@ def blended(kind, family, folder):
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("kind", ["eesd chain", "eesd tree", "medusa"])
-@pytest.mark.parametrize("family", FAMILIES)
+@each_of(FAMILIES)
 def test_the_text_is_that_of_plain_decoding_asked_or_not(family, kind, setting, tmp_path, monkeypatch):
     monkeypatch.setattr(auto, "Worth", asked(True, True, False))
     drafter = blended(kind, family, tmp_path)
@@ -163,6 +163,7 @@ def test_one_that_cannot_be_opened_is_left_out(tmp_path):
     assert propose(drafting, [7, 8, 9, 7, 8], 8, vocabulary=VOCABULARY).tokens[0] == 9
 
 
+@pytest.mark.slow
 def test_what_it_drafts_is_explained(monkeypatch):
     monkeypatch.setattr(auto, "Worth", asked(True))
     options = {"drafter": {"method": "eesd", "head": "none", "layers": 6}}

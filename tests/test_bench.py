@@ -170,6 +170,7 @@ def test_every_cell_pairs_the_method_with_plain_decoding_of_the_same_prompt(fini
     assert sum(cell.own.accepted for cell in cells) > 0
 
 
+@pytest.mark.slow
 def test_the_second_turn_goes_on_behind_the_plain_answer(finished, generator):
     cells, _ = read_cells(finished)
     first, second = (
@@ -189,6 +190,7 @@ def test_the_first_prompt_of_a_task_keeps_an_example_that_spells_the_text(finish
         assert sum(len(step.wasted) for step in cell.example) == cell.own.drafted - cell.own.accepted
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_measured_again(copied, generator):
     before = {path: path.read_bytes() for path in CellFolder(copied).paths()}
     account = run_plan(generator, PLAN, CellFolder(copied))
@@ -362,6 +364,7 @@ def test_what_learns_between_texts_is_measured_cold_and_warm(tmp_path, generator
     assert cells["warm", 1].own.steps < cells["cold", 1].own.steps
 
 
+@pytest.mark.slow
 def test_the_peer_writes_the_same_greedy_text_plainly_and_assisted(generator):
     peers = (
         "transformers",

@@ -118,6 +118,7 @@ def test_a_first_load_compiles_beside_itself_and_later_ones_do_not(tmp_path, mon
     assert [command[1:] for command in started] == [["-m", "foredraft.cli.kernels", "bfloat16"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_what_is_compiled_beside_a_first_load_runs(dtype):
     kernels.compile_step(dtype)

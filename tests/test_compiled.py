@@ -38,7 +38,7 @@ from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
 from forward_against_bandwidth import weight_bytes
 from support.compilation import METHODS, always_compiled, constant, record_of, written
-from support.families import FAMILIES, VOCABULARY, configuration, prompt_of, random_tree, tiny_model
+from support.families import FAMILIES, VOCABULARY, configuration, each_of, prompt_of, random_tree, tiny_model
 from support.llamas import llama, small_model
 
 
@@ -54,7 +54,7 @@ def compiled_target(cache, dtype=torch.float32):
     return always_compiled(model, folder, read_record(folder))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_of(FAMILIES)
 def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
     model = tiny_model(configuration(family))
     target, ids = TorchTarget(model), prompt_of(12)
@@ -78,6 +78,7 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_slots_that_lie_together_are_committed_as_those_of_layers_apart():
     """Paths that leave rows out, held rows, and texts that outgrow their buffers."""
     target, rng = TorchTarget(small_model()), np.random.default_rng(5)

@@ -82,12 +82,18 @@ OPTIONS_DECIDE = (
 """The laws that are asked of every set of options; each other law is asked of one set of each method, by turns."""
 
 
+ASK_A_MODEL = ("draft_model", "draft_tree", "draft_graph", "eesd", "layer_skip")
+
+
 def cases():
-    """(method, options, law) of every test; counting what was drawn takes many texts."""
+    """(method, options, law) of every test; those that take many texts, or passes of a model, are slow."""
     for method, variants in VARIANTS.items():
         for turn, check in enumerate(CHECKS):
             chosen = variants if check in OPTIONS_DECIDE else [variants[turn % len(variants)]]
-            marks = [pytest.mark.slow] if check is checks.drawn_text_keeps_the_targets_law else []
+            slow = check is checks.drawn_text_keeps_the_targets_law or (
+                method in ASK_A_MODEL and check in OPTIONS_DECIDE
+            )
+            marks = [pytest.mark.slow] if slow else []
             yield from (pytest.param(method, options, check, marks=marks) for options in chosen)
 
 

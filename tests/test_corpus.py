@@ -296,6 +296,7 @@ def corpus(tmp_path, tokenizer):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_build_info_and_check(corpus):
     out = corpus / "out.trigrams"
     built = run("build", corpus / "a.jsonl", "--out", out, "--tokenizer", corpus, "--keep", 3)

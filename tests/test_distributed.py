@@ -115,6 +115,7 @@ def test_a_worker_killed_in_the_middle_costs_its_shard_alone(two_workers, tmp_pa
     assert not list(folder.glob("*.building")), "what the killed worker left is cleared"
 
 
+@pytest.mark.slow
 def test_what_strict_refuses_is_refused_in_the_same_words(two_workers, tmp_path, shards, words):
     options = ShardOptions(strict=True)
     with pytest.raises(UsageError) as local:
@@ -128,6 +129,7 @@ def test_what_strict_refuses_is_refused_in_the_same_words(two_workers, tmp_path,
 # --- any function
 
 
+@pytest.mark.slow
 def test_results_come_in_order_and_errors_as_they_were_raised(two_workers):
     assert list(map_on_ray(refuse_three, [*range(3), *range(4, 20)])) == [n * n for n in range(20) if n != 3]
     results = map_on_ray(refuse_three, range(20))
@@ -137,6 +139,7 @@ def test_results_come_in_order_and_errors_as_they_were_raised(two_workers):
     assert list(map_on_ray(refuse_three, [])) == []
 
 
+@pytest.mark.slow
 def test_an_item_that_kills_every_worker_is_given_up_with_a_sentence(two_workers, monkeypatch):
     monkeypatch.setattr(distributed, "RETRIES", 1)
     with pytest.raises(ForedraftError, match="after 2 workers had died"):

@@ -27,7 +27,7 @@ from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
 from foredraft.testing import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
 from support.exits import LAYERS, plain, target_of, written
-from support.families import LONG, NEW_TOKENS, SETTINGS, VOCABULARY, configuration, prompt_of, tiny_model
+from support.families import LONG, NEW_TOKENS, SETTINGS, VOCABULARY, configuration, each_of, prompt_of, tiny_model
 from support.toys import TOY
 
 FAMILIES = ["llama", "qwen3", "gpt2", "gemma2", "gpt_neox", "mistral", "falcon"]
@@ -49,7 +49,7 @@ def drafter_of(family, shape, heads):
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("family", FAMILIES)
+@each_of(FAMILIES)
 def test_the_text_is_that_of_plain_decoding(family, shape, setting, heads):
     drafter = drafter_of(family, shape, heads)
     text, records = written(drafter.target, family, setting, drafter)
@@ -58,7 +58,7 @@ def test_the_text_is_that_of_plain_decoding(family, shape, setting, heads):
 
 
 @pytest.mark.parametrize("name", ["oracle", "adversary", "random", "none"])
-@pytest.mark.parametrize("family", FAMILIES)
+@each_of(FAMILIES)
 def test_a_split_target_verifies_what_others_drafted(family, name):
     target = SplitTarget(target_of(family), 2, None)
     known = continuation_in(np.concatenate([prompt_of(LONG), np.array(plain(family, "T=1"), np.int64)]))

@@ -73,6 +73,7 @@ def test_an_explained_text_is_the_text(capsys):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_account_is_shown_in_words(capsys):
     assert main(["explain", PROMPT, "--max-new-tokens", "16", "--method", "prompt_lookup", "--no-color"]) == 0
     shown = capsys.readouterr().out

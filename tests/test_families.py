@@ -29,6 +29,7 @@ from support.families import (
     VOCABULARY,
     WINDOW,
     configuration,
+    each_of,
     plain,
     prompt_of,
     random_tree,
@@ -44,7 +45,7 @@ RUNS += [("draft_model", "greedy"), ("draft_graph", "T=1")]  # the family drafts
 RUNS += [("lookahead", "greedy"), ("lookahead", "T=1")]
 
 
-FAMILY = pytest.mark.parametrize("family", FAMILIES)
+FAMILY = each_of(FAMILIES, quick=("llama", "gpt2", "gemma3_text"))
 
 
 def drafter_of(family, name, prompt, text):

@@ -106,6 +106,7 @@ def test_a_file_is_the_model_that_transformers_reads(file):
     assert generator.encode([{"role": "user", "content": "hello"}])[0] == 1  # <|user|>, by the file's own template
 
 
+@pytest.mark.slow
 def test_drafted_text_of_a_file_is_plain_decodings(file):
     generator = foredraft.load(str(file), method="prompt_lookup", dtype="float32", device="cpu")
     prompt = np.tile(np.arange(5, 25), 3)

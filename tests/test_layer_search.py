@@ -55,6 +55,7 @@ def test_what_is_promised_counts_draft_passes_and_verification():
     assert (never.levels, never.speed_up, never.agreement) == (1, pytest.approx(10 / 15), 0.0)
 
 
+@pytest.mark.slow
 def test_costs_are_shares_of_a_pass():
     costs = SkippingCosts(CURVE, attention=0.1, mlp=0.05)
     assert costs.draft_cost(Skipped((0, 1), (0, 1, 2))) == pytest.approx(0.65)

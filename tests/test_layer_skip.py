@@ -15,7 +15,7 @@ from foredraft.graph.layout import lay_out_text
 from foredraft.model.fingerprint import fingerprint
 from foredraft.model.skipping import Skipped, default_skipped, read_skipped, skipping, write_skipped
 from foredraft.testing import ToyTarget
-from support.families import GREEDY, NEW_TOKENS, SETTINGS, VOCABULARY, plain, prompt_of, target_of, written
+from support.families import GREEDY, NEW_TOKENS, SETTINGS, VOCABULARY, each_of, plain, prompt_of, target_of, written
 from support.toys import TOY
 
 FAMILIES = [
@@ -48,7 +48,7 @@ def scores(target, ids):
 
 
 @pytest.mark.parametrize("skipped", [Skipped((1,), ()), Skipped((), (0,)), Skipped((0,), (1,)), Skipped((1,), (0, 1))])
-@pytest.mark.parametrize("family", FAMILIES)
+@each_of(FAMILIES)
 def test_what_is_skipped_adds_nothing(family, skipped):
     target, ids = target_of(family), prompt_of(20)
     before = scores(target, ids)
@@ -60,7 +60,7 @@ def test_what_is_skipped_adds_nothing(family, skipped):
     torch.testing.assert_close(scores(target, ids), before, rtol=0, atol=0)  # the target is as it was
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_of(FAMILIES)
 def test_all_weights_are_the_targets(family):
     target = target_of(family)
     own = {weight.data_ptr() for weight in target.model.parameters()}
@@ -68,7 +68,7 @@ def test_all_weights_are_the_targets(family):
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("family", FAMILIES)
+@each_of(FAMILIES)
 def test_drafted_text_equals_plain_text(family, setting):
     resources = Resources(VOCABULARY, target=target_of(family))
     for options in ({}, {"attention": [1], "least_probability": 0.0}):

@@ -13,12 +13,12 @@ from foredraft.errors import UsageError
 from foredraft.graph.tree import check_tree, depths, path_to
 from foredraft.model.heads import load_medusa, static_tree
 from support.exits import plain, target_of, written
-from support.families import NEW_TOKENS, SETTINGS, VOCABULARY
+from support.families import NEW_TOKENS, SETTINGS, VOCABULARY, each_of
 from support.heads import HEADS, head_of
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gemma2", "gpt_neox"])
+@each_of(["llama", "qwen3", "gpt2", "gemma2", "gpt_neox"])
 def test_the_text_is_that_of_plain_decoding(family, setting, tmp_path):
     target = target_of(family)
     drafter = make_drafter("medusa", {"head": head_of(family, tmp_path)}, Resources(VOCABULARY, target=target))

@@ -48,6 +48,7 @@ def test_sound_methods_and_rules_are_proved(capsys):
     assert ("rejection", "enumeration") in tests
 
 
+@pytest.mark.slow
 def test_the_verdict_is_a_sentence_and_a_piped_table_is_whole(capsys):
     assert main(["prove", *OPTIONS, "--method", "prompt_lookup", "--temperature", "0"]) == 0
     shown = capsys.readouterr()
@@ -65,6 +66,7 @@ class CompiledTo:
         return rows <= self.rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "compiled", "method", "nodes", "exact"),
     [
@@ -168,6 +170,7 @@ def test_a_rule_that_draws_again_is_found_under_rejection(monkeypatch):
     assert "enumeration" in {proof.test for proof in broken}
 
 
+@pytest.mark.slow
 def test_a_rule_that_prefers_its_draft_is_found_by_its_texts(monkeypatch):
     assert all(proof.holds for proof in prove_rule("matched", SAMPLED))
     sampler = state_module.Sampler.chooser

@@ -17,7 +17,7 @@ from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.quantized import Int8Linear, dtype_name, quantize, relative_error
 from foredraft.model.target import TorchTarget
 from support.compilation import METHODS, SAMPLINGS, always_compiled, written
-from support.families import FAMILIES, configuration, prompt_of, random_tree, tiny_model
+from support.families import FAMILIES, configuration, each_of, prompt_of, random_tree, tiny_model
 from support.toys import TOY, TOY_HEADS
 
 
@@ -76,7 +76,8 @@ BLOCKS = ("mixtral", "gpt_oss")  # of experts
 SINGLE = ("gemma2", "gptj")  # their attention casts to float32
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in BLOCKS])
+@pytest.mark.slow
+@each_of([family for family in FAMILIES if family not in BLOCKS])
 def test_tree_rows_and_texts_are_those_of_plain_decoding(family):
     model = quantize(tiny_model(configuration(family)))
     assert not any(type(module) in (torch.nn.Linear, Conv1D) for module in model.modules())

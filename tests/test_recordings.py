@@ -34,7 +34,7 @@ from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.chooser import Sampler
 from support.compilation import METHODS, SAMPLINGS, written
-from support.families import FAMILIES, VOCABULARY, configuration, prompt_of, random_tree, tiny_model
+from support.families import FAMILIES, VOCABULARY, configuration, each_of, prompt_of, random_tree, tiny_model
 from support.llamas import llama, small_model
 from support.recorded import Watch, begun, finished, recorded_target
 from support.toys import TOY, TOY_DRAFT
@@ -68,7 +68,7 @@ def assert_same_passes(model, sizes=(0, 1, 2, 9, 40)):
         torch.testing.assert_close(*(each[:, :, : given.length] for each in (one, other)), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", FULL)
+@each_of(FULL)
 def test_rows_score_as_the_model_does(family):
     assert_same_passes(tiny_model(configuration(family)))
 
@@ -222,7 +222,7 @@ def test_scores_that_are_not_the_models_own_are_told_and_not_used(monkeypatch):
     assert "not the model's own, relative error 2.0e+00" in warned_once(recorded_target(small_model()))
 
 
-@pytest.mark.parametrize("family", FULL)
+@each_of(FULL)
 def test_what_is_recorded_neither_waits_for_values_nor_copies_from_the_host(family):
     """On torch's device without values, which refuses whatever asks for one."""
     target = recorded_target(tiny_model(configuration(family)))
@@ -346,7 +346,7 @@ def exact_products():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", FULL)
+@each_of(FULL)
 def test_recorded_rows_score_as_the_model_does(family):
     with exact_products():
         assert_same_passes(tiny_model(configuration(family)).to("cuda"))

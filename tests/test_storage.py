@@ -80,6 +80,7 @@ def test_another_reader_finds_the_arrays_where_the_documentation_says(stored):
     assert place["crc32"] == zlib.crc32(raw)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_is_taken(stored):
     data = bytearray(stored.read_bytes())
     generator = np.random.default_rng(0)

@@ -31,6 +31,7 @@ def test_trained_heads_draft_for_their_model(method, options, least, settings):
     assert found.statistics.tokens_per_target_step > least
 
 
+@pytest.mark.slow
 def test_the_exit_layer_is_worth_its_training():
     generator().use("eesd", {"head": TOY_HEADS["eesd"]}, nodes=1)
     trained = generator().generate(PROMPT, max_new_tokens=64).statistics.draft_acceptance_rate

@@ -79,6 +79,7 @@ def traces(model, tmp_path_factory):
     return label_texts(root / "out", model, OPTIONS, fingerprint(model), silent)
 
 
+@pytest.mark.slow
 def test_traces_hold_the_texts_and_what_the_target_says_of_them(traces, model):
     assert {0, 1, 2} == set(np.asarray(traces.kinds).tolist())
     assert 0 < traces.held.sum() < len(traces.held)
@@ -103,6 +104,7 @@ def test_texts_are_what_the_model_writes_behind_a_prompt(model, tmp_path):
     assert sum(len(text["ids"]) for text in texts if text["kind"] != "open") >= OPTIONS.written_tokens
 
 
+@pytest.mark.slow
 def test_a_killed_writing_goes_on_behind_its_last_whole_line(model, tmp_path):
     def sources():
         return read_sources(data_file(tmp_path), pretrained_words(), ReadReport())
@@ -227,6 +229,7 @@ def killed_at(task, step):
     return task
 
 
+@pytest.mark.slow
 def test_a_killed_training_ends_with_the_weights_of_one_that_was_not(model, traces, tmp_path):
     whole = exit_task(model, traces)
     steps = trained(whole, tmp_path / "whole", traces).steps
@@ -394,6 +397,7 @@ def test_the_command_trains_a_head_that_drafts(saved_model, tmp_path, capsys):
     assert main([*asked, "--max-new-tokens", "8", "--seed", "1", "w5 w6"]) == 0
 
 
+@pytest.mark.slow
 def test_the_command_trains_a_predictor_and_medusa_heads(saved_model, tmp_path, capsys):
     from foredraft.model.heads import load_medusa, load_predictor
     from foredraft.model.loading import load_model

@@ -151,6 +151,7 @@ def test_every_row_sees_its_own_prefix_with_processors_that_count_rows(model):
 SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 40, "top_p": 0.95, "max_new_tokens": 30}
 
 
+@pytest.mark.slow
 def test_torchs_seed_decides_a_sampled_text_whatever_drafts_it(model):
     texts = []
     for config in ({"method": "none"}, {"method": "prompt_lookup"}, OURS["speculative_config"]):
@@ -295,6 +296,7 @@ def test_a_drafter_is_made_once_for_a_configuration_and_dropped_with_the_oldest(
     assert kept_on(model).generator(model, {"table": "none", "depth": 8}).target.dtype == torch.float64
 
 
+@pytest.mark.slow
 def test_what_is_kept_goes_with_the_model_and_stays_out_of_copies():
     model = tiny_llama()
     model.generate(PROMPT, max_new_tokens=4, **OURS)
@@ -307,6 +309,7 @@ def test_what_is_kept_goes_with_the_model_and_stays_out_of_copies():
     assert gone() is None
 
 
+@pytest.mark.slow
 def test_the_embedded_model_drafts_from_its_own_table_and_prints_through_a_streamer(capsys):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

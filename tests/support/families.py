@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -54,6 +55,12 @@ FAMILIES = {
     "cohere2": _MIXED,
 }
 """What differs from the usual tiny configuration; None leaves a key out."""
+
+
+def each_of(families, quick=("llama", "gpt2")):
+    """Parametrise a test over families; those that are not quick ones are slow tests."""
+    cases = [pytest.param(family, marks=[] if family in quick else [pytest.mark.slow]) for family in families]
+    return pytest.mark.parametrize("family", cases)
 
 
 def configuration(family):
