@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quants
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import foredraft
 from foredraft import StoreError, UnsupportedModelError, UsageError
@@ -125,9 +125,8 @@ def test_weights_keep_the_precision_of_the_file(file_type, dtype, tmp_path, cach
 
 @pytest.mark.slow
 def test_it_is_converted_once_also_by_several_at_once(file, cache, monkeypatch):
-    calls = []
-    convert = gguf._convert
-    monkeypatch.setattr(gguf, "_convert", lambda *given: (calls.append(given), convert(*given)))
+    calls, read = [], AutoTokenizer.from_pretrained
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda **where: calls.append(where) or read(**where))
     threads = [threading.Thread(target=gguf_folder, args=(file,)) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -140,19 +139,16 @@ def test_it_is_converted_once_also_by_several_at_once(file, cache, monkeypatch):
 
 @pytest.mark.slow
 def test_a_conversion_that_fails_leaves_nothing_and_can_be_repeated(file, cache, monkeypatch):
-    read = gguf._read
+    def half_of_it(model, folder):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
 
-    class Full:
-        def save_pretrained(self, folder):
-            folder.mkdir()
-            (folder / "model.safetensors").write_bytes(b"half of it")
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(gguf, "_read", lambda *_: (Full(), Full()))
-    with pytest.raises(StoreError, match=r"No space left on device.*nothing was kept.*Make room"):
-        gguf_folder(file)
+    with monkeypatch.context() as full:
+        full.setattr(PreTrainedModel, "save_pretrained", half_of_it)
+        with pytest.raises(StoreError, match=r"No space left on device.*nothing was kept.*Make room"):
+            gguf_folder(file)
     assert [path.suffix for path in (cache / "gguf").iterdir()] == [".wait"]
-    monkeypatch.setattr(gguf, "_read", read)
     assert (gguf_folder(file) / "config.json").is_file()
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from importlib.metadata import EntryPoint
 from typing import ClassVar
 
 import numpy as np
@@ -154,7 +155,8 @@ def test_a_drafter_that_changes_the_cache_is_found(capsys, monkeypatch):
         return Meddling.caches[-1]
 
     monkeypatch.setattr(TorchTarget, "new_cache", kept)
-    monkeypatch.setattr(drafters, "_OWN", {**drafters._OWN, "meddling": f"{__name__}:Meddling"})
+    meddling = EntryPoint("meddling", f"{__name__}:Meddling", drafters.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(drafters, "entry_points", lambda **_: [meddling])
     status, found = proved(capsys, "--method", 'meddling:{"num_speculative_tokens":1}')
     assert status == 1
     assert any(

@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import warnings
-import weakref
 
 import numpy as np
 import pytest
@@ -36,7 +35,7 @@ from foredraft.sampling.chooser import Sampler
 from support.compilation import METHODS, SAMPLINGS, written
 from support.families import FAMILIES, VOCABULARY, configuration, each_of, prompt_of, random_tree, tiny_model
 from support.llamas import llama, small_model
-from support.recorded import Watch, begun, finished, recorded_target
+from support.recorded import Watch, begun, caches_of, finished, recorded_target
 from support.toys import TOY, TOY_DRAFT
 
 FULL = [family for family, own in FAMILIES.items() if "sliding_window" not in own]
@@ -140,9 +139,12 @@ def test_what_lies_in_slots_that_are_not_committed_changes_nothing():
 def test_the_store_grows_with_a_sequence_and_is_kept_for_the_next(monkeypatch):
     monkeypatch.setattr(recordings, "_LEAST_SLOTS", 32)
     target, capacities = recorded_target(small_model()), []
+    caches = caches_of(target)
     for length in (20, 230, 20):
-        assert finished(begun(target, length)) == finished(begun(TorchTarget(small_model()), length))
-        capacities.append(target.recordings._store.shape[2])
+        run = begun(target, length)
+        assert finished(run) == finished(begun(TorchTarget(small_model()), length))
+        capacities.append(caches[-1]().store.shape[2])
+        del run  # and with it its cache
     assert capacities == [256, 384, 384]
 
 
@@ -175,17 +177,18 @@ def test_a_sequence_that_made_room_keeps_the_rows_of_its_last_pass():
 
 def test_a_finished_sequence_is_gone_without_a_search_for_cycles_and_leaves_nothing_behind():
     target = recorded_target(small_model())
+    caches = caches_of(target)
     gc.disable()
     try:
         run = begun(target, 20)
         finished(run)
-        cache = weakref.ref(run._parts[0].cache)
+        store = caches[-1]().store
         del run
-        assert cache() is None
+        assert [cache() for cache in caches] == [None]
     finally:
         gc.enable()
     with torch.inference_mode():
-        target.recordings._store.fill_(float("nan"))
+        store.fill_(float("nan"))
     assert finished(begun(target, 25)) == finished(begun(TorchTarget(small_model()), 25))
 
 

@@ -1,5 +1,7 @@
 """Targets of recorded passes, and what must not be done while one is recorded."""
 
+import weakref
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -15,6 +17,19 @@ from support.families import prompt_of
 
 def recorded_target(model):
     return TorchTarget(model, recordings=RecordedForward(model))
+
+
+def caches_of(target):
+    """Return a list to which a weak reference to each cache that `target` makes from now on is added."""
+    made, new_cache = [], target.new_cache
+
+    def noted():
+        cache = new_cache()
+        made.append(weakref.ref(cache))
+        return cache
+
+    target.new_cache = noted
+    return made
 
 
 def begun(target, length, tokens=48, **sampling):
