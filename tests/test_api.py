@@ -503,6 +503,7 @@ def test_what_is_not_shared_cannot_be_saved(pair, tmp_path):
         generator.drafter.save(str(tmp_path / "file"))
 
 
+@pytest.mark.slow
 def test_the_embedded_model_writes_the_same_with_every_method():
     generator = foredraft.load(TOY, method="none", dtype="float32", device="cpu")
     options = {"max_new_tokens": 24, "temperature": 0.7, "seed": 1}

@@ -302,6 +302,7 @@ def test_the_laws_hold_with_a_store(tmp_path, check):
     check(lambda: make_drafter("auto", chosen, Resources(TOY_IDS)))
 
 
+@pytest.mark.slow
 def test_it_passes_the_drafters_checks_as_a_whole():
     kept = {"store": "none", "table": "none"}
     check_drafter(lambda: make_drafter("auto", kept, Resources(TOY_IDS)), shared=True)

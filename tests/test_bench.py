@@ -350,6 +350,7 @@ def test_cells_of_another_version_are_refused(copied):
         read_cells(copied)
 
 
+@pytest.mark.slow
 def test_what_learns_between_texts_is_measured_cold_and_warm(tmp_path, generator):
     method = parse_method('adaptix:{"table":"none","share":true,"feedback":"off","num_speculative_tokens":4}')
     assert [each.memory for each in cold_and_warm([method])] == ["cold", "warm"]

@@ -426,6 +426,7 @@ except StoreError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [10_000, 100_000, 170_000])
 def test_a_disk_that_is_full_is_a_sentence_and_the_store_is_as_it_was(store, most):
     """At the first array, at the second, and where the arrays are joined."""

@@ -81,6 +81,7 @@ def test_an_account_is_shown_in_words(capsys):
         assert words in shown
 
 
+@pytest.mark.slow
 def test_plain_decoding_has_an_account_too(capsys):
     assert main(["explain", PROMPT, "--max-new-tokens", "8", "--method", "none", "--json"]) == 0
     account = json.loads(capsys.readouterr().out)

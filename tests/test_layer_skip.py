@@ -78,6 +78,7 @@ def test_drafted_text_equals_plain_text(family, setting):
         assert sum(record.drafted for record in records) > 0
 
 
+@pytest.mark.slow
 def test_a_draft_model_that_leaves_out_little_is_mostly_right():
     drafter = make_drafter(
         "layer_skip", {"mlp": [5], "least_probability": 0.0}, Resources(8192, target=generator().target)

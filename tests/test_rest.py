@@ -362,6 +362,7 @@ def test_a_store_that_is_another_tokenizers_by_now_is_not_taken_up(tmp_path):
 # --- the released code's rule
 
 
+@pytest.mark.slow
 def test_the_released_codes_rule_is_that_of_the_twin_wherever_chance_has_no_part(tmp_path):
     rng = np.random.default_rng(3)
     shares = np.array([0.55, 0.25, 0.12, 0.05, 0.03])

@@ -156,6 +156,7 @@ def test_a_context_does_not_cross_a_documents_end():
         assert high - low == expected, context
 
 
+@pytest.mark.slow
 @given(
     symbols=st.lists(st.integers(0, 65_535), min_size=1, max_size=10),
     suffixes=st.lists(st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(-2, 12), min_size=1, max_size=10),
