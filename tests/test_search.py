@@ -236,13 +236,17 @@ def test_fewer_nodes_are_made_where_fewer_are_known():
 # --- Monte Carlo tree search
 
 
-@pytest.mark.parametrize("trust", [BLENDED, PAPER])
-def test_mcts_matches_the_twin(trust):
-    for seed in range(2):
+@pytest.mark.parametrize(
+    "settings", [SMALL, SMALL._replace(c1=0.1, c2=1.0, candidates=6, iterations=60)], ids=["published", "logarithmic"]
+)
+@pytest.mark.parametrize("trust", [BLENDED, PAPER], ids=["blended", "paper"])
+def test_mcts_matches_the_twin(trust, settings):
+    """With a small `c1`, the logarithm in equation 3 decides where to look."""
+    for seed in range(6):
         known = knowledge(seed, trust=trust)
-        for a, b in contexts(seed, 2):
-            found = paths(*mcts(known.table, known.learned, trust, a, b, SMALL, VOCABULARY, seed))
-            expected, _ = naive.index_tables.mcts(known.tables, known.memory, trust, a, b, SMALL, VOCABULARY, seed)
+        for a, b in contexts(seed, 4):
+            found = paths(*mcts(known.table, known.learned, trust, a, b, settings, VOCABULARY, seed))
+            expected, _ = naive.index_tables.mcts(known.tables, known.memory, trust, a, b, settings, VOCABULARY, seed)
             assert found == pytest.approx(expected, rel=1e-5)
 
 
