@@ -34,13 +34,11 @@ GROUPS = {"compiled_cache": "compiled", "finished": "cells", "two_workers": "clu
 """Fixtures that take seconds to make, and the groups of tests that share one: each group runs in one process."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    for item in items:
-        for fixture, group in GROUPS.items():
-            if fixture in item.fixturenames:
-                item.add_marker(pytest.mark.slow)
-                item.add_marker(pytest.mark.xdist_group(group))
+def pytest_itemcollected(item):
+    for fixture, group in GROUPS.items():
+        if fixture in item.fixturenames:
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """`auto` as a drafter: it hears every source, learns the target's words, and keeps, shares or forgets as it is told."""
 
+import numba
 import numpy as np
 import pytest
 
@@ -160,6 +161,7 @@ def test_rates_are_kept_apart_for_sampling():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="drafts over a whole vocabulary take minutes without the compiler")
 def test_texts_are_the_same_with_words_of_other_texts():
     generator = foredraft.load(TOY, method="none", dtype="float32", compile=False)
     prompts = ["The old lighthouse", "Tom has 4 apples", "The old lighthouse", "def add(a, b):"]

@@ -37,8 +37,7 @@ ESCAPE = "\x1b["
 
 
 @pytest.fixture(autouse=True)
-def surroundings(monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path_factory.mktemp("cache")))
+def surroundings(monkeypatch):
     for name in ("NO_COLOR", "FORCE_COLOR", "FOREDRAFT_TRACEBACK"):
         monkeypatch.delenv(name, raising=False)
 
