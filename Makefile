@@ -20,9 +20,9 @@ VLLM_SETTINGS := NUMBA_CACHE_DIR=$(CURDIR)/$(VLLM)/numba-cache VLLM_CPU_KVCACHE_
 
 # Compiled kernels are kept in the environment, so that the tree stays clean.
 export NUMBA_CACHE_DIR := $(CURDIR)/$(VENV)/numba-cache
-# The tests run in two processes, one thread each; more threads than that would only wait for each other. Groups are the
-# tests that share what takes long to make.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+# The tests run in two processes, one thread each; more threads than that would only wait for each other. A file's tests
+# run in one of them, which makes once what they share.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

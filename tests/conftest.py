@@ -1,7 +1,6 @@
 """What every test shares: a cache folder of its own, so that no test reads or writes the user's, and no network."""
 
 import os
-import warnings
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read at the hub library's import; else unknown names are retried for minutes
@@ -30,31 +29,14 @@ def cache_for_the_session(tmp_path_factory):
         os.environ[CACHE_VARIABLE] = before
 
 
-GROUPS = {"compiled_cache": "compiled", "finished": "cells", "two_workers": "cluster"}
-"""Fixtures that take seconds to make, and the groups of tests that share one: each group runs in one process."""
+SLOW_FIXTURES = {"compiled_cache", "finished", "two_workers"}
+"""Those that take seconds to make."""
 
 
 def pytest_itemcollected(item):
-    for fixture, group in GROUPS.items():
-        if fixture in item.fixturenames:
-            item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.xdist_group(group))
-
-
-@pytest.fixture(scope="session")
-def compiled_cache(tmp_path_factory):
-    """Return a cache folder that holds the compiled forward of `support.llamas`' small model, in two dtypes."""
-    import torch
-
-    from foredraft.model.compiled.build import compile_forward
-    from support.llamas import small_model
-
-    folder = tmp_path_factory.mktemp("compiled-cache")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
-        for dtype in (torch.float32, torch.bfloat16):
-            compile_forward(small_model(dtype), folder)
-    return folder
+    """What needs a slow fixture is slow."""
+    if SLOW_FIXTURES & set(item.fixturenames):
+        item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -40,6 +41,17 @@ from forward_against_bandwidth import weight_bytes
 from support.compilation import METHODS, always_compiled, constant, record_of, written
 from support.families import FAMILIES, VOCABULARY, configuration, each_of, prompt_of, random_tree, tiny_model
 from support.llamas import llama, small_model
+
+
+@pytest.fixture(scope="module")
+def compiled_cache(tmp_path_factory):
+    """A cache folder that holds the compiled forward of `small_model`, in two dtypes."""
+    folder = tmp_path_factory.mktemp("compiled-cache")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
+        for dtype in (torch.float32, torch.bfloat16):
+            compile_forward(small_model(dtype), folder)
+    return folder
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 import torch
@@ -20,6 +21,16 @@ from support.compilation import METHODS, SAMPLINGS, always_compiled, record_of, 
 from support.llamas import llama, small_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def compiled_cache(tmp_path_factory):
+    """A cache folder that holds the compiled forward of `small_model`."""
+    folder = tmp_path_factory.mktemp("recipes-cache")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
+        compile_forward(small_model(), folder)
+    return folder
 
 
 @pytest.fixture
