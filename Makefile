@@ -20,15 +20,19 @@ VLLM_SETTINGS := NUMBA_CACHE_DIR=$(CURDIR)/$(VLLM)/numba-cache VLLM_CPU_KVCACHE_
 
 # Compiled kernels are kept in the environment, so that the tree stays clean.
 export NUMBA_CACHE_DIR := $(CURDIR)/$(VENV)/numba-cache
-# The tests run in two processes, one thread each; more threads than that would only wait for each other.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# The tests run in two processes, one thread each; more threads than that would only wait for each other. A file's tests
+# run in one of them, which makes once what they share.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: demo test test-interpreted test-vllm lint format types imports docs docs-check dist dist-check changelog clean help
+.PHONY: demo check test test-interpreted test-vllm lint format types imports docs docs-fresh docs-check dist dist-check changelog clean help
 
 demo: $(RUNTIME)  ## Install, prepare the model once, then write two texts by transformers, plainly and drafted.
 	$(BIN)/foredraft demo
+
+check: lint types imports docs-fresh  ## What is quick of `make test`, in a minute and a half: run it while working.
+	$(PYTEST) -m "not slow and not gpu and not vllm"
 
 test: lint types imports docs-check test-interpreted  ## Install with the dev extra, then every check; the tests come last.
 	$(PYTEST) -m "not gpu and not vllm"
@@ -57,9 +61,11 @@ docs: $(DEV)  ## Write the generated pages: docs/reference/commands.md and docs/
 	$(BIN)/python scripts/help_pages.py
 	$(BIN)/python scripts/structure_page.py
 
-docs-check: $(DEV)  ## Fail when a generated page is out of date, or a link of the site leads nowhere.
+docs-fresh: $(DEV)  ## Fail when a generated page is out of date.
 	$(BIN)/python scripts/help_pages.py --check
 	$(BIN)/python scripts/structure_page.py --check
+
+docs-check: docs-fresh  ## The same, and fail when a link of the site leads nowhere.
 	$(BIN)/mkdocs build --quiet --strict
 
 dist: $(DEV)  ## Build what an index takes, in dist/: the source distribution, and the wheel from it.

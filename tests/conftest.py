@@ -10,7 +10,7 @@ import pytest  # as above
 from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import screen
 from foredraft.model import loading
-from toys import TOY
+from support.toys import TOY
 
 screen._PATIENCE = 600.0  # a slow machine says no more than a quick one
 loading.smollm2_file = lambda: Path(TOY)  # where a test names no model it writes with the toy, which is quick
@@ -27,3 +27,22 @@ def cache_for_the_session(tmp_path_factory):
         del os.environ[CACHE_VARIABLE]
     else:
         os.environ[CACHE_VARIABLE] = before
+
+
+SLOW_FIXTURES = {"compiled_cache", "finished", "two_workers"}
+"""Those that take seconds to make."""
+
+
+def pytest_itemcollected(item):
+    """What needs a slow fixture is slow."""
+    if SLOW_FIXTURES & set(item.fixturenames):
+        item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def heads(tmp_path_factory):
+    """Return `heads(family, layers)`, the folder of an untrained head behind that many layers of the model."""
+    from support.heads import head_folder
+
+    root = tmp_path_factory.mktemp("heads")
+    return lambda family, layers: head_folder(family, layers, root / f"{family}-{layers}")

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-import naive
+import naive.index_tables
 from foredraft.contracts import Budget, Draft, DraftContext, SequenceView, Verdict
 from foredraft.corpus.words import tokenizer_hash
 from foredraft.drafters import Resources, adaptix, make_drafter
@@ -15,8 +15,9 @@ from foredraft.errors import StoreError, UsageError
 from foredraft.graph.tree import depths, is_tree
 from foredraft.index import learned
 from foredraft.index.learned import empty_learned, with_room
-from test_trigram_table import VOCABULARY, word_tokenizer, words
-from toys import build_trigram_table, text_documents
+from support.learned import check_learned
+from support.tokenizers import VOCABULARY, word_tokenizer, words
+from support.toys import build_trigram_table, text_documents
 
 pytestmark = pytest.mark.kernels
 
@@ -47,6 +48,11 @@ def propose(drafting, ids, nodes=8, depth=4):
     return draft
 
 
+def memory(made):
+    """What a drafter that shares has learned, as a dictionary."""
+    return naive.index_tables.learned_memory(made.shared)
+
+
 def first_tokens(draft):
     return draft.tokens[draft.parents < 0].tolist()
 
@@ -71,21 +77,23 @@ def test_what_the_prompt_taught_is_drafted():
 
 
 def test_every_token_is_learned_once_however_the_text_arrives():
-    at_once, in_pieces = opened(drafter()), opened(drafter())
-    propose(at_once, TEXT)
+    at_once, in_pieces = drafter(share=True), drafter(share=True)
+    propose(opened(at_once), TEXT)
+    drafting = opened(in_pieces)
     for length in (1, 4, 5, len(TEXT), len(TEXT)):
-        propose(in_pieces, TEXT[:length])
-    assert naive.learned_memory(in_pieces._own) == naive.learned_memory(at_once._own)
+        propose(drafting, TEXT[:length])
+    assert memory(in_pieces) == memory(at_once)
     expected = {}
-    naive.learn_text(expected, TEXT, 0, 1.0, 0.95, math.inf)
-    assert naive.learned_memory(at_once._own)[1, 2]["total"] == pytest.approx(expected[1, 2]["total"])
+    naive.index_tables.learn_text(expected, TEXT, 0, 1.0, 0.95, math.inf)
+    assert memory(at_once)[1, 2]["total"] == pytest.approx(expected[1, 2]["total"])
 
 
 def test_what_was_written_without_a_budget_is_learned_before_the_next_draft():
-    waited, asked = opened(drafter()), opened(drafter())
-    assert len(propose(waited, TEXT[:-4], nodes=0)) == len(propose(waited, TEXT[:-2], depth=0)) == 0
-    assert propose(waited, TEXT).tokens.tolist() == propose(asked, TEXT).tokens.tolist()
-    assert naive.learned_memory(waited._own) == naive.learned_memory(asked._own)
+    waited, asked = drafter(share=True), drafter(share=True)
+    drafting = opened(waited)
+    assert len(propose(drafting, TEXT[:-4], nodes=0)) == len(propose(drafting, TEXT[:-2], depth=0)) == 0
+    assert propose(drafting, TEXT).tokens.tolist() == propose(opened(asked), TEXT).tokens.tolist()
+    assert memory(waited) == memory(asked)
 
 
 def test_what_was_written_without_a_budget_is_shared_when_the_sequence_is_closed():
@@ -93,7 +101,7 @@ def test_what_was_written_without_a_budget_is_shared_when_the_sequence_is_closed
     drafting = opened(made)
     propose(drafting, TEXT, nodes=0)
     drafting.close()
-    assert naive.learned_memory(made.shared)
+    assert memory(made)
 
 
 def test_a_prompt_longer_than_the_table_is_learned_in_stretches(monkeypatch):
@@ -102,12 +110,11 @@ def test_a_prompt_longer_than_the_table_is_learned_in_stretches(monkeypatch):
     monkeypatch.setattr(adaptix, "empty_learned", partial(empty_learned, 8))
     monkeypatch.setattr(learned, "STRETCH", 8)
     ids = np.random.default_rng(0).integers(0, VOCABULARY, 300)
-    drafting = opened(drafter())
-    propose(drafting, ids)
-    naive.check_learned(drafting._own)
-    memory = naive.learned_memory(drafting._own)
-    assert len(drafting._own.keys) == 64
-    assert (int(ids[-3]), int(ids[-2])) in memory
+    made = drafter(share=True)
+    propose(opened(made), ids)
+    check_learned(made.shared)
+    assert len(made.shared.keys) == 64
+    assert (int(ids[-3]), int(ids[-2])) in memory(made)
 
 
 def test_the_stretch_always_fits():
@@ -134,13 +141,14 @@ def test_shared_knowledge_is_kept():
 
 
 def test_the_papers_learning_raises_the_last_trigrams_at_every_step():
-    drafting = opened(drafter(learn="paper", feedback="off", window=5, increment=0.25, max_probability=0.6))
+    made = drafter(learn="paper", feedback="off", window=5, increment=0.25, max_probability=0.6, share=True)
+    drafting = opened(made)
     draft = propose(drafting, [1, 2, 3, 1, 2])
     assert draft.tokens.tolist() == [3, 1, 2, 3]
     assert draft.score.tolist() == pytest.approx([0.25**n for n in range(1, 5)])
     assert propose(drafting, [1, 2, 3, 1, 2]).score[0] == pytest.approx(0.5)
     assert propose(drafting, [1, 2, 3, 1, 2]).score[0] == pytest.approx(0.6)
-    assert (-1, 2) not in naive.learned_memory(drafting._own)
+    assert (-1, 2) not in memory(made)
 
 
 @pytest.mark.parametrize("search", ["best_first", "mcts"])
@@ -174,36 +182,39 @@ def verdict(draft, at, tokens, probabilities):
 
 def test_the_targets_distribution_is_learned_at_each_nodes_own_pair():
     """Rows: the root, 6 behind it, 7 behind 6, and 8 beside 6."""
-    drafting = opened(drafter(learn="off", feedback="topk", feedback_top_k=2))
-    assert drafting._drafter.needs.top_k == 2
+    made = drafter(learn="off", feedback="topk", feedback_top_k=2, share=True)
+    drafting = opened(made)
+    assert made.needs.top_k == 2
     propose(drafting, [4, 5])
     draft = Draft(np.array([6, 7, 8], np.int32), np.array([-1, 0, -1], np.int32))
     shares = [[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]
     drafting.observe(verdict(draft, 1, [[1, 2], [3, 4], [5, 6], [9, 10]], shares))
     expected = {(4, 5): {1: 1.8, 2: 0.2}, (5, 6): {3: 1.6, 4: 0.4}, (6, 7): {5: 1.4, 6: 0.6}, (5, 8): {9: 1.2, 10: 0.8}}
-    memory = naive.learned_memory(drafting._own)
-    assert memory.keys() == expected.keys()
+    found = memory(made)
+    assert found.keys() == expected.keys()
     for context, weights in expected.items():
-        assert memory[context]["weights"] == pytest.approx(weights)
-        assert memory[context]["total"] == pytest.approx(2.0)
+        assert found[context]["weights"] == pytest.approx(weights)
+        assert found[context]["total"] == pytest.approx(2.0)
     assert first_tokens(propose(drafting, [4, 5], nodes=1)) == [1]
 
 
 def test_feedback_at_the_first_token_of_all_has_no_pair():
-    drafting = opened(drafter(learn="off", feedback="topk"))
+    made = drafter(learn="off", feedback="topk", share=True)
+    drafting = opened(made)
     propose(drafting, [5])
     drafting.observe(verdict(Draft(np.empty(0, np.int32), np.empty(0, np.int32)), 0, [[1, 2]], [[0.5, 0.25]]))
-    assert naive.learned_memory(drafting._own).keys() == {(-1, 5)}
+    assert memory(made).keys() == {(-1, 5)}
     assert first_tokens(propose(drafting, [5])) == [1, 2]
 
 
 def test_rows_that_were_left_out_are_not_learned_and_the_others_keep_their_own_pairs():
-    drafting = opened(drafter(learn="off", feedback="topk", feedback_top_k=1))
+    made = drafter(learn="off", feedback="topk", feedback_top_k=1, share=True)
+    drafting = opened(made)
     propose(drafting, [4, 5])
     draft = Draft(np.array([6, 7, 8], np.int32), np.array([-1, 0, -1], np.int32))
     some = dataclasses.replace(verdict(draft, 1, [[1], [5]], [[0.9], [0.7]]), top_rows=np.array([0, 2], np.int32))
     drafting.observe(some)
-    assert naive.learned_memory(drafting._own).keys() == {(4, 5), (6, 7)}
+    assert memory(made).keys() == {(4, 5), (6, 7)}
 
 
 @pytest.mark.parametrize(("learn", "feedback"), [("tokens", True), ("paper", False), ("off", False)])
@@ -213,12 +224,12 @@ def test_feedback_belongs_to_our_rule_and_not_to_the_papers(learn, feedback):
 
 
 def test_feedback_that_is_off_asks_for_nothing_and_learns_nothing():
-    made = drafter(feedback="off", learn="off")
+    made = drafter(feedback="off", learn="off", share=True)
     assert made.needs.top_k == 0
     drafting = opened(made)
     propose(drafting, [4, 5])
     drafting.observe(Verdict((1,), (), Draft(np.empty(0, np.int32), np.empty(0, np.int32)), 1))
-    assert naive.learned_memory(drafting._own) == {}
+    assert memory(made) == {}
 
 
 # --- memory
@@ -230,7 +241,7 @@ def test_shared_knowledge_survives_in_a_file(tmp_path):
     propose(opened(made), TEXT)
     made.save()
     again = drafter(share=True, memory=path)
-    assert naive.learned_memory(again.shared) == naive.learned_memory(made.shared)
+    assert memory(again) == memory(made)
     assert first_tokens(propose(opened(again), [1, 2])) == [3]
     again.save(str(tmp_path / "elsewhere"))
     assert (tmp_path / "elsewhere").exists()

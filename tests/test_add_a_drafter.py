@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toys import TOY
+from support.toys import TOY
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGE = (REPOSITORY / "docs" / "how-to" / "add-a-drafter.md").read_text(encoding="utf-8")
@@ -35,6 +35,7 @@ def run(command, folder, *paths):
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_the_tutorials_test_passes(package):
     folder, installed = package
     assert "1 passed" in run(
@@ -42,6 +43,7 @@ def test_the_tutorials_test_passes(package):
     )
 
 
+@pytest.mark.slow
 def test_the_tutorials_drafter_runs_in_the_command(package):
     folder, installed = package
     command = [sys.executable, "-m", "foredraft"]
@@ -53,6 +55,7 @@ def test_the_tutorials_drafter_runs_in_the_command(package):
     assert run([*command, *arguments, "--method", "follower"], folder, installed) == plain
 
 
+@pytest.mark.slow
 def test_the_tutorials_drafter_runs_in_transformers(package):
     folder, installed = package
     assert run([sys.executable, "in_transformers.py", TOY], folder, installed).startswith("def fibonacci(n):")

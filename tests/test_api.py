@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TopKLogitsWarper
+from transformers import PreTrainedTokenizerFast, TopKLogitsWarper
 
 import foredraft
 from foredraft import StoreError, UsageError
@@ -17,14 +17,14 @@ from foredraft.cli import chat
 from foredraft.corpus.words import tokenizer_hash
 from foredraft.index.trigram import open_table
 from foredraft.testing import OracleDrafter
-from toys import TOY, build_trigram_table, text_documents
+from support.llamas import WINDOW, tiny_llama
+from support.toys import TOY, build_trigram_table, text_documents
 
 TEXT = [
     "the quick brown fox jumps over the lazy dog and the lazy dog sleeps",
     "a model writes one token after the other, a draft guesses the next ones",
     "to be or not to be, that is the question; naïve café 🙂",
 ]
-WINDOW = 120
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
 )
@@ -48,19 +48,6 @@ def trained_tokenizer(size=300, texts=TEXT):
     )
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")  # noqa: S106  # a token of text
-
-
-def tiny_llama(vocabulary):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=WINDOW, bos_token_id=0, eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).float().eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(5 if weight.ndim > 1 else 1)
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -514,6 +501,7 @@ def test_what_is_not_shared_cannot_be_saved(pair, tmp_path):
         generator.drafter.save(str(tmp_path / "file"))
 
 
+@pytest.mark.slow
 def test_the_embedded_model_writes_the_same_with_every_method():
     generator = foredraft.load(TOY, method="none", dtype="float32", device="cpu")
     options = {"max_new_tokens": 24, "temperature": 0.7, "seed": 1}

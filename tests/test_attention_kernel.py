@@ -46,6 +46,7 @@ def arguments(dtype, heads, key_heads, rows, slots, size):
     return query, key[:, :slots], value[:, :slots], mask
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float64, 1e-12)],
@@ -60,6 +61,7 @@ def test_the_kernel_sums_as_its_reference_does(dtype, tolerance, heads, key_head
         assert torch.allclose(ours.double(), theirs.double(), atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_hidden_slots_and_other_rows_change_no_bit(dtype):
     query, key, value, mask = arguments(dtype, 6, 2, 9, 70, 64)

@@ -1,5 +1,6 @@
 """`auto` as a drafter: it hears every source, learns the target's words, and keeps, shares or forgets as it is told."""
 
+import numba
 import numpy as np
 import pytest
 
@@ -15,13 +16,13 @@ from foredraft.index.sources import NEURAL, OWN, SHARED, STORE, WORDS_2
 from foredraft.model.foresight import RolloutDrafting
 from foredraft.testing import CHECKS, check_drafter, sequences_do_not_influence_each_other
 from foredraft.testing import VOCABULARY as TOY_IDS
-from test_auto_neural import asked
-from test_conformance import tiny_draft_model
-from test_datastore import built
-from test_rest import opened, propose, scored
-from test_search import static_table
-from test_suffix_array import random_documents
-from toys import TOY, TOY_DRAFT
+from support.documents import random_documents
+from support.drafts import opened, propose, scored
+from support.stores import built
+from support.tables import static_table
+from support.tiny_models import tiny_draft_model
+from support.toys import TOY, TOY_DRAFT
+from support.worth import asked
 
 pytestmark = pytest.mark.kernels
 
@@ -63,6 +64,7 @@ def teach(made, ids, top, tokens=(9,)):
 # --- what it knows
 
 
+@pytest.mark.slow
 def test_each_source_is_found_and_named(store):
     document = next(ids for ids in SEGMENTS[0] if len(ids) > 12)
     draft = propose(opened(drafter(store, learn="off")), document[:10], 16)
@@ -158,6 +160,8 @@ def test_rates_are_kept_apart_for_sampling():
     assert not np.array_equal(made.rates[False].seen, untouched.rates[False].seen)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="drafts over a whole vocabulary take minutes without the compiler")
 def test_texts_are_the_same_with_words_of_other_texts():
     generator = foredraft.load(TOY, method="none", dtype="float32", compile=False)
     prompts = ["The old lighthouse", "Tom has 4 apples", "The old lighthouse", "def add(a, b):"]
@@ -172,6 +176,7 @@ def test_texts_are_the_same_with_words_of_other_texts():
 # --- what it keeps on disk
 
 
+@pytest.mark.slow
 def test_what_was_shared_is_saved_and_found_again(tmp_path):
     memory = str(tmp_path / "memory")
     made = drafter(memory=memory)
@@ -299,6 +304,7 @@ def test_the_laws_hold_with_a_store(tmp_path, check):
     check(lambda: make_drafter("auto", chosen, Resources(TOY_IDS)))
 
 
+@pytest.mark.slow
 def test_it_passes_the_drafters_checks_as_a_whole():
     kept = {"store": "none", "table": "none"}
     check_drafter(lambda: make_drafter("auto", kept, Resources(TOY_IDS)), shared=True)

@@ -8,38 +8,20 @@ import pytest
 import foredraft
 from foredraft.bench.recording import RecordedDrafter
 from foredraft.contracts import NO_BUDGET, Budget, Draft, Needs, Verdict
-from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, auto, make_drafter
 from foredraft.drafters.auto import AutoDrafter, AutoOptions
 from foredraft.errors import ForedraftWarning
 from foredraft.graph.tree import chain_parents
 from foredraft.index.library import Library
 from foredraft.index.own_words import NO_WORDS, TOP
-from test_eesd import SETTINGS, VOCABULARY, head_folder, plain, target_of, written
-from test_medusa import head_of
-from test_rest import opened, propose
-from toys import TOY, TOY_HEADS
+from support.drafts import opened, propose
+from support.exits import plain, target_of, written
+from support.families import SETTINGS, VOCABULARY, each_of
+from support.heads import head_folder, head_of
+from support.toys import TOY, TOY_HEADS
+from support.worth import asked
 
 FAMILIES = ["llama", "gpt2", "gemma2", "gpt_neox"]
-
-
-def asked(*answers):
-    """Let the neural drafter be asked by turns, as `answers` say, and its drafts be compared at each second one."""
-    turns, steps = itertools.cycle(answers), itertools.cycle([True, False])
-
-    class Asked(Worth):
-        def begins(self):
-            super().begins()
-            return next(turns)
-
-        def goes_on(self, best):
-            return True
-
-        @property
-        def compares(self):
-            return next(steps)
-
-    return Asked
 
 
 class RestingControl:
@@ -71,7 +53,7 @@ def blended(kind, family, folder):
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("kind", ["eesd chain", "eesd tree", "medusa"])
-@pytest.mark.parametrize("family", FAMILIES)
+@each_of(FAMILIES)
 def test_the_text_is_that_of_plain_decoding_asked_or_not(family, kind, setting, tmp_path, monkeypatch):
     monkeypatch.setattr(auto, "Worth", asked(True, True, False))
     drafter = blended(kind, family, tmp_path)
@@ -81,6 +63,7 @@ def test_the_text_is_that_of_plain_decoding_asked_or_not(family, kind, setting, 
     assert sum(record.drafted for record in records) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafter", "least"),
     [({"method": "eesd"}, 1.2), ({"method": "eesd", "out_degree": 3}, 1.2), ({"method": "medusa"}, 1.02)],
@@ -180,6 +163,7 @@ def test_one_that_cannot_be_opened_is_left_out(tmp_path):
     assert propose(drafting, [7, 8, 9, 7, 8], 8, vocabulary=VOCABULARY).tokens[0] == 9
 
 
+@pytest.mark.slow
 def test_what_it_drafts_is_explained(monkeypatch):
     monkeypatch.setattr(auto, "Worth", asked(True))
     options = {"drafter": {"method": "eesd", "head": "none", "layers": 6}}

@@ -24,7 +24,7 @@ from foredraft.cli import main
 from foredraft.contracts import CostCurve, StepRecord
 from foredraft.drafters.prompt_lookup import PromptLookupDrafting
 from foredraft.errors import StoreError, UsageError
-from toys import TOY, TOY_DRAFT
+from support.toys import TOY, TOY_DRAFT
 
 FIXED = 4
 """Drafted nodes a step: what follows measured times instead would follow the load of the machine that tests."""
@@ -153,6 +153,7 @@ def test_offline_the_remedy_is_said(monkeypatch):
 # --- cells and runs
 
 
+@pytest.mark.slow
 def test_every_cell_pairs_the_method_with_plain_decoding_of_the_same_prompt(finished):
     cells, damaged = read_cells(finished)
     assert (len(cells), damaged) == (CELLS, [])
@@ -169,6 +170,7 @@ def test_every_cell_pairs_the_method_with_plain_decoding_of_the_same_prompt(fini
     assert sum(cell.own.accepted for cell in cells) > 0
 
 
+@pytest.mark.slow
 def test_the_second_turn_goes_on_behind_the_plain_answer(finished, generator):
     cells, _ = read_cells(finished)
     first, second = (
@@ -188,6 +190,7 @@ def test_the_first_prompt_of_a_task_keeps_an_example_that_spells_the_text(finish
         assert sum(len(step.wasted) for step in cell.example) == cell.own.drafted - cell.own.accepted
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_measured_again(copied, generator):
     before = {path: path.read_bytes() for path in CellFolder(copied).paths()}
     account = run_plan(generator, PLAN, CellFolder(copied))
@@ -195,6 +198,7 @@ def test_what_is_there_is_not_measured_again(copied, generator):
     assert {path: path.read_bytes() for path in CellFolder(copied).paths()} == before
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_and_resumed_gives_the_same_cells(finished, tmp_path, generator):
     count = 0
 
@@ -212,6 +216,7 @@ def test_a_run_that_was_killed_and_resumed_gives_the_same_cells(finished, tmp_pa
     assert texts(tmp_path) == texts(finished)
 
 
+@pytest.mark.slow
 def test_damaged_and_changed_cells_are_named_and_measured_again(copied, finished, generator):
     truncated, edited, stale = list(CellFolder(copied).paths())[:3]
     truncated.write_bytes(truncated.read_bytes()[:200])
@@ -229,12 +234,14 @@ def test_damaged_and_changed_cells_are_named_and_measured_again(copied, finished
     assert texts(copied) == texts(finished)
 
 
+@pytest.mark.slow
 def test_a_new_method_is_added_to_what_is_there(copied, generator):
     plan = dataclasses.replace(PLAN, methods=[*METHODS, parse_method("prompt_lookup:{}")])
     account = run_plan(generator, plan, CellFolder(copied))
     assert (account.found, len(account.cells)) == (CELLS, CELLS * 4 // 3)
 
 
+@pytest.mark.slow
 def test_a_method_that_raises_on_one_prompt_fails_there_and_only_there(tmp_path, generator, monkeypatch):
     propose = PromptLookupDrafting.propose
 
@@ -257,6 +264,7 @@ def test_a_method_that_raises_on_one_prompt_fails_there_and_only_there(tmp_path,
     assert (again.found, again.failures) == (CELLS - 2, [])
 
 
+@pytest.mark.slow
 def test_methods_write_a_text_by_turns_a_slice_at_a_time(generator, monkeypatch):
     turns = []
 
@@ -283,6 +291,7 @@ def test_methods_write_a_text_by_turns_a_slice_at_a_time(generator, monkeypatch)
     assert all(cell.own.token_ids == cell.base.token_ids for cell in account.cells)
 
 
+@pytest.mark.slow
 def test_a_text_is_not_drafted_by_what_was_learned_of_it_in_another_setting(generator):
     method = dataclasses.replace(parse_method('auto:{"table": "none"}'), nodes=8)
     once, twice = (
@@ -341,6 +350,7 @@ def test_cells_of_another_version_are_refused(copied):
         read_cells(copied)
 
 
+@pytest.mark.slow
 def test_what_learns_between_texts_is_measured_cold_and_warm(tmp_path, generator):
     method = parse_method('adaptix:{"table":"none","share":true,"feedback":"off","num_speculative_tokens":4}')
     assert [each.memory for each in cold_and_warm([method])] == ["cold", "warm"]
@@ -355,6 +365,7 @@ def test_what_learns_between_texts_is_measured_cold_and_warm(tmp_path, generator
     assert cells["warm", 1].own.steps < cells["cold", 1].own.steps
 
 
+@pytest.mark.slow
 def test_the_peer_writes_the_same_greedy_text_plainly_and_assisted(generator):
     peers = (
         "transformers",
@@ -448,6 +459,7 @@ def test_the_fastest_method_is_advised_and_those_beside_it_are_named(finished):
 # --- the report and the command line
 
 
+@pytest.mark.slow
 def test_the_report_is_one_page_that_asks_for_nothing(copied, tmp_path_factory):
     path = next(path for path in CellFolder(copied).paths() if read_cell(path).example)
     cell = read_cell(path)
@@ -471,11 +483,13 @@ def test_a_report_without_matplotlib_says_what_to_install(finished, tmp_path, mo
         write_report(finished, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_says_so(finished):
     with pytest.raises(UsageError, match="cannot be written to /dev/null/report"):
         write_report(finished, Path("/dev/null/report"))
 
 
+@pytest.mark.slow
 def test_the_command_measures_keeps_and_reports(tmp_path, capsys):
     out = tmp_path / "cells"
     options = ["--task", "embedded/chat", "--prompts", "1", "--max-new-tokens", "8", "--dtype", "float32"]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import naive
+import naive.index_blend
 from foredraft.graph.tree import depths, is_tree, path_to
 from foredraft.index.blend import NOTHING_TOLD, advance, blend, learn_choices, room_for
 from foredraft.index.datastore import open_datastore
@@ -14,10 +14,10 @@ from foredraft.index.rates import ABSENT, SOURCES, UNLISTED, chance, credit, fla
 from foredraft.index.recent_text import NO_TEXT, append, empty_text, newest_place
 from foredraft.index.sources import LONGEST, NO_ROWS, NOTHING_FORESEEN, STORE, Foreseen, Rows, Sources
 from foredraft.index.stored_rows import StoredRows
-from test_datastore import built
-from test_own_words import learn
-from test_search import assert_same_paths
-from test_suffix_array import random_documents
+from support.documents import random_documents
+from support.own_words import learn
+from support.stores import built
+from support.tables import assert_same_paths
 
 pytestmark = pytest.mark.kernels
 
@@ -113,8 +113,8 @@ def test_a_draft_is_what_the_slow_twin_finds(seed):
     texts = asked.own.symbols[: len(ids)].tolist(), asked.shared.symbols[: len(ids)].tolist()
     words = known_to(asked.words, asked.began), known_to(asked.table), known_to(asked.words)
     slow = words, *texts, rows, foreseen
-    assert newest_place(asked.own, *ids[-2:]) == naive.newest_place(texts[0], *ids[-2:])
-    expected = naive.blend(slow, slow_rates, ids.tolist(), SIZE)
+    assert newest_place(asked.own, *ids[-2:]) == naive.index_blend.newest_place(texts[0], *ids[-2:])
+    expected = naive.index_blend.blend(slow, slow_rates, ids.tolist(), SIZE)
     assert_same_paths(paths(*drafted(asked, ids, rates=rates)), expected)
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.contracts import DraftContext
 from foredraft.control import CONTROLS, CaliOptions, CaliRule, Outcome, choose_control
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UsageError
@@ -17,7 +16,8 @@ from foredraft.model.heads import (
     load_predictor,
     save_head,
 )
-from test_eesd import VOCABULARY, heads, plain, target_of, written  # noqa: F401  # `heads` is a fixture
+from support.exits import plain, target_of, written
+from support.families import VOCABULARY
 
 
 def outcome(accepted, rejected, levels=None):
@@ -146,43 +146,52 @@ def with_predictor(tmp_path, chance):
     return str(folder)
 
 
+def watched_drafts(drafter):
+    """Return the list to which every draft of what `drafter` opens from now on is added."""
+    drafts, opened = [], drafter.open
+
+    def watched(context):
+        drafting = opened(context)
+        propose = drafting.propose
+        drafting.propose = lambda view, budget: drafts.append(propose(view, budget)) or drafts[-1]
+        return drafting
+
+    drafter.open = watched
+    return drafts
+
+
 @pytest.mark.parametrize("setting", ["greedy", "T=1"])
 @pytest.mark.parametrize("out_degree", [1, 3])
-def test_drafts_go_by_the_predictor_and_the_text_is_the_same(setting, out_degree, tmp_path, heads):  # noqa: F811  # the fixture imported above
+def test_drafts_go_by_the_predictor_and_the_text_is_the_same(
+    setting, out_degree, tmp_path, heads
+):  # the fixture imported above
     with_predictor.heads = heads
     options = {"head": with_predictor(tmp_path, 0.6), "out_degree": out_degree, "least_share": 0.0}
     if setting != "greedy":
         options["calibrated"] = True  # a sampled text goes by the head's own estimate, which knows the noise
     drafter = make_drafter("eesd", options, Resources(VOCABULARY, target=target_of("llama")))
-    scores = []
-    original = drafter.open
-
-    def watched(context):
-        drafting = original(context)
-        propose = drafting.propose
-        drafting.propose = lambda view, budget: scores.append(propose(view, budget)) or scores[-1]
-        return drafting
-
-    drafter.open = watched
+    drafts = watched_drafts(drafter)
     text, _ = written(drafter.target, "llama", setting, drafter)
     assert text == plain("llama", setting)
-    best = [draft.score.max() for draft in scores[1:] if len(draft)]  # the first draft knows no state of the target
+    best = [draft.score.max() for draft in drafts[1:] if len(draft)]  # the first draft knows no state of the target
     assert np.allclose(best, 0.6, atol=1e-4)
     if out_degree == 1:
-        assert np.allclose(scores[1].score, 0.6 ** np.arange(1, len(scores[1]) + 1), atol=1e-4)
+        assert np.allclose(drafts[1].score, 0.6 ** np.arange(1, len(drafts[1]) + 1), atol=1e-4)
 
 
-def test_a_sampled_text_goes_by_the_heads_own_estimate(tmp_path, heads):  # noqa: F811  # the fixture imported above
+def test_a_sampled_text_goes_by_the_heads_own_estimate(tmp_path, heads):  # the fixture imported above
     with_predictor.heads = heads
     drafter = make_drafter(
         "eesd", {"head": with_predictor(tmp_path, 0.6)}, Resources(VOCABULARY, target=target_of("llama"))
     )
-    for settings, predicts in (({}, True), ({"do_sample": True}, False)):
-        context = DraftContext(VOCABULARY, settings=settings, cache=drafter.target.new_cache())
-        assert (drafter.open(context)._predictor is not None) == predicts
+    for setting, predicts in (("greedy", True), ("T=1", False)):
+        drafts = watched_drafts(drafter)
+        written(drafter.target, "llama", setting, drafter)
+        best = [draft.score.max() for draft in drafts[1:] if len(draft)]
+        assert np.allclose(best, 0.6, atol=1e-4) == predicts
 
 
-def test_a_predictor_that_is_asked_for_and_missing_is_refused(tmp_path, heads):  # noqa: F811  # the fixture imported above
+def test_a_predictor_that_is_asked_for_and_missing_is_refused(tmp_path, heads):  # the fixture imported above
     with_predictor.heads = heads
     resources = Resources(VOCABULARY, target=target_of("llama"))
     with pytest.raises(UsageError, match="has no predictor; train one with `foredraft train cali"):

@@ -23,7 +23,7 @@ from foredraft.cli.screen import Ink
 from foredraft.drafters import drafter_class, method_names
 from foredraft.errors import UsageError
 from foredraft.request import GenerationArguments, GenerationOptions
-from toys import TOY
+from support.toys import TOY
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 EMPTY_TABLE = ("--speculative-config", '{"table": "none"}', "--num-speculative-tokens", "6")
@@ -37,8 +37,7 @@ ESCAPE = "\x1b["
 
 
 @pytest.fixture(autouse=True)
-def surroundings(monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path_factory.mktemp("cache")))
+def surroundings(monkeypatch):
     for name in ("NO_COLOR", "FORCE_COLOR", "FOREDRAFT_TRACEBACK"):
         monkeypatch.delenv(name, raising=False)
 
@@ -118,6 +117,7 @@ def test_a_first_load_compiles_beside_itself_and_later_ones_do_not(tmp_path, mon
     assert [command[1:] for command in started] == [["-m", "foredraft.cli.kernels", "bfloat16"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_what_is_compiled_beside_a_first_load_runs(dtype):
     kernels.compile_step(dtype)
@@ -168,6 +168,7 @@ def test_an_unexpected_error_is_one_sentence_with_a_hint(run, monkeypatch):
     assert "Traceback" in run("generate", "a").err
 
 
+@pytest.mark.slow
 def test_a_reader_that_went_away_is_no_news(run, monkeypatch):
     def fail(*_):
         raise BrokenPipeError
@@ -180,6 +181,7 @@ def test_a_reader_that_went_away_is_no_news(run, monkeypatch):
 # --- generate
 
 
+@pytest.mark.slow
 def test_generate_writes_the_same_text_from_every_source_and_method(run, tmp_path):
     file = tmp_path / "prompt.txt"
     file.write_text(PROMPT, encoding="utf-8")
@@ -198,6 +200,7 @@ def test_generate_writes_the_same_text_from_every_source_and_method(run, tmp_pat
     assert [other.out for other in others] == [result.out] * 3
 
 
+@pytest.mark.slow
 def test_json_is_one_object_and_adds_up(run):
     result = run("generate", PROMPT, *QUICK, "--temperature", "0.8", "--seed", "7", "--json")
     assert (result.status, result.err) == (0, "")
@@ -210,12 +213,14 @@ def test_json_is_one_object_and_adds_up(run):
     assert set(found["steps"][0]["microseconds"]) == {"draft", "layout", "forward", "verify", "commit", "observe"}
 
 
+@pytest.mark.slow
 def test_sampling_reports_its_seed_which_repeats_the_text(run):
     first = run("generate", PROMPT, *QUICK, "--temperature", "0.9")
     seed = re.search(r"seed (\d+)", first.err)[1]
     assert run("generate", PROMPT, *QUICK, "--temperature", "0.9", "--seed", seed).out == first.out
 
 
+@pytest.mark.slow
 def test_options_reach_the_library(run):
     plain = json.loads(run("generate", PROMPT, *QUICK, "--json").out)
     second = plain["token_ids"][1]
@@ -229,6 +234,7 @@ def test_options_reach_the_library(run):
     assert raw["prompt_length"] < plain["prompt_length"] < system["prompt_length"]
 
 
+@pytest.mark.slow
 def test_colour_marks_drafted_tokens_and_has_a_legend(run):
     arguments = ("generate", *LOOPING)
     coloured = run(*arguments, "--color")
@@ -239,6 +245,7 @@ def test_colour_marks_drafted_tokens_and_has_a_legend(run):
     assert "Drafted by" not in plain.err
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_was_written(run, monkeypatch):
     written = []
     write = Ink.write
@@ -257,6 +264,7 @@ def test_an_interrupt_keeps_what_was_written(run, monkeypatch):
     assert result.err.splitlines()[-1] == "Interrupted."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -299,6 +307,7 @@ def test_what_was_asked_wrongly_is_refused_in_a_sentence(run, arguments, words):
 # --- generate --compare
 
 
+@pytest.mark.slow
 def test_compare_agrees_with_plain_decoding(run):
     result = run("generate", PROMPT, *QUICK, "--compare")
     assert result.status == 0
@@ -308,6 +317,7 @@ def test_compare_agrees_with_plain_decoding(run):
     assert "share of repeated 8-grams: 0.00" in result.out
 
 
+@pytest.mark.slow
 def test_compare_as_json_with_sampling(run):
     result = run("generate", PROMPT, *QUICK, "--compare", "--json", "--temperature", "0.7", "--seed", "5")
     found = json.loads(result.out)
@@ -315,6 +325,7 @@ def test_compare_as_json_with_sampling(run):
     assert set(found["statistics"]) == {"auto", "none"}
 
 
+@pytest.mark.slow
 def test_compare_does_not_call_texts_that_were_sampled_under_rejection_different(run):
     given = ("generate", PROMPT, *QUICK, "--compare", "--verification", "rejection")
     sampled = run(*given, "--temperature", "1.5", "--seed", "5")
@@ -331,6 +342,7 @@ def test_a_verification_that_means_nothing_is_refused(run):
     refused(run("generate", "a", *twice), 2, "--verification is rejection and --speculative-config says matched")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "exact", "status", "words"),
     [
@@ -370,6 +382,7 @@ def test_the_gap_is_between_the_two_best_scores():
 # --- chat
 
 
+@pytest.mark.slow
 def test_chat_answers_piped_lines_until_an_empty_one(run):
     lines = "Hello!\nWho are you?\n/reset\nHello!\n\nnot read\n"
     result = run("chat", *QUICK, stdin=lines)
@@ -381,6 +394,7 @@ def test_chat_answers_piped_lines_until_an_empty_one(run):
     assert result.out.startswith(run("generate", "Hello!", *QUICK).out)
 
 
+@pytest.mark.slow
 def test_chat_without_a_line_is_refused(run):
     assert refused(run("chat", *QUICK), 2, "pipe one message a line")
 
@@ -478,6 +492,7 @@ def test_a_broken_third_party_method_does_not_hide_the_others(run, monkeypatch):
     assert "adaptix" in found
 
 
+@pytest.mark.slow
 def test_info_reads_and_measures(run):
     found = json.loads(run("info", TOY, "--json", "--dtype", "float32").out)
     assert (found["family"], found["tested"], found["vocabulary"], found["window"]) == ("llama", True, 8192, 2048)
@@ -540,6 +555,7 @@ def test_attributes_end_with_their_section():
     assert declared.attributes(text) == {"one": "first, continued: so.", "two": "second."}
 
 
+@pytest.mark.slow
 def test_long_work_is_told_on_a_pipe_and_short_work_is_not(capsys, monkeypatch):
     monkeypatch.setattr(screen, "_PATIENCE", 0.05)
     with screen.working("loading a model") as tell:

@@ -2,20 +2,19 @@
 
 import copy
 import dataclasses
-import functools
 import itertools
 import json
 import shutil
+import time
 import warnings
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 import foredraft.model.compiled.build as compiling_module
-from foredraft.api import Generator
 from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
@@ -25,12 +24,9 @@ from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.export import FunctionalForward, Subject, compiled_attention
 from foredraft.model.compiled.kernels import PAIR_TRIALS, pairs_are_quicker
 from foredraft.model.compiled.package import (
-    ANY,
     EAGER,
     MOST_ROWS,
-    ONE,
     CompiledForward,
-    CompiledRecord,
     compiled_folder,
     find_compiled,
     kept_forward,
@@ -42,34 +38,14 @@ from foredraft.model.kv_cache import Span
 from foredraft.model.mask import attention_mask
 from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
-from foredraft.sampling import SamplingOptions
 from forward_against_bandwidth import weight_bytes
-from test_families import FAMILIES, VOCABULARY, configuration, prompt_of, random_tree, tiny_model
-
-SAMPLINGS = ({}, {"do_sample": True, "temperature": 0.8, "seed": 3})
-METHODS = (
-    ("none", {}, 0),
-    ("prompt_lookup", {}, 10),
-    ("adaptix", {"table": "none"}, 24),
-)
-
-
-def llama(seed=0, **options):
-    torch.manual_seed(seed)
-    shape = {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 1024,
-    }  # fmt: skip
-    return LlamaForCausalLM(LlamaConfig(**{**shape, **options})).eval()
-
-
-@functools.cache
-def small_model(dtype=torch.float32):
-    return llama().to(dtype)
+from support.compilation import METHODS, always_compiled, constant, record_of, written
+from support.families import FAMILIES, VOCABULARY, configuration, each_of, prompt_of, random_tree, tiny_model
+from support.llamas import llama, small_model
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
+def compiled_cache(tmp_path_factory):
     """A cache folder that holds the compiled forward of `small_model`, in two dtypes."""
     folder = tmp_path_factory.mktemp("compiled-cache")
     with warnings.catch_warnings():
@@ -79,6 +55,11 @@ def cache(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def cache(compiled_cache):
+    return compiled_cache
+
+
 def compiled_target(cache, dtype=torch.float32):
     """Return `small_model` as a target that runs what it can with the packages."""
     model = small_model(dtype)
@@ -86,13 +67,7 @@ def compiled_target(cache, dtype=torch.float32):
     return always_compiled(model, folder, read_record(folder))
 
 
-def written(target, method, options, nodes, sampling):
-    generator = Generator(target, None, method=method, options=options, nodes=nodes or None)
-    run = generator.begin(prompt_of(20), SamplingOptions(**sampling), max_new_tokens=48)
-    return [token for record in run.steps() for token in record.emitted]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@each_of(FAMILIES)
 def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
     model = tiny_model(configuration(family))
     target, ids = TorchTarget(model), prompt_of(12)
@@ -116,6 +91,7 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_slots_that_lie_together_are_committed_as_those_of_layers_apart():
     """Paths that leave rows out, held rows, and texts that outgrow their buffers."""
     target, rng = TorchTarget(small_model()), np.random.default_rng(5)
@@ -171,6 +147,7 @@ def rows_of(target, nodes, length):
     return tree, target.forward(lay_out_text(np.array([5]), length), cache).logits
 
 
+@pytest.mark.slow
 def test_compiled_rows_score_as_the_model_does(cache):
     plain, compiled = TorchTarget(small_model()), compiled_target(cache)
     for nodes in (0, 1, 2, 7, 31, 63):
@@ -228,6 +205,7 @@ def test_a_prompt_leaves_the_same_bits_whole_and_token_by_token(cache, dtype):
         assert torch.equal(ours[:, :, : len(ids)], theirs[:, :, : len(ids)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling", [{}, {"do_sample": True, "temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"]
 )
@@ -240,16 +218,7 @@ def test_compiled_texts_equal_plain_texts(cache, dtype, method, options, nodes, 
     assert written(compiled_target(cache, dtype), method, options, nodes, sampling) == expected
 
 
-def constant(seconds):
-    return CostCurve((1, MOST_ROWS), (seconds, seconds))
-
-
-def always_compiled(model, folder, record):
-    """Return a target that runs what it can with the packages, whatever they cost."""
-    costs = {**record.costs, EAGER: constant(1e6)}
-    return TorchTarget(model, CompiledForward(folder, dataclasses.replace(record, costs=costs)))
-
-
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
 def test_two_kinds_of_windows_rows_that_alone_come_out_otherwise_and_a_time_limit(tmp_path):
     """Heads of eight numbers are attended by torch's kernel; the time is over before one row has a package too."""
@@ -299,19 +268,19 @@ def test_an_early_exit_says_what_it_costs_to_run_what_was_compiled_in_parts(cach
         SplitTarget(target, 1, None)
 
 
-def test_states_that_a_drafter_asks_for_are_the_compiled_passes(cache):
+def test_states_that_a_drafter_asks_for_are_the_compiled_passes(cache, monkeypatch):
     """The heads that go by them draft for compiled passes too."""
     target, plain = compiled_target(cache), TorchTarget(small_model())
-    caches = [each.new_cache() for each in (target, plain)]
-    target._run = None  # any pass that is not compiled would fail
+    caches = [each.new_cache() for each in (plain, target)]
     tokens, parents = random_tree(np.random.default_rng(4), 9)
     layout = lay_out(5, tokens, parents, 11)
     found = []
-    for each, own in zip((target, plain), caches, strict=True):
+    for each, own in zip((plain, target), caches, strict=True):
         each.prefill(prompt_of(11), own)
         found.append(each.forward(layout, own, hidden=True).hidden)
+        monkeypatch.setattr(small_model(), "forward", None)  # the passes of `target` are the compiled ones
     torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
-    assert target.forward(layout, caches[0]).hidden is None
+    assert target.forward(layout, caches[1]).hidden is None
 
 
 def test_a_second_compilation_keeps_what_is_there(cache):
@@ -379,20 +348,6 @@ def test_a_damaged_cache_is_told_and_not_used(cache, tmp_path, change, monkeypat
         assert kept_forward(small_model()) is None
 
 
-def record_of(recipe="torch's kernels", warning="", **told):
-    """Return a record of packages with the seconds that passes of 1, 4 and 16 rows take, None where they take none."""
-    packages = tuple(
-        dataclasses.replace(package, recipe=recipe, kernels=("attention",))
-        for package in (ANY, ONE)
-        if package.name in told
-    )
-    costs = {}
-    for name, seconds in told.items():
-        timed = [(rows, each) for rows, each in zip((1, 4, 16), seconds, strict=True) if each is not None]
-        costs[name] = CostCurve(*(tuple(column) for column in zip(*timed, strict=True)))
-    return CompiledRecord(packages, costs, same_bits=True, shapes=((2, 16), (2, 16)), torch="9.9", warning=warning)
-
-
 def test_the_quickest_runs_each_number_of_rows():
     record = record_of(eager=(5.0, 6.0, 8.0), one=(1.0, None, None), any=(None, 2.0, 9.0))
     quickest = record.quickest()
@@ -451,13 +406,15 @@ def test_no_compiler_and_no_room_are_one_sentence_each(tmp_path, monkeypatch):
     assert read_record(compiled_folder(small_model(), tmp_path)) is None
 
 
+@pytest.mark.slow
 def test_a_compilation_beside_tells_its_news_and_its_failure_once(tmp_path, monkeypatch):
     monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
     folder = tmp_path / "model"
     llama(max_position_embeddings=64).save_pretrained(folder)
     model = LlamaForCausalLM.from_pretrained(folder).eval()
     compilation = Compilation(str(folder), model)
-    compilation._process.wait()
+    while compilation.running:
+        time.sleep(0.01)
     with pytest.warns(ForedraftWarning, match="window of 64 tokens is too short"):
         assert not compilation.has_news()
     assert not compilation.running

@@ -1,22 +1,15 @@
 """Every registered drafter keeps every law, and the checker catches drafters that do not."""
 
-import functools
 import itertools
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.contracts import EMPTY_DRAFT, Draft, Needs
 from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, auto, drafter_class, make_drafter, method_names
 from foredraft.engine.state import SequenceState
 from foredraft.graph.tree import chain_parents
-from foredraft.model.heads import MedusaHeads, card_for, new_exit_head, save_head
-from foredraft.model.target import TorchTarget
 from foredraft.testing import (
     CHECKS,
     VOCABULARY,
@@ -26,15 +19,21 @@ from foredraft.testing import (
     ToyTarget,
     check_drafter,
     checks,
-    sequences_do_not_influence_each_other,
 )
+from support.tiny_models import tiny_draft_model, tiny_heads, tiny_target
 
 ADAPTIX = [
     {"table": "none", "search": search, "learn": learn, "feedback": feedback, "share": share}
-    for search, learn, feedback, share in itertools.product(
-        ("best_first", "mcts"), ("tokens", "paper", "off"), ("topk", "off"), (False, True)
+    for search, learn, feedback, share in (
+        ("best_first", "tokens", "topk", False),
+        ("mcts", "tokens", "off", True),
+        ("best_first", "paper", "off", False),
+        ("mcts", "paper", "topk", True),
+        ("mcts", "off", "topk", False),
+        ("best_first", "off", "off", True),
     )
 ]
+"""Every pair of values of two options once: what goes wrong hangs on one option, or on two of them."""
 REST = [
     {"store": "none"},
     {"store": "none", "learn": "shared"},
@@ -74,44 +73,41 @@ VARIANTS = {
 }
 """The options with which each registered method is tested; a new method needs an entry."""
 
-MEMBERS = [(method, options) for method, variants in VARIANTS.items() for options in variants]
+OPTIONS_DECIDE = (
+    checks.proposals_stay_within_the_budget,
+    checks.sequences_do_not_influence_each_other,
+    checks.greedy_text_equals_plain_decoding,
+    checks.sampled_text_equals_plain_decoding,
+)
+"""The laws that are asked of every set of options; each other law is asked of one set of each method, by turns."""
+
+
+ASK_A_MODEL = ("draft_model", "draft_tree", "draft_graph", "eesd", "layer_skip")
+
+
+def cases():
+    """(method, options, law) of every test; those that take many texts, or passes of a model, are slow."""
+    for method, variants in VARIANTS.items():
+        for turn, check in enumerate(CHECKS):
+            chosen = variants if check in OPTIONS_DECIDE else [variants[turn % len(variants)]]
+            slow = check is checks.drawn_text_keeps_the_targets_law or (
+                method in ASK_A_MODEL and check in OPTIONS_DECIDE
+            )
+            marks = [pytest.mark.slow] if slow else []
+            yield from (pytest.param(method, options, check, marks=marks) for options in chosen)
+
+
+def shares(method, options):
+    """Whether one sequence is to profit from another."""
+    if method == "adaptix":
+        return options["share"] and options["learn"] != "off"
+    return options.get("learn", "shared" if method == "auto" else None) == "shared"
 
 
 def named(value):
     if callable(value):
         return value.__name__
     return "-".join(map(str, value.values())) or "default" if isinstance(value, dict) else None
-
-
-@functools.cache
-def tiny_llama(seed, width, layers):
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=width, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=2,
-        max_position_embeddings=512, initializer_range=1.0,
-    )  # fmt: skip
-    return TorchTarget(LlamaForCausalLM(config).eval())
-
-
-def tiny_draft_model():
-    return tiny_llama(seed=0, width=16, layers=1)
-
-
-def tiny_target():
-    """As wide as the toy target's states are, so that heads for the one can draft for the other."""
-    return tiny_llama(seed=1, width=8, layers=3)
-
-
-@functools.cache
-def tiny_heads():
-    folder, model = Path(tempfile.mkdtemp()), tiny_target().model
-    save_head(
-        folder / "eesd", card_for(model, "eesd", "tiny", layers=1, dtype="float32"), new_exit_head(model).state_dict()
-    )
-    heads = MedusaHeads(8, 3)
-    heads.accuracies.fill_(0.3)
-    save_head(folder / "medusa", card_for(model, "medusa", "tiny", dtype="float32", count=3), heads.state_dict())
-    return {method: str(folder / method) for method in ("eesd", "medusa")}
 
 
 RESOURCES = Resources(VOCABULARY, draft_model=lambda _: tiny_draft_model(), target=tiny_target())
@@ -157,23 +153,31 @@ def steady_seconds(monkeypatch):
 
 
 @pytest.mark.usefixtures("steady_seconds")
-@pytest.mark.parametrize("check", CHECKS, ids=named)
-@pytest.mark.parametrize(("method", "options"), MEMBERS, ids=named)
+@pytest.mark.parametrize(("method", "options", "check"), [*cases()], ids=named)
 def test_the_law_holds(method, options, check):
-    learns = options.get("learn", None if method == "auto" else "")
-    if check is sequences_do_not_influence_each_other and (options.get("share", learns in ("shared", None))):
-        # sharing is what was asked for: the second sequence must be able to profit from the first
-        if learns in ("tokens", "shared", None):
-            with pytest.raises(AssertionError, match="do not influence"):
-                check(maker(method, options))
-        return
-    check(maker(method, options))
+    if check is checks.sequences_do_not_influence_each_other and shares(method, options):
+        with pytest.raises(AssertionError, match="do not influence"):
+            check(maker(method, options))
+    else:
+        check(maker(method, options))
+
+
+def test_every_pair_of_adaptixs_values_is_tested():
+    values = {name: {options[name] for options in ADAPTIX} for name in ADAPTIX[0]}
+    assert values["search"] == {"best_first", "mcts"}
+    assert values["learn"] == {"tokens", "paper", "off"}
+    assert values["feedback"] == {"topk", "off"}
+    assert values["share"] == {False, True}
+    for one, other in itertools.combinations(values, 2):
+        pairs = {(options[one], options[other]) for options in ADAPTIX}
+        assert pairs == set(itertools.product(values[one], values[other]))
 
 
 def continuation_of(ids):
     return ToyTarget().greedy(ids, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

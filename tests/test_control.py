@@ -8,11 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import naive
 from foredraft.contracts import EMPTY_DRAFT, Budget, CostCurve, Draft, Verdict
 from foredraft.control import MOST_NODES, FixedControl, MeasuredControl, StepCosts, cut
-from foredraft.control import evidence as kernels
-from foredraft.control.evidence import Evidence
+from foredraft.control.evidence import (
+    USUAL_SCORE,
+    Evidence,
+    best_count,
+    chances,
+    credit,
+    empty_evidence,
+    halvings,
+)
 from foredraft.control.step_costs import widths_of
 from foredraft.errors import UsageError
 from foredraft.graph.tree import chain_parents, depths
@@ -245,24 +251,67 @@ def test_one_hopeless_draft_among_good_ones_does_not_stop_drafting():
     assert control.budget(50).nodes > 0
 
 
+def random_evidence(rng, most):
+    seen = rng.integers(0, most, 12).astype(np.float64)
+    return Evidence(seen, np.floor(seen * rng.random(12)), seen * rng.random(12))
+
+
+@pytest.mark.kernels
+def test_nodes_are_accepted_as_their_scores_say_until_there_is_evidence():
+    found = chances(empty_evidence())
+    np.testing.assert_allclose(found, USUAL_SCORE / 2.0 ** np.arange(12))
+    evidence = empty_evidence()
+    evidence.seen[1], evidence.accepted[1], evidence.promised[1] = 10_000, 1_000, 3_500
+    doubted = chances(evidence)
+    assert doubted[1] == pytest.approx(0.1, abs=0.01), "what was seen outweighs what was promised"
+    others = np.delete(doubted, 1)
+    assert (others < np.delete(found, 1) / 2).all(), "scores that promised too much are believed less everywhere"
+    evidence.accepted[1] = 10_000
+    assert (chances(evidence) <= 1).all()
+
+
+@pytest.mark.kernels
+def test_a_score_lies_in_the_bin_of_its_power_of_two():
+    assert [halvings(score) for score in (1.0, 0.6, 0.4, 0.3, 0.2, 0.1, 1e-9, 0.0)] == [0, 0, 1, 1, 2, 3, 11, 11]
+
+
 @pytest.mark.kernels
 @settings(deadline=None)  # the first call compiles
 @given(seed=st.integers(0, 10_000))
-def test_the_measured_controls_kernels_do_what_their_twins_do(seed):
+def test_the_best_count_has_the_most_tokens_a_second_of_all_counts(seed):
     rng = np.random.default_rng(seed)
-    seen = rng.integers(0, 420, 12).astype(np.float64)
-    evidence = Evidence(seen, np.floor(seen * rng.random(12)), seen * rng.random(12))
+    evidence, score = random_evidence(rng, 420), rng.random(rng.integers(1, 40)).astype(np.float32) ** 3
+    passes, depth = np.cumsum(rng.random(34)), int(rng.integers(1, 9))
+    plain, beside, least = passes[1] + rng.random(), rng.random(), int(rng.integers(1, 12))
+    found = best_count(score, evidence, passes, (plain, beside), depth, (least, 1.05))
+    chance = chances(evidence)
+    likely = [chance[halvings(each)] for each in np.sort(score)[::-1]][: len(passes) - 2]
+    counts = range(1, len(likely) + 1)
+    rates = {n: (1 + min(sum(likely[:n]), depth)) / (passes[n + 1] + beside) for n in counts}
+    few = min(least, len(likely))
+    best = max(counts[few:], key=rates.get, default=few)
+    best = best if best > few and rates[best] > 1.05 * rates[few] else few
+    assert found == (best if rates[best] > 1 / plain else 0)
+
+
+@pytest.mark.kernels
+@settings(deadline=None)  # the first call compiles
+@given(seed=st.integers(0, 10_000))
+def test_every_node_is_counted_once_and_what_is_old_counts_for_less_at_the_same_rates(seed):
+    rng = np.random.default_rng(seed)
     score = rng.random(rng.integers(1, 40)).astype(np.float32) ** 3
-    np.testing.assert_allclose(kernels.chances(evidence), naive.chances(evidence))
-    assert [kernels.halvings(one) for one in score] == [naive.halvings(float(one)) for one in score]
-    cost = np.cumsum(rng.random(34))
-    seconds, cheap = (cost[1] + rng.random(), rng.random()), (int(rng.integers(1, 12)), 1.05)
-    told = (score, evidence, cost, seconds, int(rng.integers(1, 9)), cheap)
-    assert kernels.best_count(*told) == naive.best_count(*told)
     path = rng.permutation(len(score))[: rng.integers(0, len(score) + 1)].astype(np.int32)
-    expected = naive.credit(evidence, score, path)
-    kernels.credit(evidence, score, path)
-    np.testing.assert_allclose(np.stack(evidence), np.array(expected))
+    evidence = random_evidence(rng, 300)
+    before = [each.sum() for each in evidence]
+    credit(evidence, score, path)
+    added = [each.sum() - old for each, old in zip(evidence, before, strict=True)]
+    assert added == pytest.approx([len(score), len(path), float(score.sum())])
+    full = Evidence(np.full(12, 399.0), np.full(12, 100.0), np.full(12, 200.0))
+    credit(full, np.full(5, 0.3, np.float32), np.array([], np.int32))
+    assert full.seen[1] == 404 / 2
+    assert full.accepted[1] / full.seen[1] == pytest.approx(100 / 404)
+    assert full.promised[1] / full.seen[1] == pytest.approx(201.5 / 404)
+    assert (np.delete(full.seen, 1) == 399).all()
 
 
 def test_drafts_without_scores_are_sized_by_what_was_accepted_at_their_depth():

@@ -22,7 +22,7 @@ from foredraft.corpus.words import tokenize, vocabulary_size
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
 from foredraft.index.trigram import open_table
 from foredraft.standard_library import sources
-from toys import TOY, text_documents
+from support.toys import TOY, text_documents
 
 END = 300
 CHAT = [{"role": "user", "content": "Tea?"}, {"role": "assistant", "content": "Yes."}]
@@ -253,6 +253,7 @@ def test_long_documents_are_cut_at_line_ends(tokenizer):
     ]
 
 
+@pytest.mark.slow
 def test_a_huge_line_is_tokenised_in_bounded_pieces(tmp_path, tokenizer):
     text = "the cat sat on the mat " * 100_000 + "x" * 1_500_000
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}))
@@ -305,6 +306,7 @@ def corpus(tmp_path, tokenizer):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_build_info_and_check(corpus):
     out = corpus / "out.trigrams"
     built = run("build", corpus / "a.jsonl", "--out", out, "--tokenizer", corpus, "--keep", 3)

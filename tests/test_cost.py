@@ -8,7 +8,7 @@ import pytest
 import foredraft.model.cost as cost_module
 from foredraft.model.cost import ROWS, measured_cost
 from foredraft.model.target import TorchTarget
-from test_families import configuration, tiny_model
+from support.families import configuration, tiny_model
 
 
 @pytest.fixture

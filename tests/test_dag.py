@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-import naive
+import naive.graph
 from foredraft.contracts import Draft
 from foredraft.graph import dag, grams, reach, tree, unmerge
 
@@ -61,12 +61,12 @@ def toy_graph(seed, tau=None, levels=10, most_open=5):
     vocabulary = int(rng.integers(2, 5))
     tau = int(rng.integers(1, 5)) if tau is None else tau
     context = rng.integers(0, vocabulary, rng.integers(0, 6))
-    graph, twin = dag.empty_graph(context, tau, 400), naive.empty_graph(context, tau)
+    graph, twin = dag.empty_graph(context, tau, 400), naive.graph.empty_graph(context, tau)
 
     def add(*level):
         opened = dag.add_level(graph, *level)
         assert opened.dtype == np.int32
-        assert opened.tolist() == naive.add_level(twin, *level)
+        assert opened.tolist() == naive.graph.add_level(twin, *level)
         return opened
 
     toy_levels(rng, vocabulary, int(rng.integers(2, 4)), levels, most_open, add)
@@ -74,7 +74,7 @@ def toy_graph(seed, tau=None, levels=10, most_open=5):
 
 
 def edges_of(graph):
-    return naive.edges_of(graph.parents[: graph.size], graph.lenders[: graph.size])
+    return naive.graph.edges_of(graph.parents[: graph.size], graph.lenders[: graph.size])
 
 
 def paths_of(found):
@@ -128,13 +128,13 @@ def as_released(rng, vocabulary, k, levels, tau):
         found = []
         for father in frontier:
             for token in toy_children(rng, vocabulary, k)[0]:
-                wanted = naive.gram(tokens, parents, context, tau, father, token)
+                wanted = naive.graph.gram(tokens, parents, context, tau, father, token)
                 above = tree.path_to(parents, father)  # only these are excluded
                 same = [
                     node
                     for node in range(len(tokens))
                     if node not in above
-                    and naive.gram(tokens, parents, context, tau, parents[node], tokens[node]) == wanted
+                    and naive.graph.gram(tokens, parents, context, tau, parents[node], tokens[node]) == wanted
                 ]
                 if same:
                     borrowed[father] = same[0]  # a second one overwrites the first
@@ -158,13 +158,13 @@ def test_excluding_ancestors_in_the_tree_alone_makes_cycles():
     """Our own rule, with the released code's question in place of reach, on toys where ours makes none."""
 
     def cyclic(seed, released):
-        twin = naive.empty_graph([0, 1, 2], 2)
+        twin = naive.graph.empty_graph([0, 1, 2], 2)
 
         def add(*level):
-            return naive.add_level(twin, *level, only_tree_ancestors=released)
+            return naive.graph.add_level(twin, *level, only_tree_ancestors=released)
 
         toy_levels(np.random.default_rng(seed), 3, 3, 8, 4, add)
-        return has_cycle(len(twin["tokens"]), naive.edges_of(twin["parents"], twin["lenders"]))
+        return has_cycle(len(twin["tokens"]), naive.graph.edges_of(twin["parents"], twin["lenders"]))
 
     assert sum(cyclic(seed, True) for seed in range(30)) >= 10
     assert not any(cyclic(seed, False) for seed in range(30))
@@ -350,7 +350,7 @@ def test_an_unmerged_tree_holds_exactly_the_best_paths(seed):
         for max_depth in (0, 1, 3, 7):
             found = unmerge.unmerge(graph, limit, max_depth)
             assert_is_draft(found, limit, max_depth)
-            expected = naive.unroll(*arrays, -1, limit, max_depth)
+            expected = naive.graph.unroll(*arrays, -1, limit, max_depth)
             assert paths_of(found) == expected
             borrowed += int(found.merged.sum())
     assert borrowed or not (graph.lenders >= 0).any()
@@ -412,10 +412,10 @@ def test_first_occurrences_equal_their_twin(seed):
         index, twin = grams.index_grams(tokens, parents, context, tau), []
         for node in rng.permutation(nodes)[:25].tolist():
             grams.remember(index, node)
-            naive.remember(twin, node)
+            naive.graph.remember(twin, node)
         places = [(int(rng.integers(-2, nodes)), int(rng.integers(vocabulary))) for _ in range(60)]
         said = [grams.first_occurrence(index, *place) for place in places]
-        assert said == [naive.first_occurrence(twin, tokens, parents, context, tau, *place) for place in places]
+        assert said == [naive.graph.first_occurrence(twin, tokens, parents, context, tau, *place) for place in places]
         assert tau > 2 or max(said) >= 0
 
 
@@ -439,13 +439,13 @@ def test_large_token_ids_overflow_nowhere():
 def test_reach_equals_its_twin(seed):
     rng = np.random.default_rng(seed)
     nodes = 150
-    above, twin = reach.no_reach(nodes), naive.no_reach(nodes)
+    above, twin = reach.no_reach(nodes), naive.graph.no_reach(nodes)
     for _ in range(200):
         node, source = int(rng.integers(nodes)), int(rng.integers(-1, nodes))
-        for act in (lambda module, bits, at=node: module.reach_itself(bits, at),
-                    lambda module, bits, at=node, by=source: module.inherit(bits, at, by)):  # fmt: skip
-            act(reach, above)
-            act(naive, twin)
+        reach.reach_itself(above, node)
+        naive.graph.reach_itself(twin, node)
+        reach.inherit(above, node, source)
+        naive.graph.inherit(twin, node, source)
     said = [[reach.reaches(above, source, node) for source in range(nodes)] for node in range(nodes)]
-    assert said == [[naive.reaches(twin, source, node) for source in range(nodes)] for node in range(nodes)]
+    assert said == [[naive.graph.reaches(twin, source, node) for source in range(nodes)] for node in range(nodes)]
     assert 0 < sum(map(sum, said)) < nodes**2

@@ -13,7 +13,7 @@ import filelock
 import numpy as np
 import pytest
 
-import naive
+import naive.index_text
 from foredraft.errors import StoreError, UsageError
 from foredraft.index import datastore, suffix_array
 from foredraft.index.datastore import (
@@ -29,24 +29,12 @@ from foredraft.index.datastore import (
 )
 from foredraft.index.datastore_writer import LOCK, DatastoreWriter, leftovers
 from foredraft.index.storage import open_store, write_store
-from test_suffix_array import random_documents, ranges_after, replaced, sort, swapped, text_of
+from support.documents import random_documents, ranges_after, replaced, sort, swapped, text_of
+from support.stores import HASH, VOCABULARY, built
 
 pytestmark = pytest.mark.kernels
 
-VOCABULARY = 300
-HASH = "words"
 ONE, TWO, THREE = (random_documents(seed, VOCABULARY) for seed in (1, 2, 3))
-
-
-def built(folder, *segments, vocabulary=VOCABULARY, tokenizer_hash=HASH, **options):
-    """A store with one segment for each list of documents."""
-    with DatastoreWriter(
-        folder, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, create=True, **options
-    ) as writer:
-        for documents in segments:
-            writer.add([text_of(documents, vocabulary)])
-        writer.commit()
-    return folder
 
 
 def files_of(folder):
@@ -65,6 +53,10 @@ def documents_in(store):
         ends = np.flatnonzero(text.symbols == store.manifest.vocabulary)
         found.append([ids[:-1].tolist() for ids in np.split(text.symbols, ends + 1)[:-1]])
     return found
+
+
+def all_documents_in(store):
+    return [ids for documents in documents_in(store) for ids in documents]
 
 
 def occurrences(store, context):
@@ -94,7 +86,7 @@ def test_what_is_stored_comes_back_sorted(tmp_path, vocabulary):
         assert (entry.tokens, entry.documents) == (sum(map(len, documents)), len(documents))
         assert entry.bytes == segment_path(opened.folder, entry.name).stat().st_size
         context = documents[0][-2:]
-        assert occurrences(opened, context) == sum(len(naive.ends(each, context)) for each in segments)
+        assert occurrences(opened, context) == sum(len(naive.index_text.ends(each, context)) for each in segments)
     assert opened.manifest.tokens == sum(len(ids) for documents in segments for ids in documents)
     assert list(check_datastore(opened.folder)) == list(opened.manifest.segments)
 
@@ -177,7 +169,7 @@ def test_a_merged_store_is_that_built_in_one_go(tmp_path, store):
     opened = open_datastore(store)
     for documents in (ONE, TWO):
         for ids in documents[:6]:
-            expected = len(naive.ends(ONE, ids[:2])) + len(naive.ends(TWO, ids[:2]))
+            expected = len(naive.index_text.ends(ONE, ids[:2])) + len(naive.index_text.ends(TWO, ids[:2]))
             assert occurrences(opened, ids[:2]) == expected > 0
 
 
@@ -229,6 +221,38 @@ def test_a_store_that_changes_while_it_is_opened_is_opened_as_it_is_then(store, 
 
     monkeypatch.setattr(datastore, "open_store", merged_meanwhile)
     assert documents_in(open_datastore(store)) == [ONE + TWO]
+
+
+WRITER = """
+import sys
+import numpy as np
+from foredraft.index.datastore_writer import DatastoreWriter
+for turn in range(int(sys.argv[2])):
+    with DatastoreWriter(sys.argv[1]) as writer:
+        writer.add([np.array([10 + turn, 255, 10 + turn, 300], np.uint16)])
+        if turn % 4 == 3:
+            writer.merge(1 << 20)
+        writer.commit()
+"""
+
+
+@pytest.mark.slow
+def test_a_store_is_read_while_another_process_writes_it(store):
+    """Every reader sees what one commit left: all documents up to some turn, in order, and each of them found."""
+    turns, seen = 40, []
+    whole = ONE + TWO + [[10 + turn, 255, 10 + turn] for turn in range(turns)]
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(store), str(turns)]) as writer:
+        while not seen or writer.poll() is None:
+            opened = open_datastore(store)
+            found = all_documents_in(opened)
+            assert found == whole[: len(found)]
+            seen.append(len(found))
+            for document in found[len(ONE + TWO) :]:
+                assert occurrences(opened, document) == 1
+    assert writer.returncode == 0
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 5
+    assert all_documents_in(open_datastore(store)) == whole
 
 
 # --- who may write
@@ -396,6 +420,7 @@ except StoreError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [10_000, 100_000, 170_000])
 def test_a_disk_that_is_full_is_a_sentence_and_the_store_is_as_it_was(store, most):
     """At the first array, at the second, and where the arrays are joined."""
@@ -643,7 +668,7 @@ def test_the_check_finds_every_broken_promise_of_a_segment(store, segment):
 def test_the_check_finds_two_suffixes_that_changed_places(store, segment):
     text = open_datastore(store).segments[1]
     sound, symbols = segment.read_bytes(), text.symbols.tolist()
-    suffixes = [naive.suffix(symbols, VOCABULARY, place) for place in text.suffixes.tolist()]
+    suffixes = [naive.index_text.suffix(symbols, VOCABULARY, place) for place in text.suffixes.tolist()]
     inside = [  # both begin with one token, and neither is its first or last
         at for at in range(1, len(suffixes) - 2)
         if suffixes[at] != suffixes[at + 1] and suffixes[at - 1][0] == suffixes[at][0] == suffixes[at + 2][0]

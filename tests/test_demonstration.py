@@ -2,11 +2,13 @@
 
 import re
 
+import pytest
+
 import foredraft
 from foredraft.bench.demonstration import SCENES, Outcome, perform
 from foredraft.cli import main
 from foredraft.errors import UsageError
-from toys import TOY
+from support.toys import TOY
 
 
 def outcome(milliseconds, **changes):
@@ -18,6 +20,7 @@ def outcome(milliseconds, **changes):
     )
 
 
+@pytest.mark.slow
 def test_the_sentence_says_what_was_measured_and_why_there_is_little_to_gain():
     said = outcome((30.0, 10.0, 10.0)).sentence()
     assert said.startswith(
@@ -30,6 +33,7 @@ def test_the_sentence_says_what_was_measured_and_why_there_is_little_to_gain():
     assert "please report it" in outcome((30.0, 10.0, 5.0), same=False).sentence()
 
 
+@pytest.mark.slow
 def test_a_greedy_text_is_compared_with_transformers_own():
     generator = foredraft.load(TOY, method="prompt_lookup", dtype="float32", device="cpu", compile=False)
     shown = []
@@ -40,6 +44,7 @@ def test_a_greedy_text_is_compared_with_transformers_own():
     assert min(found.milliseconds.values()) > 0
 
 
+@pytest.mark.slow
 def test_the_command_runs_what_cannot_be_compiled_as_it_is(monkeypatch, capsys, tmp_path):
     def refuse(*_args, **_options):
         raise UsageError("This model cannot be compiled.")

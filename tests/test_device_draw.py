@@ -13,9 +13,9 @@ from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.chooser import Sampler, drawn
 from foredraft.sampling.noise import gumbel_noise
-from test_compiled import small_model
-from test_recordings import Watch, begun, finished, recorded_target
-from test_sampling import UNUSABLE, WITH_FILTERS
+from support.filters import UNUSABLE, WITH_FILTERS
+from support.llamas import small_model
+from support.recorded import Watch, begun, caches_of, finished, recorded_target
 
 SEED = 0xFEDCBA9876543210
 NO_FILTERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -122,11 +122,12 @@ def test_what_looks_at_the_text_reads_rows(other):
 def assert_told_once(sentence):
     sampling = {"do_sample": True, "seed": 3}
     target = recorded_target(small_model())
+    caches, runs = caches_of(target), [begun(target, length, **sampling) for length in (20, 25)]
     with pytest.warns(ForedraftWarning, match="Drawing tokens cannot be recorded") as told:
-        texts = [finished(begun(target, length, **sampling)) for length in (20, 25)]
+        texts = [finished(run) for run in runs]
     assert len(told) == 1
     assert sentence in str(told[0].message)
-    assert target.recordings._store is not None  # passes go on being recorded
+    assert caches[-1]().store is not None  # passes go on being recorded
     assert texts == [finished(begun(TorchTarget(small_model()), length, **sampling)) for length in (20, 25)]
 
 

@@ -86,6 +86,7 @@ def refuse_three(item):
 # --- shards
 
 
+@pytest.mark.slow
 def test_the_files_are_those_of_one_process(two_workers, tmp_path, shards, words):
     local = list(tokenize_shards(shards, words, tmp_path / "local"))
     told = []
@@ -100,6 +101,7 @@ def test_the_files_are_those_of_one_process(two_workers, tmp_path, shards, words
     assert all(shard.resumed for shard in again)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_the_middle_costs_its_shard_alone(two_workers, tmp_path, shards, words):
     list(tokenize_shards(shards, words, tmp_path / "local"))
     folder = tmp_path / "ray"
@@ -112,6 +114,7 @@ def test_a_worker_killed_in_the_middle_costs_its_shard_alone(two_workers, tmp_pa
     assert not list(folder.glob("*.building")), "what the killed worker left is cleared"
 
 
+@pytest.mark.slow
 def test_what_strict_refuses_is_refused_in_the_same_words(two_workers, tmp_path, shards, words):
     shards = plan_shards([tmp_path / "a.jsonl"], 2000, strict=True)
     with pytest.raises(UsageError) as local:
@@ -125,6 +128,7 @@ def test_what_strict_refuses_is_refused_in_the_same_words(two_workers, tmp_path,
 # --- any function
 
 
+@pytest.mark.slow
 def test_results_come_in_order_and_errors_as_they_were_raised(two_workers):
     assert list(map_on_ray(refuse_three, [*range(3), *range(4, 20)])) == [n * n for n in range(20) if n != 3]
     results = map_on_ray(refuse_three, range(20))
@@ -134,6 +138,7 @@ def test_results_come_in_order_and_errors_as_they_were_raised(two_workers):
     assert list(map_on_ray(refuse_three, [])) == []
 
 
+@pytest.mark.slow
 def test_an_item_that_kills_every_worker_is_given_up_with_a_sentence(two_workers, monkeypatch):
     monkeypatch.setattr(distributed, "RETRIES", 1)
     with pytest.raises(ForedraftError, match="after 2 workers had died"):
@@ -168,6 +173,7 @@ assert "RAY_USAGE_STATS_ENABLED" not in os.environ, "what was set for the cluste
 """
 
 
+@pytest.mark.slow
 def test_without_an_address_a_cluster_is_started_and_stopped():
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment = {**own, **WITHOUT_TOKEN, "PYTHONPATH": str(Path(distributed.__file__).parents[2])}

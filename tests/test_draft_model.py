@@ -18,7 +18,7 @@ from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.noise import gumbel_noise
-from toys import TOY, TOY_DRAFT
+from support.toys import TOY, TOY_DRAFT
 
 METHODS = ["draft_model", "draft_tree", "draft_graph"]
 PROMPT = "Write a short story about a fox and a"
@@ -45,6 +45,7 @@ def plain(setting):
     return generator().generate(PROMPT, max_new_tokens=48, **SETTINGS[setting]).token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_text_is_that_of_plain_decoding(method, setting):
@@ -85,6 +86,7 @@ def test_a_chain_is_a_chain_and_stops_behind_an_improbable_token():
     assert len(found) == 1 + int(np.argmax(each < threshold + 1e-4))
 
 
+@pytest.mark.slow
 def test_a_drafter_asks_after_each_level_whether_to_go_on():
     ids, asked = ids_of(PROMPT), []
 
@@ -133,6 +135,7 @@ def test_scores_that_are_not_numbers_are_named():
         candidates(torch.full((1, 9), float("nan")), 2, Imitation(), np.array([0]))
 
 
+@pytest.mark.slow
 def test_a_draft_model_that_breaks_is_reported_once_and_costs_no_text():
     broken = TorchTarget(load_model(TOY_DRAFT, "float32", "cpu"))
     with torch.no_grad():
@@ -234,6 +237,7 @@ def test_drawn_nodes_are_cut_in_the_order_in_which_they_were_drawn():
         assert len(found) == nodes
 
 
+@pytest.mark.slow
 def test_each_draft_draws_afresh():
     ids = ids_of(PROMPT)
     drawing = drafting("draft_model", {"least_probability": 0.0}, **REJECTION)
@@ -254,11 +258,13 @@ def test_draws_follow_the_draft_models_law():
     assert ((counts - expected) ** 2 / expected).sum() < 16.3  # chi-square, 3 degrees of freedom, p = 0.001
 
 
+@pytest.mark.slow
 def test_greedy_under_rejection_is_plain_decoding():
     generator().use("draft_tree", {"model": TOY_DRAFT}, nodes=8, verification="rejection")
     assert generator().generate(PROMPT, max_new_tokens=32).token_ids == plain("greedy")[:32]
 
 
+@pytest.mark.slow
 def test_a_sampled_text_under_rejection_comes_again_with_its_seed():
     generator().use("draft_model", {"model": TOY_DRAFT}, nodes=6, verification="rejection")
     texts = {

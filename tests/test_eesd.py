@@ -9,10 +9,7 @@ import torch
 
 import foredraft
 from foredraft.contracts import Budget, DraftContext, SequenceView
-from foredraft.control import FixedControl
 from foredraft.drafters import Resources, make_drafter
-from foredraft.engine.single import decode, prefill
-from foredraft.engine.state import SequenceState
 from foredraft.errors import StoreError, UnsupportedModelError, UsageError
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import path_to
@@ -29,42 +26,18 @@ from foredraft.model.heads import (
 from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
 from foredraft.testing import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
-from test_families import LONG, NEW_TOKENS, SETTINGS, VOCABULARY, configuration, prompt_of, tiny_model
-from toys import TOY
+from support.exits import LAYERS, plain, target_of, written
+from support.families import LONG, NEW_TOKENS, SETTINGS, VOCABULARY, configuration, each_of, prompt_of, tiny_model
+from support.toys import TOY
 
 FAMILIES = ["llama", "qwen3", "gpt2", "gemma2", "gpt_neox", "mistral", "falcon"]
 """Those of the paper's kind, a sliding window, learned positions, scaled embeddings, layers that return tuples."""
-LAYERS = 4
 SHAPES = {
     "chain": {},
     "tree": {"out_degree": 3, "least_share": 0.0},
     "deep exit": {"layers": 3},
     "no head": {"head": "none", "layers": 1},
 }
-
-
-@functools.cache
-def target_of(family):
-    config = configuration(family)
-    config.num_hidden_layers = LAYERS
-    if getattr(config, "layer_types", None):
-        config.layer_types = (config.layer_types * LAYERS)[:LAYERS]
-    return TorchTarget(tiny_model(config))
-
-
-@functools.cache
-def head_folder(family, layers, folder):
-    model = target_of(family).model
-    save_head(
-        folder, card_for(model, "eesd", family, layers=layers, dtype="float32"), new_exit_head(model).state_dict()
-    )
-    return str(folder)
-
-
-@pytest.fixture(scope="session")
-def heads(tmp_path_factory):
-    root = tmp_path_factory.mktemp("heads")
-    return lambda family, layers: head_folder(family, layers, root / f"{family}-{layers}")
 
 
 def drafter_of(family, shape, heads):
@@ -74,25 +47,9 @@ def drafter_of(family, shape, heads):
     return make_drafter("eesd", options, Resources(VOCABULARY, target=target_of(family)))
 
 
-def written(target, family, setting, drafter, control=None):
-    prompt = prompt_of(LONG)
-    sampling = SETTINGS[setting]
-    seq = SequenceState(prompt, target.new_cache(), sampling, max_new_tokens=NEW_TOKENS, window=target.window)
-    prefill(seq, target)
-    settings = {"do_sample": sampling.do_sample, "temperature": sampling.temperature, "top_p": sampling.top_p}
-    context = DraftContext(target.vocabulary, seed=sampling.seed, settings=settings, cache=seq.cache)
-    records = list(decode(seq, drafter, control or FixedControl(8), target, context))
-    return seq.emitted.tolist(), records
-
-
-@functools.cache
-def plain(family, setting):
-    return written(target_of(family), family, setting, make_drafter("none", {}, Resources(VOCABULARY)))[0]
-
-
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("family", FAMILIES)
+@each_of(FAMILIES)
 def test_the_text_is_that_of_plain_decoding(family, shape, setting, heads):
     drafter = drafter_of(family, shape, heads)
     text, records = written(drafter.target, family, setting, drafter)
@@ -101,7 +58,7 @@ def test_the_text_is_that_of_plain_decoding(family, shape, setting, heads):
 
 
 @pytest.mark.parametrize("name", ["oracle", "adversary", "random", "none"])
-@pytest.mark.parametrize("family", FAMILIES)
+@each_of(FAMILIES)
 def test_a_split_target_verifies_what_others_drafted(family, name):
     target = SplitTarget(target_of(family), 2, None)
     known = continuation_in(np.concatenate([prompt_of(LONG), np.array(plain(family, "T=1"), np.int64)]))
@@ -327,6 +284,7 @@ def test_a_model_that_does_not_come_apart_is_refused():
         SplitTarget(TorchTarget(wrapped), 1, None)
 
 
+@pytest.mark.slow
 def test_a_generator_writes_the_same_text_through_an_early_exit():
     generator = foredraft.load(TOY, method="none", dtype="float32")
     settings = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.7, "seed": 3}

@@ -56,6 +56,7 @@ def test_an_account_adds_up_by_hand():
     assert account.beside_milliseconds == 1
 
 
+@pytest.mark.slow
 def test_an_explained_text_is_the_text(capsys):
     options = ["--dtype", "float32", "--max-new-tokens", "24", "--temperature", "0.7", "--seed", "3", "--json"]
     assert main(["explain", PROMPT, "--num-speculative-tokens", "8", *options]) == 0
@@ -72,6 +73,7 @@ def test_an_explained_text_is_the_text(capsys):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_account_is_shown_in_words(capsys):
     assert main(["explain", PROMPT, "--max-new-tokens", "16", "--method", "prompt_lookup", "--no-color"]) == 0
     shown = capsys.readouterr().out
@@ -79,6 +81,7 @@ def test_an_account_is_shown_in_words(capsys):
         assert words in shown
 
 
+@pytest.mark.slow
 def test_plain_decoding_has_an_account_too(capsys):
     assert main(["explain", PROMPT, "--max-new-tokens", "8", "--method", "none", "--json"]) == 0
     account = json.loads(capsys.readouterr().out)

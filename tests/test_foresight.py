@@ -7,23 +7,14 @@ from foredraft.control.trial import Trial
 from foredraft.model.candidates import Imitation
 from foredraft.model.foresight import Foresight
 from foredraft.model.growth import GrowthRules
-from test_conformance import tiny_draft_model
+from support.clock import Clock
+from support.tiny_models import tiny_draft_model
 
 
 def test_nothing_is_foreseen_of_ids_that_the_model_does_not_have():
     foresight = Foresight(tiny_draft_model(), GrowthRules(), Imitation(), 64)
     assert foresight.grow(np.array([1, 1000], np.int64), Budget(8, 8)) is None
     foresight.keep((1, 2))
-
-
-class Clock:
-    """Seconds that pass as they are told to."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 def run(trial, clock, steps, seconds, tokens):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quants
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import foredraft
 from foredraft import StoreError, UnsupportedModelError, UsageError
@@ -17,7 +17,7 @@ from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import main
 from foredraft.model import gguf, loading
 from foredraft.model.gguf import gguf_folder, smollm2_file
-from toys import TOY
+from support.toys import TOY
 
 LAYERS, WIDTH, HEADS, INNER = 2, 64, 2, 128
 NAMES = {
@@ -90,6 +90,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+@pytest.mark.slow
 def test_a_file_is_the_model_that_transformers_reads(file):
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     expected = AutoModelForCausalLM.from_pretrained(
@@ -105,6 +106,7 @@ def test_a_file_is_the_model_that_transformers_reads(file):
     assert generator.encode([{"role": "user", "content": "hello"}])[0] == 1  # <|user|>, by the file's own template
 
 
+@pytest.mark.slow
 def test_drafted_text_of_a_file_is_plain_decodings(file):
     generator = foredraft.load(str(file), method="prompt_lookup", dtype="float32", device="cpu")
     prompt = np.tile(np.arange(5, 25), 3)
@@ -114,16 +116,17 @@ def test_drafted_text_of_a_file_is_plain_decodings(file):
     assert drafted.statistics.drafted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file_type", "dtype"), [(0, torch.float32), (1, torch.float16), (32, torch.bfloat16)])
 def test_weights_keep_the_precision_of_the_file(file_type, dtype, tmp_path, cache):
     folder = gguf_folder(write_gguf(tmp_path / "a.gguf", file_type=file_type))
     assert AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype == dtype
 
 
+@pytest.mark.slow
 def test_it_is_converted_once_also_by_several_at_once(file, cache, monkeypatch):
-    calls = []
-    convert = gguf._convert
-    monkeypatch.setattr(gguf, "_convert", lambda *given: (calls.append(given), convert(*given)))
+    calls, read = [], AutoTokenizer.from_pretrained
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda **where: calls.append(where) or read(**where))
     threads = [threading.Thread(target=gguf_folder, args=(file,)) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -134,23 +137,22 @@ def test_it_is_converted_once_also_by_several_at_once(file, cache, monkeypatch):
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_a_conversion_that_fails_leaves_nothing_and_can_be_repeated(file, cache, monkeypatch):
-    read = gguf._read
+    def half_of_it(model, folder):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
 
-    class Full:
-        def save_pretrained(self, folder):
-            folder.mkdir()
-            (folder / "model.safetensors").write_bytes(b"half of it")
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(gguf, "_read", lambda *_: (Full(), Full()))
-    with pytest.raises(StoreError, match=r"No space left on device.*nothing was kept.*Make room"):
-        gguf_folder(file)
+    with monkeypatch.context() as full:
+        full.setattr(PreTrainedModel, "save_pretrained", half_of_it)
+        with pytest.raises(StoreError, match=r"No space left on device.*nothing was kept.*Make room"):
+            gguf_folder(file)
     assert [path.suffix for path in (cache / "gguf").iterdir()] == [".wait"]
-    monkeypatch.setattr(gguf, "_read", read)
     assert (gguf_folder(file) / "config.json").is_file()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_is_refused_in_a_sentence(file, tmp_path, cache):
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(file.read_bytes()[: file.stat().st_size // 2])

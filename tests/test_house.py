@@ -157,27 +157,47 @@ def test_every_ruff_ignore_has_a_reason():
 
 
 def compiled_functions():
+    """{(package, name): place} of what `graph` and `index` compile and show."""
     found = {}
     for path in SOURCES:
-        if path.relative_to(PACKAGE).parts[0] in ("graph", "index"):
-            for function in functions(path):
-                if is_compiled(function) and not function.name.startswith("_"):
-                    found[function.name] = f"{shown(path)}:{function.lineno}"
+        package = path.relative_to(PACKAGE).parts[0]
+        for function in functions(path) if package in ("graph", "index") else ():
+            if is_compiled(function) and not function.name.startswith("_"):
+                found[package, function.name] = f"{shown(path)}:{function.lineno}"
     return found
 
 
-WITHOUT_TWIN = {"advance", "empty_list", "learn_choices", "list_all", "main_source", "room_for", "root_mark"}
-"""Make several calls in one, or hand out memory; tests/test_blend.py says what they do."""
+TWINS = sorted((REPOSITORY / "tests" / "naive").glob("*.py"))
+WITHOUT_TWIN = {
+    "advance", "credit", "empty_list", "learn_choices", "list_all", "main_source", "room_for", "root_mark",
+    "pop", "sift_up",
+}  # fmt: skip
+"""Make several calls in one, hand out memory, or change what a twin of another function is asked about.
+
+tests/test_blend.py and tests/test_retrieval.py say what they do.
+"""
 
 
 def test_every_compiled_function_has_a_slow_twin():
-    compiled = compiled_functions()
-    assert "ancestor_mask" in compiled
-    for name in WITHOUT_TWIN:
-        del compiled[name]
-    twins = {node.name for node in parsed(REPOSITORY / "tests" / "naive.py").body if isinstance(node, FUNCTIONS)}
-    lonely = {name: place for name, place in compiled.items() if name not in twins}
-    assert not lonely, f"Write a slow, obvious twin of the same name in tests/naive.py and compare with it: {lonely}"
+    compiled = {key: place for key, place in compiled_functions().items() if key[1] not in WITHOUT_TWIN}
+    assert ("graph", "ancestor_mask") in compiled
+    twins = {
+        (path.stem.split("_")[0], node.name)
+        for path in TWINS
+        for node in parsed(path).body
+        if isinstance(node, FUNCTIONS)
+    }
+    lonely = {key: place for key, place in compiled.items() if key not in twins}
+    assert not lonely, f"Write a slow, obvious twin of the same name in tests/naive, and compare with it: {lonely}"
+
+
+def test_every_twin_is_compared_with():
+    """By a test, or by another twin."""
+    text = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "tests").rglob("*.py"))
+    used = set(re.findall(r"\bnaive\.\w+\.(\w+)", text))
+    used |= {node.id for path in TWINS for node in ast.walk(parsed(path)) if isinstance(node, ast.Name)}
+    idle = [f"{shown(path)}:{node.lineno}" for path in TWINS for node in functions(path) if node.name not in used]
+    assert not idle, f"Compare with these twins, or delete them: {idle}"
 
 
 def public_names(package):
@@ -216,3 +236,16 @@ def test_lines_of_markdown_are_short():
             if len(line) > 160 and not code and not line.lstrip().startswith("|"):
                 long.append(f"{path.relative_to(REPOSITORY)}:{number}")
     assert not long, f"Break these lines of Markdown before 160 characters: {long}"
+
+
+def test_tests_share_through_support_not_through_each_other():
+    files = sorted((REPOSITORY / "tests").glob("test_*.py"))
+    imported = {
+        f"{shown(path)}:{node.lineno}"
+        for path in files
+        for node in ast.walk(parsed(path))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in [getattr(node, "module", None) or "", *(each.name for each in node.names)]
+        if name.startswith("test_")
+    }
+    assert not imported, f"Move what several test files need to tests/support: {sorted(imported)}"

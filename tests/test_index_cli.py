@@ -11,7 +11,7 @@ import pytest
 from foredraft.cli import index, main
 from foredraft.corpus import segments
 from foredraft.index.datastore import open_datastore
-from toys import TOY
+from support.toys import TOY
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 DEMO = ["--model", TOY]
@@ -132,6 +132,7 @@ def test_another_tokenizers_text_is_not_added(store, corpus, tmp_path, capsys):
     assert contents(store) == before
 
 
+@pytest.mark.slow
 def test_a_cluster_makes_the_same_store(corpus, tmp_path):
     """A process of its own, as Ray is loud and leaves things behind where it was imported."""
     environment = os.environ | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(SOURCE)}

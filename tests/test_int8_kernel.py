@@ -25,6 +25,7 @@ def integers(*shape):
     return torch.from_numpy(np.random.default_rng(sum(shape)).integers(-128, 128, shape).astype(np.int8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("columns", "size"), [(48, 64), (7, 10), (200, 384)], ids=["strip", "uneven", "strips"])
 def test_the_kernel_multiplies_exactly(columns, size, tmp_path):
     weight = integers(columns, size)

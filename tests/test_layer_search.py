@@ -20,8 +20,8 @@ from foredraft.training.layer_search import (
     promised,
     search,
 )
-from test_families import plain, prompt_of, target_of
-from toys import TOY_DRAFT
+from support.families import plain, prompt_of, target_of
+from support.toys import TOY_DRAFT
 
 CURVE = CostCurve((1, 16), (1.0, 1.0))
 
@@ -55,6 +55,7 @@ def test_what_is_promised_counts_draft_passes_and_verification():
     assert (never.levels, never.speed_up, never.agreement) == (1, pytest.approx(10 / 15), 0.0)
 
 
+@pytest.mark.slow
 def test_costs_are_shares_of_a_pass():
     costs = SkippingCosts(CURVE, attention=0.1, mlp=0.05)
     assert costs.draft_cost(Skipped((0, 1), (0, 1, 2))) == pytest.approx(0.65)
@@ -119,6 +120,7 @@ def data(tmp_path):
 QUICK = ["--trials", "3", "--texts", "4", "--max-new-tokens", "8", "--prompt-tokens", "6"]
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_file_that_the_method_takes(data, tmp_path, capsys):
     out = tmp_path / "skipped.json"
     assert main(["tune", "layer-skip", "--data", str(data), "--out", str(out), *QUICK]) == 0
@@ -136,6 +138,7 @@ def test_the_command_writes_a_file_that_the_method_takes(data, tmp_path, capsys)
     assert "was made for another model" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -15,8 +15,8 @@ from foredraft.graph.layout import lay_out_text
 from foredraft.model.fingerprint import fingerprint
 from foredraft.model.skipping import Skipped, default_skipped, read_skipped, skipping, write_skipped
 from foredraft.testing import ToyTarget
-from test_families import GREEDY, NEW_TOKENS, SETTINGS, VOCABULARY, plain, prompt_of, target_of, written
-from toys import TOY
+from support.families import GREEDY, NEW_TOKENS, SETTINGS, VOCABULARY, each_of, plain, prompt_of, target_of, written
+from support.toys import TOY
 
 FAMILIES = [
     "llama", "qwen3", "gpt2", "gemma2", "gpt_neox", "mistral", "qwen2", "gemma", "gemma3_text", "granite", "smollm3",
@@ -48,7 +48,7 @@ def scores(target, ids):
 
 
 @pytest.mark.parametrize("skipped", [Skipped((1,), ()), Skipped((), (0,)), Skipped((0,), (1,)), Skipped((1,), (0, 1))])
-@pytest.mark.parametrize("family", FAMILIES)
+@each_of(FAMILIES)
 def test_what_is_skipped_adds_nothing(family, skipped):
     target, ids = target_of(family), prompt_of(20)
     before = scores(target, ids)
@@ -60,7 +60,7 @@ def test_what_is_skipped_adds_nothing(family, skipped):
     torch.testing.assert_close(scores(target, ids), before, rtol=0, atol=0)  # the target is as it was
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_of(FAMILIES)
 def test_all_weights_are_the_targets(family):
     target = target_of(family)
     own = {weight.data_ptr() for weight in target.model.parameters()}
@@ -68,7 +68,7 @@ def test_all_weights_are_the_targets(family):
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("family", FAMILIES)
+@each_of(FAMILIES)
 def test_drafted_text_equals_plain_text(family, setting):
     resources = Resources(VOCABULARY, target=target_of(family))
     for options in ({}, {"attention": [1], "least_probability": 0.0}):
@@ -78,6 +78,7 @@ def test_drafted_text_equals_plain_text(family, setting):
         assert sum(record.drafted for record in records) > 0
 
 
+@pytest.mark.slow
 def test_a_draft_model_that_leaves_out_little_is_mostly_right():
     drafter = make_drafter(
         "layer_skip", {"mlp": [5], "least_probability": 0.0}, Resources(8192, target=generator().target)

@@ -8,29 +8,17 @@ from hypothesis import strategies as st
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, DraftContext, SequenceView, Verdict
 from foredraft.drafters import Resources, make_drafter
+from foredraft.drafters.medusa import MedusaDrafter, MedusaOptions
 from foredraft.errors import UsageError
 from foredraft.graph.tree import check_tree, depths, path_to
-from foredraft.model.heads import RANKS, MedusaHeads, card_for, load_medusa, save_head, static_tree
-from test_eesd import NEW_TOKENS, SETTINGS, VOCABULARY, plain, target_of, written
-
-HEADS = 3
-
-
-def head_of(family, folder):
-    model = target_of(family).model
-    heads = MedusaHeads(model.config.hidden_size, HEADS)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for weight in heads.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.3)
-    heads.accuracies.copy_(0.6 ** torch.arange(1, RANKS + 1).float().expand(HEADS, -1))
-    card = card_for(model, "medusa", family, dtype="float32", count=HEADS)
-    save_head(folder, card, heads.state_dict())
-    return str(folder)
+from foredraft.model.heads import load_medusa, static_tree
+from support.exits import plain, target_of, written
+from support.families import NEW_TOKENS, SETTINGS, VOCABULARY, each_of
+from support.heads import HEADS, head_of
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gemma2", "gpt_neox"])
+@each_of(["llama", "qwen3", "gpt2", "gemma2", "gpt_neox"])
 def test_the_text_is_that_of_plain_decoding(family, setting, tmp_path):
     target = target_of(family)
     drafter = make_drafter("medusa", {"head": head_of(family, tmp_path)}, Resources(VOCABULARY, target=target))
@@ -41,13 +29,14 @@ def test_the_text_is_that_of_plain_decoding(family, setting, tmp_path):
 
 def test_each_level_holds_the_tokens_of_its_head(tmp_path):
     """An LM head that scores one token for each head: 10, 11, 12."""
-    target = target_of("llama")
-    drafter = make_drafter("medusa", {"head": head_of("llama", tmp_path)}, Resources(VOCABULARY, target=target))
+    _, heads = load_medusa(head_of("llama", tmp_path), target_of("llama").model)
     rows = iter(range(1000))
-    drafter._lm_head = lambda states: torch.nn.functional.one_hot(
-        torch.tensor([(10 + next(rows)) % VOCABULARY for _ in range(len(states))]), VOCABULARY
-    ).float()
-    drafting = drafter.open(DraftContext(VOCABULARY))
+
+    def lm_head(states):
+        tokens = torch.tensor([(10 + next(rows)) % VOCABULARY for _ in range(len(states))])
+        return torch.nn.functional.one_hot(tokens, VOCABULARY).float()
+
+    drafting = MedusaDrafter(MedusaOptions(), heads, lm_head).open(DraftContext(VOCABULARY))
     ids = np.arange(6, dtype=np.int64)
     assert len(drafting.propose(SequenceView(ids[:5], 5), Budget(8, 8))) == 0  # no state has been seen
     drafting.observe(Verdict((1,), (), EMPTY_DRAFT, 4, hidden=torch.zeros(1, 32)))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import naive
+import naive.index_blend
 from foredraft.errors import StoreError
 from foredraft.index.own_words import (
     TOP,
@@ -17,7 +17,8 @@ from foredraft.index.own_words import (
     save_words,
     words_of_table,
 )
-from test_search import static_table
+from support.own_words import learn
+from support.tables import static_table
 
 pytestmark = pytest.mark.kernels
 
@@ -29,15 +30,6 @@ def known(words, *context):
         return None
     kept = words.chances[slot] > 0
     return dict(zip(words.tokens[slot][kept].tolist(), words.chances[slot][kept].tolist(), strict=True))
-
-
-def learn(words, ids, tokens, parents, tops):
-    """Learn that {token: chance} `tops[row]` follow each row."""
-    width = max(len(top) for top in tops.values())
-    top = np.array([list(each) + [0] * (width - len(each)) for each in tops.values()], np.int32)
-    chances = np.array([list(each.values()) + [0.0] * (width - len(each)) for each in tops.values()], np.float32)
-    arrays = np.array(tokens, np.int32), np.array(parents, np.int32), np.array(ids, np.int64)
-    learn_rows(words, *arrays, np.array(list(tops), np.int32), top, chances)
 
 
 def test_every_row_is_learned_under_its_last_three_two_and_one_tokens():
@@ -89,10 +81,10 @@ def test_what_is_learned_of_a_draft_is_what_the_slow_twin_learns(seed):
         chances = -np.sort(-(rng.random((len(rows), 4)).astype(np.float32) ** 4))
         told = (tokens, parents, rng.integers(0, 6, int(rng.integers(1, 5))), rows, top, chances)
         learn_rows(words, *told)
-        naive.learn_rows(expected, *told)
+        naive.index_blend.learn_rows(expected, *told)
     for context in expected:
         padded = (*[-1] * (3 - len(context)), *context)
-        slow = naive.find(expected, naive.context_key(*padded))
+        slow = naive.index_blend.find(expected, naive.index_blend.context_key(*padded))
         slot = find(words, context_key(*padded))
         assert words.tokens[slot][: len(slow)].tolist() == [token for token, _ in slow]
         assert words.chances[slot].tolist() == [parts for _, parts in slow] + [0] * (TOP - len(slow))

@@ -34,6 +34,7 @@ def threads(request):
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_products_are_right_however_they_are_divided(dtype, threads, tmp_path):
     torch.manual_seed(threads)

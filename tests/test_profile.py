@@ -7,7 +7,7 @@ import pytest
 from foredraft.api import load
 from foredraft.bench.timeline import chrome_trace, timed_steps
 from foredraft.cli import main
-from toys import TOY, TOY_DRAFT
+from support.toys import TOY, TOY_DRAFT
 
 
 @pytest.fixture
@@ -17,6 +17,7 @@ def prompts(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_profile_counts_what_was_emitted_and_where_it_came_from(prompts, capsys):
     graph = f'draft_graph:{{"model": "{TOY_DRAFT}", "num_speculative_tokens": 16, "tau": 1, "least_probability": 0.05}}'
     options = [
@@ -57,6 +58,7 @@ def test_a_profile_counts_what_was_emitted_and_where_it_came_from(prompts, capsy
     assert drafted["drafted"] <= 16 * drafted["steps"]
 
 
+@pytest.mark.slow
 def test_loans_are_counted_by_shape_and_compared_with_the_truth(prompts, capsys):
     options = ["--data", str(prompts), "--task", "gsm8k", "--prompts", "2", "--max-new-tokens", "64", "--json"]
     assert main(["bench", "loans", TOY_DRAFT, *options, "--dtype", "float32"]) == 0

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from importlib.metadata import EntryPoint
 from typing import ClassVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from foredraft.graph.tree import chain_parents
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions, rejection
 from foredraft.verify import verify
-from toys import TOY, TOY_DRAFT, TOY_HEADS
+from support.toys import TOY, TOY_DRAFT, TOY_HEADS
 
 OPTIONS = ["--prompts", "2", "--max-new-tokens", "24"]
 SAMPLED = SamplingOptions(do_sample=True, temperature=0.8)
@@ -35,6 +36,7 @@ def proved(capsys, *options):
     return status, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_sound_methods_and_rules_are_proved(capsys):
     drawing = f'draft_model:{{"model":"{TOY_DRAFT}","verification":"rejection","num_speculative_tokens":3}}'
     status, found = proved(capsys, "--method", "prompt_lookup", "--method", drawing)
@@ -47,6 +49,7 @@ def test_sound_methods_and_rules_are_proved(capsys):
     assert ("rejection", "enumeration") in tests
 
 
+@pytest.mark.slow
 def test_the_verdict_is_a_sentence_and_a_piped_table_is_whole(capsys):
     assert main(["prove", *OPTIONS, "--method", "prompt_lookup", "--temperature", "0"]) == 0
     shown = capsys.readouterr()
@@ -64,6 +67,7 @@ class CompiledTo:
         return rows <= self.rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "compiled", "method", "nodes", "exact"),
     [
@@ -103,6 +107,7 @@ def redraws_after_a_mismatch(draft, scores, policy, at):
     return verdict
 
 
+@pytest.mark.slow
 def test_a_verifier_that_draws_again_is_found(capsys, monkeypatch):
     monkeypatch.setattr(step_module, "verify", redraws_after_a_mismatch)
     status, found = proved(capsys, "--method", "prompt_lookup")
@@ -141,6 +146,7 @@ class Meddling:
         pass
 
 
+@pytest.mark.slow
 def test_a_drafter_that_changes_the_cache_is_found(capsys, monkeypatch):
     new_cache = TorchTarget.new_cache
 
@@ -149,7 +155,8 @@ def test_a_drafter_that_changes_the_cache_is_found(capsys, monkeypatch):
         return Meddling.caches[-1]
 
     monkeypatch.setattr(TorchTarget, "new_cache", kept)
-    monkeypatch.setattr(drafters, "_OWN", {**drafters._OWN, "meddling": f"{__name__}:Meddling"})
+    meddling = EntryPoint("meddling", f"{__name__}:Meddling", drafters.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(drafters, "entry_points", lambda **_: [meddling])
     status, found = proved(capsys, "--method", 'meddling:{"num_speculative_tokens":1}')
     assert status == 1
     assert any(
@@ -157,6 +164,7 @@ def test_a_drafter_that_changes_the_cache_is_found(capsys, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_rule_that_draws_again_is_found_under_rejection(monkeypatch):
     assert all(proof.holds for proof in prove_rule("rejection", SAMPLED))
     monkeypatch.setattr(rejection, "residual", lambda p, q: p)
@@ -164,6 +172,7 @@ def test_a_rule_that_draws_again_is_found_under_rejection(monkeypatch):
     assert "enumeration" in {proof.test for proof in broken}
 
 
+@pytest.mark.slow
 def test_a_rule_that_prefers_its_draft_is_found_by_its_texts(monkeypatch):
     assert all(proof.holds for proof in prove_rule("matched", SAMPLED))
     sampler = state_module.Sampler.chooser

@@ -16,9 +16,9 @@ from foredraft.model.compiled.build import compile_forward
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.quantized import Int8Linear, dtype_name, quantize, relative_error
 from foredraft.model.target import TorchTarget
-from test_compiled import METHODS, SAMPLINGS, always_compiled, written
-from test_families import FAMILIES, configuration, prompt_of, random_tree, tiny_model
-from toys import TOY, TOY_HEADS
+from support.compilation import METHODS, SAMPLINGS, always_compiled, written
+from support.families import FAMILIES, configuration, each_of, prompt_of, random_tree, tiny_model
+from support.toys import TOY, TOY_HEADS
 
 
 def random_layer(width=48, outputs=40, *, bias=True):
@@ -76,7 +76,8 @@ BLOCKS = ("mixtral", "gpt_oss")  # of experts
 SINGLE = ("gemma2", "gptj")  # their attention casts to float32
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in BLOCKS])
+@pytest.mark.slow
+@each_of([family for family in FAMILIES if family not in BLOCKS])
 def test_tree_rows_and_texts_are_those_of_plain_decoding(family):
     model = quantize(tiny_model(configuration(family)))
     assert not any(type(module) in (torch.nn.Linear, Conv1D) for module in model.modules())
@@ -102,6 +103,7 @@ def test_tree_rows_and_texts_are_those_of_plain_decoding(family):
             assert written(target, method, options, nodes, sampling) == expected
 
 
+@pytest.mark.slow
 def test_compiled_texts_are_those_of_the_model_as_it_is(tmp_path):
     config = configuration("llama")
     config.max_position_embeddings = 1024
@@ -116,6 +118,7 @@ def test_compiled_texts_are_those_of_the_model_as_it_is(tmp_path):
             assert written(compiled, method, options, nodes, sampling) == expected
 
 
+@pytest.mark.slow
 def test_the_demo_model_is_loaded_in_eight_bits():
     model = load_model(TOY, "int8", "cpu")
     held = sum(each.numel() for each in model.state_dict().values() if each.dtype == torch.int8)

@@ -5,18 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import naive
-from foredraft.index.recent_text import END, append, empty_text, occurrences, with_room
+import naive.index_text
+from foredraft.index.recent_text import END, append, occurrences, with_room
+from support.documents import grown
 
 pytestmark = pytest.mark.kernels
-
-
-def grown(pieces, room=1):
-    text = empty_text(room)
-    for piece in pieces:
-        text = with_room(text, len(piece))
-        append(text, np.array(piece, np.int64))
-    return text
 
 
 def found_in(text, context, longest=16, most=256):
@@ -38,8 +31,8 @@ def test_occurrences_are_those_of_a_scan(sequences, context, longest, most, own)
     text = grown(pieces)
     symbols = [symbol for piece in pieces for symbol in piece]
     assert text.symbols[: len(symbols)].tolist() == symbols
-    assert text.previous[: len(symbols)].tolist() == naive.append(symbols)
-    assert found_in(text, context, longest, most) == naive.occurrences(symbols, context, longest, most)
+    assert text.previous[: len(symbols)].tolist() == naive.index_text.append(symbols)
+    assert found_in(text, context, longest, most) == naive.index_text.occurrences(symbols, context, longest, most)
 
 
 @pytest.mark.parametrize("top", [5, 70_000, (1 << 31) - 1])
@@ -54,7 +47,7 @@ def test_long_texts_are_searched_as_a_scan_searches(top):
     met = 0
     for end in rng.integers(2, 700, 60).tolist():
         context = symbols[max(end - 8, 0) : end]
-        expected = naive.occurrences(symbols, context, 5, 16) if END not in context[-2:] else []
+        expected = naive.index_text.occurrences(symbols, context, 5, 16) if END not in context[-2:] else []
         assert found_in(text, context, 5, 16) == expected
         met += len(expected)
     assert met > 100

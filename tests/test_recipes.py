@@ -4,29 +4,38 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 
 import pytest
 import torch
 
+from foredraft.cache_folder import CACHE_VARIABLE
+from foredraft.cli import main
 from foredraft.errors import ForedraftError, ForedraftWarning
 from foredraft.model.compiled import background, build
 from foredraft.model.compiled.build import RECIPES, compile_forward
 from foredraft.model.compiled.package import compiled_folder, read_record, record_path, weights_hash, write_record
 from foredraft.model.target import TorchTarget
-from test_compiled import METHODS, SAMPLINGS, always_compiled, llama, record_of, small_model, written
+from support.compilation import METHODS, SAMPLINGS, always_compiled, record_of, written
+from support.llamas import llama, small_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
+def compiled_cache(tmp_path_factory):
     """A cache folder that holds the compiled forward of `small_model`."""
     folder = tmp_path_factory.mktemp("recipes-cache")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
         compile_forward(small_model(), folder)
     return folder
+
+
+@pytest.fixture
+def cache(compiled_cache):
+    return compiled_cache
 
 
 def only(monkeypatch, *working):
@@ -41,6 +50,7 @@ def only(monkeypatch, *working):
     monkeypatch.setattr(build, "_compile", compile_by)
 
 
+@pytest.mark.slow
 def test_the_recipe_and_its_kernels_are_recorded(cache):
     record = read_record(compiled_folder(small_model(), cache))
     (package,) = record.packages
@@ -50,6 +60,17 @@ def test_the_recipe_and_its_kernels_are_recorded(cache):
     assert package.told() == "The package for 1 to 256 rows is made of our kernels (attention, products)."
 
 
+def test_the_commands_show_which_recipe_won(cache, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(CACHE_VARIABLE, str(cache))
+    small_model().save_pretrained(tmp_path / "model")
+    for command in (["compile"], ["info", "--dtype", "float32"]):
+        assert main([*command, str(tmp_path / "model")]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "for 1 to 256 rows is made of our kernels (attention, products)." in shown
+        assert f"Compiled by torch {torch.__version__}." in shown
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(1, len(RECIPES)), ids=[recipe.name for recipe in RECIPES[1:]])
 def test_a_recipe_that_worked_with_an_earlier_torch_is_missed_and_the_next_one_writes_the_same_texts(
     place, tmp_path, monkeypatch
@@ -126,6 +147,7 @@ def test_a_compilation_beside_tells_what_was_compiled_better_before(tmp_path, mo
     folder = compiled_folder(model, tmp_path)
     folder.mkdir(parents=True)
     write_record(folder, record_of(eager=(1.0, 1.0, 1.0), warning="It may be slower."))
-    compilation._process.wait()
+    while compilation.running:
+        time.sleep(0.01)
     with pytest.warns(ForedraftWarning, match=r"^It may be slower\.$"):
         assert compilation.has_news()

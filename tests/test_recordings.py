@@ -3,13 +3,10 @@
 import contextlib
 import gc
 import warnings
-import weakref
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import foredraft.api as api_module
 from foredraft.api import Generator, load
@@ -35,35 +32,20 @@ from foredraft.model.rollout import Rollout
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.chooser import Sampler
-from test_compiled import METHODS, llama, small_model, written
-from test_families import FAMILIES, VOCABULARY, configuration, prompt_of, random_tree, tiny_model
-from toys import TOY, TOY_DRAFT
+from support.compilation import METHODS, SAMPLINGS, written
+from support.families import FAMILIES, VOCABULARY, configuration, each_of, prompt_of, random_tree, tiny_model
+from support.llamas import llama, small_model
+from support.recorded import Watch, begun, caches_of, finished, recorded_target
+from support.toys import TOY, TOY_DRAFT
 
 FULL = [family for family, own in FAMILIES.items() if "sliding_window" not in own]
-SAMPLINGS = ({}, {"do_sample": True, "temperature": 0.8, "seed": 3})
 CHAIN = np.arange(5, dtype=np.int32), np.arange(-1, 4, dtype=np.int32)
-
-
-def recorded_target(model):
-    return TorchTarget(model, recordings=RecordedForward(model))
 
 
 def prefilled(target, ids):
     cache = target.new_cache()
     target.prefill(ids, cache)
     return cache
-
-
-def begun(target, length, tokens=48, **sampling):
-    """Begin a text of `target` behind a prompt of its own, with trees for drafts."""
-    generator = Generator(target, None, method="adaptix", options={"table": "none"}, nodes=12)
-    return generator.begin(prompt_of(length), SamplingOptions(**sampling), max_new_tokens=tokens)
-
-
-def finished(run):
-    for _ in run.steps():
-        pass
-    return run.token_ids
 
 
 def assert_same_passes(model, sizes=(0, 1, 2, 9, 40)):
@@ -85,7 +67,7 @@ def assert_same_passes(model, sizes=(0, 1, 2, 9, 40)):
         torch.testing.assert_close(*(each[:, :, : given.length] for each in (one, other)), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", FULL)
+@each_of(FULL)
 def test_rows_score_as_the_model_does(family):
     assert_same_passes(tiny_model(configuration(family)))
 
@@ -157,9 +139,12 @@ def test_what_lies_in_slots_that_are_not_committed_changes_nothing():
 def test_the_store_grows_with_a_sequence_and_is_kept_for_the_next(monkeypatch):
     monkeypatch.setattr(recordings, "_LEAST_SLOTS", 32)
     target, capacities = recorded_target(small_model()), []
+    caches = caches_of(target)
     for length in (20, 230, 20):
-        assert finished(begun(target, length)) == finished(begun(TorchTarget(small_model()), length))
-        capacities.append(target.recordings._store.shape[2])
+        run = begun(target, length)
+        assert finished(run) == finished(begun(TorchTarget(small_model()), length))
+        capacities.append(caches[-1]().store.shape[2])
+        del run  # and with it its cache
     assert capacities == [256, 384, 384]
 
 
@@ -192,17 +177,18 @@ def test_a_sequence_that_made_room_keeps_the_rows_of_its_last_pass():
 
 def test_a_finished_sequence_is_gone_without_a_search_for_cycles_and_leaves_nothing_behind():
     target = recorded_target(small_model())
+    caches = caches_of(target)
     gc.disable()
     try:
         run = begun(target, 20)
         finished(run)
-        cache = weakref.ref(run._parts[0].cache)
+        store = caches[-1]().store
         del run
-        assert cache() is None
+        assert [cache() for cache in caches] == [None]
     finally:
         gc.enable()
     with torch.inference_mode():
-        target.recordings._store.fill_(float("nan"))
+        store.fill_(float("nan"))
     assert finished(begun(target, 25)) == finished(begun(TorchTarget(small_model()), 25))
 
 
@@ -239,24 +225,7 @@ def test_scores_that_are_not_the_models_own_are_told_and_not_used(monkeypatch):
     assert "not the model's own, relative error 2.0e+00" in warned_once(recorded_target(small_model()))
 
 
-class Watch(TorchDispatchMode):
-    """Notes what would take something from the host in the middle of a recording."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-        devices = {each.device.type for each in (*given, *tree_leaves(result)) if isinstance(each, torch.Tensor)}
-        copied = func._schema.name in ("aten::copy_", "aten::_to_copy", "aten::to")
-        if len(devices) > 1 and (copied or any(each.ndim for each in given if each.device.type == "cpu")):
-            self.seen.append(func)
-        return result
-
-
-@pytest.mark.parametrize("family", FULL)
+@each_of(FULL)
 def test_what_is_recorded_neither_waits_for_values_nor_copies_from_the_host(family):
     """On torch's device without values, which refuses whatever asks for one."""
     target = recorded_target(tiny_model(configuration(family)))
@@ -380,7 +349,7 @@ def exact_products():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", FULL)
+@each_of(FULL)
 def test_recorded_rows_score_as_the_model_does(family):
     with exact_products():
         assert_same_passes(tiny_model(configuration(family)).to("cuda"))

@@ -22,7 +22,7 @@ from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.testing import ToyTarget
 from foredraft.verify import verify
-from toys import TOY, TOY_DRAFT
+from support.toys import TOY, TOY_DRAFT
 
 TINY = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 
@@ -91,6 +91,7 @@ def test_damaged_weights_are_a_sentence(tmp_path):
         load_model(str(tmp_path / "model"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad_from", range(1, 12))
 def test_scores_that_go_bad_inside_a_draft_lose_no_token_that_plain_decoding_writes(generator, bad_from):
     prompt = generator.encode("one two three one two three one two three one two")
@@ -173,6 +174,7 @@ def test_the_shipped_tables_are_sound():
     assert (folder / "smollm2.trigrams").exists()
 
 
+@pytest.mark.slow
 def test_shared_knowledge_is_saved_where_memory_names_a_file(tmp_path):
     path = tmp_path / "memory"
     options = {"table": "none", "share": True, "memory": str(path), "num_speculative_tokens": 4}

@@ -336,6 +336,7 @@ PLANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTS)
 def test_the_enumeration_finds(plant, monkeypatch):
     name, drafts, attribute, mistake = PLANTS[plant]
@@ -650,6 +651,7 @@ def test_texts_sampled_under_rejection_are_not_proved_token_for_token():
 # --- the conformance suite
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["draws well", "draws badly"])
 def test_the_shipped_drawing_drafter_keeps_the_laws(name):
     check_drafter(DRAFTERS[name])
@@ -679,6 +681,7 @@ def keeps_the_probable(draft):
     return draft.take(np.arange(unlikely[0] if len(unlikely) else len(draft), dtype=np.int32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", [flattened, keeps_the_probable])
 def test_the_conformance_suite_finds_a_drafter_whose_q_is_not_what_it_drew_from(mistake):
     with pytest.raises(AssertionError, match="Drawn text keeps the target's law"):

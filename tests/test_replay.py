@@ -30,6 +30,7 @@ def replayed(capsys, *arguments):
     return [{name: value for name, value in row.items() if not name.endswith(("_us", "_mib"))} for row in rows]
 
 
+@pytest.mark.slow
 def test_many_settings_in_one_pass_are_the_same_in_one_process_and_in_two(records, capsys):
     settings = ["--method", "prompt_lookup", "--method", 'adaptix:{"learn":"paper"}', "--nodes", "2", "--nodes", "8"]
     rows = replayed(capsys, records, *settings)

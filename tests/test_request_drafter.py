@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-import naive
-import test_trigram_table as trigram_tables
+import naive.graph
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.corpus.words import tokenizer_hash
 from foredraft.drafters import Resources, make_drafter
@@ -15,7 +14,8 @@ from foredraft.index.datastore_writer import DatastoreWriter
 from foredraft.integrations.request_drafter import RequestDrafter
 from foredraft.integrations.request_table import PATIENCE, RequestTable
 from foredraft.testing import VOCABULARY, OracleDrafter
-from toys import build_trigram_table, text_documents
+from support import tokenizers
+from support.toys import build_trigram_table, text_documents
 
 MOST, LONGEST, NODES = 6, 400, 16
 
@@ -135,17 +135,17 @@ def test_segments_with_longer_places_are_searched_too(store, method, monkeypatch
 
 
 def test_a_batch_drafts_from_the_table(tmp_path):
-    texts = [text(seed, 200, trigram_tables.VOCABULARY) for seed in range(3)]
-    path, tokenizer = tmp_path / "a.trigrams", trigram_tables.word_tokenizer()
-    documents = text_documents([trigram_tables.words(ids.tolist()) for ids in texts])
-    build_trigram_table(documents, tokenizer, trigram_tables.VOCABULARY, path)
-    resources = Resources(trigram_tables.VOCABULARY, tokenizer_hash(tokenizer))
+    texts = [text(seed, 200, tokenizers.VOCABULARY) for seed in range(3)]
+    path, tokenizer = tmp_path / "a.trigrams", tokenizers.word_tokenizer()
+    documents = text_documents([tokenizers.words(ids.tolist()) for ids in texts])
+    build_trigram_table(documents, tokenizer, tokenizers.VOCABULARY, path)
+    resources = Resources(tokenizers.VOCABULARY, tokenizer_hash(tokenizer))
     drafter = make_drafter("adaptix", {"table": str(path), "learn": "off"}, resources)
     server = Server(texts)
-    requests = RequestDrafter(drafter, vocabulary=trigram_tables.VOCABULARY, most=MOST, rows=3, longest=LONGEST)
+    requests = RequestDrafter(drafter, vocabulary=tokenizers.VOCABULARY, most=MOST, rows=3, longest=LONGEST)
     for length in (1, 2, 30, 150):
         drafts = requests.propose(server.show([length] * 3), server.lengths, server.token_ids)
-        alone = [drafts_alone(drafter, ids, [length], vocabulary=trigram_tables.VOCABULARY)[0] for ids in texts]
+        alone = [drafts_alone(drafter, ids, [length], vocabulary=tokenizers.VOCABULARY)[0] for ids in texts]
         assert drafts == alone
         assert any(drafts)
 
@@ -324,5 +324,5 @@ def test_the_best_chain_is_that_of_all_paths(seed):
         above = 1.0 if parents[node] < 0 else score[parents[node]]
         score[node] = above * np.float32(drawn.integers(1, 5) / 4)
     for longest, least in ((12, 0.0), (2, 0.0), (3, 0.3)):
-        expected = naive.best_chain(parents, score, longest, least)
+        expected = naive.graph.best_chain(parents, score, longest, least)
         assert best_chain(parents, score, longest, least).tolist() == expected.tolist()

@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import naive
-from foredraft.contracts import Budget, Draft, DraftContext, SequenceView, Verdict
+import naive.index_text
+from foredraft.contracts import Draft, Verdict
 from foredraft.drafters import Resources, make_drafter, rest
 from foredraft.drafters.rest import RestDrafter, RestOptions
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
-from foredraft.graph.tree import depths, is_tree
 from foredraft.index import library
 from foredraft.index.datastore import MANIFEST, Datastore, check_datastore, open_datastore, segment_path
 from foredraft.index.datastore_writer import DatastoreWriter
@@ -20,13 +19,12 @@ from foredraft.index.storage import open_store
 from foredraft.index.suffix_array import SuffixArrays
 from foredraft.testing import CHECKS, ToyTarget, check_drafter
 from foredraft.testing import VOCABULARY as TOY
-from test_datastore import built
-from test_retrieval import paths_of
-from test_suffix_array import random_documents, text_of
+from support.documents import random_documents, text_of
+from support.drafts import opened, paths_of, propose, scored
+from support.stores import VOCABULARY, built
 
 pytestmark = pytest.mark.kernels
 
-VOCABULARY = 300
 SEGMENTS = [random_documents(seed, VOCABULARY, 30, 30) for seed in (21, 22, 23)]
 EVERYTHING = {"samples": 1 << 16, "doubt": 0.0}
 PAPER = {"learn": "off", **EVERYTHING}
@@ -42,30 +40,6 @@ def drafter(folder=None, vocabulary=VOCABULARY, **options):
     return make_drafter("rest", {"store": store, **options}, Resources(vocabulary))
 
 
-def opened(made, seed=0, vocabulary=VOCABULARY):
-    return made.open(DraftContext(vocabulary, seed))
-
-
-def view(ids):
-    ids = np.array(ids, np.int64)
-    ids.flags.writeable = False
-    return SequenceView(ids, len(ids))
-
-
-def propose(drafting, ids, nodes=8, depth=8, vocabulary=VOCABULARY):
-    draft = drafting.propose(view(ids), Budget(nodes, depth))
-    draft.check()
-    assert is_tree(draft.tokens, draft.parents, vocabulary)
-    assert len(draft) <= nodes
-    assert len(draft) == 0 or depths(draft.parents).max() <= depth
-    return draft
-
-
-def scored(draft):
-    """{path: score} of a draft."""
-    return {path: float(draft.score[node]) for path, node in paths_of(draft.tokens, draft.parents).items()}
-
-
 def contexts(seed, count, longest=12):
     """Contexts that end in something from the corpus, at times with a token in between that occurs nowhere."""
     rng = np.random.default_rng(seed)
@@ -79,9 +53,9 @@ def contexts(seed, count, longest=12):
 def by_the_paper(ids, longest, shortest, depth):
     """{prefix: score} of all rows behind the longest context that occurs anywhere in the segments."""
     for length in range(min(longest, len(ids)), shortest - 1, -1):
-        rows = [row for each in SEGMENTS for row in naive.followers(each, ids[-length:], depth, VOCABULARY)]
+        rows = [row for each in SEGMENTS for row in naive.index_text.followers(each, ids[-length:], depth, VOCABULARY)]
         if rows:
-            return naive.prefix_scores(rows, [1 / len(rows)] * len(rows), 0.0)
+            return naive.index_text.prefix_scores(rows, [1 / len(rows)] * len(rows), 0.0)
     return {}
 
 
@@ -183,11 +157,13 @@ def test_the_text_itself_is_asked_as_if_it_were_in_the_store(store):
         ids = context + context[-5:]
         followers = {}
         for length in range(6, 1, -1):
-            rows = [row for each in SEGMENTS for row in naive.followers(each, ids[-length:], 4, VOCABULARY)]
-            places = [place for place, matched in naive.occurrences(ids, ids[-16:], 6, 999) if matched >= length]
+            rows = [row for each in SEGMENTS for row in naive.index_text.followers(each, ids[-length:], 4, VOCABULARY)]
+            places = [
+                place for place, matched in naive.index_text.occurrences(ids, ids[-16:], 6, 999) if matched >= length
+            ]
             rows += [tuple(ids[place : place + 4]) for place in places]
             if rows:
-                followers = naive.prefix_scores(rows, [1 / len(rows)] * len(rows), 0.0)
+                followers = naive.index_text.prefix_scores(rows, [1 / len(rows)] * len(rows), 0.0)
                 break
         draft = propose(opened(made), ids, 12)
         assert_best(draft, followers, 12)
@@ -386,6 +362,7 @@ def test_a_store_that_is_another_tokenizers_by_now_is_not_taken_up(tmp_path):
 # --- the released code's rule
 
 
+@pytest.mark.slow
 def test_the_released_codes_rule_is_that_of_the_twin_wherever_chance_has_no_part(tmp_path):
     rng = np.random.default_rng(3)
     shares = np.array([0.55, 0.25, 0.12, 0.05, 0.03])
@@ -395,8 +372,8 @@ def test_the_released_codes_rule_is_that_of_the_twin_wherever_chance_has_no_part
     for length in (1, 2, 3) * 12:
         ids = rng.choice(5, length, p=shares).tolist()
         for nodes in (4, 9, 20):
-            rows = naive.followers(documents, ids, 3, VOCABULARY)[:5000]
-            expected = naive.published_paths(rows, nodes)
+            rows = naive.index_text.followers(documents, ids, 3, VOCABULARY)[:5000]
+            expected = naive.index_text.published_paths(rows, nodes)
             if expected is not None:
                 draft = propose(opened(made), ids, nodes)
                 assert set(paths_of(draft.tokens, draft.parents)) == expected

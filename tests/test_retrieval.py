@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import naive
+import naive.index_text
 from foredraft.graph.heap import pop, sift_up
 from foredraft.graph.tree import depths, is_tree
 from foredraft.index.published import published_tree
 from foredraft.index.recent_text import END
 from foredraft.index.retrieval import best_nodes, followers
-from test_recent_text import grown
-from test_suffix_array import random_documents, ranges_after, some_tokens, sort
+from support.documents import grown, random_documents, ranges_after, some_tokens, sort
+from support.drafts import paths_of
 
 pytestmark = pytest.mark.kernels
 
@@ -31,15 +31,6 @@ def row_tuples(tokens):
         length = row.index(-1) if -1 in row else len(row)
         assert all(token == -1 for token in row[length:])
     return [tuple(token for token in row if token >= 0) for row in rows]
-
-
-def paths_of(tokens, parents):
-    """{path: node} of a tree."""
-    paths = {}
-    for node, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
-        above = next((path for path, other in paths.items() if other == parent), ())
-        paths[*above, token] = node
-    return paths
 
 
 # --- rows
@@ -63,11 +54,13 @@ def test_rows_are_spread_evenly_over_the_occurrences_of_all_segments(vocabulary,
         document = segments[0][int(rng.integers(6))]
         end = int(rng.integers(1, len(document) + 1))
         context = document[max(0, end - int(rng.integers(1, 4))) : end]
-        expected = [row for documents in segments for row in naive.followers(documents, context, 4, vocabulary)]
+        expected = [
+            row for documents in segments for row in naive.index_text.followers(documents, context, 4, vocabulary)
+        ]
         assert expected
         for taken in {1, len(expected) // 3 or 1, len(expected) // 2 or 1, len(expected)}:
             rows = asked(segments, [], context, taken, 4, vocabulary)
-            assert rows == naive.spread(expected, taken)
+            assert rows == naive.index_text.spread(expected, taken)
             sampled += 1 < taken < len(expected)
             assert asked(segments, [], context, taken, 4, vocabulary, spread=False) == expected[:taken]
     assert sampled > 4
@@ -98,10 +91,10 @@ def test_the_longest_context_that_occurs_anywhere_is_asked_alone(own, shared, co
     expected = []
     for length in range(min(4, len(context)), shortest - 1, -1):
         for text in (own, shared):
-            matches = [place for place, size in naive.occurrences(text, context, 4, 999) if size >= length]
+            matches = [place for place, size in naive.index_text.occurrences(text, context, 4, 999) if size >= length]
             followed = [text[place : place + depth] for place in matches]
             expected += [tuple(row[: row.index(END)] if END in row else row) for row in followed]
-        expected += naive.followers(documents, context[-length:], depth, 3)
+        expected += naive.index_text.followers(documents, context[-length:], depth, 3)
         if expected:
             break
     assert found == expected
@@ -113,7 +106,7 @@ def test_the_longest_context_that_occurs_anywhere_is_asked_alone(own, shared, co
 def assert_best(rows, depth, limit, doubt):
     tokens, parents, scores = best_nodes(as_rows(rows, depth), limit, doubt)
     weights = [1 / max(len(rows), 1)] * len(rows)
-    exact = naive.prefix_scores(rows, weights, doubt)
+    exact = naive.index_text.prefix_scores(rows, weights, doubt)
     paths = paths_of(tokens, parents)
     assert is_tree(tokens, parents, 1 << 31)
     assert (tokens.dtype, parents.dtype, scores.dtype) == (np.int32, np.int32, np.float32)
@@ -191,7 +184,7 @@ def test_the_published_tree_is_that_of_the_released_code_wherever_chance_has_no_
             tuple(rng.choice(alphabet, rng.integers(0 if depth > 1 else 1, depth + 1), p=shares).tolist())
             for _ in range(int(rng.integers(20, 400)))
         ]
-        expected = naive.published_paths(rows, nodes)
+        expected = naive.index_text.published_paths(rows, nodes)
         if expected is None:
             continue
         tokens, parents, scores = published_tree(as_rows(rows, depth), nodes, 0)

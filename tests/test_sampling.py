@@ -21,6 +21,7 @@ from foredraft.sampling import SamplingOptions
 from foredraft.sampling.chooser import Sampler
 from foredraft.sampling.filters import filter_row, penalize
 from foredraft.sampling.noise import gumbel_noise, perturbed_argmax, philox, uniform_noise
+from support.filters import UNUSABLE, WITH_FILTERS
 
 pytestmark = pytest.mark.kernels
 
@@ -90,23 +91,6 @@ def test_neighbours_do_not_share_noise(axis, distance):
 
 def logits(rng, vocabulary, spread=3.0):
     return (rng.standard_normal(vocabulary) * spread).astype(np.float32)
-
-
-FILTERS = [
-    {},
-    {"top_k": 1},
-    {"top_k": 5},
-    {"top_k": 1000},
-    {"top_p": 0.9},
-    {"top_p": 0.3},
-    {"top_p": 1e-6},
-    {"min_p": 0.05},
-    {"min_p": 1.0},
-    {"temperature": 0.5, "top_p": 0.8},
-    {"temperature": 2.5, "top_k": 20, "top_p": 0.7, "min_p": 0.1},
-    {"temperature": 0.05, "top_p": 0.99},
-]
-WITH_FILTERS = pytest.mark.parametrize("options", FILTERS, ids=lambda options: "-".join(map(str, options)) or "none")
 
 
 def filtered_by_transformers(row, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
@@ -206,11 +190,6 @@ def test_draws_of_neighbouring_seeds_are_independent():
 def chosen(row, options, prefix=(1, 2, 3), processors=(), path=()):
     sampler = Sampler(options, processors, lambda: np.array(prefix, np.int64))
     return sampler.chooser(Scores(torch.from_numpy(np.atleast_2d(row))), at=len(prefix) - 1)(0, path)
-
-
-UNUSABLE = {
-    "NaN": [0, np.nan, 1, 0], "infinite": [0, np.inf, 1, 0], "nothing left": [-np.inf] * 4, "all NaN": [np.nan] * 4,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("row", UNUSABLE.values(), ids=UNUSABLE)

@@ -7,18 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import naive
+import naive.graph
+import naive.index_tables
 from foredraft.graph.bar import FLOOR, above_bar, bar_height, new_bar, raise_bar
 from foredraft.graph.tree import depths, is_tree
 from foredraft.index.best_first import best_first
 from foredraft.index.learned import LearnedArrays, empty_learned, learn, learn_text, with_room
-from foredraft.index.mcts import SearchSettings, _best_child, _uniform, mcts
+from foredraft.index.mcts import SearchSettings, mcts
 from foredraft.index.successors import MOST_SUCCESSORS, Trust, successors
 from foredraft.index.trigram import TableArrays, empty_table
+from support.tables import VOCABULARY, assert_same_paths, frozen, static_table
 
 pytestmark = pytest.mark.kernels
 
-VOCABULARY = 11
 BLENDED = Trust(2.0, 10.0, 1.0, 5.0, 0, 0.0)
 PAPER = Trust(2.0, 10.0, 1.0, 5.0, 1, 3.0)
 SMALL = SearchSettings(iterations=40, c1=32.0, c2=8.0, length=4, candidates=12)
@@ -40,17 +41,6 @@ def documents(seed, count=6, longest=60):
     return [rng.choice(VOCABULARY, n, p=weights).tolist() for n in rng.integers(3, longest, count)]
 
 
-def frozen(arrays):
-    """Read-only, as mapped files are, so that the kernels are compiled once for both."""
-    for array in arrays.values():
-        array.flags.writeable = False
-    return TableArrays(**arrays)
-
-
-def static_table(texts):
-    return frozen(naive.static_arrays(texts, VOCABULARY, 8))
-
-
 def knowledge(seed, *, static=True, learns=True, trust=BLENDED):
     table = empty_table(VOCABULARY).arrays
     if static:
@@ -59,7 +49,9 @@ def knowledge(seed, *, static=True, learns=True, trust=BLENDED):
     if learns:
         ids = np.concatenate(documents(seed + 1000, 2)).astype(np.int64)
         learn_text(learned, ids, 0, 1.0, 0.93, 3.0) if not trust.paper else learn_paper(learned, ids)
-    return Knowledge(table, learned, naive.static_tables(table), naive.learned_memory(learned))
+    return Knowledge(
+        table, learned, naive.index_tables.static_tables(table), naive.index_tables.learned_memory(learned)
+    )
 
 
 def learn_paper(learned, ids):
@@ -83,16 +75,6 @@ def paths(tokens, parents, scores):
     return dict(zip(found, scores.tolist(), strict=True))
 
 
-def assert_same_paths(found, expected):
-    """Equal scores, and equal paths but for those that tie with the last one taken."""
-    assert sorted(found.values()) == pytest.approx(sorted(expected.values()), rel=1e-5)
-    for path in found.keys() & expected.keys():
-        assert found[path] == pytest.approx(expected[path], rel=1e-5)
-    for path in found.keys() ^ expected.keys():
-        score = found.get(path, expected.get(path))
-        assert score == pytest.approx(min(expected.values()), rel=1e-5), path
-
-
 def contexts(seed, count):
     rng = np.random.default_rng(seed)
     return [(int(rng.integers(-1, VOCABULARY)), int(rng.integers(0, VOCABULARY))) for _ in range(count)]
@@ -107,7 +89,7 @@ def test_successors_match_the_twin(trust, least):
     for seed in range(3):
         known = knowledge(seed, trust=trust)
         for a, b in contexts(seed, 15):
-            expected = dict(naive.successors(known.tables, known.memory, trust, a, b, least))
+            expected = dict(naive.index_tables.successors(known.tables, known.memory, trust, a, b, least))
             assert found_successors(known, trust, a, b, least) == pytest.approx(expected, rel=1e-5), (seed, a, b)
 
 
@@ -158,7 +140,7 @@ def algorithm_2(matrix, ids, longest, increment, most):
 def test_the_papers_rule_is_algorithm_2():
     """Step by step over a text, whose last tri-grams are raised again at every step, some of them up to the cap."""
     table = static_table(documents(5))
-    pairs, _ = naive.static_tables(table)
+    pairs, _ = naive.index_tables.static_tables(table)
     matrix = {(*pair, token): share for pair, (_, row) in pairs.items() for token, share in row}
     learned, trust = with_room(empty_learned(), 200), PAPER._replace(cap=0.9)
     ids = np.array(documents(6, 1, 40)[0] + [1, 2] * 12, np.int64)
@@ -186,7 +168,7 @@ def test_best_first_matches_the_twin(trust, nodes, depth):
         known = knowledge(seed, trust=trust)
         for a, b in contexts(seed, 3):
             found = paths(*best_first(known.table, known.learned, trust, a, b, nodes, depth, VOCABULARY))
-            expected = naive.best_first(known.tables, known.memory, trust, a, b, nodes, depth, VOCABULARY)
+            expected = naive.index_tables.best_first(known.tables, known.memory, trust, a, b, nodes, depth, VOCABULARY)
             assert_same_paths(found, expected)
 
 
@@ -198,7 +180,7 @@ def test_best_first_is_exact_where_one_source_knows_all(source):
         known = knowledge(seed, **{"static": False, "learns": False, source: True})
         for a, b in contexts(seed, 3):
             found = paths(*best_first(known.table, known.learned, trust, a, b, 12, 3, VOCABULARY))
-            expected = naive.best_paths(known.tables, known.memory, trust, a, b, 12, 3, VOCABULARY)
+            expected = naive.index_tables.best_paths(known.tables, known.memory, trust, a, b, 12, 3, VOCABULARY)
             assert_same_paths(found, expected)
 
 
@@ -207,7 +189,7 @@ def test_best_first_loses_little_where_sources_are_blended():
         known = knowledge(seed)
         for a, b in contexts(seed, 2):
             found = paths(*best_first(known.table, known.learned, BLENDED, a, b, 16, 3, VOCABULARY))
-            best = naive.best_paths(known.tables, known.memory, BLENDED, a, b, 16, 3, VOCABULARY)
+            best = naive.index_tables.best_paths(known.tables, known.memory, BLENDED, a, b, 16, 3, VOCABULARY)
             assert len(found) == len(best)
             assert 0.97 * sum(best.values()) <= sum(found.values()) <= sum(best.values()) * (1 + 1e-5)
 
@@ -216,12 +198,12 @@ def test_ties_give_as_many_nodes_with_the_same_scores():
     """Every context is followed by four tokens equally often, so that whole levels tie."""
     text = [[a, b, c] for a in range(4) for b in range(4) for c in range(4)]
     table = static_table(text)
-    known = Knowledge(table, empty_learned(8), naive.static_tables(table), {})
+    known = Knowledge(table, empty_learned(8), naive.index_tables.static_tables(table), {})
     trust = Trust(1.0, 1.0, 1.0, 1e12, 0, 0.0)
     for nodes in (1, 3, 4, 7, 20, 50):
         found = paths(*best_first(table, known.learned, trust, 1, 2, nodes, 3, VOCABULARY))
         assert len(found) == nodes
-        assert_same_paths(found, naive.best_paths(known.tables, {}, trust, 1, 2, nodes, 3, VOCABULARY))
+        assert_same_paths(found, naive.index_tables.best_paths(known.tables, {}, trust, 1, 2, nodes, 3, VOCABULARY))
 
 
 @pytest.mark.parametrize("nodes", [0, 1, 2, 7, 33, 64])
@@ -254,13 +236,17 @@ def test_fewer_nodes_are_made_where_fewer_are_known():
 # --- Monte Carlo tree search
 
 
-@pytest.mark.parametrize("trust", [BLENDED, PAPER])
-def test_mcts_matches_the_twin(trust):
-    for seed in range(2):
+@pytest.mark.parametrize(
+    "settings", [SMALL, SMALL._replace(c1=0.1, c2=1.0, candidates=6, iterations=60)], ids=["published", "logarithmic"]
+)
+@pytest.mark.parametrize("trust", [BLENDED, PAPER], ids=["blended", "paper"])
+def test_mcts_matches_the_twin(trust, settings):
+    """With a small `c1`, the logarithm in equation 3 decides where to look."""
+    for seed in range(6):
         known = knowledge(seed, trust=trust)
-        for a, b in contexts(seed, 2):
-            found = paths(*mcts(known.table, known.learned, trust, a, b, SMALL, VOCABULARY, seed))
-            expected, _ = naive.mcts(known.tables, known.memory, trust, a, b, SMALL, VOCABULARY, seed)
+        for a, b in contexts(seed, 4):
+            found = paths(*mcts(known.table, known.learned, trust, a, b, settings, VOCABULARY, seed))
+            expected, _ = naive.index_tables.mcts(known.tables, known.memory, trust, a, b, settings, VOCABULARY, seed)
             assert found == pytest.approx(expected, rel=1e-5)
 
 
@@ -284,10 +270,10 @@ def test_mcts_keeps_its_limits_and_extends_every_kept_path(length):
     assert is_tree(tokens, parents, VOCABULARY)
     found = paths(tokens, parents, scores)
     assert (max(map(len, found), default=0)) == (length if length > 1 else 0)
-    _, visits = naive.mcts(known.tables, known.memory, BLENDED, 1, 2, settings, VOCABULARY, 0)
-    for path in naive.kept_paths(visits, dict.fromkeys(visits, 1.0), 25):
+    _, visits = naive.index_tables.mcts(known.tables, known.memory, BLENDED, 1, 2, settings, VOCABULARY, 0)
+    for path in naive.index_tables.kept_paths(visits, dict.fromkeys(visits, 1.0), 25):
         if path:
-            ranked = naive.successors(known.tables, known.memory, BLENDED, *(1, 2, *path)[-2:], 0.0)
+            ranked = naive.index_tables.successors(known.tables, known.memory, BLENDED, *(1, 2, *path)[-2:], 0.0)
             assert (*path, max(ranked, key=lambda item: item[1])[0]) in found
 
 
@@ -303,38 +289,12 @@ def test_mcts_finds_nothing_where_nothing_is_known():
     assert all(len(array) == 0 for array in mcts(known.table, known.learned, BLENDED, 1, 2, SMALL, VOCABULARY, 0))
 
 
-def test_the_best_child_by_equations_2_and_3():
-    """Two children: the better mean against the better prior, with E = c1 + ln((N + c2 + 1) / c2)."""
-    first, width = np.array([1, -1, -1], np.int32), np.array([2, 0, 0], np.int32)
-    visits = np.array([16, 12, 4], np.int32)
-    value = np.array([0.0, 18.0, 4.0], np.float32)  # means 1.5 and 1.0
-    prior = np.array([1.0, 0.3, 0.5], np.float32)
-    # E = c1 + ln(25 / 8) = c1 + 1.1394; sqrt(16) = 4
-    # child 1: 1.5 + E * 0.3 * 4 / 13 = 1.5 + 0.09231 E; child 2: 1.0 + E * 0.5 * 4 / 5 = 1.0 + 0.4 E
-    # they are equal at E = 0.5 / 0.30769 = 1.625, that is c1 = 0.4856
-    assert _best_child(0, first, width, visits, value, prior, 0.48, 8.0) == 1
-    assert _best_child(0, first, width, visits, value, prior, 0.49, 8.0) == 2
-    # c2 = 2: E = c1 + ln(19 / 2) = c1 + 2.2513, above 1.625 for any c1 above 0
-    assert _best_child(0, first, width, visits, value, prior, 0.01, 2.0) == 2
-    visits[1] = 0
-    assert _best_child(0, first, width, visits, value, prior, 0.01, 2.0) == 1  # never visited
-
-
-def test_the_generator_is_xorshift64_star():
-    for seed in (0, 1, 12345, 2**61 + 3):
-        state = np.array([2 * seed + 1], np.uint64)
-        twin = naive.uniforms(seed)
-        drawn = [_uniform(state) for _ in range(50)]
-        assert drawn == [next(twin) for _ in range(50)]
-        assert all(0 <= number < 1 for number in drawn)
-
-
 # --- damaged arrays
 
 
 def garbage(rng, wide):
     """Arrays with a table's dtypes and lengths, and nothing else right about them; `wide` tokens have 32 bits."""
-    arrays = naive.static_arrays(documents(1), VOCABULARY, 8)
+    arrays = naive.index_tables.static_arrays(documents(1), VOCABULARY, 8)
     for name, array in arrays.items():
         largest = rng.choice([3, len(array) + 3, np.iinfo(array.dtype).max])
         noise = rng.integers(0, largest, len(array), endpoint=True).astype(array.dtype)
@@ -368,12 +328,12 @@ def test_damaged_tables_give_trees_of_tokens_all_the_same(trust):
 @given(scores=st.lists(st.floats(0.0, 1.0, width=32), max_size=60), most=st.integers(1, 12))
 @settings(max_examples=100, deadline=None)
 def test_the_bar_is_as_high_as_the_twins(scores, most):
-    bar, twin = new_bar(most), naive.new_bar(most)
+    bar, twin = new_bar(most), naive.graph.new_bar(most)
     for score in scores:
-        assert above_bar(bar, score) == naive.above_bar(twin, score)
-        if naive.above_bar(twin, score):
+        assert above_bar(bar, score) == naive.graph.above_bar(twin, score)
+        if naive.graph.above_bar(twin, score):
             raise_bar(bar, score)
-            naive.raise_bar(twin, score)
-        assert bar_height(bar) == pytest.approx(naive.bar_height(twin), rel=1e-6)
+            naive.graph.raise_bar(twin, score)
+        assert bar_height(bar) == pytest.approx(naive.graph.bar_height(twin), rel=1e-6)
     assert not above_bar(bar, float("nan"))
     assert bar_height(bar) >= FLOOR

@@ -31,7 +31,7 @@ from foredraft.corpus.trigrams import count_trigrams
 from foredraft.corpus.words import Words
 from foredraft.errors import StoreError, UsageError
 from foredraft.index.storage import open_store
-from toys import build_trigram_table
+from support.toys import build_trigram_table
 
 VOCABULARY = 12
 END = VOCABULARY

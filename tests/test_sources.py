@@ -7,7 +7,7 @@ import pytest
 
 from foredraft.corpus.documents import ReadReport
 from foredraft.training.sources import is_held_out, read_sources
-from test_train_heads import words
+from support.tokenizers import pretrained_words
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def corpus(tmp_path_factory):
 
 
 def test_a_prompt_comes_once_whatever_was_answered(corpus):
-    keys = [source.key for source in read_sources(corpus / "chat.jsonl.gz", words(), ReadReport())]
+    keys = [source.key for source in read_sources(corpus / "chat.jsonl.gz", pretrained_words(), ReadReport())]
     assert keys == [f"Say something about number {number}." for number in range(60)]
 
 
@@ -40,16 +40,17 @@ def test_hold_out_takes_its_share_and_ignores_white_space_and_case():
 
 def test_what_is_not_text_is_left_out_and_counted(corpus):
     report = ReadReport()
-    assert len(list(read_sources(corpus / "chat.jsonl.gz", words(), report))) == 60
+    assert len(list(read_sources(corpus / "chat.jsonl.gz", pretrained_words(), report))) == 60
     assert report.skipped == 1
-    found = [source.key for source in read_sources(corpus / "code", words(), ReadReport())]
+    found = [source.key for source in read_sources(corpus / "code", pretrained_words(), ReadReport())]
     assert len(found) == 40
     assert not any("UNWANTED" in key for key in found)
 
 
+@pytest.mark.slow
 def test_a_long_text_is_one_source(tmp_path):
     """The reader gives it in pieces of a few MiB."""
     path = tmp_path / "long.txt"
     path.write_text("w5 w6 w7 w8\n" * 1_000_000)
-    found = list(read_sources(path, words(), ReadReport()))
+    found = list(read_sources(path, pretrained_words(), ReadReport()))
     assert [(len(each.prompt), len(each.text)) for each in found] == [(48, 1025)]

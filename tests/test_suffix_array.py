@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import naive
+import naive.index_text
 from foredraft.errors import UsageError
 from foredraft.index import suffix_array
 from foredraft.index.suffix_array import (
@@ -16,51 +16,11 @@ from foredraft.index.suffix_array import (
     sorted_suffixes,
     symbol_dtype,
 )
+from support.documents import random_documents, ranges_after, replaced, sort, swapped
 
 pytestmark = pytest.mark.kernels
 
 VOCABULARIES = [3, 255, 256, 65_535, 65_536, 70_000]
-
-
-def some_tokens(vocabulary):
-    """A few ids whose order goes wrong when bytes are mixed up or cut off."""
-    return sorted({0, 1, 2, 127, 255, 256, 511, 65_279, 65_535, vocabulary - 1} & set(range(vocabulary)))
-
-
-def random_documents(seed, vocabulary=3, count=12, longest=14):
-    """Short documents of few ids; some of one token, some repeated, some of one id only."""
-    rng = np.random.default_rng(seed)
-    alphabet = np.array(some_tokens(vocabulary))[: int(rng.integers(1, 6))] if seed % 2 else some_tokens(vocabulary)
-    documents = [rng.choice(alphabet, rng.integers(1, longest)).tolist() for _ in range(count)]
-    repeated = rng.choice(alphabet, 9).tolist()
-    return [repeated, *documents, [int(alphabet[0])], repeated, repeated, [int(alphabet[-1])] * 9]
-
-
-def text_of(documents, vocabulary):
-    return np.array(naive.joined(documents, vocabulary), symbol_dtype(vocabulary))
-
-
-def sort(documents, vocabulary, pieces=1):
-    text = text_of(documents, vocabulary)
-    return SuffixArrays(text, *sorted_suffixes(np.array_split(text, pieces), vocabulary))
-
-
-def ranges_after(text, tokens, longest):
-    ranges = np.zeros((longest + 1, 2), np.int64)
-    follow(text, ranges, np.array(tokens, np.int64), len(tokens))
-    return ranges
-
-
-def replaced(array, at, value):
-    result = array.copy()
-    result[at] = value
-    return result
-
-
-def swapped(array, i, j):
-    result = array.copy()
-    result[[i, j]] = result[[j, i]]
-    return result
 
 
 # --- sorting
@@ -72,9 +32,9 @@ def test_suffixes_stand_in_the_order_of_the_slow_sort(vocabulary, seed):
     documents = random_documents(seed, vocabulary)
     text = sort(documents, vocabulary)
     symbols = text.symbols.tolist()
-    found = [naive.suffix(symbols, vocabulary, place) for place in text.suffixes.tolist()]
-    expected = naive.sorted_places(symbols, vocabulary)
-    assert found == [naive.suffix(symbols, vocabulary, place) for place in expected]
+    found = [naive.index_text.suffix(symbols, vocabulary, place) for place in text.suffixes.tolist()]
+    expected = naive.index_text.sorted_places(symbols, vocabulary)
+    assert found == [naive.index_text.suffix(symbols, vocabulary, place) for place in expected]
     assert sorted(text.suffixes.tolist()) == sorted(expected), "every token's place, once; no separator's"
     assert is_sorted(text)
     assert first_matches(text)
@@ -86,7 +46,7 @@ def test_small_corpora_of_every_shape_are_sorted(documents):
     """Empty documents too: one separator behind another."""
     text = sort(documents, 3)
     symbols = text.symbols.tolist()
-    assert naive.is_sorted(symbols, 3, text.suffixes.tolist())
+    assert naive.index_text.is_sorted(symbols, 3, text.suffixes.tolist())
     assert is_sorted(text)
     assert first_matches(text)
 
@@ -132,7 +92,7 @@ def test_counts_after_every_token_are_those_of_a_scan(vocabulary):
     text = sort(documents, vocabulary)
     rng = np.random.default_rng(vocabulary)
     strange = [-1, -(1 << 40), vocabulary, vocabulary + 1, 1 << 40]
-    unseen = [token for token in range(min(vocabulary, 300)) if not naive.ends(documents, [token])][:2]
+    unseen = [token for token in range(min(vocabulary, 300)) if not naive.index_text.ends(documents, [token])][:2]
     context = [*documents[0], *documents[1], *rng.choice(documents[2], 12).tolist(), *documents[0]]
     for token in (*strange, *unseen):
         context += [token, *documents[int(rng.integers(len(documents)))]]
@@ -142,7 +102,7 @@ def test_counts_after_every_token_are_those_of_a_scan(vocabulary):
         follow(text, ranges, np.array(context[max(0, end - longest) : end], np.int64), 1)
         for length in range(1, longest + 1):
             last = context[end - length : end]
-            expected = len(naive.ends(documents, last)) if length <= end else 0
+            expected = len(naive.index_text.ends(documents, last)) if length <= end else 0
             low, high = ranges[length]
             assert high - low == expected, (last, length)
             begun = [text.symbols[place : place + length].tolist() for place in text.suffixes[low:high]]
@@ -164,19 +124,24 @@ def test_ranges_are_the_same_however_the_context_arrives(documents, context, lon
     in_two = ranges_after(text, context[:cut], longest)
     follow(text, in_two, np.array(context, np.int64), len(context[cut:]))
     counts = (at_once[:, 1] - at_once[:, 0]).tolist()
-    assert counts[1:] == naive.follow(documents, context, longest)
+    assert counts[1:] == naive.index_text.follow(documents, context, longest)
     assert (in_two[:, 1] - in_two[:, 0]).tolist() == counts
     assert all(in_two[n].tolist() == at_once[n].tolist() for n in range(1, longest + 1) if counts[n])
 
 
 def test_a_context_does_not_cross_a_documents_end():
     text = sort([[0, 1], [2, 0], [1]], 3)
-    assert [len(naive.ends([[0, 1], [2, 0], [1]], context)) for context in ([0, 1], [1, 2], [0, 1, 2])] == [1, 0, 0]
+    assert [len(naive.index_text.ends([[0, 1], [2, 0], [1]], context)) for context in ([0, 1], [1, 2], [0, 1, 2])] == [
+        1,
+        0,
+        0,
+    ]
     for context, expected in (([0, 1], 1), ([1, 2], 0), ([0, 1, 2], 0), ([0, 3], 0), ([3], 0)):
         low, high = ranges_after(text, context, 4)[len(context)]
         assert high - low == expected, context
 
 
+@pytest.mark.slow
 @given(
     symbols=st.lists(st.integers(0, 65_535), min_size=1, max_size=10),
     suffixes=st.lists(st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(-2, 12), min_size=1, max_size=10),
@@ -201,9 +166,9 @@ def test_the_check_agrees_with_the_slow_one_on_every_swap():
     for i in range(count):
         for j in range(i + 1, count):
             suffixes = swapped(text.suffixes, i, j)
-            same = naive.suffix(symbols, 3, suffixes[i]) == naive.suffix(symbols, 3, suffixes[j])
+            same = naive.index_text.suffix(symbols, 3, suffixes[i]) == naive.index_text.suffix(symbols, 3, suffixes[j])
             if not same:
-                assert not naive.is_sorted(symbols, 3, suffixes.tolist())
+                assert not naive.index_text.is_sorted(symbols, 3, suffixes.tolist())
                 assert not is_sorted(text._replace(suffixes=suffixes)), (i, j)
 
 
@@ -224,7 +189,7 @@ def test_the_check_finds_a_changed_symbol():
     found = 0
     for at in range(len(text.symbols) - 1):
         changed = replaced(text.symbols, at, (int(text.symbols[at]) + 1) % 4)
-        if not naive.is_sorted(changed.tolist(), 3, order):
+        if not naive.index_text.is_sorted(changed.tolist(), 3, order):
             assert not is_sorted(text._replace(symbols=changed)), at
             found += 1
     assert found > len(text.symbols) // 2
@@ -251,6 +216,6 @@ def test_a_wrong_first_is_found_wherever_it_is():
     for token in range(6):
         for value in (-1, 99, *range(len(text.suffixes) + 1)):
             first = replaced(text.first, token, value)
-            expected = naive.first_matches(text.symbols.tolist(), text.suffixes.tolist(), first.tolist())
+            expected = naive.index_text.first_matches(text.symbols.tolist(), text.suffixes.tolist(), first.tolist())
             assert expected == (value == text.first[token])
             assert first_matches(text._replace(first=first)) == expected, (token, value)

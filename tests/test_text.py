@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from foredraft.model.loading import load_tokenizer
 from foredraft.text import StopStrings, TextStream, decode
-from toys import TOY
+from support.toys import TOY
 
 TEXTS = [
     "Plain words, and a line.\n\n  Then indented ones.",

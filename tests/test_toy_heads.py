@@ -5,7 +5,7 @@ import functools
 import pytest
 
 import foredraft
-from toys import TOY, TOY_DRAFT, TOY_HEADS
+from support.toys import TOY, TOY_DRAFT, TOY_HEADS
 
 PROMPT = [{"role": "user", "content": "Tom has 4 apples and buys 7 more. How many apples does he have?"}]
 
@@ -15,6 +15,7 @@ def generator():
     return foredraft.load(TOY, method="none", dtype="float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"do_sample": True, "temperature": 0.7, "seed": 2}], ids=["greedy", "T=0.7"])
 @pytest.mark.parametrize(
     ("method", "options", "least"),
@@ -30,6 +31,7 @@ def test_trained_heads_draft_for_their_model(method, options, least, settings):
     assert found.statistics.tokens_per_target_step > least
 
 
+@pytest.mark.slow
 def test_the_exit_layer_is_worth_its_training():
     generator().use("eesd", {"head": TOY_HEADS["eesd"]}, nodes=1)
     trained = generator().generate(PROMPT, max_new_tokens=64).statistics.draft_acceptance_rate

@@ -6,8 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from foredraft.cli import main
 from foredraft.corpus.documents import ReadReport
@@ -27,7 +25,8 @@ from foredraft.training.traces import (
     open_traces,
     write_texts,
 )
-from test_families import VOCABULARY, configuration, tiny_model
+from support.families import VOCABULARY, configuration, tiny_model
+from support.tokenizers import pretrained_words
 
 OPTIONS = TraceOptions(written_tokens=600, open_tokens=600, answer_tokens=12, window=16, top_k=8, hold_out_one_in=3)
 QUICK = LoopOptions(epochs=2, micro_batch=4, precision="float32")
@@ -41,14 +40,6 @@ def four_layers(family):
 
 def silent(*_said):
     """Progress that nobody reads."""
-
-
-def words():
-    """A tokenizer of the words w0, w2, w3, ...; id 1 ends a text."""
-    known = {"<end>" if i == 1 else f"w{i}": i for i in range(VOCABULARY)}
-    backend = Tokenizer(models.WordLevel(known, unk_token="w0"))  # noqa: S106  # a word of the vocabulary, no password
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")  # noqa: S106  # a word of the vocabulary, no password
 
 
 def data_file(tmp_path, texts=60):
@@ -83,11 +74,12 @@ def model():
 @pytest.fixture(scope="module")
 def traces(model, tmp_path_factory):
     root = tmp_path_factory.mktemp("traces")
-    sources = read_sources(data_file(root), words(), ReadReport())
+    sources = read_sources(data_file(root), pretrained_words(), ReadReport())
     write_texts(root / "out", sources, Writer(model), OPTIONS, fingerprint(model), silent)
     return label_texts(root / "out", model, OPTIONS, fingerprint(model), silent)
 
 
+@pytest.mark.slow
 def test_traces_hold_the_texts_and_what_the_target_says_of_them(traces, model):
     assert {0, 1, 2} == set(np.asarray(traces.kinds).tolist())
     assert 0 < traces.held.sum() < len(traces.held)
@@ -100,7 +92,7 @@ def test_traces_hold_the_texts_and_what_the_target_says_of_them(traces, model):
 
 
 def test_texts_are_what_the_model_writes_behind_a_prompt(model, tmp_path):
-    out, sources = tmp_path / "out", read_sources(data_file(tmp_path), words(), ReadReport())
+    out, sources = tmp_path / "out", read_sources(data_file(tmp_path), pretrained_words(), ReadReport())
     write_texts(out, sources, Writer(model), OPTIONS, "x", silent)
     texts = [json.loads(line) for line in (out / "texts.jsonl").read_text().splitlines()[1:]]
     own, source = texts[0], texts[1]
@@ -112,9 +104,10 @@ def test_texts_are_what_the_model_writes_behind_a_prompt(model, tmp_path):
     assert sum(len(text["ids"]) for text in texts if text["kind"] != "open") >= OPTIONS.written_tokens
 
 
+@pytest.mark.slow
 def test_a_killed_writing_goes_on_behind_its_last_whole_line(model, tmp_path):
     def sources():
-        return read_sources(data_file(tmp_path), words(), ReadReport())
+        return read_sources(data_file(tmp_path), pretrained_words(), ReadReport())
 
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     everything = Writer(model)
@@ -138,7 +131,7 @@ def test_sources_come_in_turns_and_each_prompt_once(tmp_path):
     path = tmp_path / "twice.jsonl"
     chat = [{"role": "user", "content": "w5 w6"}, {"role": "assistant", "content": "w7 w8"}]
     path.write_text((json.dumps({"messages": chat}) + "\n") * 2 + json.dumps({"text": "w9 w10"}) + "\n")
-    found = list(read_sources(path, words(), ReadReport()))
+    found = list(read_sources(path, pretrained_words(), ReadReport()))
     assert len(found) == 2
     assert found[0].text[: len(found[0].prompt)] == found[0].prompt
     assert found[0].text[-3:] == [7, 8, 1]
@@ -201,6 +194,7 @@ def test_the_exit_trained_is_the_exit_that_drafts(model, traces):
     assert torch.allclose(found, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_only_the_first_layers_are_held_while_training(traces):
     model = four_layers("llama")
     task = exit_task(model, traces)
@@ -235,6 +229,7 @@ def killed_at(task, step):
     return task
 
 
+@pytest.mark.slow
 def test_a_killed_training_ends_with_the_weights_of_one_that_was_not(model, traces, tmp_path):
     whole = exit_task(model, traces)
     steps = trained(whole, tmp_path / "whole", traces).steps
@@ -319,7 +314,7 @@ def test_bad_traces_are_refused(model, tmp_path):
     source = data_file(tmp_path, texts=1)
     out = tmp_path / "out"
     options = TraceOptions(written_tokens=10, open_tokens=10, answer_tokens=4, window=256)
-    write_texts(out, read_sources(source, words(), ReadReport()), Writer(model), options, "x", silent)
+    write_texts(out, read_sources(source, pretrained_words(), ReadReport()), Writer(model), options, "x", silent)
     with pytest.raises(UsageError, match="do not fill one window of 256 tokens"):
         label_texts(out, model, options, "x", silent)
     with pytest.raises(UsageError, match="holds no complete traces"):
@@ -369,7 +364,7 @@ def test_loop_options_out_of_range_are_refused(options, message):
 def saved_model(model, tmp_path):
     folder = tmp_path / "model"
     model.save_pretrained(folder)
-    words().save_pretrained(folder)
+    pretrained_words().save_pretrained(folder)
     return folder
 
 
@@ -381,6 +376,7 @@ def run_train(verb, model, data, out, *options):
     return main(["train", verb, "--model", str(model), "--data", str(data), "--out", str(out), *options])
 
 
+@pytest.mark.slow
 def test_the_command_trains_a_head_that_drafts(saved_model, tmp_path, capsys):
     head = tmp_path / "head"
     assert run_train("eesd", saved_model, data_file(tmp_path), head, *QUICKLY, "--layers", "1") == 0
@@ -401,6 +397,7 @@ def test_the_command_trains_a_head_that_drafts(saved_model, tmp_path, capsys):
     assert main([*asked, "--max-new-tokens", "8", "--seed", "1", "w5 w6"]) == 0
 
 
+@pytest.mark.slow
 def test_the_command_trains_a_predictor_and_medusa_heads(saved_model, tmp_path, capsys):
     from foredraft.model.heads import load_medusa, load_predictor
     from foredraft.model.loading import load_model
@@ -422,6 +419,7 @@ def test_the_command_trains_a_predictor_and_medusa_heads(saved_model, tmp_path, 
     assert run_train("medusa", saved_model, made, tmp_path / "none", "--heads", "0") == 2
 
 
+@pytest.mark.slow
 def test_a_predictor_learns_which_tokens_are_accepted(model, traces, tmp_path):
     from foredraft.model.heads import new_exit_head
     from foredraft.training.agreement import AgreementTask
@@ -510,7 +508,7 @@ def test_traces_of_another_model_are_refused(saved_model, tmp_path, capsys):
     other = tmp_path / "other"
     model = tiny_model(configuration("qwen3"))
     model.save_pretrained(other)
-    words().save_pretrained(other)
+    pretrained_words().save_pretrained(other)
     made = tmp_path / "traces"
     given = [
         "--set",

@@ -18,12 +18,12 @@ from transformers import (
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 import foredraft
-import test_api
 from foredraft import UsageError
 from foredraft.integrations.kept import ATTRIBUTE, MOST_KEPT, kept_on
 from foredraft.integrations.prepared import split_filters
 from foredraft.integrations.transformers import last_statistics
-from toys import TOY
+from support import llamas
+from support.toys import TOY
 
 VOCABULARY = 64
 OURS = {"custom_generate": foredraft.generate, "speculative_config": {"table": "none", "num_speculative_tokens": 8}}
@@ -31,7 +31,7 @@ PROMPT = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5]])
 
 
 def tiny_llama():
-    model = test_api.tiny_llama(VOCABULARY)
+    model = llamas.tiny_llama(VOCABULARY)
     model.generation_config.pad_token_id = 2
     return model
 
@@ -151,6 +151,7 @@ def test_every_row_sees_its_own_prefix_with_processors_that_count_rows(model):
 SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 40, "top_p": 0.95, "max_new_tokens": 30}
 
 
+@pytest.mark.slow
 def test_torchs_seed_decides_a_sampled_text_whatever_drafts_it(model):
     texts = []
     for config in ({"method": "none"}, {"method": "prompt_lookup"}, OURS["speculative_config"]):
@@ -236,7 +237,7 @@ REFUSED = {
     "no mapping": ({"speculative_config": "adaptix"}, "speculative_config is 'adaptix'"),
     "no tokenizer": ({"speculative_config": {"method": "rest", "store": "my.store"}}, "bound to a tokenizer"),
     "positions": ({"position_ids": torch.arange(13)[None] + 1}, "position_ids of your own"),
-    "full window": ({"input_ids": torch.ones(1, test_api.WINDOW, dtype=torch.long)}, "shorten the prompt"),
+    "full window": ({"input_ids": torch.ones(1, llamas.WINDOW, dtype=torch.long)}, "shorten the prompt"),
 }
 
 
@@ -295,6 +296,7 @@ def test_a_drafter_is_made_once_for_a_configuration_and_dropped_with_the_oldest(
     assert kept_on(model).generator(model, {"table": "none", "depth": 8}).target.dtype == torch.float64
 
 
+@pytest.mark.slow
 def test_what_is_kept_goes_with_the_model_and_stays_out_of_copies():
     model = tiny_llama()
     model.generate(PROMPT, max_new_tokens=4, **OURS)
@@ -307,6 +309,7 @@ def test_what_is_kept_goes_with_the_model_and_stays_out_of_copies():
     assert gone() is None
 
 
+@pytest.mark.slow
 def test_the_embedded_model_drafts_from_its_own_table_and_prints_through_a_streamer(capsys):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import naive
+import naive.graph
 from foredraft.contracts import EMPTY_DRAFT, Draft
 from foredraft.graph import layout, tree
 
@@ -62,7 +62,7 @@ def test_children_are_found_by_their_tokens(seed):
     for node in range(-1, len(parents)):
         for token in range(-1, 6):
             found = tree.child_with(tokens, parents, node, token)
-            assert found == naive.child_with(tokens.tolist(), parents.tolist(), node, token)
+            assert found == naive.graph.child_with(tokens.tolist(), parents.tolist(), node, token)
 
 
 @SEEDS
@@ -72,8 +72,8 @@ def test_depths_and_mask_equal_their_twins(seed):
     depth, mask = tree.depths(parents), tree.ancestor_mask(parents)
     assert depth.dtype == np.int32
     assert mask.dtype == np.bool_
-    np.testing.assert_array_equal(depth, naive.depths(parents))
-    np.testing.assert_array_equal(mask, naive.ancestor_mask(parents))
+    np.testing.assert_array_equal(depth, naive.graph.depths(parents))
+    np.testing.assert_array_equal(mask, naive.graph.ancestor_mask(parents))
 
 
 @SEEDS
@@ -85,7 +85,7 @@ def test_top_nodes_equals_its_twin_for_any_scores(seed):
         for max_depth in (0, 1, 3, 100):
             kept = tree.top_nodes(parents, score, limit, max_depth)
             assert kept.dtype == np.int32
-            np.testing.assert_array_equal(kept, naive.top_nodes(parents, score, limit, max_depth))
+            np.testing.assert_array_equal(kept, naive.graph.top_nodes(parents, score, limit, max_depth))
 
 
 @SEEDS
@@ -187,7 +187,7 @@ def test_is_tree_equals_its_twin_and_says_both(seed):
             array, value = [(tokens, -1), (tokens, 12), (parents, -2), (parents, nodes - 1)][rng.integers(4)]
             array[rng.integers(nodes)] = value
         said.append(tree.is_tree(tokens, parents, 12))
-        assert said[-1] == naive.is_tree(tokens, parents, 12)
+        assert said[-1] == naive.graph.is_tree(tokens, parents, 12)
     assert 20 < sum(said) < 180
 
 

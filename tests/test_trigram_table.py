@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
 
-import naive
+import naive.index_tables
 from foredraft.corpus import trigrams
 from foredraft.corpus.documents import Document
 from foredraft.corpus.words import tokenizer_hash
@@ -22,32 +21,16 @@ from foredraft.index.trigram import (
     open_table,
     table_info,
 )
-from toys import build_trigram_table, text_documents
+from support.tokenizers import VOCABULARY, split_at_spaces, word_tokenizer, words
+from support.toys import build_trigram_table, text_documents
 
 pytestmark = pytest.mark.kernels
-
-VOCABULARY = 12
-
-
-def word_tokenizer(size=VOCABULARY, prefix="w"):
-    """Token `i` is the word `w<i>`, so that a test can say which ids a document has."""
-    return split_at_spaces({f"{prefix}{i}": i for i in range(size)})
-
-
-def split_at_spaces(vocabulary):
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=next(iter(vocabulary))))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return tokenizer
 
 
 def successors(table, a, b):
     """The kept tokens that followed `a, b`, the most probable first."""
     row = bigram_row(table.arrays.first, table.arrays.second, a, b)
     return table.arrays.tokens[table.arrays.offsets[row] : table.arrays.offsets[row + 1]].tolist() if row >= 0 else []
-
-
-def words(ids):
-    return " ".join(f"w{i}" for i in ids)
 
 
 def build(path, documents, vocabulary=VOCABULARY, **options):
@@ -77,19 +60,19 @@ def assert_counted(path, documents, keep, vocabulary=VOCABULARY):
         (1, lambda b: b, arrays.unigram_totals, arrays.unigram_offsets, arrays.unigram_tokens,
          arrays.unigram_probabilities, 32),
     ):  # fmt: skip
-        counts = naive.successor_counts(documents, width)
+        counts = naive.index_tables.successor_counts(documents, width)
         entries = 0
         for context, row_counts in counts.items():
             row = rows(*context)
             start, end = int(offsets[row]), int(offsets[row + 1])
-            expected = naive.stored_row(row_counts, kept)
+            expected = naive.index_tables.stored_row(row_counts, kept)
             found = list(zip(tokens[start:end].tolist(), probabilities[start:end].tolist(), strict=True))
             assert (found, totals[row]) == expected, context
             entries += end - start
         assert entries == len(tokens)
         assert int(totals.sum()) == sum(sum(row.values()) for row in counts.values())
-    assert len(arrays.second) == len(naive.successor_counts(documents, 2))
-    common, _ = naive.stored_row(Counter(token for ids in documents for token in ids), 256)
+    assert len(arrays.second) == len(naive.index_tables.successor_counts(documents, 2))
+    common, _ = naive.index_tables.stored_row(Counter(token for ids in documents for token in ids), 256)
     assert list(zip(arrays.common_tokens.tolist(), arrays.common_probabilities.tolist(), strict=True)) == common
 
 
@@ -110,7 +93,7 @@ def test_counts_are_the_slow_counts_with_any_number_of_runs_and_ranges(tmp_path,
     assert_counted(tmp_path / "t", documents, keep)
     noted = open_table(tmp_path / "t").metadata
     assert (noted["documents"], noted["tokens"]) == (len(documents), sum(map(len, documents)))
-    assert noted["distinct_trigrams"] == sum(map(len, naive.successor_counts(documents, 2).values()))
+    assert noted["distinct_trigrams"] == sum(map(len, naive.index_tables.successor_counts(documents, 2).values()))
     assert names_in(tmp_path) == ["t"]
 
 
@@ -361,7 +344,7 @@ def test_every_pair_is_found_where_the_slow_search_finds_it(table, dtype):
     second = arrays.second.astype(dtype)
     pairs = [(a, b) for a in range(-2, VOCABULARY + 3) for b in range(-2, VOCABULARY + 3)]
     found = [bigram_row(arrays.first, second, a, b) for a, b in pairs]
-    assert found == [naive.bigram_row(arrays.first, second, a, b) for a, b in pairs]
+    assert found == [naive.index_tables.bigram_row(arrays.first, second, a, b) for a, b in pairs]
     assert sum(row >= 0 for row in found) == len(second)
 
 

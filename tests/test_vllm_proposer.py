@@ -18,7 +18,7 @@ from foredraft.integrations.vllm import (
     parse_proposer_options,
     read_options,
 )
-from toys import TOY
+from support.toys import TOY
 
 WINDOW = 64
 
@@ -69,6 +69,7 @@ def test_a_proposer_is_made_and_called_as_vllm_does(vllm, options):
     assert all(type(token) is int for token in drafts[0])
 
 
+@pytest.mark.slow
 def test_the_embedded_model_is_drafted_for_from_its_own_table(vllm):
     proposer = Proposer(configuration(model=TOY))
     from foredraft.model.loading import load_tokenizer

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from toys import TOY
+from support.toys import TOY
 from vllm_server import ServerEndedError, complete, counter, proposer, serving
 
 pytestmark = pytest.mark.vllm

@@ -12,7 +12,7 @@ from foredraft.corpus.documents import join_messages
 from foredraft.corpus.words import Words, join_contents, template_render, words_of_file
 from foredraft.errors import UsageError
 from foredraft.model.loading import load_tokenizer
-from toys import TOY
+from support.toys import TOY
 
 CHAT = [
     {"role": "user", "content": "Is 1 < 2 & 2 > 1?\n"},

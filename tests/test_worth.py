@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from foredraft.control.worth import Worth
-from test_foresight import Clock
+from support.clock import Clock
 
 PASS = 10.0
 

@@ -6,7 +6,7 @@ from foredraft.corpus.documents import Document
 from foredraft.corpus.trigrams import count_trigrams
 from foredraft.corpus.words import tokenize, tokenizer_hash
 
-_HERE = Path(__file__).parent / "toy"
+_HERE = Path(__file__).parent.parent / "toy"
 TOY, TOY_DRAFT = str(_HERE / "target"), str(_HERE / "draft")
 TOY_HEADS = {method: str(_HERE / method) for method in ("eesd", "medusa")}
 

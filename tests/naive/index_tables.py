@@ -1,0 +1,279 @@
+"""Tri-gram tables, what is learned in the same form, and the searches in both.
+
+A learned table is {(a, b): {"weights": {token: weight}, "total": float}}; a static one is made by `static_tables`.
+"""
+
+import math
+
+import numpy as np
+
+from naive.graph import FLOOR, bin_start, score_bin
+
+ROW_WIDTH = 12
+
+
+def bigram_row(first, second, a, b):
+    """Looks at every row of `a`, as far as there are rows."""
+    if not 0 <= a < len(first) - 1:
+        return -1
+    for row in range(min(int(first[a]), len(second)), min(int(first[a + 1]), len(second))):
+        if second[row] == b:
+            return row
+    return -1
+
+
+def successor_counts(documents, width):
+    """How often each token followed each `width` tokens, in lists of ids: {context: {token: count}}."""
+    counts = {}
+    for ids in documents:
+        for at in range(width, len(ids)):
+            row = counts.setdefault(tuple(ids[at - width : at]), {})
+            row[ids[at]] = row.get(ids[at], 0) + 1
+    return counts
+
+
+def stored_row(row, keep):
+    """A row of counts as a table stores it: [(token, probability as uint16)], and the row's total."""
+    total = sum(row.values())
+    best = sorted(row.items(), key=lambda item: (-item[1], item[0]))[:keep]
+    return [(token, max(1, round(count * 65535 / total))) for token, count in best], total
+
+
+def learned_row(keys, a, b):
+    """Looks at every slot."""
+    for slot in range(len(keys)):
+        if keys[slot] == (int(a) + 1) * 2**32 + int(b):
+            return slot
+    return -1
+
+
+def learn(memory, a, b, token, weight, keep, cap):
+    row = memory.setdefault((a, b), {"weights": {}, "total": 0.0})
+    weights = row["weights"]
+    for known in weights:
+        weights[known] *= keep
+    if token not in weights and len(weights) == ROW_WIDTH:
+        del weights[min(weights, key=weights.get)]
+    weights[token] = min(weights.get(token, 0.0) + weight, cap)
+    row["total"] = row["total"] * keep + weight
+
+
+def learn_text(memory, ids, start, weight, keep, cap):
+    for i, token in enumerate(ids):
+        if i >= max(start, 1):
+            learn(memory, -1, ids[i - 1], token, weight, keep, cap)
+        if i >= max(start, 2):
+            learn(memory, ids[i - 2], ids[i - 1], token, weight, keep, cap)
+
+
+def learn_distributions(memory, tokens, parents, rows, before, root, top, shares, weight, keep):
+    for row, top_tokens, probabilities in zip(rows, top, shares, strict=True):
+        path, node = [], row - 1
+        while node != -1:
+            path, node = [tokens[node], *path], parents[node]
+        a, b = [before, root, *path][-2:]
+        for j, (token, share) in enumerate(zip(top_tokens, probabilities, strict=True)):
+            learn(memory, a, b, token, weight * share, keep if j == 0 else 1.0, float("inf"))
+
+
+def learned_memory(arrays):
+    """A compiled table's content as a dictionary."""
+    memory = {}
+    for slot in range(len(arrays.keys)):
+        if arrays.keys[slot] != -1:
+            a, b = divmod(int(arrays.keys[slot]), 2**32)
+            pairs = zip(arrays.tokens[slot].tolist(), arrays.weights[slot].tolist(), strict=True)
+            memory[a - 1, b] = {
+                "weights": {token: weight for token, weight in pairs if weight > 0},
+                "total": float(arrays.totals[slot]),
+            }
+    return memory
+
+
+def static_tables(arrays):
+    """The static table as dictionaries: {(a, b): (total, [(token, probability)])}, and the same by single token."""
+    pairs, singles = {}, {}
+    for a in range(len(arrays.first) - 1):
+        for row in range(int(arrays.first[a]), int(arrays.first[a + 1])):
+            entries = range(int(arrays.offsets[row]), int(arrays.offsets[row + 1]))
+            found = [(int(arrays.tokens[entry]), int(arrays.probabilities[entry]) / 65535) for entry in entries]
+            pairs[a, int(arrays.second[row])] = (int(arrays.totals[row]), found)
+    for b in range(len(arrays.first) - 1):
+        entries = range(int(arrays.unigram_offsets[b]), int(arrays.unigram_offsets[b + 1]))
+        found = [(int(arrays.unigram_tokens[e]), int(arrays.unigram_probabilities[e]) / 65535) for e in entries]
+        singles[b] = (int(arrays.unigram_totals[b]), found)
+    return pairs, singles
+
+
+def static_arrays(documents, vocabulary, keep):
+    """The static table's arrays, by name, from documents of ids."""
+    pairs = {context: stored_row(row, keep) for context, row in sorted(successor_counts(documents, 2).items())}
+    singles = [stored_row(successor_counts(documents, 1).get((b,), {}), 32) for b in range(vocabulary)]
+    firsts = [sum(context[0] < a for context in pairs) for a in range(vocabulary + 1)]
+    return {
+        "first": np.array(firsts, np.uint32),
+        "second": np.array([b for _, b in pairs], np.uint16),
+        "offsets": np.cumsum([0, *(len(row) for row, _ in pairs.values())]).astype(np.uint32),
+        "totals": np.array([total for _, total in pairs.values()], np.uint32),
+        "tokens": np.array([token for row, _ in pairs.values() for token, _ in row], np.uint16),
+        "probabilities": np.array([share for row, _ in pairs.values() for _, share in row], np.uint16),
+        "unigram_offsets": np.cumsum([0, *(len(row) for row, _ in singles)]).astype(np.uint32),
+        "unigram_totals": np.array([total for _, total in singles], np.uint32),
+        "unigram_tokens": np.array([token for row, _ in singles for token, _ in row], np.uint16),
+        "unigram_probabilities": np.array([share for row, _ in singles for _, share in row], np.uint16),
+        "common_tokens": np.empty(0, np.uint16),
+        "common_probabilities": np.empty(0, np.uint16),
+    }
+
+
+def successors(table, memory, trust, a, b, least):
+    """[(token, score)] in order of discovery; `table` from `static_tables`, `memory` as `learn` fills it."""
+    pairs, singles = table
+    static = pairs.get((a, b), (0, []))
+    learned = memory.get((a, b), {"weights": {}, "total": 0.0})
+    scores = {}
+    if trust.paper:
+        for token, probability in [*static[1], *learned["weights"].items()]:
+            scores[token] = np.float32(float(scores.get(token, 0.0)) + probability)
+        return [(token, min(score, np.float32(trust.cap))) for token, score in scores.items()]
+    single = memory.get((-1, b), {"weights": {}, "total": 0.0})
+    sources = [  # observations, trust, what followed with which share, may small contributions be left out
+        (learned["total"], trust.learned_pair, shares_of(learned), False),
+        (static[0], trust.table_pair, static[1], True),
+        (single["total"], trust.learned_single, shares_of(single), False),
+        (singles.get(b, (0, []))[0], trust.table_single, singles.get(b, (0, []))[1][:12], True),
+    ]
+    left = 1.0
+    for number, (observations, needed, followers, droppable) in enumerate(sources):
+        if number >= 2 and left < least:
+            break
+        share = observations / (observations + needed)
+        for token, probability in followers:
+            if not droppable or left * share * probability >= least:
+                scores[token] = np.float32(float(scores.get(token, 0.0)) + left * share * probability)
+        left *= 1 - share
+    return list(scores.items())
+
+
+def shares_of(row):
+    return [(token, weight / row["total"]) for token, weight in row["weights"].items()] if row["total"] > 0 else []
+
+
+def best_first(table, memory, trust, a, b, nodes, depth, vocabulary):
+    """{path: score}. All candidates stay in one list, and the best is looked for from the start every time.
+
+    As the kernel says: once `nodes` candidates lie in higher bins, a bin is too low to be of use, and contributions
+    below a quarter of the bar are left out.
+    """
+    known, taken = {}, {}
+    path, score = (), np.float32(1.0)
+    while len(taken) < nodes:
+        ranked = sorted(map(score_bin, known.values()), reverse=True)
+        lowest = ranked[nodes - 1] if len(ranked) >= nodes else score_bin(FLOOR)
+        if len(path) < depth and score_bin(score) >= lowest:
+            before, last = (a, b, *path)[-2:]
+            least = 0.25 * max(FLOOR, bin_start(lowest)) / score
+            for token, share in successors(table, memory, trust, before, last, least):
+                if 0 <= token < vocabulary and score * min(share, np.float32(1.0)) >= FLOOR:
+                    known[(*path, token)] = score * min(share, np.float32(1.0))
+        free = [candidate for candidate in known if candidate not in taken]
+        if not free:
+            break
+        path = max(free, key=known.get)
+        score = taken[path] = known[path]
+    return taken
+
+
+def best_paths(table, memory, trust, a, b, nodes, depth, vocabulary):
+    """{path: score} of the truly most probable paths: all are made, nothing is left out. Only for small tables."""
+    found, fresh = {}, {(): 1.0}
+    for _ in range(depth):
+        longer = {}
+        for path, score in fresh.items():
+            before, last = (a, b, *path)[-2:]
+            for token, share in successors(table, memory, trust, before, last, 0.0):
+                if 0 <= token < vocabulary and score * min(share, 1.0) >= FLOOR:
+                    longer[(*path, token)] = score * min(share, 1.0)
+        found.update(longer)
+        fresh = longer
+    return dict(sorted(found.items(), key=lambda item: -item[1])[:nodes])
+
+
+def uniforms(seed):
+    """xorshift64*, of whose values the upper half is used."""
+    x = (2 * seed + 1) % 2**63
+    while True:
+        x ^= x >> 12
+        x = (x ^ (x << 25)) % 2**64
+        x ^= x >> 27
+        yield (x * 0x2545F4914F6CDD1D % 2**64 >> 32) / 2**32
+
+
+def mcts(table, memory, trust, a, b, settings, vocabulary, seed):
+    """{path: score} of the kept tree, and {path: visits} of the whole one; a node is its path, the root ()."""
+    random = uniforms(seed)
+    deepest = settings.length - 1
+    visits, value, prior, children = {(): 0}, {(): np.float32(0.0)}, {(): 1.0}, {}
+
+    def ranked(path):
+        before, last = (a, b, *path)[-2:]
+        return sorted(successors(table, memory, trust, before, last, 0.0), key=lambda item: -item[1])
+
+    def puct(path, child):
+        if visits[child] == 0:
+            return float("inf")
+        total = sum(visits[other] for other in children[path])
+        exploration = settings.c1 + math.log((total + settings.c2 + 1) / settings.c2)
+        return float(value[child]) / visits[child] + prior[child] * math.sqrt(total) / (1 + visits[child]) * exploration
+
+    for _ in range(settings.iterations):
+        path, reward = (), 1.0
+        while len(path) < deepest and children.get(path):
+            path = max(children[path], key=lambda child, above=path: puct(above, child))
+            reward += prior[path]
+        if len(path) < deepest and path not in children:
+            above = path
+            children[above] = [(*above, token) for token, _ in ranked(above) if 0 <= token < vocabulary]
+            for child, score in ((child, dict(ranked(above))[child[-1]]) for child in children[above]):
+                visits[child], value[child], prior[child] = 0, np.float32(0.0), float(score)
+            if children[above]:
+                path = children[above][0]
+                reward += prior[path]
+        reward += rollout(table, memory, trust, (a, b, *path), deepest - len(path), random)
+        for end in range(len(path) + 1):
+            visits[path[:end]] += 1
+            value[path[:end]] += np.float32(reward)
+    kept = kept_paths(visits, prior, settings.candidates)
+    for path in [path for path in kept if path]:
+        best = ranked(path)[:1]
+        if best and 0 <= best[0][0] < vocabulary and (*path, best[0][0]) not in kept:
+            kept[*path, best[0][0]] = kept[path] * min(best[0][1], 1.0)
+    return {path: score for path, score in kept.items() if path}, visits
+
+
+def rollout(table, memory, trust, ids, steps, random):
+    reward = 0.0
+    for _ in range(steps):
+        found = successors(table, memory, trust, ids[-2], ids[-1], 0.0)
+        if not found:
+            break
+        left = next(random) * sum(float(score) for _, score in found)
+        drawn = found[-1]
+        for choice in found:
+            left -= float(choice[1])
+            if left < 0:
+                drawn = choice
+                break
+        reward += float(drawn[1])
+        ids = (*ids, drawn[0])
+    return reward
+
+
+def kept_paths(visits, prior, candidates):
+    """The most visited nodes, the earlier made one first among equals, and what lies above them: {path: score}."""
+    kept = {(): 1.0}
+    for path in sorted(visits, key=lambda path: -visits[path])[:candidates]:
+        for end in range(1, len(path) + 1):
+            if visits[path] > 0:
+                kept[path[:end]] = kept[path[: end - 1]] * min(prior[path[:end]], 1.0)
+    return kept

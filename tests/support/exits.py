@@ -1,0 +1,38 @@
+"""Models of four layers that a draft may leave early, and what they write with and without drafts."""
+
+import functools
+
+from foredraft.contracts import DraftContext
+from foredraft.control import FixedControl
+from foredraft.drafters import Resources, make_drafter
+from foredraft.engine.single import decode, prefill
+from foredraft.engine.state import SequenceState
+from foredraft.model.target import TorchTarget
+from support.families import LONG, NEW_TOKENS, SETTINGS, VOCABULARY, configuration, prompt_of, tiny_model
+
+LAYERS = 4
+
+
+@functools.cache
+def target_of(family):
+    config = configuration(family)
+    config.num_hidden_layers = LAYERS
+    if getattr(config, "layer_types", None):
+        config.layer_types = (config.layer_types * LAYERS)[:LAYERS]
+    return TorchTarget(tiny_model(config))
+
+
+def written(target, family, setting, drafter, control=None):
+    prompt = prompt_of(LONG)
+    sampling = SETTINGS[setting]
+    seq = SequenceState(prompt, target.new_cache(), sampling, max_new_tokens=NEW_TOKENS, window=target.window)
+    prefill(seq, target)
+    settings = {"do_sample": sampling.do_sample, "temperature": sampling.temperature, "top_p": sampling.top_p}
+    context = DraftContext(target.vocabulary, seed=sampling.seed, settings=settings, cache=seq.cache)
+    records = list(decode(seq, drafter, control or FixedControl(8), target, context))
+    return seq.emitted.tolist(), records
+
+
+@functools.cache
+def plain(family, setting):
+    return written(target_of(family), family, setting, make_drafter("none", {}, Resources(VOCABULARY)))[0]

@@ -1,0 +1,45 @@
+"""Models of the toy target's vocabulary, and heads for them."""
+
+import functools
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from foredraft.model.heads import MedusaHeads, card_for, new_exit_head, save_head
+from foredraft.model.target import TorchTarget
+from foredraft.testing import (
+    VOCABULARY,
+)
+
+
+@functools.cache
+def tiny_llama(seed, width, layers):
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=width, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=2,
+        max_position_embeddings=512, initializer_range=1.0,
+    )  # fmt: skip
+    return TorchTarget(LlamaForCausalLM(config).eval())
+
+
+def tiny_draft_model():
+    return tiny_llama(seed=0, width=16, layers=1)
+
+
+def tiny_target():
+    """As wide as the toy target's states are, so that heads for the one can draft for the other."""
+    return tiny_llama(seed=1, width=8, layers=3)
+
+
+@functools.cache
+def tiny_heads():
+    folder, model = Path(tempfile.mkdtemp()), tiny_target().model
+    save_head(
+        folder / "eesd", card_for(model, "eesd", "tiny", layers=1, dtype="float32"), new_exit_head(model).state_dict()
+    )
+    heads = MedusaHeads(8, 3)
+    heads.accuracies.fill_(0.3)
+    save_head(folder / "medusa", card_for(model, "medusa", "tiny", dtype="float32", count=3), heads.state_dict())
+    return {method: str(folder / method) for method in ("eesd", "medusa")}

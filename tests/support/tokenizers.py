@@ -1,0 +1,31 @@
+"""Tokenizers whose tokens are words that say their id."""
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from support import families
+
+VOCABULARY = 12
+
+
+def word_tokenizer(size=VOCABULARY, prefix="w"):
+    """Token `i` is the word `w<i>`, so that a test can say which ids a document has."""
+    return split_at_spaces({f"{prefix}{i}": i for i in range(size)})
+
+
+def split_at_spaces(vocabulary):
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=next(iter(vocabulary))))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def words(ids):
+    return " ".join(f"w{i}" for i in ids)
+
+
+def pretrained_words():
+    """A tokenizer of the words w0, w2, w3, ...; id 1 ends a text."""
+    known = {"<end>" if i == 1 else f"w{i}": i for i in range(families.VOCABULARY)}
+    backend = Tokenizer(models.WordLevel(known, unk_token="w0"))  # noqa: S106  # a word of the vocabulary, no password
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")  # noqa: S106  # a word of the vocabulary, no password
