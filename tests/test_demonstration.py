@@ -49,7 +49,7 @@ def test_the_command_runs_what_cannot_be_compiled_as_it_is(monkeypatch, capsys, 
     def refuse(*_args, **_options):
         raise UsageError("This model cannot be compiled.")
 
-    monkeypatch.setattr("foredraft.api.compile_forward", refuse)
+    monkeypatch.setattr("foredraft.generator.compile_forward", refuse)
     assert (
         main(["demo", "--model", TOY, "--method", "prompt_lookup", "--no-color", "--picture", str(tmp_path / "a.svg")])
         == 0

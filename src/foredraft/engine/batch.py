@@ -4,24 +4,24 @@ A step gives every sequence that is being written one verification, and puts a p
 cache in the same pass. Knows ids and arrays only; who is served first is somebody else's to decide.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from time import perf_counter_ns
+from typing import Any, Protocol
 
 import numpy as np
 
 from foredraft.contracts import (
     EMPTY_DRAFT,
-    BatchTarget,
     Budget,
     Control,
     Draft,
     Drafting,
-    JointControl,
     Needs,
     Scores,
     StepRecord,
+    TokenIds,
     Verdict,
 )
 from foredraft.engine.state import Prepared, SequenceState
@@ -36,6 +36,54 @@ rows takes four times as long as one of one row (docs/results/index.md)."""
 
 _AHEAD = 512
 """Slots that a text has behind its prompt at first; it moves to a larger range when it needs one."""
+
+
+class BatchTarget(Protocol):
+    """A causal language model that scores the rows of several sequences."""
+
+    vocabulary: int
+    most_rows: int
+    """Rows that a pass may have in all."""
+
+    def open(self, token_ids: TokenIds, capacity: int) -> Any:
+        """Return the `KeyValueCache` of a sequence that begins with `token_ids`; some may be committed already.
+
+        Raises:
+            OutOfMemoryError: there is no room for `capacity` tokens while others have theirs.
+        """
+
+    def close(self, cache: Any) -> None:
+        """Take back the cache of a sequence that is done with."""
+
+    def reserve(self, cache: Any, layout: Layout) -> None:
+        """Make room for the rows of a pass.
+
+        Raises:
+            OutOfMemoryError: there is none.
+        """
+
+    def forward(self, layouts: Sequence[Layout], caches: Sequence[Any], *, hidden: bool = False) -> list[Scores]:
+        """Score every row of each layout against its own cache, in which room was made; nothing is committed."""
+
+
+class JointControl(Protocol):
+    """Decides how much the sequences of a batch draft, all together."""
+
+    def budget(self, depth: int, lanes: int) -> Budget:
+        """Say how much one of `lanes` sequences is to draft, of which at most `depth` more tokens can be of use."""
+
+    def trim(self, drafts: Sequence[Draft], budgets: Sequence[Budget], other_rows: int) -> list[Draft]:
+        """Cut the drafts to the nodes that are worth verifying in one pass, beside the rows of other sequences."""
+
+    def observe(
+        self,
+        verdicts: Sequence[Verdict],
+        rows: int,
+        forward_seconds: float,
+        other_seconds: float,
+        draft_seconds: float,
+    ) -> None:
+        """Learn what a step gave, one verdict or more, and its seconds: the pass, the rest, of that the drafting."""
 
 
 @dataclass(slots=True, eq=False)

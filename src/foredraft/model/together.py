@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from foredraft.contracts import BatchTarget, Scores, TokenIds
+from foredraft.contracts import Scores, TokenIds
 from foredraft.graph.layout import Layout
 from foredraft.model.arena import Arena, Lease
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, LoadedPackage, run_package
@@ -121,7 +121,7 @@ def batch_package(compiled: CompiledForward, rows: int) -> LoadedPackage | None:
     return next(fitting, None)
 
 
-def batch_target(target: TorchTarget, most_bytes: int) -> BatchTarget:
+def batch_target(target: TorchTarget, most_bytes: int) -> Together | OneByOne:
     """Return what runs a target's batches: in one pass where that keeps every bit, else one by one."""
     compiled = target.compiled
     return Together(target, compiled, most_bytes) if compiled and takes_batches(target) else OneByOne(target)
