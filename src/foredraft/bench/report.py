@@ -1,6 +1,6 @@
 """The report of a folder of cells: an HTML page that needs no network, its pictures as PNG files, a Markdown table.
 
-Knows what the page shows of the figures; what they are is in `summary`, what they say in `advice`, how they are
+Knows what the page shows of the figures; what they are is in `summary`, what they say in `recommendation`, how they are
 drawn in `figures`.
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from foredraft.atomic_file import write_file
 from foredraft.bench import figures
-from foredraft.bench.advice import advise
 from foredraft.bench.cell import Cell, CellFolder, read_cell
 from foredraft.bench.figures import Picture
 from foredraft.bench.method import BASE
 from foredraft.bench.metrics import Ratio
+from foredraft.bench.recommendation import advise
 from foredraft.bench.summary import ALL, Summary, check_alike, overall, summarize_cells
 from foredraft.bench.sweep import BudgetCurve, read_sweep
 from foredraft.bench.verification import read_cost

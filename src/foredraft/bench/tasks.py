@@ -68,6 +68,9 @@ _TASKS: Mapping[str, _Source] = {
     "spec_bench": _Source("spec_bench.jsonl", "turns", category="category"),
 }
 
+_USUAL_FIELDS = ("prompt", "question", "turns", "text")
+"""Where a file of prompts is given without a field, the first of these that it has."""
+
 DEFAULT_TASKS = ("humaneval", "gsm8k", "mt_bench")
 """With a folder of files; without one, the embedded set."""
 
@@ -120,6 +123,21 @@ def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:
         )
     wanted = [groups[task]] if category else list(groups.values())
     return [prompt for group in wanted for prompt in _spread(group, limit)]
+
+
+def task_of_file(file: str) -> str:
+    """Return `FILE:FIELD` for a file of JSON lines or Parquet, given with or without the field; a task stays as it is.
+
+    Raises:
+        UsageError: there is no such file, or it cannot be read.
+    """
+    path = Path(file)
+    if path.is_file():
+        names = {name for row in read_rows(path) for name in row}
+        return f"{file}:{next((each for each in _USUAL_FIELDS if each in names), _USUAL_FIELDS[0])}"
+    if ":" not in file and file.partition("/")[0] not in _TASKS:
+        raise UsageError(f"There is no file {file} to read prompts from.")
+    return file
 
 
 def _file_of(task: str) -> tuple[Path, str] | None:

@@ -36,6 +36,7 @@ VERBS: Mapping[str, str] = {
     "explain": "foredraft.cli.explain:explain",
     "methods": "foredraft.cli.methods:methods",
     "info": "foredraft.cli.info:info",
+    "recommend": "foredraft.cli.recommend:recommend",
     "compile": "foredraft.cli.compiling:compile_model",
     "table": "foredraft.cli.table:app",
     "index": "foredraft.cli.index:app",

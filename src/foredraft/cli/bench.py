@@ -71,7 +71,7 @@ def run(
 
     methods = chosen_methods(method or DEFAULT_METHODS, method_names())
     chosen = load_tasks(task, data, prompts)
-    settings = [_setting(each, top_p, max_new_tokens, seed) for each in temperature or [0.0]]
+    settings = [setting(each, top_p, max_new_tokens=max_new_tokens, seed=seed) for each in temperature or [0.0]]
     folder = CellFolder(out) if out is not None else None
     if folder is not None:
         folder.check_writable()
@@ -95,7 +95,7 @@ def run(
         raise typer.Exit(1)
 
 
-def _setting(temperature: float, top_p: float, max_new_tokens: int, seed: int) -> dict[str, Any]:
+def setting(temperature: float, top_p: float = 1.0, **arguments: int) -> dict[str, Any]:
     """Return generation arguments, checked before a model is loaded.
 
     Raises:
@@ -103,13 +103,13 @@ def _setting(temperature: float, top_p: float, max_new_tokens: int, seed: int) -
     """
     from foredraft.request import GenerationOptions
 
-    setting: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed}
+    found: dict[str, Any] = dict(arguments)
     if temperature:
-        setting["temperature"] = temperature
+        found["temperature"] = temperature
         if top_p != 1:
-            setting["top_p"] = top_p
-    GenerationOptions.parse(setting).sampling(_ANY_VOCABULARY)
-    return setting
+            found["top_p"] = top_p
+    GenerationOptions.parse(found).sampling(_ANY_VOCABULARY)
+    return found
 
 
 @app.command()
@@ -149,11 +149,11 @@ def profile(
 
     methods = [parse_method(text) for text in (method or ["draft_model", "draft_tree", "draft_graph"])]
     chosen = load_tasks(task, data, prompts)
-    setting = _setting(temperature, top_p, max_new_tokens, seed)
+    arguments = setting(temperature, top_p, max_new_tokens=max_new_tokens, seed=seed)
     with working("measuring") as tell:
         generator = load(model, method="none", dtype=dtype, compile=False if eager else "auto", progress=tell)
         done = counting(tell, len(chosen), "measuring")
-        found = profile_methods(generator, methods, chosen, setting, done=done)
+        found = profile_methods(generator, methods, chosen, arguments, done=done)
     if as_json:
         print(json.dumps([each.as_dict() for each in found], indent=1))  # the command's output
         return

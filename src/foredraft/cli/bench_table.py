@@ -34,7 +34,7 @@ def show_summaries(summaries: "list[Summary]", account: "Account") -> None:
                 each.task, each.method, f"{each.identical}/{each.texts}",
                 f"{each.statistics.tokens_per_target_step:.2f}", f"{each.nodes_per_step:.1f}",
                 f"{1e3 * each.statistics.decode_seconds_per_token:.2f}", str(each.speed_up),
-                f"{each.speed_up_without_loops} ({each.texts_without_loops})" if each.texts_without_loops else "- (0)",
+                without_loops(each),
                 f"{each.repeated:.2f}", f"{each.stalled:.1%}",
             )  # fmt: skip
         console.print(table)
@@ -50,3 +50,8 @@ def show_summaries(summaries: "list[Summary]", account: "Account") -> None:
         f"{account.seconds:.0f} s.",
         highlight=False,
     )
+
+
+def without_loops(each: "Summary") -> str:
+    """Return the speed-up over the texts that do not loop, and how many those are."""
+    return f"{each.speed_up_without_loops} ({each.texts_without_loops})" if each.texts_without_loops else "- (0)"
