@@ -40,7 +40,6 @@ VERBS: Mapping[str, str] = {
     "compile": "foredraft.cli.compiling:compile_model",
     "table": "foredraft.cli.table:app",
     "index": "foredraft.cli.index:app",
-    "tune": "foredraft.cli.tune:app",
     "replay": "foredraft.cli.replay:replay",
     "prove": "foredraft.cli.prove:prove",
     "bench": "foredraft.cli.bench:app",
