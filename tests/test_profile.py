@@ -5,9 +5,10 @@ import json
 import pytest
 
 from foredraft.api import load
-from foredraft.bench.timeline import chrome_trace, timed_steps
+from foredraft.bench.method import parse_method
+from foredraft.bench.micro import step_cost
 from foredraft.cli import main
-from toys import TOY, TOY_DRAFT
+from toys import TOY_DRAFT
 
 
 @pytest.fixture
@@ -77,15 +78,10 @@ def test_loans_are_counted_by_shape_and_compared_with_the_truth(prompts, capsys)
     assert graphs[0]["recomputed"] > 0
 
 
-def test_a_trace_has_every_part_of_every_step_in_order():
-    generator = load(TOY, method="prompt_lookup", speculative_config={"num_speculative_tokens": 4}, dtype="float32")
-    steps = timed_steps(generator, "One two three. One two three. One two", 12, seed=0)
-    assert sum(len(step.record.emitted) for step in steps) == 12
-    assert steps[0].between == 0
-    assert all(step.between > 0 for step in steps[1:])
-    trace = json.loads(chrome_trace({"lookup": steps}))["traceEvents"]
-    assert trace[0]["args"] == {"name": "lookup"}
-    slices = trace[1:]
-    assert [each["name"] for each in slices] == [part for step in steps for part in step.record.nanoseconds]
-    ends = [each["ts"] + each["dur"] for each in slices]
-    assert all(end <= later["ts"] + 1e-3 for end, later in zip(ends, slices[1:], strict=False))
+def test_the_parts_of_a_step_and_what_lies_between_two_are_timed():
+    generator = load(TOY, method="none", dtype="float32")
+    cost = step_cost(generator, parse_method('prompt_lookup:{"num_speculative_tokens": 4}'), "One two. One two.", 12, 1)
+    assert cost.nodes == 4
+    assert min(cost.parts) > 0
+    assert cost.between > 0
+    assert cost.beside_forward > cost.between

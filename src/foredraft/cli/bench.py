@@ -221,7 +221,6 @@ def micro(
     records: Annotated[Path | None, typer.Option(help="Recorded texts to draft on, as for replay")] = None,
     dtype: DtypeOption = "auto",
     eager: EagerOption = False,
-    profile: Annotated[Path | None, typer.Option(help="Write a Chrome trace of one text's steps to this file")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """What verification, drafting, and the rest of a step cost on this machine."""
@@ -229,8 +228,6 @@ def micro(
     from foredraft.bench.method import Method, parse_method
     from foredraft.bench.micro import PARTS, VERIFIED_ROWS, draft_cost, prefill_rate, step_cost
     from foredraft.bench.replay import encode_records, read_records
-    from foredraft.bench.result_file import write_result
-    from foredraft.bench.timeline import chrome_trace
     from foredraft.model.cost import measure_cost
 
     budgets = nodes or [16, 64]
@@ -243,8 +240,6 @@ def micro(
         steps = [step_cost(generator, each, _PROMPT) for each in [Method("none", "none"), *variants]]
         texts = encode_records(read_records(records)[:40], generator.tokenizer) if records else []
         drafts = [draft_cost(generator, each, texts, each.nodes or 0) for each in variants] if texts else []
-    if profile is not None:
-        write_result(profile, chrome_trace({f"{step.method} {step.nodes or ''}".strip(): step.steps for step in steps}))
     if as_json:
         figures = {
             "verification": asdict(curve),
