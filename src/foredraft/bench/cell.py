@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foredraft.atomic_file import write_file
 from foredraft.bench.environment import Environment
 from foredraft.bench.metrics import repeated_share
 from foredraft.bench.recording import DraftCounts, Guesses
-from foredraft.bench.result_file import write_result
 from foredraft.errors import StoreError, UsageError
 
 FORMAT = "foredraft bench cell"
@@ -208,6 +208,19 @@ def read_cell(path: Path) -> Cell:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise StoreError(f"The cell {path} is damaged ({reason}); run the benchmark again to replace it.") from error
+
+
+def write_result(path: Path, data: bytes) -> None:
+    """Put `data` in the place of `path`, whose folder is made if need be; the old file stays until it is done.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, data)
+    except OSError as error:
+        raise StoreError(f"The results {path} cannot be written ({error.strerror}); give another folder.") from error
 
 
 def settings_name(settings: Mapping[str, Any]) -> str:

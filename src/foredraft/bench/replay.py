@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.bench.json_lines import read_json_lines
 from foredraft.bench.reliability import Reliability, ReliabilityTally
+from foredraft.bench.tasks import read_json_lines
 from foredraft.contracts import Budget, Draft, DraftContext, Drafter, SequenceView, TokenIds, Verdict
 from foredraft.control import cut
 from foredraft.errors import UsageError

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.api import Generator
-from foredraft.bench.cell import Cell
+from foredraft.bench.cell import Cell, write_result
 from foredraft.bench.method import BASE, PEER, Method, use
 from foredraft.bench.replay import replay
-from foredraft.bench.result_file import write_result
 from foredraft.contracts import TokenIds
 
 BUDGETS = (1, 2, 4, 8, 16, 32, 64)

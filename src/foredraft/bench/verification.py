@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from foredraft.api import Generator
-from foredraft.bench.result_file import write_result
+from foredraft.bench.cell import write_result
 from foredraft.contracts import CostCurve
 from foredraft.model.cost import sound_curve
 

@@ -89,8 +89,8 @@ def compare_with_plain(generator: "Generator", job: "Job", prompt: "Prompt") -> 
 def _run(generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], ink: Ink | None) -> _Pair:
     """Run both `_REPETITIONS` times, the first drafted one showing its text in `ink`, if any."""
     from foredraft.api import Generator
-    from foredraft.bench.exactness import is_exact
     from foredraft.bench.metrics import first_difference, repeated_share
+    from foredraft.bench.prove import is_exact
     from foredraft.model.quantized import dtype_name
 
     plain = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
