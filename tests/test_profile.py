@@ -8,7 +8,7 @@ from foredraft.api import load
 from foredraft.bench.method import parse_method
 from foredraft.bench.micro import step_cost
 from foredraft.cli import main
-from toys import TOY_DRAFT
+from toys import TOY, TOY_DRAFT
 
 
 @pytest.fixture
