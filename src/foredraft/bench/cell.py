@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.atomic_file import write_file
+from foredraft.bench.drafts import DraftCounts, Guesses
 from foredraft.bench.environment import Environment
 from foredraft.bench.metrics import repeated_share
-from foredraft.bench.recording import DraftCounts, Guesses
 from foredraft.errors import StoreError, UsageError
 
 FORMAT = "foredraft bench cell"
@@ -246,7 +246,8 @@ def _writing(body: dict[str, Any]) -> Writing:
 
 def _counts(body: dict[str, Any]) -> DraftCounts:
     by_depth = {name: tuple(body[name]) for name in ("drafted_by_depth", "accepted_by_depth")}
-    return DraftCounts(**{**body, **by_depth})
+    estimated = tuple(map(tuple, body.get("estimated", ())))  # older cells have none
+    return DraftCounts(**{**body, **by_depth, "estimated": estimated})
 
 
 def _safe(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from foredraft.cli.screen import Ink, say, working
+from foredraft.cli.tables import show_table
 from foredraft.errors import UsageError
 
 if TYPE_CHECKING:
@@ -160,20 +161,15 @@ def _verdict(pair: _Pair) -> str:
 
 
 def _print_table(rows: "Mapping[str, Generation]") -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("method", "tokens", "target steps", "tokens per target step", "drafted", "kept", "ms per token"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    for name, run in rows.items():
-        counts = run.statistics
-        table.add_row(
+    headings = ("method", "tokens", "target steps", "tokens per target step", "drafted", "kept", "ms per token")
+    shown = [
+        (
             name, str(counts.emitted), str(counts.steps), f"{counts.tokens_per_target_step:.2f}", str(counts.drafted),
             str(counts.accepted), f"{1e3 * counts.decode_seconds_per_token:.2f}",
-        )  # fmt: skip
-    Console(highlight=False).print(table)
+        )
+        for name, counts in ((name, run.statistics) for name, run in rows.items())
+    ]  # fmt: skip
+    show_table(headings, shown)
 
 
 def _as_json(pair: _Pair, method: str, options: Mapping[str, Any]) -> dict[str, Any]:

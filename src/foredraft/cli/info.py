@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foredraft.cli.screen import show_table, working
+from foredraft.cli.screen import working
+from foredraft.cli.tables import cost_rows, show_cost
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.gguf import SMOLLM2
 
@@ -98,20 +99,6 @@ def _cost(target: "TorchTarget") -> "CostCurve":
         return measured_cost(target, cache_folder())
     except StoreError:  # nowhere to keep figures is no reason not to measure
         return measured_cost(target, None)
-
-
-def cost_rows(curve: "CostCurve") -> list[dict[str, float]]:
-    """Return what a pass costs by its rows, for JSON."""
-    return [
-        {"rows": rows, "milliseconds": 1e3 * seconds, "relative": seconds / curve.seconds[0]}
-        for rows, seconds in zip(curve.rows, curve.seconds, strict=True)
-    ]
-
-
-def show_cost(rows: list[dict[str, float]]) -> None:
-    """Print what a pass costs by its rows."""
-    shown = ((str(row["rows"]), f"{row['milliseconds']:.2f}", f"{row['relative']:.2f}") for row in rows)
-    show_table(("rows", "ms", "relative to one row"), shown, "What verifying costs")
 
 
 def _print(facts: dict[str, Any]) -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft.cli.bench import DtypeOption, JsonOption, setting
-from foredraft.cli.bench_table import without_loops
 from foredraft.cli.generate import EagerOption
-from foredraft.cli.info import NOT_COMPILED, cost_rows, show_cost
-from foredraft.cli.screen import say, show_table, working
+from foredraft.cli.info import NOT_COMPILED
+from foredraft.cli.screen import say, working
+from foredraft.cli.tables import cost_rows, show_cost, show_summaries
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quic
     from foredraft.bench.recommendation import Recommendation
 
 _PROMPTS_OF_A_TASK = 60
+_COLUMNS = {
+    "method": "method", "speed_up": "speed-up [95%]", "honest": "without loops [95%]",
+    "tokens_a_step": "tokens / pass", "nodes_a_step": "drafted / pass", "acceptance": "accepted",
+    "milliseconds": "ms / token",
+}  # fmt: skip
 
 
 def recommend(
@@ -80,25 +85,8 @@ def _python(model: str, method: str, dtype: str, temperature: float, eager: bool
 
 def _show(found: "Recommendation") -> None:
     show_cost(cost_rows(found.curve))
-    headings = (
-        "method",
-        "speed-up [95%]",
-        "without loops [95%]",
-        "tokens / pass",
-        "drafted / pass",
-        "accepted",
-        "ms / token",
-    )
-    rows = [
-        (
-            each.method, str(each.speed_up), without_loops(each),
-            f"{each.statistics.tokens_per_target_step:.2f}",
-            f"{each.nodes_per_step:.1f}", f"{each.statistics.draft_acceptance_rate:.0%}",
-            f"{1e3 * each.statistics.decode_seconds_per_token:.2f}",
-        )
-        for each in found.ranked
-    ]  # fmt: skip
-    show_table(headings, rows, f"beside plain decoding (prompts: {found.prompts}, tokens at most: {found.tokens})")
+    title = f"beside plain decoding (prompts: {found.prompts}, tokens at most: {found.tokens})"
+    show_summaries(found.ranked, _COLUMNS, title)
     for sentence in found.sentences:
         typer.echo(sentence)
 

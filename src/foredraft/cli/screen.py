@@ -5,17 +5,15 @@ Knows streams, terminals and colours, and pieces of text with the name of who dr
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from threading import Timer
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -40,18 +38,6 @@ def wide_console() -> Console:
     """Return a console for tables: as wide as the terminal, and wide enough for every column where there is none."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
-
-
-def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    """Print a table on standard output; columns of figures are set to the right."""
-    rows = list(rows)
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for place, heading in enumerate(headings):
-        figures = all(row[place].lstrip("-")[:1].isdigit() or row[place] in ("", "-") for row in rows)
-        table.add_column(heading, justify="right" if figures and place else "left")
-    for row in rows:
-        table.add_row(*row)
-    wide_console().print(table)
 
 
 def wants_color(asked: bool | None) -> bool:
