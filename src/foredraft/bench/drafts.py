@@ -12,6 +12,7 @@ from itertools import pairwise, zip_longest
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from foredraft.contracts import Budget, Draft, DraftContext, Drafter, Drafting, SequenceView, Verdict
 from foredraft.generation import Generation
@@ -122,8 +123,12 @@ class DraftTally:
             tuple(self._accepted[depth] for depth in by_depth),
             dict(self._drafted_by),
             dict(self._accepted_by),
-            tuple(map(tuple, self._estimated.tolist())) if self._estimated.any() else (),
+            _bins(self._estimated) if self._estimated.any() else (),
         )
+
+
+def _bins(sums: npt.NDArray[np.float64]) -> tuple[tuple[float, float, float], ...]:
+    return tuple((nodes, believed, accepted) for nodes, believed, accepted in sums.tolist())
 
 
 def count_drafts(verdicts: Iterable[Verdict], names: Sequence[str]) -> DraftCounts:
@@ -151,7 +156,7 @@ def add_counts(parts: Sequence[DraftCounts]) -> DraftCounts:
     estimated = np.array([each.estimated for each in parts if each.estimated], np.float64).sum(0)
     return DraftCounts(
         by_place("drafted_by_depth"), by_place("accepted_by_depth"), by_name("drafted_by_source"),
-        by_name("accepted_by_source"), tuple(map(tuple, estimated.tolist())) if estimated.ndim else (),
+        by_name("accepted_by_source"), _bins(estimated) if estimated.ndim else (),
     )  # fmt: skip
 
 

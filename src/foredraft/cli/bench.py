@@ -200,7 +200,7 @@ def loans(
         done = counting(tell, len(chosen), "measuring")
         found = measure_loans(generator, draft_model, chosen, tokens=max_new_tokens, done=done)
     if as_json:
-        print(json.dumps([each.as_dict() for each in found], indent=1))  # the command's output
+        print(json.dumps([asdict(each) for each in found], indent=1))  # the command's output
         return
     headings = (
         "shape", "drafted tokens", "draft rows", "levels", "unpruned tree", "redundant", "compared", "KL, nats",

@@ -64,10 +64,10 @@ def replay(
     ]  # fmt: skip
     show_table(headings, shown)
     if by_quarter:
-        quarters = [
-            (row["method"], str(row["nodes"]), *(f"{each:.3f}" for each in row["tokens_per_target_step_by_quarter"]))
-            for row in rows
-        ]
+        quarters = []
+        for row in rows:
+            told = [f"{each:.3f}" for each in row["tokens_per_target_step_by_quarter"]]
+            quarters.append((row["method"], str(row["nodes"]), *told, *["-"] * (len(_QUARTERS) - len(told))))
         show_table(("method", "nodes", *_QUARTERS), quarters, "tokens / target step")
     for row in rows if reliability else ():
         curve = [Reliability(**each) for each in row["reliability"]]
