@@ -1,9 +1,8 @@
-"""What the parts of a step cost here: verification by rows, drafting by method and budget, everything but the forward.
+"""What the parts of a step cost here: verification by rows, and every part by method and budget.
 
 Knows the clock and the generator's surface.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter, perf_counter_ns
 from typing import Any
@@ -14,8 +13,6 @@ import torch
 from foredraft.api import Generator
 from foredraft.bench.method import Method, use
 from foredraft.bench.metrics import FloatVector
-from foredraft.bench.replay import replay
-from foredraft.contracts import TokenIds
 from foredraft.model.cost import ROWS
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
@@ -90,30 +87,3 @@ def prefill_rate(target: TorchTarget, repeats: int = 5) -> tuple[int, float]:
             torch.cuda.synchronize(target.device)
         seconds.append(perf_counter() - start)
     return count, count / min(seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftCost:
-    """Microseconds of one `propose`, learning of the last tokens included.
-
-    Attributes:
-        method: the label.
-        nodes: the budget.
-        median: over all steps of the replayed texts.
-        p99: likewise.
-    """
-
-    method: str
-    nodes: int
-    median: float
-    p99: float
-
-
-def draft_cost(
-    generator: Generator, method: Method, texts: Sequence[tuple[TokenIds, TokenIds]], nodes: int
-) -> DraftCost:
-    """Time a drafter's `propose` over replayed texts, after one that warms up."""
-    generator.use(method.name, method.options, nodes)
-    replay(generator.drafter, texts[:1], nodes, generator.target.vocabulary)
-    result = replay(generator.drafter, texts, nodes, generator.target.vocabulary).as_dict()
-    return DraftCost(method.label, nodes, result["propose_median_us"], result["propose_p99_us"])

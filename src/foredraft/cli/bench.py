@@ -222,16 +222,14 @@ def micro(
     model: ModelOption = SMOLLM2,
     method: MethodOption = None,
     nodes: Annotated[list[int] | None, typer.Option(help="Node budgets; repeatable [default: 16 and 64]")] = None,
-    records: Annotated[Path | None, typer.Option(help="Recorded texts to draft on, as for replay")] = None,
     dtype: DtypeOption = "auto",
     eager: EagerOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """What verification, drafting, and the rest of a step cost on this machine."""
+    """What verification, drafting, and the rest of a step cost on this machine; `replay` times drafting alone."""
     from foredraft.api import load
     from foredraft.bench.method import Method, parse_method
-    from foredraft.bench.micro import PARTS, VERIFIED_ROWS, draft_cost, prefill_rate, step_cost
-    from foredraft.bench.replay import encode_records, read_records
+    from foredraft.bench.micro import PARTS, VERIFIED_ROWS, prefill_rate, step_cost
     from foredraft.model.cost import measure_cost
 
     budgets = nodes or [16, 64]
@@ -242,14 +240,11 @@ def micro(
         prefilled, rate = prefill_rate(generator.target)
         variants = [replace(each, nodes=count) for each in chosen for count in budgets]
         steps = [step_cost(generator, each, _PROMPT) for each in [Method("none", "none"), *variants]]
-        texts = encode_records(read_records(records)[:40], generator.tokenizer) if records else []
-        drafts = [draft_cost(generator, each, texts, each.nodes or 0) for each in variants] if texts else []
     if as_json:
         figures = {
             "verification": asdict(curve),
             "prefill": {"tokens": prefilled, "tokens_a_second": rate},
             "steps": [step.as_dict() for step in steps],
-            "drafts": [asdict(draft) for draft in drafts],
         }
         print(json.dumps(figures))  # the command's output
         return
@@ -260,9 +255,6 @@ def micro(
         for each in steps
     ]
     show_table(("method", "nodes", *PARTS, "between", "beside forward"), shown, "a step, median microseconds")
-    if drafts:
-        shown = [(each.method, str(each.nodes), f"{each.median:.0f}", f"{each.p99:.0f}") for each in drafts]
-        show_table(("method", "nodes", "median us", "p99 us"), shown, "drafting on recorded texts")
 
 
 _PROMPT = "Write a short story about a lighthouse keeper who finds a letter in a bottle, and what she does next."
