@@ -137,7 +137,16 @@ def _compare(rollout: Rollout, grown: Grown, sums: _Sums) -> None:
 
 
 def _loans(shape: str, sums: _Sums) -> Loans:
-    counts = {"drafts": int(sums["drafts"]), "recomputed": int(sums["recomputed"])}
-    a_draft = {name: sums[name] / max(sums["drafts"], 1) for name in ("nodes", "passes", "depth", "unpruned")}
-    compared = {name: sums[name] / max(sums["recomputed"], 1) for name in ("divergence", "agreement")}
-    return Loans(shape=shape, redundant=sums["redundant"] / max(sums["nodes"], 1), **counts, **a_draft, **compared)
+    drafts, nodes, compared = (max(sums[name], 1.0) for name in ("drafts", "nodes", "recomputed"))
+    return Loans(
+        shape=shape,
+        drafts=int(sums["drafts"]),
+        nodes=sums["nodes"] / drafts,
+        passes=sums["passes"] / drafts,
+        depth=sums["depth"] / drafts,
+        unpruned=sums["unpruned"] / drafts,
+        redundant=sums["redundant"] / nodes,
+        recomputed=int(sums["recomputed"]),
+        divergence=sums["divergence"] / compared,
+        agreement=sums["agreement"] / compared,
+    )

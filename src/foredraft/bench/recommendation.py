@@ -72,7 +72,7 @@ def recommend(
         model: as the user calls it.
         prompts: to draw from; of every task in turn.
         sampling: generation arguments beside the length and the seed.
-        seconds: after which no further prompt is begun; one is always written.
+        seconds: no prompt is begun that would probably end later; one is always written.
         tell: told the share of the time, or of the prompts, that is done.
 
     Raises:
@@ -82,14 +82,15 @@ def recommend(
     curve = generator.cost
     fitting = seconds / (_WANTED_PROMPTS * (1 + len(CANDIDATES)) * curve.seconds[0])
     tokens = round(min(max(fitting, _LEAST_TOKENS), _MOST_TOKENS))
-    drawn, begun = _by_turns(prompts), 0
+    drawn = _by_turns(prompts)
+    began: list[float] = []
 
     def enough() -> bool:
-        nonlocal begun
-        share = max((perf_counter() - start) / seconds, begun / len(drawn))
-        tell(min(share, 1.0))
-        begun += 1
-        return begun > 1 and share >= 1
+        began.append(perf_counter())
+        done = len(began) - 1
+        spent, a_prompt = began[-1] - start, (began[-1] - began[0]) / max(done, 1)
+        tell(min(max(spent / seconds, done / len(drawn)), 1.0))
+        return done > 0 and spent + a_prompt > seconds
 
     methods = [parse_method(name) for name in CANDIDATES]
     plan = Plan(model, methods, drawn, [{**sampling, "max_new_tokens": tokens, "seed": 0}])
@@ -101,19 +102,16 @@ def recommend(
         raise UsageError(f"No prompt could be written ({reason}); give other prompts or more time.")
     environment = account.cells[0].environment
     helps = _figure(ranked[0], _is_honest(ranked)).low > 1
-    few = ranked[0].texts < LEAST_PAIRS
-    said = (
-        [f"Only {ranked[0].texts} of the prompts could be measured, too few for an interval; give more time."]
-        if few
-        else []
-    )
+    use, *more = advise(summaries, environment)
+    if ranked[0].texts < LEAST_PAIRS:
+        use = f"Only {ranked[0].texts} of the prompts could be measured, too few for an interval: give more time. {use}"
     return Recommendation(
         method=ranked[0].method if helps else BASE,
         ranked=tuple(ranked),
         curve=curve,
         prompts=ranked[0].texts,
         tokens=tokens,
-        sentences=(*said, *_reasons(ranked[0], curve, helps), *advise(summaries, environment)),
+        sentences=(use, *_reasons(ranked[0], curve, helps), *more),
         failures=tuple(account.failures),
     )
 

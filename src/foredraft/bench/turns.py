@@ -45,7 +45,8 @@ def write_by_turns(
     show(stream)
     for _ in stream:
         pass
-    drafted, undrafted = [stream.generation], []
+    drafted: list[Generation] = [stream.generation]
+    undrafted: list[Generation] = []
     rest = [drafts for number in range(ROUNDS) for drafts in ((True, False) if number % 2 == 0 else (False, True))][1:]
     for number, drafts in enumerate(rest):
         tell(number / len(rest))
