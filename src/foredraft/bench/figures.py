@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from foredraft.bench.curves import BudgetCurve
 from foredraft.bench.summary import PARTS, Summary
-from foredraft.bench.sweep import BudgetCurve
 from foredraft.contracts import CostCurve
 from foredraft.errors import UsageError
 

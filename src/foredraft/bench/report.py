@@ -13,12 +13,11 @@ from typing import Any
 from foredraft.atomic_file import write_file
 from foredraft.bench import figures
 from foredraft.bench.cell import Cell, CellFolder, read_cell
+from foredraft.bench.curves import BudgetCurve, read_cost, read_sweep
 from foredraft.bench.figures import Picture
 from foredraft.bench.method import BASE
 from foredraft.bench.recommendation import advise
 from foredraft.bench.summary import ALL, Summary, check_alike, overall, shown, summarize_cells
-from foredraft.bench.sweep import BudgetCurve, read_sweep
-from foredraft.bench.verification import read_cost
 from foredraft.errors import StoreError, UsageError
 
 PAGE, TABLE, PICTURES = "report.html", "report.md", "pictures"

@@ -68,12 +68,11 @@ def run(
     """Speed-up over plain decoding, paired in one process; `--method transformers` adds its own generate."""
     from foredraft.api import load
     from foredraft.bench.cell import CellFolder
+    from foredraft.bench.curves import keep_cost, sweep_budgets, write_sweep
     from foredraft.bench.method import chosen_methods
     from foredraft.bench.runner import Plan, run_plan, turns_of
     from foredraft.bench.summary import summarize_cells
-    from foredraft.bench.sweep import sweep_budgets, write_sweep
     from foredraft.bench.tasks import load_tasks
-    from foredraft.bench.verification import keep_cost
     from foredraft.drafters import method_names
 
     methods = chosen_methods(method or DEFAULT_METHODS, method_names())
