@@ -204,7 +204,7 @@ def _exceptions(summaries: Sequence[Summary], best: Summary) -> list[str]:
     sentences = []
     by_task: dict[str, list[Summary]] = {}
     for each in summaries:
-        if each.task != ALL and not _is_baseline(each) and each.texts:
+        if each.task != ALL and not _is_baseline(each) and each.texts >= LEAST_PAIRS:
             by_task.setdefault(each.task, []).append(each)
     for task, group in by_task.items():
         usual = next((each for each in group if each.method == best.method), None)
