@@ -131,21 +131,28 @@ def learn_text(memory, ids, start, weight, keep, cap):
             learn(memory, ids[i - 2], ids[i - 1], token, weight, keep, cap)
 
 
-def learn_distributions(memory, contexts, tokens, probabilities, weight, keep):
-    for (a, b), row, shares in zip(contexts, tokens, probabilities, strict=True):
-        for j, (token, share) in enumerate(zip(row, shares, strict=True)):
-            learn(memory, a, b, token, weight * share, keep if j == 0 else 1.0, float("inf"))
-
-
-def row_contexts(tokens, parents, rows, before, root):
-    """The last two tokens behind each row, along its path from the root."""
-    found = []
-    for row in rows:
+def learn_distributions(memory, tokens, parents, rows, before, root, top, shares, weight, keep):
+    for row, top_tokens, probabilities in zip(rows, top, shares, strict=True):
         path, node = [], row - 1
         while node != -1:
             path, node = [tokens[node], *path], parents[node]
-        found.append([before, root, *path][-2:])
-    return found
+        a, b = [before, root, *path][-2:]
+        for j, (token, share) in enumerate(zip(top_tokens, probabilities, strict=True)):
+            learn(memory, a, b, token, weight * share, keep if j == 0 else 1.0, float("inf"))
+
+
+def check_learned(arrays):
+    """Assert what the compiled table of what was learned promises."""
+    used = np.flatnonzero(arrays.keys != -1)
+    assert 2 * len(used) <= len(arrays.keys)
+    assert len(used) == arrays.clock[1]
+    for slot in used.tolist():
+        a, b = divmod(int(arrays.keys[slot]), 2**32)
+        assert learned_row(arrays.keys, a - 1, b) == slot
+        present = arrays.tokens[slot][arrays.weights[slot] > 0].tolist()
+        assert min(present, default=0) >= 0
+        assert len(set(present)) == len(present)
+        assert np.isfinite(arrays.totals[slot])
 
 
 def learned_memory(arrays):
@@ -443,20 +450,10 @@ def is_sorted(symbols, separator, places):
     return sorted(places) == all_places and texts == sorted(texts)
 
 
-def symbol_at(symbols, places, entry, offset):
-    place = places[entry] + offset
-    return symbols[place] if place in range(len(symbols)) else -1
-
-
 def follow(documents, context, longest):
     """How often the last 1, 2, ... `longest` tokens of a context occur; what is longer than the context does not."""
     lengths = range(1, longest + 1)
     return [len(ends(documents, context[-n:])) if n <= len(context) else 0 for n in lengths]
-
-
-def neighbours_in_order(symbols, separator, places, entries):
-    texts = [suffix(symbols, separator, place) for place in places]
-    return all(texts[entry] <= texts[entry + 1] for entry in entries)
 
 
 def first_matches(symbols, places, first):

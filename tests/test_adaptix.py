@@ -9,15 +9,14 @@ import pytest
 
 import naive
 from foredraft.contracts import Budget, Draft, DraftContext, SequenceView, Verdict
-from foredraft.corpus.build import build_trigram_table
-from foredraft.corpus.documents import text_documents
-from foredraft.corpus.fingerprint import tokenizer_hash
+from foredraft.corpus.words import tokenizer_hash
 from foredraft.drafters import Resources, adaptix, make_drafter
 from foredraft.errors import StoreError, UsageError
 from foredraft.graph.tree import depths, is_tree
 from foredraft.index import learned
-from foredraft.index.learned import check_learned, empty_learned, with_room
+from foredraft.index.learned import empty_learned, with_room
 from test_trigram_table import VOCABULARY, word_tokenizer, words
+from toys import build_trigram_table, text_documents
 
 pytestmark = pytest.mark.kernels
 
@@ -105,7 +104,7 @@ def test_a_prompt_longer_than_the_table_is_learned_in_stretches(monkeypatch):
     ids = np.random.default_rng(0).integers(0, VOCABULARY, 300)
     drafting = opened(drafter())
     propose(drafting, ids)
-    check_learned(drafting._own)
+    naive.check_learned(drafting._own)
     memory = naive.learned_memory(drafting._own)
     assert len(drafting._own.keys) == 64
     assert (int(ids[-3]), int(ids[-2])) in memory

@@ -14,12 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 import foredraft
 from foredraft import StoreError, UsageError
 from foredraft.cli import chat
-from foredraft.corpus.build import build_trigram_table
-from foredraft.corpus.documents import text_documents
-from foredraft.corpus.fingerprint import tokenizer_hash
+from foredraft.corpus.words import tokenizer_hash
 from foredraft.index.trigram import open_table
 from foredraft.testing import OracleDrafter
-from toys import TOY
+from toys import TOY, build_trigram_table, text_documents
 
 TEXT = [
     "the quick brown fox jumps over the lazy dog and the lazy dog sleeps",

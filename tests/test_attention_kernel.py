@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from foredraft.model.compiled.kernels import attend, own_kernels
+from foredraft.model.mask import first_slots
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
 
@@ -22,15 +23,16 @@ def _compiled_anew():
 def compiled(size):
     """Return `attend` as it is compiled for heads of one size at its first call."""
     scaling = size**-0.5
-    return torch.compile(lambda query, key, value, mask: attend(query, key, value, mask, scaling))
+    return torch.compile(lambda query, key, value, mask, ranges: attend(query, key, value, mask, ranges, scaling))
 
 
-def attended(query, key, value, mask):
-    """Attend by the kernel, which is compiled once for any number of rows and slots."""
-    for tensor, dimensions in ((query, [1]), (key, [1]), (value, [1]), (mask, [0, 1])):
+def attended(query, key, value, mask, ranges=None):
+    """Attend by the kernel, which is compiled once for any number of rows and slots; to the first slots by default."""
+    ranges = first_slots(*mask.shape) if ranges is None else ranges
+    for tensor, dimensions in ((query, [1]), (key, [1]), (value, [1]), (mask, [0, 1]), (ranges, [1])):
         torch._dynamo.mark_dynamic(tensor, dimensions)
     with own_kernels():
-        return compiled(query.shape[-1])(query, key, value, mask)
+        return compiled(query.shape[-1])(query, key, value, mask, ranges)
 
 
 def arguments(dtype, heads, key_heads, rows, slots, size):
@@ -53,7 +55,7 @@ def arguments(dtype, heads, key_heads, rows, slots, size):
 def test_the_kernel_sums_as_its_reference_does(dtype, tolerance, heads, key_heads, size):
     for rows, slots in ((2, 3), (3, 16), (5, 33), (11, 250)):
         given = arguments(dtype, heads, key_heads, rows, slots, size)
-        ours, theirs = attended(*given), attend(*given, size**-0.5)
+        ours, theirs = attended(*given), attend(*given, first_slots(rows, slots), size**-0.5)
         assert ours.shape == (rows, heads * size)
         assert torch.allclose(ours.double(), theirs.double(), atol=tolerance, rtol=tolerance)
 
@@ -68,3 +70,32 @@ def test_hidden_slots_and_other_rows_change_no_bit(dtype):
         shown = torch.zeros(2, int(seen.sum()), dtype=dtype)
         alone = attended(query[:, [row, beside]], key[:, seen], value[:, seen], shown)
         assert torch.equal(alone[0], together[row])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_rows_of_several_sequences_attend_as_each_does_alone(dtype):
+    """Three sequences in one buffer, of 3, 1 and 5 rows; between their slots lies what must not be read."""
+    spans = ((2, 40, 3), (60, 7, 1), (90, 65, 5))
+    query, key, value, _ = arguments(dtype, 6, 2, 9, 160, 64)
+    mask, ranges = torch.zeros(9, 65, dtype=dtype), torch.zeros(2, 9, dtype=torch.int64)
+    used = torch.zeros(key.shape[1], dtype=torch.bool)
+    first = 0
+    for start, count, rows in spans:
+        own = slice(first, first + rows)
+        mask[own, :count] = arguments(dtype, 6, 2, rows, count, 64)[3]
+        mask[own, count:] = float("nan")
+        ranges[0, own], ranges[1, own] = start, count
+        used[start : start + count] = True
+        first += rows
+    key[:, ~used], value[:, ~used] = float("nan"), float("nan")
+    together = attended(query, key, value, mask, ranges)
+    expected = attend(query, key, value, mask, ranges, 64**-0.5)
+    assert torch.allclose(together.double(), expected.double(), atol=1e-2, rtol=1e-2)
+    first = 0
+    for start, count, rows in spans:
+        own, slots = slice(first, first + rows), slice(start, start + count)
+        alone = attended(
+            query[:, own].repeat(1, 2, 1), key[:, slots], value[:, slots], mask[own, :count].repeat(2, 1)
+        )  # twice, as the compiler takes a single row for another kernel
+        assert torch.equal(alone[:rows], together[own])
+        first += rows

@@ -182,7 +182,7 @@ def test_what_was_shared_is_saved_and_found_again(tmp_path):
     made.save()
     made.save()  # nothing new
     assert len(open_datastore(memory).segments) == 1
-    assert list(check_datastore(memory, full=True))
+    assert list(check_datastore(memory))
     again = drafter(memory=memory)
     draft = propose(opened(again), [41, 42, 43])
     assert (best(draft), draft.source[0]) == (44, STORE)
@@ -205,7 +205,7 @@ def test_a_memory_forgets_its_oldest_part_when_it_is_full(tmp_path):
         say_and_save(made, start)
         manifest = open_datastore(memory).manifest
         assert sum(entry.tokens for entry in manifest.segments) <= 40
-    assert list(check_datastore(memory, full=True))
+    assert list(check_datastore(memory))
     fresh = drafter(memory=memory)
     assert best(propose(opened(fresh), [191, 192, 193])) == 194
     assert 104 not in propose(opened(fresh), [101, 102, 103]).tokens

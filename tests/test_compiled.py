@@ -7,6 +7,7 @@ import itertools
 import json
 import shutil
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from foredraft.graph.layout import lay_out, lay_out_text
 from foredraft.graph.tree import path_to
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
-from foredraft.model.compiled.export import FunctionalForward, compiled_attention
+from foredraft.model.compiled.export import FunctionalForward, Subject, compiled_attention
 from foredraft.model.compiled.kernels import PAIR_TRIALS, pairs_are_quicker
 from foredraft.model.compiled.package import (
     ANY,
@@ -103,12 +104,12 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
     layout = lay_out(int(ids[-1]), tokens, parents, len(ids) - 1)
     expected_scores = target.forward(layout, expected, hidden=True)
     buffers = given.reserved_buffers(layout.rows)
-    arguments = target._compiled_arguments(layout, given)
+    ranges = Subject(model).takes_ranges
+    arguments = target._compiled_arguments(layout, given, ranges=ranges)
     spans, layers = len(given.spans), len(buffers) // 2
-    with torch.inference_mode(), compiled_attention(model.config):
-        scores, hidden = functional(
-            *arguments[:2], arguments[2 : 2 + spans], arguments[2 + spans :], buffers[:layers], buffers[layers:]
-        )
+    parts = [arguments[2 + spans * part : 2 + spans * (part + 1)] or None for part in range(3)]
+    with torch.inference_mode(), compiled_attention(functional) if ranges else nullcontext():
+        scores, hidden = functional(*arguments[:2], *parts, buffers[:layers], buffers[layers:])
     for ours, theirs in ((scores, expected_scores.logits), (hidden, expected_scores.hidden)):
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
     for ours, theirs in zip(given.reserved_buffers(0), expected.reserved_buffers(0), strict=True):

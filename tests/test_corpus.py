@@ -17,14 +17,14 @@ from typer.testing import CliRunner
 
 from foredraft.cli import table as table_command
 from foredraft.corpus import documents as documents_module
-from foredraft.corpus.documents import Document, ReadReport, read_documents, text_documents
-from foredraft.corpus.fingerprint import vocabulary_size
-from foredraft.corpus.inputs import find_inputs, standard_library_sources, total_bytes
-from foredraft.corpus.tokens import tokenize_documents
+from foredraft.corpus.documents import Document, ReadReport, find_inputs, read_documents
+from foredraft.corpus.words import tokenize, vocabulary_size
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
 from foredraft.index.trigram import open_table
-from toys import TOY
+from foredraft.standard_library import sources
+from toys import TOY, text_documents
 
+END = 300
 CHAT = [{"role": "user", "content": "Tea?"}, {"role": "assistant", "content": "Yes."}]
 
 
@@ -184,7 +184,11 @@ def test_parquet_is_read_row_group_by_row_group(tmp_path):
     consumed = [document.consumed for document in documents]
     assert consumed == sorted(consumed)
     assert (
-        0 < consumed[0] < (tmp_path / "a.parquet").stat().st_size < consumed[-1] <= total_bytes(find_inputs([tmp_path]))
+        0
+        < consumed[0]
+        < (tmp_path / "a.parquet").stat().st_size
+        < consumed[-1]
+        <= sum(path.stat().st_size for path in find_inputs([tmp_path]))
     )
 
 
@@ -217,14 +221,10 @@ def test_consumed_bytes_run_on_over_files(tmp_path):
 
 def ids_of(documents, tokenizer, **options):
     """The ids of each whole document."""
-    whole, part = [], []
-    for piece in tokenize_documents(documents, tokenizer, **options):
-        part += piece.ids.tolist()
-        if piece.complete:
-            whole.append(part)
-            part = []
-    assert part == []
-    return whole
+    symbols = np.concatenate([np.empty(0, np.uint16), *tokenize(documents, tokenizer, END, **options)])
+    parts = np.split(symbols, np.flatnonzero(symbols == END) + 1)
+    assert len(parts[-1]) == 0
+    return [part[:-1].tolist() for part in parts[:-1]]
 
 
 def test_documents_are_tokenised_in_order_whatever_the_batches(tokenizer):
@@ -234,21 +234,31 @@ def test_documents_are_tokenised_in_order_whatever_the_batches(tokenizer):
         assert ids_of(text_documents(corpus), tokenizer, batch_characters=batch) == expected
 
 
+def test_what_became_ids_is_counted(tokenizer):
+    report = ReadReport()
+    (ids,) = tokenize(text_documents(["the cat", "x"]), tokenizer, END, 0, report=report)
+    assert (report.kept, report.tokens) == (2, len(ids) - 2)
+    assert ids[[-2, -1]].tolist() == [0, END]
+
+
 def test_long_documents_are_cut_at_line_ends(tokenizer):
     text = "the cat sat\n" * 1000
-    pieces = list(tokenize_documents(text_documents([text]), tokenizer, piece_characters=100))
+    cut = {"piece_characters": 100, "batch_characters": 1}
+    pieces = list(tokenize(text_documents([text]), tokenizer, END, **cut))
     assert len(pieces) == 125
-    assert "".join(tokenizer.decode(piece.ids.tolist()) for piece in pieces) == text
-    assert all(tokenizer.decode(piece.ids.tolist()).endswith("sat\n") for piece in pieces)
-    assert [piece.complete for piece in pieces] == [False] * 124 + [True]
+    assert "".join(tokenizer.decode(piece[piece != END].tolist()) for piece in pieces) == text
+    assert [piece[-1] == END for piece in pieces] == [False] * 124 + [True]
+    assert ids_of(text_documents([text]), tokenizer, piece_characters=100) == [
+        [*np.concatenate(pieces)[:-1].tolist()],
+    ]
 
 
 def test_a_huge_line_is_tokenised_in_bounded_pieces(tmp_path, tokenizer):
     text = "the cat sat on the mat " * 100_000 + "x" * 1_500_000
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}))
     documents, _ = read(tmp_path / "a.jsonl")
-    pieces = list(tokenize_documents(documents, tokenizer))
-    decoded = [tokenizer.decode(piece.ids.tolist()) for piece in pieces]
+    pieces = list(tokenize(documents, tokenizer, END, batch_characters=1))
+    decoded = [tokenizer.decode(piece[piece != END].tolist()) for piece in pieces]
     assert "".join(decoded) == text
     assert max(map(len, decoded)) <= 1 << 20
 
@@ -269,13 +279,13 @@ def test_vocabulary_reaches_past_the_highest_id():
 
 
 def test_standard_library_sources_are_text_without_tests():
-    found = standard_library_sources()
+    found = sources()
     assert {"json", "typing.py"} <= {path.name if path.suffix else path for path in found} | {
         path.parent.name for path in found
     }
     assert not [path for path in found if {"test", "tests", "site-packages", "idlelib"} & set(path.parts)]
     assert all(path.suffix == ".py" for path in found)
-    assert 5e6 < total_bytes(found) < 50e6
+    assert 5e6 < sum(path.stat().st_size for path in found) < 50e6
 
 
 # --- the commands

@@ -15,7 +15,7 @@ import pytest
 
 import naive
 from foredraft.errors import StoreError, UsageError
-from foredraft.index import datastore
+from foredraft.index import datastore, suffix_array
 from foredraft.index.datastore import (
     MANIFEST,
     SEGMENT_KIND,
@@ -28,7 +28,7 @@ from foredraft.index.datastore import (
     write_segment,
 )
 from foredraft.index.datastore_writer import LOCK, DatastoreWriter, leftovers
-from foredraft.index.storage import StoreWriter, open_store
+from foredraft.index.storage import open_store, write_store
 from test_suffix_array import random_documents, ranges_after, replaced, sort, swapped, text_of
 
 pytestmark = pytest.mark.kernels
@@ -72,12 +72,6 @@ def occurrences(store, context):
     return sum(int(high - low) for low, high in counts)
 
 
-@pytest.fixture(autouse=True)
-def fewer_samples(monkeypatch):
-    """Enough for segments of a few hundred tokens, and quick without the compiler."""
-    monkeypatch.setattr(datastore, "_SAMPLED_PAIRS", 3000)
-
-
 @pytest.fixture
 def store(tmp_path):
     return built(tmp_path / "store", ONE, TWO)
@@ -102,7 +96,7 @@ def test_what_is_stored_comes_back_sorted(tmp_path, vocabulary):
         context = documents[0][-2:]
         assert occurrences(opened, context) == sum(len(naive.ends(each, context)) for each in segments)
     assert opened.manifest.tokens == sum(len(ids) for documents in segments for ids in documents)
-    assert list(check_datastore(opened.folder, full=True)) == list(opened.manifest.segments)
+    assert list(check_datastore(opened.folder)) == list(opened.manifest.segments)
 
 
 def test_nothing_but_the_manifest_its_segments_and_the_lock_is_left(store):
@@ -198,7 +192,7 @@ def test_only_neighbours_that_fit_together_are_merged(tmp_path):
     opened = open_datastore(folder)
     assert [entry.tokens for entry in opened.manifest.segments] == [7, 9, 6, 5]
     assert [ids for documents in documents_in(opened) for ids in documents] == [[n] * s for n, s in enumerate(sizes)]
-    assert len(list(check_datastore(folder, full=True))) == 4
+    assert len(list(check_datastore(folder))) == 4
     assert len(names_in(folder)) == 5, "what was merged is gone"
 
 
@@ -296,7 +290,7 @@ def test_a_second_writer_is_refused_while_the_first_is_at_work(store, create):
 
 
 def test_a_store_of_another_tokenizer_is_not_added_to(store):
-    with pytest.raises(StoreError, match="built with another tokenizer"):
+    with pytest.raises(StoreError, match="made with another tokenizer"):
         DatastoreWriter(store, tokenizer_hash="other").__enter__()
     with DatastoreWriter(store, tokenizer_hash=HASH):
         pass  # the lock is free again
@@ -465,7 +459,7 @@ def test_empty_texts_between_others_do_no_harm(tmp_path):
 
 
 def test_progress_is_told_from_nothing_to_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(datastore, "_CHUNK", 16)
+    monkeypatch.setattr(suffix_array, "_CHUNK", 16)
     told, text = [], text_of(ONE, VOCABULARY)
     entry = write_segment(
         tmp_path, [text], tokenizer_hash=HASH, vocabulary=VOCABULARY, progress=lambda *at: told.append(at)
@@ -495,17 +489,17 @@ def write_manifest(folder, **changed):
 
 def test_stores_of_another_tokenizer_or_a_larger_vocabulary_are_refused(store):
     assert open_datastore(store, HASH, VOCABULARY + 4).manifest.vocabulary == VOCABULARY
-    with pytest.raises(StoreError, match=r"another tokenizer than the model's\. Build a store for this model"):
+    with pytest.raises(StoreError, match=r"another tokenizer .* Build a store for this model"):
         open_datastore(store, "other")
-    with pytest.raises(StoreError, match="vocabulary of 300 and the model scores 299 ids"):
+    with pytest.raises(StoreError, match="vocabulary of 300 tokens and this model scores 299"):
         open_datastore(store, HASH, VOCABULARY - 1)
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"version": 2}, "format version 2, and this foredraft reads version 1"),
-        ({"byte_order": "big"}, "byte order 'big'; only little is read"),
+        ({"version": 2}, "format version 2 .* this foredraft reads version 1"),
+        ({"byte_order": "big"}, "byte order 'big'; this foredraft reads version 1, little"),
         ({"format": "picture"}, "not the manifest of a datastore"),
         ({"segments": None}, "lacks a field or has one too many"),
         ({"segments": [{"name": "0" * 16}]}, "lacks a field or has one too many"),
@@ -586,7 +580,7 @@ def test_missing_truncated_empty_and_foreign_segments_are_refused(store, segment
     ):
         segment.write_bytes(content)
         assert_refused(store, says)
-    with StoreWriter(segment, "trigram-table", tokenizer_hash=HASH, vocabulary=VOCABULARY, overwrite=True) as writer:
+    with write_store(segment, "trigram-table", tokenizer_hash=HASH, vocabulary=VOCABULARY, overwrite=True) as writer:
         writer.append("first", np.zeros(1))
     assert_refused(store, "holds a 'trigram-table'")
     segment.unlink()
@@ -616,7 +610,7 @@ def test_the_check_finds_every_flipped_bit_of_a_segment(store, segment):
 def rewrite(path, overwritten=None, tokenizer_hash=HASH, vocabulary=VOCABULARY, left_out=()):
     """Write a segment again with some arrays changed: its checksums are right, whatever it is as a segment."""
     arrays = {name: array.copy() for name, array in open_store(path).arrays.items()} | (overwritten or {})
-    with StoreWriter(
+    with write_store(
         path, SEGMENT_KIND, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, overwrite=True
     ) as writer:
         for name, array in arrays.items():
@@ -624,8 +618,7 @@ def rewrite(path, overwritten=None, tokenizer_hash=HASH, vocabulary=VOCABULARY, 
                 writer.append(name, array)
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_the_check_finds_every_broken_promise_of_a_segment(store, segment, full):
+def test_the_check_finds_every_broken_promise_of_a_segment(store, segment):
     sound = segment.read_bytes()
     text = open_datastore(store).segments[1]
     for changed, says in (
@@ -639,13 +632,12 @@ def test_the_check_finds_every_broken_promise_of_a_segment(store, segment, full)
         segment.write_bytes(sound)
         rewrite(segment, changed)
         open_datastore(store)
-        if full or says != "out of order|do not match":
-            with pytest.raises(StoreError, match=says):
-                list(check_datastore(store, full=full))
+        with pytest.raises(StoreError, match=says):
+            list(check_datastore(store))
     segment.write_bytes(sound)
     rewrite(segment)
     assert segment.read_bytes() == sound
-    assert len(list(check_datastore(store, full=full))) == 2
+    assert len(list(check_datastore(store))) == 2
 
 
 def test_the_check_finds_two_suffixes_that_changed_places(store, segment):
@@ -659,9 +651,8 @@ def test_the_check_finds_two_suffixes_that_changed_places(store, segment):
     assert len(inside) > 3
     for at in inside[:4]:
         rewrite(segment, {"suffixes": swapped(text.suffixes, at, at + 1)})
-        for full in (False, True):
-            with pytest.raises(StoreError, match="are out of order"):
-                list(check_datastore(store, full=full))
+        with pytest.raises(StoreError, match="are out of order"):
+            list(check_datastore(store))
         segment.write_bytes(sound)
 
 

@@ -12,13 +12,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from foredraft.corpus import distributed
-from foredraft.corpus.distributed import map_on_ray, tokenize_shards_on_ray
-from foredraft.corpus.plan import ShardOptions, plan_shards
-from foredraft.corpus.shards import finish_shard, tokenize_shards
+from foredraft.corpus.distributed import map_on_ray
+from foredraft.corpus.shards import finish_shard, plan_shards, tokenize_shards
 from foredraft.corpus.words import Words
 from foredraft.errors import ForedraftError, UsageError
 
-OPTIONS = ShardOptions(hold_out=0.1)
 WITHOUT_TOKEN = {"RAY_AUTH_MODE": "disabled"}
 """Else Ray writes an access token into the home folder of whoever runs the tests."""
 
@@ -55,7 +53,7 @@ def words():
 def shards(tmp_path):
     rows = [json.dumps({"text": "the cat sat on a mat " * (number % 7 + 1)}) for number in range(200)]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{", ""]))
-    return plan_shards([tmp_path / "a.jsonl"], 2000)
+    return plan_shards([tmp_path / "a.jsonl"], 2000, hold_out=0.1)
 
 
 def contents(folder):
@@ -67,12 +65,12 @@ def finish_unless_first(shard, *, dying, words, folder):
     marker = Path(folder, "died")
     number, shard = shard
 
-    def progress(state):
+    def progress(_consumed):
         if number == dying and not marker.exists():
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return finish_shard(shard, words, folder, OPTIONS, progress)
+    return finish_shard(shard, words, folder, progress)
 
 
 def die(item):
@@ -89,20 +87,21 @@ def refuse_three(item):
 
 
 def test_the_files_are_those_of_one_process(two_workers, tmp_path, shards, words):
-    local = list(tokenize_shards(shards, words, tmp_path / "local", options=OPTIONS))
+    local = list(tokenize_shards(shards, words, tmp_path / "local"))
     told = []
-    on_ray = list(tokenize_shards_on_ray(shards, words, tmp_path / "ray", options=OPTIONS, progress=told.append))
+    there = {"spread": map_on_ray, "progress": lambda *at: told.append(at)}
+    on_ray = list(tokenize_shards(shards, words, tmp_path / "ray", **there))
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
     assert [(shard.path.name, shard.report) for shard in on_ray] == [(s.path.name, s.report) for s in local]
     assert len(shards) > 4
-    assert [state.done for state in told] == sorted(state.done for state in told)
-    assert (told[-1].done, told[-1].tokens) == (told[-1].total, sum(shard.report.tokens for shard in local))
-    again = list(tokenize_shards_on_ray(shards, words, tmp_path / "ray", options=OPTIONS))
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    assert told[-1][1] == told[-1][2] == sum(shard.bytes for shard in shards)
+    again = list(tokenize_shards(shards, words, tmp_path / "ray", spread=map_on_ray))
     assert all(shard.resumed for shard in again)
 
 
 def test_a_worker_killed_in_the_middle_costs_its_shard_alone(two_workers, tmp_path, shards, words):
-    list(tokenize_shards(shards, words, tmp_path / "local", options=OPTIONS))
+    list(tokenize_shards(shards, words, tmp_path / "local"))
     folder = tmp_path / "ray"
     folder.mkdir()
     finish = functools.partial(finish_unless_first, dying=2, words=words, folder=folder)
@@ -114,11 +113,11 @@ def test_a_worker_killed_in_the_middle_costs_its_shard_alone(two_workers, tmp_pa
 
 
 def test_what_strict_refuses_is_refused_in_the_same_words(two_workers, tmp_path, shards, words):
-    options = ShardOptions(strict=True)
+    shards = plan_shards([tmp_path / "a.jsonl"], 2000, strict=True)
     with pytest.raises(UsageError) as local:
-        list(tokenize_shards(shards, words, tmp_path / "local", options=options))
+        list(tokenize_shards(shards, words, tmp_path / "local"))
     with pytest.raises(UsageError) as on_ray:
-        list(tokenize_shards_on_ray(shards, words, tmp_path / "ray", options=options))
+        list(tokenize_shards(shards, words, tmp_path / "ray", spread=map_on_ray))
     assert str(on_ray.value) == str(local.value)
     assert "is not JSON" in str(on_ray.value)
 
@@ -180,4 +179,4 @@ def test_without_an_address_a_cluster_is_started_and_stopped():
 def test_without_ray_the_remedy_is_named(monkeypatch, tmp_path, words, shards):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"pip install foredraft\[distributed\]"):
-        list(tokenize_shards_on_ray(shards, words, tmp_path / "ray"))
+        list(tokenize_shards(shards, words, tmp_path / "ray", spread=map_on_ray))

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from foredraft.corpus.documents import ReadReport, read_documents, read_parts
-from foredraft.corpus.inputs import find_inputs, total_bytes
-from foredraft.corpus.plan import ALL_DOCUMENTS, Shard, ShardOptions, plan_shards
+from foredraft.corpus.documents import ReadReport, find_inputs, read_documents
+from foredraft.corpus.shards import Shard, plan_shards
 from foredraft.corpus.words import Words
 from foredraft.errors import UsageError
 
@@ -26,7 +25,7 @@ ROWS_TO_SKIP = ["{", '{"text": ""}', "", '"no text"']
 def read(shards, **options):
     """The texts of each shard, and what reading them all met."""
     report = ReadReport()
-    return [[d.text for d in read_parts(shard.parts, report=report, **options)] for shard in shards], report
+    return [[d.text for d in read_documents(shard.parts, report=report, **options)] for shard in shards], report
 
 
 def read_whole(files):
@@ -43,7 +42,7 @@ def assert_same(files, shard_bytes):
     shards = plan_shards(files, shard_bytes)
     texts, report = read(shards)
     assert (flat(texts), report) == read_whole(files)
-    assert sum(shard.bytes for shard in shards) == total_bytes(files)
+    assert sum(shard.bytes for shard in shards) == sum(path.stat().st_size for path in files)
     return shards
 
 
@@ -116,7 +115,7 @@ def test_consumed_bytes_run_to_the_end_of_a_shard(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "some text"}\n' * 100)
     (tmp_path / "b.txt").write_text("some text")
     for shard in plan_shards(find_inputs([tmp_path]), 500):
-        consumed = [document.consumed for document in read_parts(shard.parts, report=ReadReport())]
+        consumed = [document.consumed for document in read_documents(shard.parts, report=ReadReport())]
         assert consumed == sorted(consumed)
         assert consumed[-1] == shard.bytes
 
@@ -124,8 +123,8 @@ def test_consumed_bytes_run_to_the_end_of_a_shard(tmp_path):
 # --- names
 
 
-def identities(files, options=ALL_DOCUMENTS, words=WORDS, shard_bytes=50):
-    return [shard.identity(words, options) for shard in plan_shards(files, shard_bytes)]
+def identities(files, words=WORDS, shard_bytes=50, **options):
+    return [shard.identity(words) for shard in plan_shards(files, shard_bytes, **options)]
 
 
 def test_the_same_files_give_the_same_shards(tmp_path, monkeypatch):
@@ -146,9 +145,7 @@ def test_a_name_changes_with_whatever_changes_the_ids(tmp_path):
     names = [
         identities([path]), identities([other]), identities([path], shard_bytes=70),
         identities([path], words=Words(WORDS.tokenizer_json, eos_token_id=1)),
-        *(identities([path], ShardOptions(**options)) for options in (
-            {"strict": True}, {"hold_out": 0.5}, {"hold_out": 0.5, "keep": "held_out"},
-        )),
+        identities([path], strict=True), identities([path], hold_out=0.5),
     ]  # fmt: skip
     os.utime(path, ns=(2, 2))
     names.append(identities([path]))
@@ -177,6 +174,6 @@ def test_what_cannot_be_planned_or_is_no_longer_as_planned_is_refused(tmp_path):
         read(planned)
     for share in (-0.1, 1.1, float("nan")):
         with pytest.raises(UsageError, match="hold_out is"):
-            ShardOptions(hold_out=share)
+            plan_shards([path], hold_out=share)
     assert plan_shards([]) == []
     assert Shard(()).bytes == 0

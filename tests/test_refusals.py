@@ -138,7 +138,7 @@ def test_a_drafters_nonsense_is_named(change, message):
 def test_a_table_that_is_there_needs_no_folder_to_write_to(tmp_path, monkeypatch):
     monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
     tokenizer = load_tokenizer(TOY).backend_tokenizer
-    monkeypatch.setattr(standard_library, "standard_library_sources", lambda: [Path(__file__)])
+    monkeypatch.setattr(standard_library, "sources", lambda: [Path(__file__)])
     made = standard_library.default_table(tokenizer)
 
     def refuse():
@@ -153,7 +153,7 @@ def test_a_table_that_is_there_needs_no_folder_to_write_to(tmp_path, monkeypatch
 
 def test_a_shipped_table_is_used_where_it_fits_the_tokenizer(tmp_path, monkeypatch):
     monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(standard_library, "standard_library_sources", lambda: [Path(__file__)])
+    monkeypatch.setattr(standard_library, "sources", lambda: [Path(__file__)])
     tokenizer = load_tokenizer(TOY).backend_tokenizer
     built = standard_library.default_table(tokenizer)
     assert built.parent == tmp_path / "cache"

@@ -6,9 +6,7 @@ import pytest
 import naive
 import test_trigram_table as trigram_tables
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
-from foredraft.corpus.build import build_trigram_table
-from foredraft.corpus.documents import text_documents
-from foredraft.corpus.fingerprint import tokenizer_hash
+from foredraft.corpus.words import tokenizer_hash
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import ForedraftWarning
 from foredraft.graph.tree import best_chain, chain_parents
@@ -17,6 +15,7 @@ from foredraft.index.datastore_writer import DatastoreWriter
 from foredraft.integrations.request_drafter import RequestDrafter
 from foredraft.integrations.request_table import PATIENCE, RequestTable
 from foredraft.testing import VOCABULARY, OracleDrafter
+from toys import build_trigram_table, text_documents
 
 MOST, LONGEST, NODES = 6, 400, 16
 

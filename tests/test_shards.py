@@ -15,25 +15,23 @@ from typer.testing import CliRunner
 
 from foredraft.cli import table as table_command
 from foredraft.corpus import documents as documents_module
-from foredraft.corpus import plan as plan_module
 from foredraft.corpus import shards as shards_module
-from foredraft.corpus.build import build_trigram_table, count_trigrams
-from foredraft.corpus.documents import ReadReport, read_documents
-from foredraft.corpus.inputs import find_inputs
-from foredraft.corpus.plan import ShardOptions, plan_shards
+from foredraft.corpus.documents import ReadReport, find_inputs, read_documents
 from foredraft.corpus.shards import (
     KIND,
-    ShardReport,
-    add_reports,
+    finish_shard,
     has_shards,
+    is_held_out,
+    plan_shards,
     remove_shards,
-    shard_blocks,
-    tokenize_shard,
+    shard_symbols,
     tokenize_shards,
 )
+from foredraft.corpus.trigrams import count_trigrams
 from foredraft.corpus.words import Words
 from foredraft.errors import StoreError, UsageError
-from foredraft.index.storage import check_store
+from foredraft.index.storage import open_store
+from toys import build_trigram_table
 
 VOCABULARY = 12
 END = VOCABULARY
@@ -63,7 +61,7 @@ def random_documents(seed=0, count=200):
 
 
 def symbols_of(path):
-    return np.concatenate([np.empty(0, np.uint16), *(block.symbols for block in shard_blocks([path]))])
+    return np.concatenate([np.empty(0, np.uint16), *shard_symbols([path])])
 
 
 def documents_of(paths):
@@ -71,7 +69,7 @@ def documents_of(paths):
     found = []
     for path in paths:
         symbols = symbols_of(path)
-        ends = np.flatnonzero(symbols == check_store(path, KIND).vocabulary)
+        ends = np.flatnonzero(symbols == open_store(path, KIND).vocabulary)
         assert len(symbols) == (ends[-1] + 1 if len(ends) else 0), "every document is followed by the separator"
         found += [part[:-1].tolist() for part in np.split(symbols, ends + 1)[:-1]]
     return found
@@ -79,7 +77,7 @@ def documents_of(paths):
 
 def made(path, shards, **options):
     finished = list(tokenize_shards(shards, options.pop("words", words()), path, **options))
-    return [shard.path for shard in finished], add_reports(shard.report for shard in finished)
+    return [shard.path for shard in finished], sum((shard.report for shard in finished), ReadReport())
 
 
 @pytest.fixture
@@ -95,7 +93,7 @@ def test_documents_come_back_in_order_each_with_a_separator(tmp_path, corpus, sh
     paths, report = made(tmp_path / "shards", plan_shards([corpus], shard_bytes))
     expected = random_documents()
     assert documents_of(paths) == expected
-    assert report == ShardReport(200, sum(map(len, expected)), 0, ReadReport(files=1, documents=200))
+    assert report == ReadReport(files=1, documents=200, kept=200, tokens=sum(map(len, expected)))
 
 
 def test_the_end_of_text_is_appended_where_it_is_missing(tmp_path):
@@ -110,22 +108,22 @@ def test_empty_documents_and_documents_without_ids_are_not_written(tmp_path):
     (tmp_path / "b.txt").write_text("")
     paths, report = made(tmp_path / "shards", plan_shards(find_inputs([tmp_path])), words=words(eos_token_id=0))
     assert documents_of(paths) == [[1, 0], [2, 0]]
-    assert (report.documents, report.tokens) == (2, 4)
-    assert report.read == ReadReport(files=2, documents=3, broken_lines=1, unusable_rows=1, empty_documents=2)
+    counted = ReadReport(files=2, documents=3, broken_lines=1, unusable_rows=1, empty_documents=2, kept=2, tokens=4)
+    assert report == counted
 
 
 def test_an_empty_corpus_makes_an_empty_shard(tmp_path):
     (tmp_path / "a.jsonl").write_text("")
     paths, report = made(tmp_path / "shards", plan_shards([tmp_path / "a.jsonl"]))
     assert documents_of(paths) == []
-    assert (report.documents, report.tokens, len(paths)) == (0, 0, 1)
+    assert (report.kept, report.tokens, len(paths)) == (0, 0, 1)
 
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), [(65_535, np.uint16), (65_536, np.uint32)])
 def test_the_separator_always_fits(tmp_path, vocabulary, dtype):
     corpus = json_lines(tmp_path / "a.jsonl", [[1, vocabulary - 1], [2]])
     paths, _ = made(tmp_path / "shards", plan_shards([corpus]), words=words(vocabulary))
-    assert check_store(paths[0]).arrays["tokens"].dtype == dtype
+    assert open_store(paths[0]).arrays["tokens"].dtype == dtype
     assert documents_of(paths) == [[1, vocabulary - 1], [2]]
 
 
@@ -137,50 +135,30 @@ def test_a_document_longer_than_memory_allows_for_is_one_document(tmp_path, monk
     paths, report = made(tmp_path / "shards", plan_shards([tmp_path / "a.txt"]))
     assert documents_of(paths) == [ids]
     assert report.documents == 1
-    sizes = [len(block.symbols) for block in shard_blocks(paths)]
+    sizes = [len(block) for block in shard_symbols(paths)]
     assert (max(sizes), sum(sizes)) == (64, 1001)
-
-
-def test_reading_shards_tells_how_many_of_their_bytes_are_read(tmp_path, corpus):
-    paths, _ = made(tmp_path / "shards", plan_shards([corpus], 1000))
-    consumed = [block.consumed for block in shard_blocks(paths)]
-    assert consumed == sorted(set(consumed))
-    assert consumed[-1] == sum(path.stat().st_size for path in paths)
 
 
 def test_strict_stops_at_the_first_broken_line(tmp_path, corpus):
     with corpus.open("a") as file:
         file.write("{\n")
-    shards = plan_shards([corpus], 1000)
     with pytest.raises(UsageError, match="is not JSON"):
-        made(tmp_path / "shards", shards, options=ShardOptions(strict=True))
-    assert made(tmp_path / "shards", shards)[1].read.broken_lines == 1
+        made(tmp_path / "shards", plan_shards([corpus], 1000, strict=True))
+    assert made(tmp_path / "shards", plan_shards([corpus], 1000))[1].broken_lines == 1
 
 
 # --- holding out
 
 
-def test_held_out_documents_are_whole_and_the_rest_is_all_others(tmp_path):
+def test_held_out_documents_are_whole_and_chosen_by_their_text_alone(tmp_path):
     documents = random_documents(count=400)
-    rest, held_out = [
-        made(tmp_path / keep, plan_shards([json_lines(tmp_path / "a.jsonl", documents)], 500),
-             options=ShardOptions(0.25, keep))
-        for keep in ("rest", "held_out")
-    ]  # fmt: skip
-    assert sorted(documents_of(rest[0]) + documents_of(held_out[0])) == sorted(documents)
-    assert 60 <= held_out[1].documents <= 140
-    assert rest[1].held_out_documents == held_out[1].held_out_documents == held_out[1].documents
-
-
-def test_holding_out_goes_by_the_text_alone(tmp_path):
-    documents = random_documents(count=100)
-    chosen = []
-    for name, order in (("a.jsonl", documents), ("b.jsonl", [*documents[::-1], [1, 2, 3]])):
-        shards = plan_shards([json_lines(tmp_path / name, order)], 300 + len(chosen))
-        paths, _ = made(tmp_path / "shards", shards, options=ShardOptions(0.5, "held_out"))
-        chosen.append([ids for ids in documents_of(paths) if ids != [1, 2, 3]])
-    assert sorted(chosen[0]) == sorted(chosen[1])
-    assert 20 < len(chosen[0]) < 80
+    held_out = [ids for ids in documents if is_held_out(text_of(ids), 0.25)]
+    for name, order in (("a.jsonl", documents), ("b.jsonl", documents[::-1])):
+        shards = plan_shards([json_lines(tmp_path / name, order)], 500, hold_out=0.25)
+        paths, report = made(tmp_path / "shards", shards)
+        assert sorted([*documents_of(paths), *held_out]) == sorted(documents)
+        assert (report.held_out, report.kept) == (len(held_out), 400 - len(held_out))
+    assert 60 <= len(held_out) <= 140
 
 
 def test_a_document_in_pieces_is_held_out_whole(tmp_path, monkeypatch):
@@ -190,16 +168,16 @@ def test_a_document_in_pieces_is_held_out_whole(tmp_path, monkeypatch):
     }
     for name, ids in texts.items():
         (tmp_path / name).write_text(text_of(ids))
-    shards = plan_shards(find_inputs([tmp_path]))
-    found = [documents_of(made(tmp_path / k, shards, options=ShardOptions(0.5, k))[0]) for k in ("rest", "held_out")]
-    assert all(found)
-    assert sorted(found[0] + found[1]) == sorted(texts.values())
+    paths, report = made(tmp_path / "shards", plan_shards(find_inputs([tmp_path]), hold_out=0.5))
+    left = documents_of(paths)
+    assert 0 < len(left) < 20
+    assert all(ids in texts.values() for ids in left)
+    assert (report.held_out, report.kept) == (20 - len(left), len(left))
 
 
 def test_a_share_of_nothing_and_of_everything(tmp_path, corpus):
-    shards = plan_shards([corpus])
-    assert made(tmp_path / "none", shards, options=ShardOptions(0, "held_out"))[1].documents == 0
-    assert made(tmp_path / "all", shards, options=ShardOptions(1, "held_out"))[1].documents == 200
+    assert made(tmp_path / "none", plan_shards([corpus], hold_out=0))[1].held_out == 0
+    assert made(tmp_path / "all", plan_shards([corpus], hold_out=1))[1].kept == 0
 
 
 # --- again
@@ -220,15 +198,14 @@ def test_a_shard_is_made_the_same_every_time(tmp_path, corpus):
 def test_finished_shards_are_used_again_and_report_the_same(tmp_path, corpus):
     with corpus.open("a") as file:
         file.write("{\n")
-    shards = plan_shards([corpus], 1000)
-    options = ShardOptions(0.2)
-    first = list(tokenize_shards(shards, words(), tmp_path / "shards", options=options))
+    shards = plan_shards([corpus], 1000, hold_out=0.2)
+    first = list(tokenize_shards(shards, words(), tmp_path / "shards"))
     told = []
-    again = list(tokenize_shards(shards, words(), tmp_path / "shards", options=options, progress=told.append))
+    again = list(tokenize_shards(shards, words(), tmp_path / "shards", progress=lambda *at: told.append(at)))
     assert not any(shard.resumed for shard in first)
     assert all(shard.resumed for shard in again)
     assert [shard[:2] for shard in first] == [shard[:2] for shard in again]
-    assert (told[-1].done, told[-1].total, told[-1].tokens) == (corpus.stat().st_size, corpus.stat().st_size, 0)
+    assert told[-1] == ("tokenising", corpus.stat().st_size, corpus.stat().st_size)
 
 
 def test_what_is_damaged_or_of_other_inputs_is_made_again(tmp_path, corpus):
@@ -255,8 +232,8 @@ from foredraft.corpus.shards import tokenize_shards
 
 shards, words, folder = pickle.loads(Path(sys.argv[1]).read_bytes())
 
-def progress(state):
-    if state.done > state.total // 2:
+def progress(phase, done, total):
+    if done > total // 2:
         os.kill(os.getpid(), signal.SIGKILL)
 
 list(tokenize_shards(shards, words, folder, progress=progress))
@@ -281,7 +258,7 @@ def test_a_killed_process_loses_one_shard_at_most(tmp_path, corpus):
 def test_two_processes_do_not_write_the_same_shard(tmp_path, corpus):
     shards = plan_shards([corpus], 1000)
 
-    def progress(state):
+    def progress(*_):
         list(tokenize_shards(shards, words(), tmp_path / "shards"))
 
     with pytest.raises(StoreError, match="being written by another process"):
@@ -306,10 +283,10 @@ def test_only_what_tokenising_made_is_removed(tmp_path, corpus):
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path, corpus):
-    with pytest.raises(StoreError, match="cannot be made"):
+    with pytest.raises(StoreError, match="cannot be written"):
         list(tokenize_shards(plan_shards([corpus]), words(), tmp_path / "missing" / "shards"))
     with pytest.raises(StoreError, match="does not exist"):
-        tokenize_shard(plan_shards([corpus])[0], words(), tmp_path / "missing" / "a")
+        finish_shard(plan_shards([corpus])[0], words(), tmp_path / "missing")
 
 
 # --- tables
@@ -323,10 +300,10 @@ def test_a_table_from_shards_is_the_table_from_documents(tmp_path, eos):
     documents = read_documents(files, report=ReadReport())
     build_trigram_table(documents, used.tokenizer(), VOCABULARY, tmp_path / "streamed", eos_token_id=eos)
     paths, _ = made(tmp_path / "shards", plan_shards(files, 700), words=used)
-    for chunk_tokens in (50, 1 << 20):
+    for at_once in (50, 1 << 20):
         count_trigrams(
-            shard_blocks(paths), used.tokenizer_hash, VOCABULARY, tmp_path / "counted",
-            eos_token_id=eos, chunk_tokens=chunk_tokens, overwrite=True,
+            shard_symbols(paths), used.tokenizer_hash, VOCABULARY, tmp_path / "counted",
+            eos_token_id=eos, at_once=at_once, overwrite=True,
         )  # fmt: skip
         assert (tmp_path / "counted").read_bytes() == (tmp_path / "streamed").read_bytes()
 
@@ -339,13 +316,13 @@ def build_table(tmp_path, *arguments):
 
 def test_a_stopped_table_build_goes_on_where_it_stopped(tmp_path, corpus, monkeypatch):
     folder = tmp_path / "t.shards"
-    counted = shards_module.shard_blocks
+    counted = shards_module.shard_symbols
 
     def interrupted(paths):
         yield from counted(paths)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shards_module, "shard_blocks", interrupted)
+    monkeypatch.setattr(shards_module, "shard_symbols", interrupted)
     stopped = build_table(tmp_path)
     assert stopped.exit_code != 0
     assert f"is kept in {folder}; the same command goes on from there" in stopped.stderr
@@ -353,7 +330,7 @@ def test_a_stopped_table_build_goes_on_where_it_stopped(tmp_path, corpus, monkey
     assert kept
     times = []
     monkeypatch.setattr(
-        shards_module, "shard_blocks",
+        shards_module, "shard_symbols",
         lambda paths: counted(times.append((path.name, path.stat().st_mtime_ns)) or path for path in paths),
     )  # fmt: skip
     assert build_table(tmp_path).exit_code == 0
@@ -367,7 +344,7 @@ def test_a_stopped_table_build_goes_on_where_it_stopped(tmp_path, corpus, monkey
 def test_a_refused_table_build_keeps_nothing(tmp_path, corpus, monkeypatch):
     with corpus.open("a") as file:
         file.write("{\n")
-    monkeypatch.setattr(plan_module, "plan_shards", lambda files: plan_shards(files, 1000))
+    monkeypatch.setattr(shards_module, "plan_shards", lambda files, **options: plan_shards(files, 1000, **options))
     refused = build_table(tmp_path, "--strict")
     assert isinstance(refused.exception, UsageError)
     assert not (tmp_path / "t.shards").exists()

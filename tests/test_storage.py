@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from foredraft.errors import StoreError, UsageError
 from foredraft.index import storage
-from foredraft.index.storage import MAGIC, StoreWriter, check_store, open_store
+from foredraft.index.storage import MAGIC, open_store, write_store
 
 DTYPES = [np.uint8, np.uint16, np.uint32, np.uint64, np.int8, np.int32, np.int64, np.float16, np.float32, np.float64]
 
 
 def write(path, arrays, pieces=1, **options):
-    with StoreWriter(path, "test", tokenizer_hash="abc", vocabulary=7, **options) as writer:
+    with write_store(path, "test", tokenizer_hash="abc", vocabulary=7, **options) as writer:
         for name, array in arrays.items():
             for piece in np.array_split(array, pieces):
                 writer.append(name, piece)
@@ -49,7 +49,7 @@ def test_what_is_written_comes_back(tmp_path_factory, lengths, dtypes, pieces, n
         f"array {i}": np.arange(n).astype(dtype) for i, (n, dtype) in enumerate(zip(lengths, dtypes, strict=False))
     }
     path = write(tmp_path_factory.mktemp("store") / "x", arrays, pieces, metadata={"note": note})
-    for opened in (open_store(path, "test"), check_store(path)):
+    for opened in (open_store(path, "test"), open_store(path, check=True)):
         assert list(opened.arrays) == list(arrays)
         assert (opened.kind, opened.tokenizer_hash, opened.vocabulary) == ("test", "abc", 7)
         assert opened.metadata == {"note": note}
@@ -152,7 +152,7 @@ def test_large_files_are_opened_unread_and_checked_when_asked(stored, monkeypatc
     stored.write_bytes(data)
     assert open_store(stored).arrays["numbers"][0] == 1
     with pytest.raises(StoreError, match="'numbers' does not match its checksum"):
-        check_store(stored)
+        open_store(stored, check=True)
 
 
 # --- writing
@@ -161,7 +161,7 @@ def test_large_files_are_opened_unread_and_checked_when_asked(stored, monkeypatc
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_a_failed_writer_leaves_the_old_file_and_nothing_else(stored, error):
     def fail():
-        with StoreWriter(stored, "t", tokenizer_hash="", vocabulary=1, overwrite=True) as writer:
+        with write_store(stored, "t", tokenizer_hash="", vocabulary=1, overwrite=True) as writer:
             writer.append("x", np.zeros(1000))
             raise error
 
@@ -216,7 +216,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, monkeypatch, whe
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def attempt():
-        with StoreWriter(tmp_path / "x", "t", tokenizer_hash="", vocabulary=1) as writer:
+        with write_store(tmp_path / "x", "t", tokenizer_hash="", vocabulary=1) as writer:
             writer.append("x", np.zeros(1000))
             if where == "append":
                 full()
@@ -232,7 +232,7 @@ def test_arrays_that_a_store_cannot_hold_are_refused(tmp_path):
     for bad in (np.zeros((2, 2)), np.array(["a"]), np.array([True])):
         with pytest.raises(UsageError, match="one-dimensional numbers"):
             write(tmp_path / "x", {"x": bad})
-    with StoreWriter(tmp_path / "y", "t", tokenizer_hash="", vocabulary=1) as writer:
+    with write_store(tmp_path / "y", "t", tokenizer_hash="", vocabulary=1) as writer:
         writer.append("x", np.zeros(1, np.uint8))
         with pytest.raises(UsageError, match="cannot be added"):
             writer.append("x", np.zeros(1, np.uint16))

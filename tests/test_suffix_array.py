@@ -10,21 +10,16 @@ from foredraft.errors import UsageError
 from foredraft.index import suffix_array
 from foredraft.index.suffix_array import (
     SuffixArrays,
-    SymbolBytes,
     first_matches,
     follow,
     is_sorted,
-    neighbours_in_order,
     sorted_suffixes,
-    symbol_at,
-    symbol_bytes,
     symbol_dtype,
 )
 
 pytestmark = pytest.mark.kernels
 
 VOCABULARIES = [3, 255, 256, 65_535, 65_536, 70_000]
-WIDTHS = {3: 1, 255: 1, 256: 2, 65_535: 2, 65_536: 3, 70_000: 3}
 
 
 def some_tokens(vocabulary):
@@ -47,10 +42,7 @@ def text_of(documents, vocabulary):
 
 def sort(documents, vocabulary, pieces=1):
     text = text_of(documents, vocabulary)
-    sortable = SymbolBytes(len(text), vocabulary)
-    for piece in np.array_split(text, pieces):
-        sortable.append(piece)
-    return SuffixArrays(text, *sorted_suffixes(sortable))
+    return SuffixArrays(text, *sorted_suffixes(np.array_split(text, pieces), vocabulary))
 
 
 def ranges_after(text, tokens, longest):
@@ -110,9 +102,7 @@ def test_first_says_where_each_token_begins(vocabulary):
     assert {t: int(text.first[t]) for t in asked} == {t: sum(token < t for token in tokens) for t in asked}
 
 
-def test_symbols_take_as_many_bytes_as_the_separator_needs():
-    assert {v: symbol_bytes(v) for v in VOCABULARIES} == WIDTHS
-    assert symbol_bytes(1 << 24) == 4
+def test_symbols_are_as_wide_as_the_separator_needs():
     wide = {v: symbol_dtype(v) == np.uint32 for v in VOCABULARIES}
     assert wide == {v: v > 65_535 for v in VOCABULARIES}
 
@@ -129,9 +119,8 @@ def test_a_text_sorts_the_same_however_it_is_handed_in(vocabulary, monkeypatch):
 
 @pytest.mark.parametrize("vocabulary", [3, 255, 65_534])
 def test_a_symbol_above_the_separator_is_refused(vocabulary):
-    sortable = SymbolBytes(3, vocabulary)
     with pytest.raises(UsageError, match=f"token {vocabulary + 1}, which is not below the vocabulary of {vocabulary}"):
-        sortable.append(np.array([0, vocabulary + 1, vocabulary], np.uint16))
+        sorted_suffixes([np.array([0, vocabulary + 1, vocabulary], np.uint16)], vocabulary)
 
 
 # --- looking up
@@ -178,14 +167,6 @@ def test_ranges_are_the_same_however_the_context_arrives(documents, context, lon
     assert counts[1:] == naive.follow(documents, context, longest)
     assert (in_two[:, 1] - in_two[:, 0]).tolist() == counts
     assert all(in_two[n].tolist() == at_once[n].tolist() for n in range(1, longest + 1) if counts[n])
-
-
-def test_a_symbol_is_read_where_there_is_one():
-    text = sort([[0, 1], [2]], 3)._replace(suffixes=np.array([0, 1, -2, 99, 3], np.int32))
-    symbols, places = text.symbols.tolist(), text.suffixes.tolist()
-    for entry in range(5):
-        for offset in range(6):
-            assert symbol_at(text, entry, offset) == naive.symbol_at(symbols, places, entry, offset)
 
 
 def test_a_context_does_not_cross_a_documents_end():
@@ -249,35 +230,18 @@ def test_the_check_finds_a_changed_symbol():
     assert found > len(text.symbols) // 2
 
 
-def test_neighbours_out_of_order_are_found_where_they_are_looked_for():
-    documents = random_documents(7)
-    text = sort(documents, 3)
-    symbols = text.symbols.tolist()
-    everywhere = np.arange(len(text.suffixes) - 1)
-    assert neighbours_in_order(text, everywhere)
-    texts = [naive.suffix(symbols, 3, place) for place in text.suffixes.tolist()]
-    differ = [at for at in everywhere.tolist() if texts[at] != texts[at + 1]]
-    assert len(differ) > 20
-    for at in differ:
-        wrong = text._replace(suffixes=swapped(text.suffixes, at, at + 1))
-        assert not neighbours_in_order(wrong, np.array([at]))
-        assert not neighbours_in_order(wrong, everywhere)
-        assert not naive.neighbours_in_order(symbols, 3, wrong.suffixes.tolist(), everywhere.tolist())
-    alike = [at for at in everywhere.tolist() if texts[at] == texts[at + 1]]
-    for at in alike:
-        other = text._replace(suffixes=swapped(text.suffixes, at, at + 1))
-        assert neighbours_in_order(other, everywhere), "equals may stand in any order"
-    for value in (-1, len(symbols), 1 << 30):
-        assert not neighbours_in_order(text._replace(suffixes=replaced(text.suffixes, 3, value)), np.array([3]))
-        assert not neighbours_in_order(text._replace(suffixes=replaced(text.suffixes, 3, value)), np.array([2]))
-
-
-def test_neighbours_are_compared_behind_the_narrow_symbols_border():
+def test_symbols_are_compared_behind_the_narrow_symbols_border():
     """256 and 511 differ from 0 and 255 in the upper byte only."""
     text = sort([[256, 1], [0, 2], [511, 0], [255, 3]], 600)
     assert [int(text.symbols[place]) for place in text.suffixes] == [0, 0, 1, 2, 3, 255, 256, 511]
-    assert neighbours_in_order(text, np.arange(7))
-    assert not neighbours_in_order(text._replace(suffixes=text.suffixes[::-1].copy()), np.arange(7))
+    assert is_sorted(text)
+    assert not is_sorted(text._replace(suffixes=text.suffixes[::-1].copy()))
+
+
+def test_a_text_without_tokens_has_no_suffixes():
+    for texts in ([], [np.empty(0, np.uint16)], [np.array([3, 3], np.uint16)]):
+        suffixes, first = sorted_suffixes(texts, 3)
+        assert (len(suffixes), first.tolist()) == (0, [0, 0, 0, 0])
 
 
 def test_a_wrong_first_is_found_wherever_it_is():

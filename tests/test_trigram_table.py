@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import naive
-from foredraft.corpus import build as build_module
-from foredraft.corpus.build import build_trigram_table
-from foredraft.corpus.documents import Document, text_documents
-from foredraft.corpus.fingerprint import tokenizer_hash
+from foredraft.corpus import trigrams
+from foredraft.corpus.documents import Document
+from foredraft.corpus.words import tokenizer_hash
 from foredraft.errors import StoreError, UsageError
-from foredraft.index.storage import StoreWriter, open_store
+from foredraft.index.storage import open_store, write_store
 from foredraft.index.trigram import (
     KIND,
     bigram_row,
@@ -23,6 +22,7 @@ from foredraft.index.trigram import (
     open_table,
     table_info,
 )
+from toys import build_trigram_table, text_documents
 
 pytestmark = pytest.mark.kernels
 
@@ -52,7 +52,8 @@ def words(ids):
 
 def build(path, documents, vocabulary=VOCABULARY, **options):
     texts = text_documents([words(ids) for ids in documents])
-    return build_trigram_table(texts, word_tokenizer(vocabulary), vocabulary, path, **options)
+    at_once = options.setdefault("at_once", 1 << 22)
+    build_trigram_table(texts, word_tokenizer(vocabulary), vocabulary, path, batch_characters=at_once, **options)
 
 
 def random_documents(seed=0, count=30, longest=60, vocabulary=VOCABULARY):
@@ -102,34 +103,34 @@ def table(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [1, 3, 12])
-@pytest.mark.parametrize(("chunk_tokens", "merge_records"), [(1 << 22, 1 << 22), (50, 7), (3, 1)])
-def test_counts_are_the_slow_counts_with_any_number_of_runs_and_ranges(tmp_path, keep, chunk_tokens, merge_records):
+@pytest.mark.parametrize("at_once", [1 << 22, 50, 3])
+def test_counts_are_the_slow_counts_with_any_number_of_runs_and_ranges(tmp_path, keep, at_once):
     documents = random_documents(keep)
-    report = build(tmp_path / "t", documents, keep=keep, chunk_tokens=chunk_tokens, merge_records=merge_records)
+    build(tmp_path / "t", documents, keep=keep, at_once=at_once)
     assert_counted(tmp_path / "t", documents, keep)
-    assert (report.documents, report.tokens) == (len(documents), sum(map(len, documents)))
-    assert report.distinct_trigrams == sum(map(len, naive.successor_counts(documents, 2).values()))
+    noted = open_table(tmp_path / "t").metadata
+    assert (noted["documents"], noted["tokens"]) == (len(documents), sum(map(len, documents)))
+    assert noted["distinct_trigrams"] == sum(map(len, naive.successor_counts(documents, 2).values()))
     assert names_in(tmp_path) == ["t"]
 
 
 @given(
     documents=st.lists(st.lists(st.integers(0, 4), max_size=9), min_size=1, max_size=6).filter(any),
-    chunk_tokens=st.integers(3, 20),
-    merge_records=st.integers(1, 40),
+    at_once=st.integers(1, 40),
     eos=st.one_of(st.none(), st.integers(0, 4)),
 )
 @settings(max_examples=60, deadline=None)
-def test_small_corpora_of_every_shape_are_counted(tmp_path_factory, documents, chunk_tokens, merge_records, eos):
+def test_small_corpora_of_every_shape_are_counted(tmp_path_factory, documents, at_once, eos):
     path = tmp_path_factory.mktemp("t") / "t"
-    build(path, documents, 5, chunk_tokens=chunk_tokens, merge_records=merge_records, eos_token_id=eos)
+    build(path, documents, 5, at_once=at_once, eos_token_id=eos)
     ended = [ids if eos is None or not ids or ids[-1] == eos else [*ids, eos] for ids in documents]
     assert_counted(path, ended, 12, 5)
 
 
 def test_the_file_does_not_depend_on_the_memory_given(tmp_path):
     documents = random_documents(7)
-    for name, chunk_tokens, merge_records in (("a", 1 << 22, 1 << 22), ("b", 40, 30), ("c", 200, 1)):
-        build(tmp_path / name, documents, chunk_tokens=chunk_tokens, merge_records=merge_records)
+    for name, at_once in (("a", 1 << 22), ("b", 40), ("c", 1)):
+        build(tmp_path / name, documents, at_once=at_once)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() == (tmp_path / "c").read_bytes()
 
 
@@ -137,25 +138,20 @@ def test_merging_holds_little_even_when_the_text_changes_its_subject(tmp_path):
     """Ranges follow all runs, not the first: here no later tri-gram is like one of the first run."""
     documents = [[i % 4] * 3 for i in range(9)] + random_documents(3, 40, vocabulary=300)
     merged = []
-    build(
-        tmp_path / "t", documents, 300, chunk_tokens=27, merge_records=64,
-        progress=lambda progress: merged.append(progress.done) if progress.phase == "merging" else None,
-    )  # fmt: skip
+    build(tmp_path / "t", documents, 300, at_once=64, progress=lambda _phase, done, _total: merged.append(done))
     steps = np.diff([0, *merged])
-    runs = -(-sum(map(len, documents)) // 27) + 1
+    runs = -(-sum(map(len, documents)) // 64) + 1
     assert merged[-1] > 64 * 5
     assert steps.max() <= 64 + 4 * (runs + 1), "each range may overshoot by one sample of four records a run"
 
 
-def test_progress_runs_to_the_end_of_both_phases(tmp_path):
+def test_progress_runs_to_the_end(tmp_path):
     told = []
-    documents = random_documents()
-    report = build(tmp_path / "t", documents, progress=told.append, chunk_tokens=50)
-    reading = [progress for progress in told if progress.phase == "reading"]
-    assert reading == told[: len(reading)]
-    assert (reading[-1].done, reading[-1].tokens) == (sum(len(words(ids)) for ids in documents), report.tokens)
-    assert told[-1].phase == "merging"
-    assert told[-1].done == told[-1].total
+    build(tmp_path / "t", random_documents(), progress=lambda *at: told.append(at), at_once=50)
+    assert len(told) > 2
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    assert told[-1][0] == "merging"
+    assert told[-1][1] == told[-1][2]
 
 
 def test_documents_in_pieces_count_as_one(tmp_path):
@@ -199,20 +195,24 @@ def test_entries_are_as_small_as_promised(tmp_path, vocabulary):
 @pytest.mark.parametrize("phase", ["reading", "merging"])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_killed_build_leaves_the_old_file_and_nothing_else(table, phase, error):
-    def stop(progress):
-        if progress.phase == phase:
-            assert (table.parent / "t.trigrams.building").is_dir()
-            raise error
+    def stop(*_):
+        assert (table.parent / "t.trigrams.building").is_dir()
+        raise error
+
+    def texts():
+        yield from text_documents(map(words, random_documents(1)))
+        if phase == "reading":
+            stop()
 
     before = table.read_bytes()
     with pytest.raises(error):
-        build(table, random_documents(1), overwrite=True, progress=stop, chunk_tokens=40)
+        build_trigram_table(texts(), word_tokenizer(), VOCABULARY, table, overwrite=True, progress=stop, at_once=40)
     assert table.read_bytes() == before
     assert names_in(table.parent) == ["t.trigrams"]
 
 
 def test_a_second_builder_is_refused(table):
-    def build_again(progress):
+    def build_again(*_):
         build(table, [[1, 2, 3]], overwrite=True)
 
     with pytest.raises(StoreError, match="being written by another process"):
@@ -240,7 +240,7 @@ def test_bad_arguments_and_inputs_are_refused(table, tmp_path):
 
 
 def test_more_entries_than_offsets_can_count_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(build_module, "MAX_ENTRIES", 5)
+    monkeypatch.setattr(trigrams, "MAX_ENTRIES", 5)
     with pytest.raises(StoreError, match="more than 5 tri-grams"):
         build(tmp_path / "x", random_documents())
     assert names_in(tmp_path) == []
@@ -277,7 +277,7 @@ def test_info_says_what_was_counted(table):
 def rewritten(table, path, **changed):
     """Write a table's arrays again with some changed: sound as a store, whatever it is as a table."""
     store = open_store(table)
-    with StoreWriter(
+    with write_store(
         path, KIND, tokenizer_hash=store.tokenizer_hash, vocabulary=store.vocabulary, metadata=store.metadata
     ) as writer:
         for name, array in store.arrays.items():
@@ -333,7 +333,7 @@ def test_arrays_of_the_wrong_size_or_kind_are_not_opened(table, tmp_path):
         path = rewritten(table, tmp_path / str(number), **changed)
         with pytest.raises(StoreError, match="damaged"):
             open_table(path)
-    with StoreWriter(tmp_path / "other", "datastore", tokenizer_hash="", vocabulary=3):
+    with write_store(tmp_path / "other", "datastore", tokenizer_hash="", vocabulary=3):
         pass
     with pytest.raises(StoreError, match="holds a 'datastore', not a 'trigram-table'"):
         open_table(tmp_path / "other")

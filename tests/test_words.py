@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from foredraft.cli.words import words_of
+from foredraft.cli.building import words_of
 from foredraft.corpus.documents import join_messages
 from foredraft.corpus.words import Words, join_contents, template_render, words_of_file
 from foredraft.errors import UsageError
@@ -155,4 +155,4 @@ def test_what_is_not_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"not a tokenizer\.json"):
         words_of_file(tmp_path)
     with pytest.raises(UsageError, match="not a tokenizer that"):
-        Words("{}")
+        Words("{}").tokenizer()

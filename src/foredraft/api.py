@@ -14,12 +14,14 @@ import torch
 from foredraft.cache_folder import cache_folder, cache_path
 from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, Learner, TokenIds, Verification
 from foredraft.control import FixedControl, StepCosts, choose_control
-from foredraft.corpus.fingerprint import vocabulary_size
+from foredraft.control.joint import BatchControl
+from foredraft.corpus.words import vocabulary_size
 from foredraft.drafters import make_drafter, parse_options
+from foredraft.engine.batch import Batch, Lane, write_all
 from foredraft.engine.guard import GuardedDrafter
-from foredraft.engine.state import SequenceState
+from foredraft.engine.state import Prepared, SequenceState
 from foredraft.errors import UsageError
-from foredraft.generation import Generation, Run, Stream
+from foredraft.generation import Generation, Run, Stream, generation
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.package import kept_forward
@@ -29,15 +31,22 @@ from foredraft.model.loading import LoadingOptions, load_config, load_model, loa
 from foredraft.model.recordings import RecordedForward, recorded_forward
 from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
+from foredraft.model.together import batch_target
 from foredraft.pairing import given_pair, pair_draft_model
 from foredraft.request import GenerationArguments, GenerationOptions, encoded
-from foredraft.sampling import LogitsProcessor, SamplingOptions
+from foredraft.sampling import SEED_LIMIT, LogitsProcessor, SamplingOptions
 from foredraft.speculation import checked_verification, parse_speculation
 from foredraft.standard_library import resources_for
 from foredraft.text import StopStrings
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 """A text to continue, a conversation (`role` and `content` each), or token ids."""
+
+CACHE_BYTES = 2**30
+"""Memory for the keys and values of texts that are written together: 46,000 tokens of SmolLM2-135M in bfloat16."""
+
+TEXTS_AT_ONCE = 16
+"""Texts of `generate_all` that are written together: twice as many take twice as long a pass on two cores."""
 
 Progress = Callable[[float, str], None]
 """Told about work that takes over a second: the share done, 0 to 1, and what it is."""
@@ -259,7 +268,7 @@ class Generator:
         self._costs = StepCosts()
 
     def generate(self, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Generation:
-        """Write the continuation of `prompt`.
+        """Write the continuation of `prompt`; several are written by `generate_all`.
 
         Args:
             prompt: a text, a conversation, or token ids. A text is continued as it is; the command line wraps it in the
@@ -271,7 +280,38 @@ class Generator:
             UsageError: what cannot be honoured, before the first token.
             NumericsError: scores from which no token can be chosen.
         """
-        run = self.start(prompt, chat=chat, **options)
+        ids, arguments = self._checked(prompt, options, chat=chat)
+        return self._written(self.prepare(ids, **arguments))
+
+    def generate_all(
+        self, prompts: Sequence[Prompt], *, chat: bool = False, count: int = 1, **options: Unpack[GenerationArguments]
+    ) -> list[Generation]:
+        """Write the continuations of many prompts together; each text is the one that `generate` writes.
+
+        Args:
+            prompts: what `generate` takes, each.
+            chat: whether they are texts to answer.
+            count: texts for each prompt, which follow each other in the result; the i-th is drawn with `seed + i`.
+            **options: for all of them.
+
+        Raises:
+            UsageError: what cannot be honoured, before the first token.
+            OutOfMemoryError: there is no memory for one of them alone.
+            NumericsError: scores from which no token can be chosen, once the others are written.
+        """
+        texts = [self._checked(prompt, options, chat=chat) for prompt in prompts for _ in range(count)]
+        seeds = [arguments["sampling"].seed for _, arguments in texts]
+        for place, (_, arguments) in enumerate(texts):
+            seed = (seeds[place - place % count] + place % count) % SEED_LIMIT
+            arguments["sampling"] = replace(arguments["sampling"], seed=seed)
+        prepared = [self.prepare(ids, **arguments) for ids, arguments in texts]
+        if self.drafter.needs.target is not None:  # which drafts in the cache of the one text that is written
+            return [self._written(each) for each in prepared]
+        return [self.result(lane) for lane in write_all(self.batch(), prepared, TEXTS_AT_ONCE)]
+
+    def _written(self, prepared: Prepared) -> Generation:
+        """Write one text to its end."""
+        run = Run(prepared, self.drafter.needs.target or self.target)
         for _ in run.steps():
             pass
         return run.result(self.tokenizer)
@@ -288,19 +328,23 @@ class Generator:
 
         It keeps its drafter, so that several can be written by turns. Takes and raises what `generate` does.
         """
+        ids, arguments = self._checked(prompt, options, chat=chat)
+        return self.begin(ids, **arguments)
+
+    def _checked(self, prompt: Prompt, options: Mapping[str, Any], *, chat: bool) -> tuple[TokenIds, dict[str, Any]]:
+        """Return the ids of a prompt, and the arguments of `begin` that follow them."""
         given = GenerationOptions.parse(options)
         if chat:
             if not isinstance(prompt, str):
                 raise UsageError(f"chat=True is for a prompt that is a text; this one is a {type(prompt).__name__}.")
             prompt = [{"role": "user", "content": prompt}]
-        return self.begin(
-            self.encode(prompt),
-            given.sampling(self.target.vocabulary),
-            max_new_tokens=given.max_new_tokens,
-            eos=given.eos(self.eos_token_ids(), self.target.vocabulary),
-            processors=given.logits_processor,
-            stop=StopStrings(self.tokenizer, given.stops) if given.stops else None,
-        )
+        return self.encode(prompt), {
+            "sampling": given.sampling(self.target.vocabulary),
+            "max_new_tokens": given.max_new_tokens,
+            "eos": given.eos(self.eos_token_ids(), self.target.vocabulary),
+            "processors": given.logits_processor,
+            "stop": StopStrings(self.tokenizer, given.stops) if given.stops else None,
+        }
 
     def begin(
         self,
@@ -325,6 +369,20 @@ class Generator:
         Raises:
             UsageError: a prompt that fills the model's window.
         """
+        prepared = self.prepare(ids, sampling, max_new_tokens=max_new_tokens, eos=eos, processors=processors, stop=stop)
+        return Run(prepared, self.drafter.needs.target or self.target)
+
+    def prepare(
+        self,
+        ids: TokenIds,
+        sampling: SamplingOptions,
+        *,
+        max_new_tokens: int,
+        eos: Sequence[int] = (),
+        processors: Sequence[LogitsProcessor] = (),
+        stop: Callable[[int], bool] | None = None,
+    ) -> Prepared:
+        """Check a text before it has a cache; takes and raises what `begin` does."""
         if self._compilation is not None and self._compilation.has_news():
             self._take_compiled()
         window = self.target.window
@@ -333,11 +391,10 @@ class Generator:
                 f"The prompt has {len(ids)} tokens and the model's window is {window}; shorten the prompt to at most "
                 f"{window - 1}."
             )
-        target = self.drafter.needs.target or self.target
-        seq = SequenceState(
+        begin = partial(
+            SequenceState,
             ids,
-            target.new_cache(),
-            sampling,
+            sampling=sampling,
             max_new_tokens=max_new_tokens,
             window=window,
             eos=eos,
@@ -346,8 +403,32 @@ class Generator:
             verification=self.verification,
         )
         settings = {**asdict(sampling), "verification": self.verification}
-        context = DraftContext(target.vocabulary, sampling.seed, self._amount.most_nodes, settings, seq.cache)
-        return Run(seq, target, GuardedDrafter(self.drafter), self._control(sampling.seed), context, sampling.seed)
+        context = DraftContext(self.target.vocabulary, sampling.seed, self._amount.most_nodes, settings)
+        drafter, shared = GuardedDrafter(self.drafter), self.method != "none" and self._amount.is_measured
+        return Prepared(ids, begin, drafter, self._control(sampling.seed), shared, context)
+
+    def batch(self, cache_bytes: int = CACHE_BYTES) -> Batch:
+        """Return an empty batch, in which many texts are written by passes that they share.
+
+        Args:
+            cache_bytes: memory for the keys and values of all of them, and of earlier texts that begin alike.
+        """
+        target = batch_target(self.target, cache_bytes)
+        return Batch(target, BatchControl(lambda: self.cost, target.most_rows, self._amount.most_nodes, self._costs))
+
+    def join(self, batch: Batch, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Lane:
+        """Begin to write in a batch; takes what `generate` does.
+
+        Raises:
+            UsageError: what cannot be honoured, before the first token.
+            OutOfMemoryError: there is no room for the prompt while other texts have theirs.
+        """
+        ids, arguments = self._checked(prompt, options, chat=chat)
+        return batch.join(self.prepare(ids, **arguments))
+
+    def result(self, lane: Lane) -> Generation:
+        """Return what has been written of a text of a batch so far."""
+        return generation(lane.seq, lane.records, lane.prefill_seconds, lane.seed, self.tokenizer)
 
     def encode(self, prompt: Prompt) -> TokenIds:
         """Return the prompt's ids, int64[n]; a conversation goes through the model's chat template.

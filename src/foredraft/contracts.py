@@ -340,6 +340,26 @@ class Control(Protocol):
         """Learn what the step gave, and what it cost: its forward pass, all the rest, and of that rest the drafting."""
 
 
+class JointControl(Protocol):
+    """Decides how much the sequences of a batch draft, all together."""
+
+    def budget(self, depth: int, lanes: int) -> Budget:
+        """Say how much one of `lanes` sequences is to draft, of which at most `depth` more tokens can be of use."""
+
+    def trim(self, drafts: Sequence[Draft], budgets: Sequence[Budget], other_rows: int) -> list[Draft]:
+        """Cut the drafts to the nodes that are worth verifying in one pass, beside the rows of other sequences."""
+
+    def observe(
+        self,
+        verdicts: Sequence[Verdict],
+        rows: int,
+        forward_seconds: float,
+        other_seconds: float,
+        draft_seconds: float,
+    ) -> None:
+        """Learn what a step gave, one verdict or more, and its seconds: the pass, the rest, of that the drafting."""
+
+
 class KeyValueCache(Protocol):
     """The target's memory of one sequence."""
 
@@ -365,6 +385,34 @@ class Target(Protocol):
 
     def forward(self, layout: Layout, cache: Any, *, hidden: bool = False) -> Scores:
         """Score every row of `layout` against the committed cache; nothing is committed. `hidden` asks for states."""
+
+
+class BatchTarget(Protocol):
+    """A causal language model that scores the rows of several sequences."""
+
+    vocabulary: int
+    most_rows: int
+    """Rows that a pass may have in all."""
+
+    def open(self, token_ids: TokenIds, capacity: int) -> Any:
+        """Return the `KeyValueCache` of a sequence that begins with `token_ids`; some may be committed already.
+
+        Raises:
+            OutOfMemoryError: there is no room for `capacity` tokens while others have theirs.
+        """
+
+    def close(self, cache: Any) -> None:
+        """Take back the cache of a sequence that is done with."""
+
+    def reserve(self, cache: Any, layout: Layout) -> None:
+        """Make room for the rows of a pass.
+
+        Raises:
+            OutOfMemoryError: there is none.
+        """
+
+    def forward(self, layouts: Sequence[Layout], caches: Sequence[Any], *, hidden: bool = False) -> list[Scores]:
+        """Score every row of each layout against its own cache, in which room was made; nothing is committed."""
 
 
 class Policy(Protocol):

@@ -3,14 +3,14 @@
 Knows a sequence, a drafter, a control and a target that were put together for it, and how ids become text.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from foredraft.contracts import Control, DraftContext, Drafter, StepRecord, Target
+from foredraft.contracts import StepRecord, Target
 from foredraft.engine.single import decode as decode_steps
 from foredraft.engine.single import prefill
-from foredraft.engine.state import FinishReason, SequenceState
+from foredraft.engine.state import FinishReason, Prepared, SequenceState
 from foredraft.engine.statistics import Statistics, summarize
 from foredraft.text import TextStream, decode
 
@@ -62,22 +62,32 @@ class Generation:
         return f"Generation({text!r}, {counts}, finish_reason={self.finish_reason!r}, seed={self.seed})"
 
 
+def generation(
+    seq: SequenceState, records: Sequence[StepRecord], prefill_seconds: float, seed: int, tokenizer: Any
+) -> Generation:
+    """Return what has been written of a sequence so far; the finish reason is None while it is unfinished."""
+    ids = _emitted(records)
+    return Generation(
+        text=decode(tokenizer, ids),
+        token_ids=ids,
+        finish_reason=seq.finish,
+        prompt_length=seq.prompt_length,
+        seed=seed,
+        steps=tuple(records),
+        statistics=summarize(records, prefill_seconds),
+    )
+
+
 class Run:
     """One generation in progress: the sequence, its records, and the time before the first step."""
 
-    def __init__(
-        self,
-        seq: SequenceState,
-        target: Target,
-        drafter: Drafter,
-        control: Control,
-        context: DraftContext,
-        seed: int,
-    ) -> None:
-        self._parts = (seq, drafter, control, target, context)
+    def __init__(self, prepared: Prepared, target: Target) -> None:
+        seq = prepared.begin(target.new_cache())
+        context = replace(prepared.context, cache=seq.cache)
+        self._parts = (seq, prepared.drafter, prepared.control, target, context)
         self._records: list[StepRecord] = []
         self._prefill_seconds = 0.0
-        self._seed = seed
+        self._seed = prepared.context.seed
 
     def steps(self) -> Iterator[StepRecord]:
         """Prefill, then yield each step's record."""
@@ -90,8 +100,7 @@ class Run:
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The ids written so far."""
-        # from the records: an interrupt can fall between a step's commit and its record
-        return tuple(token for record in self._records for token in record.emitted)
+        return _emitted(self._records)
 
     @property
     def statistics(self) -> Statistics:
@@ -100,17 +109,12 @@ class Run:
 
     def result(self, tokenizer: Any) -> Generation:
         """Return what has been written so far; the finish reason is None while it is unfinished."""
-        seq = self._parts[0]
-        ids = self.token_ids
-        return Generation(
-            text=decode(tokenizer, ids),
-            token_ids=ids,
-            finish_reason=seq.finish,
-            prompt_length=seq.prompt_length,
-            seed=self._seed,
-            steps=tuple(self._records),
-            statistics=self.statistics,
-        )
+        return generation(self._parts[0], self._records, self._prefill_seconds, self._seed, tokenizer)
+
+
+def _emitted(records: Sequence[StepRecord]) -> tuple[int, ...]:
+    """Return the ids of steps; not the sequence's, as an interrupt can fall between a step's commit and its record."""
+    return tuple(token for record in records for token in record.emitted)
 
 
 class Stream:

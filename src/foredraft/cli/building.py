@@ -1,13 +1,13 @@
-"""What the verbs that build something from a corpus show and keep: progress, token shards, what was skipped.
+"""What the verbs that build something from a corpus take, show and keep: a tokenizer, progress, token shards.
 
-Knows terminals, and the folder of token shards beside an output. Does not know what is built from them.
+Knows terminals, what transformers' tokenizers carry, and the folder of token shards beside an output. Does not know
+what is built.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
@@ -18,7 +18,17 @@ from foredraft.errors import UsageError
 
 if TYPE_CHECKING:  # reading is imported when a verb runs, so that help stays quick
     from foredraft.corpus.documents import ReadReport
-    from foredraft.corpus.shards import ShardProgress
+    from foredraft.corpus.words import Words
+
+Inputs = Annotated[list[Path], typer.Argument(help="Files or folders: .txt .md .py .jsonl (also .gz), .parquet")]
+ModelOption = Annotated[
+    str | None, typer.Option(help="Model whose tokenizer to use: smollm2, a GGUF file, a hub id, or a folder")
+]
+TokenizerOption = Annotated[Path | None, typer.Option(help="tokenizer.json, or a folder that has one")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first line that cannot be used")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON")]
+
+_UNITS = {"tokenising": "bytes", "merging": "tri-grams"}
 
 
 class Tell(Protocol):
@@ -44,9 +54,11 @@ def progress_bars() -> Iterator[Tell]:
         yield tell
 
 
-def tokenizing(tell: Tell, phase: str) -> "Callable[[ShardProgress], None]":
-    """Return a function that shows, as `phase`, how far making token shards is."""
-    return lambda state: tell(phase, state.done, state.total, state.tokens, "tokens")
+@contextmanager
+def building_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar for each phase of building, until the block ends."""
+    with progress_bars() as tell:
+        yield lambda phase, done, total: tell(phase, done, total, done, _UNITS.get(phase, "tokens"))
 
 
 @contextmanager
@@ -58,25 +70,63 @@ def resumable_shards(out: Path) -> Iterator[Path]:
     from foredraft.corpus.shards import has_shards, remove_shards
 
     folder = out.with_name(out.name + ".shards")
+    kept = False
     try:
         yield folder
-    except UsageError:
-        remove_shards(folder)
-        raise
-    except BaseException:
-        if has_shards(folder):
+    except BaseException as error:
+        kept = not isinstance(error, UsageError) and has_shards(folder)
+        if kept:
             say(f"What was tokenised so far is kept in {folder}; the same command goes on from there.", "yellow")
-        else:
-            remove_shards(folder)
         raise
-    remove_shards(folder)
+    finally:
+        if not kept:
+            remove_shards(folder)
 
 
 def print_skipped(read: "ReadReport") -> None:
     """Say what was left out of the inputs, if anything."""
-    if read.skipped:
-        counts = {name: count for name, count in asdict(read).items() if count and name not in ("files", "documents")}
-        typer.echo(
-            "Skipped: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
-            + ". Use --strict to stop at the first."
-        )  # fmt: skip
+    if read.left_out:
+        counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in read.left_out.items())
+        typer.echo(f"Skipped: {counts}. Use --strict to stop at the first.")
+
+
+def words_of(model: str | None, tokenizer: Path | None) -> "Words":
+    """Return how text becomes ids, from a model's name or a tokenizer's file.
+
+    Args:
+        model: `smollm2`, a GGUF file, a hub id, or a folder.
+        tokenizer: a tokenizer.json, or a folder that has one.
+
+    Raises:
+        UsageError: not exactly one of them is given, or what is given cannot be loaded.
+    """
+    from foredraft.corpus.words import words_of_file
+
+    if model is not None and tokenizer is None:
+        return _words_of_model(model)
+    if tokenizer is not None and model is None:
+        return words_of_file(tokenizer)
+    raise UsageError("Give either --model or --tokenizer, so that the text can be turned into ids.")
+
+
+def _words_of_model(name: str) -> "Words":
+    """Take the tokenizer of a model, as transformers loads it."""
+    from foredraft.corpus.words import Words
+    from foredraft.model.loading import load_tokenizer
+
+    tokenizer: Any = load_tokenizer(name)
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise UsageError(
+            f"The tokenizer of {name} is not one of the tokenizers library. Give --tokenizer with a tokenizer.json."
+        )
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):  # several by name
+        template = template.get("default")
+    specials = {key: str(value) for key, value in tokenizer.special_tokens_map.items() if not isinstance(value, list)}
+    return Words(
+        tokenizer.backend_tokenizer.to_str(),
+        eos_token_id=tokenizer.eos_token_id,
+        chat_template=template or None,
+        special_tokens=specials,
+        chats="contents",
+    )

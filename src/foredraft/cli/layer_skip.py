@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foredraft.cli.building import words_of
 from foredraft.cli.screen import working
-from foredraft.cli.words import words_of
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
@@ -119,8 +119,7 @@ def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) ->
     Raises:
         UsageError: inputs that cannot be read, or hold too few documents.
     """
-    from foredraft.corpus.documents import ReadReport, read_documents
-    from foredraft.corpus.inputs import find_inputs
+    from foredraft.corpus.documents import ReadReport, find_inputs, read_documents
 
     words = words_of(model, None)
     tokenizer = words.tokenizer()

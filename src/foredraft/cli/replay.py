@@ -79,7 +79,7 @@ def _run(job: tuple[str, str, int, str | None, str, str, int]) -> dict[str, Any]
     from foredraft.bench.method import parse_method
     from foredraft.bench.replay import encode_records, read_records, resident_bytes
     from foredraft.bench.replay import replay as run_replay
-    from foredraft.corpus.fingerprint import tokenizer_hash, vocabulary_size
+    from foredraft.corpus.words import tokenizer_hash, vocabulary_size
     from foredraft.drafters import Resources, make_drafter
     from foredraft.errors import UsageError
     from foredraft.model.loading import load_tokenizer

@@ -113,6 +113,11 @@ class ControlChoice:
         """Whether `make` will ask for the cost curve."""
         return CONTROLS[self.name].needs_cost and self.nodes != 0
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether measured costs alone decide, which they can do for several sequences together."""
+        return self.name == "measured" and self.nodes != 0
+
     def make(
         self,
         curve: Callable[[], CostCurve],

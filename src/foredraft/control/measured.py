@@ -19,7 +19,7 @@ MOST_NODES = 64
 _CHEAP = 1.15  # a pass of so many times the seconds of one row is taken whole: every row teaches the drafter
 _MARGIN = 1.05  # more nodes than that must promise so many times the tokens a second: estimates err, the best most
 _PATIENCE = 4  # drafts in a row that were not worth verifying, before drafting rests
-_LONGEST_REST = 256  # plain steps before drafting is tried again
+_LONGEST_REST = 64  # plain steps before drafting is tried again: a try for nothing takes less than half a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class MeasuredControl:
         self._cheap = min(max(self._cheap, 1), most_nodes)
         self._worth = float(most_nodes)  # nodes worth verifying, smoothed
         self._asked = False
-        self._rest = self._next_rest()  # plain steps left of a rest
+        self._costs.begin_text()
 
     def budget(self, depth: int) -> Budget:
         """Return the largest draft worth proposing; none while drafting rests."""
-        self._asked = depth > 0 and self._rest == 0
+        self._asked = depth > 0 and self._costs.rest == 0
         if not self._asked:
             return NO_BUDGET
         return Budget(min(self._most_nodes, max(self._cheap, int(1.5 * self._worth))), depth)
@@ -71,7 +71,7 @@ class MeasuredControl:
         plain = float(passes[1]) + costs.plain
         best = best_count(score, costs.evidence, passes, (plain, costs.drafted), budget.depth, (self._cheap, _MARGIN))
         trial, costs.unpaid = costs.unpaid >= _PATIENCE, 0 if best else costs.unpaid + 1
-        self._rest = self._next_rest()
+        costs.rest = self._next_rest()
         if best == 0 and not trial:
             return EMPTY_DRAFT
         best = max(best, self._cheap)  # a trial is verified whatever it promises, lest old evidence stand for ever
@@ -88,7 +88,7 @@ class MeasuredControl:
             drafting = draft_seconds if self._asked else None
             self._costs.see(width, expected, forward_seconds, other_seconds, drafting)
         if not self._asked:
-            self._rest = max(self._rest - 1, 0)
+            self._costs.rest = max(self._costs.rest - 1, 0)
         elif drafted:
             score = verdict.draft.score if verdict.draft.score is not None else guessed_scores(verdict.draft.parents)
             path: IntArray = np.array(verdict.path, np.int32)

@@ -28,6 +28,7 @@ class StepCosts:
         drafted: seconds of a drafted step beside its pass; 0 until there was one.
         plain: the same of a plain step, without what asking for a draft takes; 0 until there was one of either kind.
         unpaid: drafts in a row that were not worth verifying.
+        rest: plain steps that are left of a rest.
         evidence: what became of drafted nodes.
     """
 
@@ -36,7 +37,15 @@ class StepCosts:
     drafted: float = 0.0
     plain: float = 0.0
     unpaid: int = 0
+    rest: int = 0
     evidence: Evidence = field(default_factory=empty_evidence)
+
+    def begin_text(self) -> None:
+        """Expect half of what wide passes cost beyond narrow ones of late, some of it due to the last text's length.
+
+        In a rest nothing would be learned of wide passes, and a text too dear to draft would keep others from it.
+        """
+        self.wide_pace = (self.pace + self.wide_pace) / 2
 
     def passes(self, curve: F64, widths: F64) -> F64:
         """Return what passes take now, float64[M]: `curve` is what they took, by rows; see `widths_of`."""

@@ -1,21 +1,16 @@
 """The same work on a Ray cluster: a function over many items, each item a task that outlives its worker.
 
-Knows Ray, how to start and stop a local cluster quietly, and that all machines see the same folders. Does not know
-what the function does; the one for shards is that of corpus/shards.py.
+Knows Ray, and how to start and stop a local cluster quietly. Does not know what the function does; those for shards
+and segments are in corpus/shards.py and corpus/segments.py, and need all machines to see the same folders.
 """
 
 import contextlib
-import functools
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from foredraft.corpus.plan import ALL_DOCUMENTS, Shard, ShardOptions
-from foredraft.corpus.shards import FinishedShard, Progress, ShardProgress, finish_shard, make_shard_folder
-from foredraft.corpus.words import Words
 from foredraft.errors import ForedraftError, UsageError
 
 Item = TypeVar("Item")
@@ -32,42 +27,6 @@ _VARIABLES = {
     "RAYON_NUM_THREADS": "1",  # a task has one core, and the tokenizers library would use them all
 }
 """What the processes of a cluster that is started here find set."""
-
-
-def tokenize_shards_on_ray(
-    shards: Sequence[Shard],
-    words: Words,
-    folder: Path,
-    *,
-    address: str | None = None,
-    options: ShardOptions = ALL_DOCUMENTS,
-    progress: Progress | None = None,
-) -> Iterator[FinishedShard]:
-    """Yield the shards' files in order, as `tokenize_shards` does and with the same bytes, made on a Ray cluster.
-
-    Args:
-        shards: from `plan_shards`.
-        words: how text becomes ids.
-        folder: where the files go; every machine must see it, and the inputs, under the same name.
-        address: of the cluster, as `ray.init` takes it; None starts one on this machine and stops it at the end.
-        options: which documents are taken.
-        progress: called after each shard; may raise to stop.
-
-    Raises:
-        UsageError: an input that cannot be read, what `options.strict` refuses, or what `map_on_ray` does.
-        StoreError: the folder cannot be written to, or another process works in it.
-        ForedraftError: a shard's workers kept dying.
-    """
-    folder = folder.absolute()
-    make_shard_folder(folder)
-    tell = progress or (lambda _: None)
-    done, tokens, total = 0, 0, sum(shard.bytes for shard in shards)
-    finish = functools.partial(finish_shard, words=words, folder=folder, options=options)
-    for shard, finished in zip(shards, map_on_ray(finish, shards, address), strict=True):
-        done += shard.bytes
-        tokens += 0 if finished.resumed else finished.report.tokens
-        tell(ShardProgress(done, total, tokens))
-        yield finished
 
 
 def map_on_ray(

@@ -1,4 +1,4 @@
-"""Documents from text files, JSON lines and Parquet, a piece at a time.
+"""Documents from text files, JSON lines and Parquet, a piece at a time: which files, and what is in them.
 
 Knows file formats. Does not know what the documents are wanted for, how a chat is worded (a `render` function is
 given), or any tokenizer or model. Memory is bounded whatever the files' sizes, but for one line of JSON.
@@ -9,22 +9,47 @@ import contextlib
 import gzip
 import json
 import math
+import os
+import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeGuard
 
-from foredraft.corpus.inputs import Part, input_kind, is_packed, unreadable, whole_part
-from foredraft.errors import UsageError
+from foredraft.errors import ForedraftWarning, UsageError
 
 Render = Callable[[list[dict[str, str]]], str]
 """Words a chat, a list of {"role", "content"}, as text; raises ValueError for one that it cannot word."""
 
+SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
 _BLOCK_BYTES = 4 << 20
 _PARQUET_ROWS = 256
 _CONTROLS = bytes({*range(1, 32), 127} - set(b"\t\n\v\f\r\x1b"))
 _MOST_CONTROLS = 0.02  # of a text's bytes; a twelfth of random bytes are control characters
+_KINDS_NAMED = 3  # of files that are left out
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A file to read, or a range of one, as it was when the reading was planned.
+
+    Attributes:
+        path: the file.
+        file_bytes: size of the whole file on disk.
+        mtime_ns: when the file was last written, in nanoseconds since 1970.
+        bytes: how many of the file's bytes the part stands for; over a file's parts they add up to `file_bytes`.
+        start: the first byte (.jsonl) or row group (.parquet) of the range; 0 for files of other kinds.
+        stop: the byte or row group behind the range; None for the end of the file.
+    """
+
+    path: Path
+    file_bytes: int
+    mtime_ns: int
+    bytes: int
+    start: int = 0
+    stop: int | None = None
 
 
 class Document(NamedTuple):
@@ -44,15 +69,18 @@ class Document(NamedTuple):
 
 @dataclass(slots=True)
 class ReadReport:
-    """What reading met; filled while documents are taken.
+    """What reading met; filled while documents are taken, and added up over parts of a corpus.
 
     Attributes:
         files: files opened.
-        documents: documents yielded.
+        documents: documents read.
         broken_lines: lines of .jsonl files that are not JSON.
         unusable_rows: rows without a usable `text` or `messages`, or whose chat could not be worded.
         empty_documents: documents of white space only.
         binary_files: .txt, .md and .py files that hold no text.
+        held_out: documents that the share to hold out took.
+        kept: documents that became ids.
+        tokens: their ids, ends of text included.
     """
 
     files: int = 0
@@ -61,11 +89,23 @@ class ReadReport:
     unusable_rows: int = 0
     empty_documents: int = 0
     binary_files: int = 0
+    held_out: int = 0
+    kept: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: "ReadReport") -> "ReadReport":
+        return ReadReport(**{name: count + getattr(other, name) for name, count in asdict(self).items()})
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many files, lines, rows and documents were left out, by what they are; only what there was."""
+        names = ("broken_lines", "unusable_rows", "empty_documents", "binary_files")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
 
     @property
     def skipped(self) -> int:
-        """How many files, lines, rows and documents were left out."""
-        return self.broken_lines + self.unusable_rows + self.empty_documents + self.binary_files
+        """How many there are in `left_out`."""
+        return sum(self.left_out.values())
 
 
 def join_messages(messages: list[dict[str, str]]) -> str:
@@ -73,40 +113,100 @@ def join_messages(messages: list[dict[str, str]]) -> str:
     return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
 
 
-def text_documents(texts: Iterable[str]) -> Iterator[Document]:
-    """Yield the non-empty `texts` as documents; their bytes in UTF-8 count as consumed."""
-    consumed = 0
-    for text in texts:
-        clean = _without_surrogates(text)
-        consumed += len(clean.encode())
-        if clean.strip():
-            yield Document(clean, consumed)
+# --- files
+
+
+def find_inputs(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Return the files to read: those given, and those of a supported kind in the folders given, at any depth.
+
+    A folder's files come in sorted order, without hidden files and folders, and with a warning about files of other
+    kinds; a file met twice is taken once.
+
+    Raises:
+        UsageError: an input is missing, of an unsupported kind, or a folder without any supported file.
+    """
+    found: dict[Path, Path] = {}
+    for given in map(Path, inputs):
+        if given.is_dir():
+            files = _files_in(given)
+        elif not given.exists():
+            raise UsageError(f"The input {given} does not exist. Check its name.")
+        elif not input_kind(given):
+            raise UsageError(
+                f"The input {given} is of a kind that cannot be read. Give files ending in {', '.join(SUFFIXES)}, "
+                "any but .parquet with .gz behind it too, or folders of them."
+            )
+        else:
+            files = [given]
+        for path in files:
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return a folder's files that can be read, and warn about the others."""
+    files, others = [], Counter[str]()
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file() or any(name.startswith(".") for name in path.relative_to(folder).parts):
+            continue
+        if input_kind(path):
+            files.append(path)
+        else:
+            others[path.suffix or "no ending"] += 1
+    if not files:
+        raise UsageError(f"The folder {folder} has no file ending in {', '.join(SUFFIXES)} (or those with .gz).")
+    if others:
+        named = ", ".join(f"{count} of {kind}" for kind, count in others.most_common(_KINDS_NAMED))
+        more = ", ..." if len(others) > _KINDS_NAMED else ""
+        warnings.warn(
+            f"The folder {folder} has {others.total()} files of other kinds, which are left out: {named}{more}.",
+            ForedraftWarning,
+            stacklevel=3,
+        )
+    return files
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a file's name says that it is gzip-compressed."""
+    return path.name.lower().endswith(".gz")
+
+
+def input_kind(path: Path) -> str:
+    """Return the supported suffix of a file, without .gz, or an empty string."""
+    bare = path.name.lower().removesuffix(".gz")
+    kind = next((suffix for suffix in SUFFIXES if bare.endswith(suffix)), "")
+    return "" if kind == ".parquet" and is_packed(path) else kind
+
+
+def whole_part(path: Path) -> Part:
+    """Return the part that is all of a file.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    with _refused(path):
+        status = path.stat()
+    return Part(path, status.st_size, status.st_mtime_ns, status.st_size)
+
+
+@contextlib.contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """Turn what goes wrong in reading a file into a sentence."""
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UsageError(f"The input {path} is damaged ({error}). Leave it out or get it again.") from error
+    except OSError as error:
+        raise UsageError(f"The input {path} cannot be read ({error.strerror or error}). Leave it out.") from error
 
 
 # --- reading
 
 
 def read_documents(
-    files: Iterable[Path], *, report: ReadReport, render: Render = join_messages, strict: bool = False
+    inputs: Iterable[Path | Part], *, report: ReadReport, render: Render = join_messages, strict: bool = False
 ) -> Iterator[Document]:
-    """Yield the documents of whole files, as `read_parts` does.
-
-    Args:
-        files: from `find_inputs`.
-        report: counts what is read, and what is skipped.
-        render: words a chat.
-        strict: raise at the first line, row or document that would be skipped.
-
-    Raises:
-        UsageError: a file that cannot be read, or what `strict` refuses.
-    """
-    return read_parts(map(whole_part, files), report=report, render=render, strict=strict)
-
-
-def read_parts(
-    parts: Iterable[Part], *, report: ReadReport, render: Render = join_messages, strict: bool = False
-) -> Iterator[Document]:
-    """Yield the parts' documents in order; invalid UTF-8 is replaced.
+    """Yield the documents of files or parts of files in order; invalid UTF-8 is replaced.
 
     A .txt, .md or .py file is one document, in pieces of a few MiB; it is skipped where the first has a zero byte or
     many control characters. A line of .jsonl or a row of .parquet is one, from its field `text` (a string) or
@@ -114,7 +214,7 @@ def read_parts(
     line belongs to one range.
 
     Args:
-        parts: files, or ranges of them.
+        inputs: files, or ranges of them.
         report: counts what is read, and what is skipped; a file counts where its first part is read.
         render: words a chat.
         strict: raise at the first line, row or document that would be skipped.
@@ -123,19 +223,14 @@ def read_parts(
         UsageError: a file that cannot be read or is not what it was, or what `strict` refuses.
     """
     before = 0
-    for part in parts:
+    for part in (each if isinstance(each, Part) else whole_part(each) for each in inputs):
         report.files += part.start == 0
-        path = part.path
-        try:
-            if path.stat().st_size != part.file_bytes:
-                raise UsageError(f"The input {path} has changed since reading began. Run the command again.")
+        with _refused(part.path):
+            if part.path.stat().st_size != part.file_bytes:
+                raise UsageError(f"The input {part.path} has changed since reading began. Run the command again.")
             for text, consumed, complete in _Reader(part, report, render, strict).documents():
                 report.documents += complete
                 yield Document(_without_surrogates(text), before + consumed, complete)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise UsageError(f"The input {path} is damaged ({error}). Leave it out or get it again.") from error
-        except OSError as error:
-            raise unreadable(path, error) from error
         before += part.bytes
 
 
@@ -145,7 +240,7 @@ def row_group_bytes(path: Path) -> list[int]:
     Raises:
         UsageError: the file cannot be read, or is damaged.
     """
-    with _parquet_file(path) as file:
+    with _refused(path), _parquet_file(path) as file:
         return [file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups)]
 
 
@@ -213,13 +308,10 @@ class _Reader:
                 raise UsageError(f"The input {part.path} has no column 'text' or 'messages'. Leave it out.")
             lengths = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             groups = range(len(lengths))[part.start : part.stop]
-            before = sum(lengths[: part.start])
-            row, rows = 0, sum(lengths[group] for group in groups)
-            for group in groups:
-                for batch in file.iter_batches(_PARQUET_ROWS, [group], columns):
-                    for values in batch.to_pylist():
-                        row += 1
-                        yield from self._row(values, part.bytes * row // rows, f"row {before + row}")
+            before, rows = sum(lengths[: part.start]), sum(lengths[group] for group in groups)
+            batches = file.iter_batches(_PARQUET_ROWS, list(groups), columns) if groups else ()
+            for row, values in enumerate((values for batch in batches for values in batch.to_pylist()), 1):
+                yield from self._row(values, part.bytes * row // rows, f"row {before + row}")
 
     def _row(self, row: Any, consumed: int, place: str) -> Iterator[Document]:
         """Yield a row's document, if it has one."""
@@ -263,7 +355,7 @@ def _line_start(file: IO[bytes], start: int, stop: float) -> int:
 
 @contextlib.contextmanager
 def _parquet_file(path: Path) -> Iterator[Any]:
-    """Open a Parquet file, and turn the library's errors into sentences."""
+    """Open a Parquet file, and turn the library's own errors into sentences."""
     import pyarrow as pa  # slow to import, and few inputs need it
     import pyarrow.parquet as pq
 
@@ -272,16 +364,19 @@ def _parquet_file(path: Path) -> Iterator[Any]:
             yield file
     except pa.ArrowException as error:
         raise UsageError(f"The input {path} is damaged ({error}). Leave it out or get it again.") from error
-    except OSError as error:
-        raise unreadable(path, error) from error
 
 
 def _is_chat(messages: Any) -> TypeGuard[list[dict[str, str]]]:
-    return isinstance(messages, list) and len(messages) > 0 and all(map(_is_message, messages))
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and all(isinstance(message.get(field), str) for field in ("role", "content"))
+    return (
+        isinstance(messages, list)
+        and len(messages) > 0
+        and all(
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str)
+            for message in messages
+        )
+    )
 
 
 def _without_surrogates(text: str) -> str:

@@ -5,10 +5,11 @@ Knows where shards may be cut and how many tokens a segment may have. Does not k
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from foredraft.corpus.shards import KIND
 from foredraft.errors import UsageError
@@ -21,51 +22,28 @@ SEGMENT_TOKENS = 64 << 20
 _STEP = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(NamedTuple):
     """Whole documents of a shard: its symbols from `start` to `stop`."""
 
     shard: Path
     start: int
     stop: int
 
-    def symbols(self) -> Symbols:
-        """Return the symbols, mapped into memory.
 
-        Raises:
-            StoreError: the shard is missing or damaged.
-        """
-        return open_store(self.shard, KIND, check=False).arrays["tokens"][self.start : self.stop]
+def build_segment(
+    stretches: Sequence[Stretch],
+    folder: Path,
+    tokenizer_hash: str,
+    vocabulary: int,
+    progress: Progress | None = None,
+) -> SegmentEntry:
+    """Sort and write the documents of `stretches` as one segment file; otherwise as `write_segment`.
 
-
-@dataclass(frozen=True, slots=True)
-class SegmentBuilder:
-    """Builds the segments of one store; picklable, so that other processes can.
-
-    Attributes:
-        folder: the store.
-        tokenizer_hash: of the tokenizer whose ids the shards hold.
-        vocabulary: its size.
+    Raises:
+        StoreError: a shard is damaged, or the folder cannot be written to.
     """
-
-    folder: Path
-    tokenizer_hash: str
-    vocabulary: int
-
-    def __call__(self, stretches: Sequence[Stretch], progress: Progress | None = None) -> SegmentEntry:
-        """Sort and write the documents of `stretches` as one segment file.
-
-        Raises:
-            UsageError: there is no token in them.
-            StoreError: a shard is damaged, or the folder cannot be written to.
-        """
-        return write_segment(
-            self.folder,
-            [stretch.symbols() for stretch in stretches],
-            tokenizer_hash=self.tokenizer_hash,
-            vocabulary=self.vocabulary,
-            progress=progress,
-        )
+    texts = [_symbols(shard)[start:stop] for shard, start, stop in stretches]
+    return write_segment(folder, texts, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, progress=progress)
 
 
 def plan_segments(shards: Sequence[Path], separator: int, most: int = SEGMENT_TOKENS) -> Iterator[list[Stretch]]:
@@ -87,38 +65,28 @@ def plan_segments(shards: Sequence[Path], separator: int, most: int = SEGMENT_TO
     group: list[Stretch] = []
     size = 0
     for shard in shards:
-        symbols = open_store(shard, KIND, check=False).arrays["tokens"]
+        ends = _document_ends(_symbols(shard), separator)
         start = 0
-        while start < len(symbols):
-            stop = _last_end(symbols, separator, start, min(start + most - size, len(symbols)))
-            if stop == start and not group:
-                stop = _next_end(symbols, separator, start)
-            if stop > start:
+        while len(ends) and start < ends[-1]:
+            fitting = int(np.searchsorted(ends, start + most - size, "right"))
+            first = int(np.searchsorted(ends, start, "right"))
+            if fitting > first or not group:
+                stop = int(ends[max(fitting - 1, first)])
                 group.append(Stretch(shard, start, stop))
-                size += stop - start
-                start = stop
-            if start < len(symbols):
+                size, start = size + stop - start, stop
+            if start < ends[-1]:
                 yield group
                 group, size = [], 0
     if group:
         yield group
 
 
-def _last_end(symbols: Symbols, separator: int, start: int, stop: int) -> int:
-    """Return the place behind the last separator of `symbols[start:stop]`, or `start` if there is none."""
-    while stop > start:
-        low = max(start, stop - _STEP)
-        ends = np.flatnonzero(symbols[low:stop] == separator)
-        if len(ends):
-            return low + int(ends[-1]) + 1
-        stop = low
-    return start
+def _symbols(shard: Path) -> Symbols:
+    """Return a shard's symbols, mapped into memory."""
+    return open_store(shard, KIND, check=False).arrays["tokens"]
 
 
-def _next_end(symbols: Symbols, separator: int, start: int) -> int:
-    """Return the place behind the first separator from `start` on; the end of the shard if there is none."""
-    for low in range(start, len(symbols), _STEP):
-        ends = np.flatnonzero(symbols[low : low + _STEP] == separator)
-        if len(ends):
-            return low + int(ends[0]) + 1
-    return len(symbols)
+def _document_ends(symbols: Symbols, separator: int) -> npt.NDArray[np.int64]:
+    """Return the places behind each separator; found in steps, so that no mask of a whole shard is made."""
+    steps = range(0, len(symbols), _STEP)
+    return np.concatenate([[0], *(np.flatnonzero(symbols[at : at + _STEP] == separator) + at + 1 for at in steps)])[1:]

@@ -1,151 +1,220 @@
-"""Shards of a corpus as files of token ids: made one by one on all cores, found again after a kill, read in blocks.
+"""Shards of a corpus as files of token ids: planned, made one by one, found again after a kill, read in blocks.
 
-Knows the folder of finished shards and what is noted in each. Does not know what is built from them, or how the work
-is spread over machines (corpus/distributed.py). A process's memory does not depend on the size of a shard.
+Knows what a corpus is cut into, the folder of finished shards and what is noted in each. Does not know what is built
+from them, or how the work is spread over machines (corpus/distributed.py). The same files give the same shards on every
+machine that has them in the same place; a process's memory does not depend on the size of a shard.
 """
 
 import contextlib
 import hashlib
+import itertools
+import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import tokenizers
 
-from foredraft.corpus.documents import Document, ReadReport, read_parts
-from foredraft.corpus.plan import ALL_DOCUMENTS, Shard, ShardOptions
-from foredraft.corpus.tokens import SymbolBlock, separated, tokenize_documents
-from foredraft.corpus.words import Words
-from foredraft.errors import StoreError
-from foredraft.index.storage import BUILDING_SUFFIX, StoreWriter, check_store, open_store
-from foredraft.index.suffix_array import symbol_dtype
+from foredraft.corpus.documents import (
+    Document,
+    Part,
+    ReadReport,
+    input_kind,
+    is_packed,
+    read_documents,
+    row_group_bytes,
+    whole_part,
+)
+from foredraft.corpus.words import Words, tokenize
+from foredraft.errors import StoreError, UsageError
+from foredraft.index.datastore import Progress
+from foredraft.index.groups import grouped
+from foredraft.index.storage import BUILDING_SUFFIX, open_store, unwritable, write_store
+from foredraft.index.suffix_array import Symbols, symbol_dtype
 
 KIND = "token-shard"
 SUFFIX = ".tokens"
+SHARD_BYTES = 64 << 20
+_RECIPE = 2
+"""Raised whenever the same text would become other ids, so that nothing finished before is taken for finished."""
 _BLOCK_SYMBOLS = 1 << 20
+_TOLD_BYTES = 1 << 18
+
+Spread = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
+"""Applies a function to items, in order, as `map` does; elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
-class ShardReport:
-    """What one shard, or several, came to.
+class Shard:
+    """Some of the inputs, in order, and what is done with them.
 
     Attributes:
-        documents: documents written; documents without any token are not.
-        tokens: their ids, ends of text included and separators not.
-        held_out_documents: documents that the share to hold out took, whether they were written or left out.
-        read: what reading the inputs met.
+        parts: files, or ranges of them.
+        hold_out: the share of documents that are left out, 0 to 1; which ones depends on their text alone.
+        strict: stop at the first line, row or document that cannot be used, instead of counting it.
     """
 
-    documents: int = 0
-    tokens: int = 0
-    held_out_documents: int = 0
-    read: ReadReport = field(default_factory=ReadReport)
+    parts: tuple[Part, ...]
+    hold_out: float = 0.0
+    strict: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes of the inputs, as they lie on disk, the shard stands for."""
+        return sum(part.bytes for part in self.parts)
+
+    def identity(self, words: Words) -> str:
+        """Return 32 hex digits that are others whenever the shard's ids might be."""
+        parts = [[str(part.path), part.file_bytes, part.mtime_ns, part.start, part.stop] for part in self.parts]
+        described = json.dumps([_RECIPE, tokenizers.__version__, words.digest, self.hold_out, self.strict, parts])
+        return hashlib.sha256(described.encode()).hexdigest()[:32]
 
 
 class FinishedShard(NamedTuple):
     """A shard's file, what it came to, and whether it was there already."""
 
     path: Path
-    report: ShardReport
+    report: ReadReport
     resumed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ShardProgress:
-    """How far tokenising is.
-
-    Attributes:
-        done: bytes of the inputs, as they lie on disk, that are done; those found finished count.
-        total: bytes of the inputs.
-        tokens: tokens made so far; those found finished do not count.
-    """
-
-    done: int
-    total: int
-    tokens: int
+# --- planning
 
 
-Progress = Callable[[ShardProgress], None]
+def plan_shards(
+    files: Iterable[Path], shard_bytes: int = SHARD_BYTES, *, hold_out: float = 0.0, strict: bool = False
+) -> list[Shard]:
+    """Cut the files into shards, in order.
 
-
-def add_reports(reports: Iterable[ShardReport]) -> ShardReport:
-    """Return the sum of what several shards came to."""
-    total, read = ShardReport(), ReadReport()
-    for report in reports:
-        read = ReadReport(**{name: count + getattr(read, name) for name, count in asdict(report.read).items()})
-        total = ShardReport(
-            total.documents + report.documents,
-            total.tokens + report.tokens,
-            total.held_out_documents + report.held_out_documents,
-            read,
-        )
-    return total
-
-
-# --- making shards
-
-
-def tokenize_shard(
-    shard: Shard,
-    words: Words,
-    out: Path,
-    *,
-    options: ShardOptions = ALL_DOCUMENTS,
-    progress: Progress | None = None,
-) -> ShardReport:
-    """Write a shard's token ids: the array `tokens`, its documents in order, each followed by the separator V.
-
-    The file, a container of kind ``token-shard``, depends on the shard, the words and the options alone.
+    Files of .jsonl are cut into ranges of bytes and .parquet into ranges of row groups; a file of any other kind lies
+    in one shard, however large. Small files share a shard.
 
     Args:
-        shard: from `plan_shards`.
-        words: how its text becomes ids; V is their vocabulary.
-        out: the file to write; replaced if it exists. uint16[n] where V is at most 65,535, else uint32[n].
-        options: which documents are taken.
-        progress: called for every stretch of text; may raise to stop.
+        files: from `find_inputs`.
+        shard_bytes: about how large a shard may be, in bytes on disk (.parquet: unpacked).
+        hold_out: as in `Shard`.
+        strict: likewise.
 
     Raises:
-        UsageError: an input that cannot be read, or what `options.strict` refuses.
-        StoreError: `out` cannot be written, or is being written by another process.
+        UsageError: a file that cannot be read, or a size or share out of range.
     """
-    read, counted = ReadReport(), _Counted()
-    tell = progress or (lambda _: None)
-    documents = read_parts(shard.parts, report=read, render=words.render(), strict=options.strict)
-    pieces = tokenize_documents(_taken(documents, options, counted), words.tokenizer())
-    with StoreWriter(
-        out, KIND, tokenizer_hash=words.tokenizer_hash, vocabulary=words.vocabulary, overwrite=True
-    ) as writer:
-        writer.append("tokens", np.empty(0, symbol_dtype(words.vocabulary)))
-        for symbols, consumed in separated(pieces, words.vocabulary, words.eos_token_id):
+    if shard_bytes < 1:
+        raise UsageError(f"shard_bytes is {shard_bytes}; give the size of a shard in bytes, at least 1.")
+    if not 0 <= hold_out <= 1:
+        raise UsageError(f"hold_out is {hold_out}; give the share of documents to hold out, 0 to 1.")
+    parts = (part for file in files for part in _parts(whole_part(file.absolute()), shard_bytes))
+    return [Shard(tuple(group), hold_out, strict) for group in grouped(parts, lambda part: part.bytes, shard_bytes)]
+
+
+def _parts(whole: Part, shard_bytes: int) -> Iterator[Part]:
+    """Cut a file into parts of about `shard_bytes`, where its kind allows that."""
+    kind, size = input_kind(whole.path), whole.file_bytes
+    bounds = [0, size]
+    if kind == ".jsonl" and not is_packed(whole.path):
+        count = max(1, -(-size // shard_bytes))
+        bounds = [size * i // count for i in range(count + 1)]
+    elif kind == ".parquet":
+        sizes = row_group_bytes(whole.path)
+        groups = grouped(range(len(sizes)), sizes.__getitem__, shard_bytes)
+        bounds = [0, *(group[-1] + 1 for group in groups)]
+    if len(bounds) <= 2:
+        yield whole
+        return
+    for start, stop in itertools.pairwise(bounds):
+        share = size * stop // bounds[-1] - size * start // bounds[-1]
+        yield Part(whole.path, size, whole.mtime_ns, share, start, stop)
+
+
+# --- making
+
+
+def tokenize_shards(
+    shards: Sequence[Shard],
+    words: Words,
+    folder: Path,
+    *,
+    spread: Spread | None = None,
+    progress: Progress | None = None,
+) -> Iterator[FinishedShard]:
+    """Yield the shards' files in order, making those that `folder` does not have yet.
+
+    A file that is damaged, or of other inputs or words, is not taken for finished.
+
+    Args:
+        shards: from `plan_shards`.
+        words: how text becomes ids.
+        folder: where the files go; made if its own folder exists. See `remove_shards`. Whoever `spread` hands the work
+            to must see it, and the inputs, under the same name.
+        spread: such as `map_on_ray`; None works here, on all cores.
+        progress: told how many bytes of the inputs are done, now and then; may raise to stop.
+
+    Raises:
+        UsageError: an input that cannot be read, or what a strict shard refuses.
+        StoreError: the folder cannot be written to, or another process works in it.
+    """
+    folder = folder.absolute()
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    tell = progress or (lambda *_: None)
+    done, total = 0, sum(shard.bytes for shard in shards)
+
+    def tell_within(consumed: int) -> None:
+        tell("tokenising", done + consumed, total)
+
+    finish = partial(finish_shard, words=words, folder=folder)
+    results = spread(finish, shards) if spread else (finish(shard, progress=tell_within) for shard in shards)
+    for shard, finished in zip(shards, results, strict=True):
+        done += shard.bytes
+        tell("tokenising", done, total)
+        yield finished
+
+
+def finish_shard(
+    shard: Shard, words: Words, folder: Path, progress: Callable[[int], None] | None = None
+) -> FinishedShard:
+    """Return the shard's file in `folder`, made now unless it is there and sound; as `tokenize_shards`.
+
+    The file, a container of kind ``token-shard``, holds the array `tokens`: the documents' ids in order, each document
+    followed by the separator V; uint16[n] where V is at most 65,535, else uint32[n]. It depends on the shard and the
+    words alone.
+    """
+    identity = shard.identity(words)
+    path = folder / (identity + SUFFIX)
+    with contextlib.suppress(StoreError, KeyError, TypeError):
+        noted = dict(open_store(path, KIND, check=True).metadata)
+        if noted.pop("shard") == identity:
+            return FinishedShard(path, ReadReport(**noted), resumed=True)
+    report = ReadReport()
+    documents = read_documents(shard.parts, report=report, render=words.render(), strict=shard.strict)
+    taken = _taken(documents, shard.hold_out, report, progress or (lambda _: None))
+    hash_, vocabulary = words.tokenizer_hash, words.vocabulary
+    with write_store(path, KIND, tokenizer_hash=hash_, vocabulary=vocabulary, overwrite=True) as writer:
+        writer.append("tokens", np.empty(0, symbol_dtype(vocabulary)))
+        for symbols in tokenize(taken, words.tokenizer(), vocabulary, words.eos_token_id, report=report):
             writer.append("tokens", symbols)
-            counted.documents += len(symbols) > 0 and int(symbols[-1]) == words.vocabulary
-            tell(ShardProgress(consumed, shard.bytes, writer.length("tokens") - counted.documents))
-        tokens = writer.length("tokens") - counted.documents
-        report = ShardReport(counted.documents, tokens, counted.held_out, read)
-        writer.metadata |= {"shard": shard.identity(words, options), **asdict(report)}
-    return report
+        writer.metadata |= {"shard": identity, **asdict(report)}
+    return FinishedShard(path, report, resumed=False)
 
 
-@dataclass(slots=True)
-class _Counted:
-    """Documents written, and documents that the share to hold out took."""
-
-    documents: int = 0
-    held_out: int = 0
-
-
-def _taken(documents: Iterable[Document], options: ShardOptions, counted: _Counted) -> Iterator[Document]:
-    """Yield the documents that the options take, and count those that are held out."""
-    wanted = options.keep == "held_out"
-    begins, taken = True, True
+def _taken(
+    documents: Iterable[Document], hold_out: float, report: ReadReport, tell: Callable[[int], None]
+) -> Iterator[Document]:
+    """Yield the documents that are not held out, count the others, and tell how many bytes are read."""
+    begins, taken, told = True, True, -_TOLD_BYTES
     for document in documents:
         if begins:
-            held_out = is_held_out(document.text, options.hold_out)
-            counted.held_out += held_out
-            taken = held_out == wanted
+            taken = not is_held_out(document.text, hold_out)
+            report.held_out += not taken
         begins = document.complete
+        if document.consumed - told >= _TOLD_BYTES:
+            told = document.consumed
+            tell(told)
         if taken:
             yield document
 
@@ -161,84 +230,6 @@ def is_held_out(text: str, share: float) -> bool:
     return int.from_bytes(digest, "big") < share * 2.0**64
 
 
-# --- the folder of finished shards
-
-
-def tokenize_shards(
-    shards: Sequence[Shard],
-    words: Words,
-    folder: Path,
-    *,
-    options: ShardOptions = ALL_DOCUMENTS,
-    progress: Progress | None = None,
-) -> Iterator[FinishedShard]:
-    """Yield the shards' files in order, making those that `folder` does not have yet.
-
-    A file that is damaged, or of other inputs, words or options, is not taken for finished.
-
-    Args:
-        shards: from `plan_shards`.
-        words: how text becomes ids.
-        folder: where the files go; made if its own folder exists. See `remove_shards`.
-        options: which documents are taken.
-        progress: called now and then; may raise to stop.
-
-    Raises:
-        UsageError: an input that cannot be read, or what `options.strict` refuses.
-        StoreError: the folder cannot be written to, or another process works in it.
-    """
-    make_shard_folder(folder)
-    tell = progress or (lambda _: None)
-    before, tokens, total = 0, 0, sum(shard.bytes for shard in shards)
-
-    def tell_of_all(state: ShardProgress) -> None:
-        tell(ShardProgress(before + state.done, total, tokens + state.tokens))
-
-    for shard in shards:
-        finished = finish_shard(shard, words, folder, options, tell_of_all)
-        before += shard.bytes
-        tokens += 0 if finished.resumed else finished.report.tokens
-        tell(ShardProgress(before, total, tokens))
-        yield finished
-
-
-def finish_shard(
-    shard: Shard, words: Words, folder: Path, options: ShardOptions, progress: Progress | None = None
-) -> FinishedShard:
-    """Return the shard's file in `folder`, made now unless it is there and sound. Arguments as `tokenize_shards`."""
-    identity = shard.identity(words, options)
-    path = folder / (identity + SUFFIX)
-    report = _finished_report(path, identity)
-    if report is not None:
-        return FinishedShard(path, report, resumed=True)
-    return FinishedShard(path, tokenize_shard(shard, words, path, options=options, progress=progress), resumed=False)
-
-
-def _finished_report(path: Path, identity: str) -> ShardReport | None:
-    """Return what a finished shard came to, or None where the file is missing, damaged, or of another shard."""
-    try:
-        noted = dict(check_store(path, KIND).metadata)
-        if noted.pop("shard") != identity:
-            return None
-        return ShardReport(**{**noted, "read": ReadReport(**noted["read"])})
-    except (StoreError, KeyError, TypeError):
-        return None
-
-
-def make_shard_folder(folder: Path) -> None:
-    """Make the folder for finished shards.
-
-    Raises:
-        StoreError: it cannot be made.
-    """
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise StoreError(
-            f"{folder} cannot be made ({error.strerror}). Make the folder it lies in, or choose one you can write to."
-        ) from error
-
-
 def has_shards(folder: Path) -> bool:
     """Whether a folder has finished shards."""
     return any(folder.glob("*" + SUFFIX))
@@ -246,31 +237,28 @@ def has_shards(folder: Path) -> bool:
 
 def remove_shards(folder: Path) -> None:
     """Remove the files of `tokenize_shards`, finished or not, and the folder too if nothing else is in it."""
-    for path in folder.glob(f"*{SUFFIX}*"):
-        if path.name.endswith(SUFFIX + BUILDING_SUFFIX):
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name.endswith((SUFFIX, SUFFIX + ".lock")):
-            path.unlink(missing_ok=True)
+    for ending in (SUFFIX, SUFFIX + ".lock", SUFFIX + BUILDING_SUFFIX):
+        for path in folder.glob("*" + ending):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it is missing, or someone keeps something in it
         folder.rmdir()
 
 
-# --- reading shards
+# --- reading
 
 
-def shard_blocks(paths: Iterable[Path]) -> Iterator[SymbolBlock]:
-    """Yield the documents of finished shards, in blocks of up to a million symbols; `consumed` counts the files' bytes.
+def shard_symbols(paths: Iterable[Path]) -> Iterator[Symbols]:
+    """Yield the documents of finished shards, in blocks of up to a million symbols.
 
     Raises:
         StoreError: a file that is missing, damaged, or not a shard.
     """
-    before = 0
     for path in paths:
         entry = open_store(path, KIND).entries[0]
         # Read, not mapped: mapped pages would count as this process's memory until the system takes them back.
         for start in range(0, entry.length, _BLOCK_SYMBOLS):
-            count = min(_BLOCK_SYMBOLS, entry.length - start)
             offset = entry.offset + start * np.dtype(entry.dtype).itemsize
-            symbols = np.fromfile(path, entry.dtype, count, offset=offset)
-            yield SymbolBlock(symbols, before + offset + symbols.nbytes)
-        before += entry.end
+            yield np.fromfile(path, entry.dtype, min(_BLOCK_SYMBOLS, entry.length - start), offset=offset)

@@ -1,4 +1,4 @@
-"""How text becomes ids: a tokenizer, the id that ends a document, and how chats are worded.
+"""How text becomes ids: a tokenizer, which a hash names, the id that ends a document, and how chats are worded.
 
 Knows the `tokenizers` library, Jinja chat templates, and the files that lie beside a tokenizer.json. Does not know
 models, or where documents come from. All of it is plain data, so that other processes can be handed it.
@@ -8,23 +8,47 @@ import datetime as dt
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from foredraft.corpus.documents import Render, join_messages
-from foredraft.corpus.fingerprint import tokenizer_hash, vocabulary_size
+from foredraft.corpus.documents import Document, ReadReport, Render, cut_at_line_end, join_messages
 from foredraft.errors import UsageError
+from foredraft.index.groups import grouped
+from foredraft.index.suffix_array import Symbols, symbol_dtype
 
 _TODAY = dt.date(2024, 7, 26)
 """The date that chat templates are told, whatever the day: the same text gives the same ids."""
 _GENERATION_TAG = re.compile(r"{%([-+]?)\s*(end)?generation\s*([-+]?)%}")
 
 
-@dataclass(frozen=True, slots=True)
+def tokenizer_hash(tokenizer: Tokenizer) -> str:
+    """Return the SHA-256, as hex, over all (id, token) pairs in ascending order, added tokens included.
+
+    Each pair is hashed as the id (uint32), the number of bytes of the token (uint32), both little-endian, and the
+    token in UTF-8.
+    """
+    digest = hashlib.sha256()
+    for number, token in sorted((number, token) for token, number in tokenizer.get_vocab(True).items()):
+        data = token.encode()
+        digest.update(struct.pack("<II", number, len(data)) + data)
+    return digest.hexdigest()
+
+
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """Return a number that every id of the tokenizer is below; ids may have gaps."""
+    highest = max(tokenizer.get_vocab(True).values(), default=-1)
+    return max(tokenizer.get_vocab_size(True), highest + 1)
+
+
+@dataclass(frozen=True)
 class Words:
     """How text becomes ids.
 
@@ -34,12 +58,6 @@ class Words:
         chat_template: the Jinja template that words chats; None for none.
         special_tokens: what the template knows by names such as `bos_token` and `eos_token`.
         chats: without a template, a chat is worded as lines "role: content" (roles), or as what is said (contents).
-        tokenizer_hash: which vocabulary the ids belong to.
-        vocabulary: a number that every id is below.
-        digest: hex, over everything that decides what a text becomes.
-
-    Raises:
-        UsageError: `tokenizer_json` is not a tokenizer.
     """
 
     tokenizer_json: str = field(repr=False)
@@ -47,31 +65,33 @@ class Words:
     chat_template: str | None = field(default=None, repr=False)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     chats: Literal["roles", "contents"] = "roles"
-    tokenizer_hash: str = field(init=False)
-    vocabulary: int = field(init=False)
-    digest: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        tokenizer = self.tokenizer()
-        wording = [self.eos_token_id, self.chat_template, dict(self.special_tokens), self.chats, _TODAY.isoformat()]
-        described = json.dumps([self.tokenizer_json, wording], sort_keys=True)
-        derived = {
-            "tokenizer_hash": tokenizer_hash(tokenizer),
-            "vocabulary": vocabulary_size(tokenizer),
-            "digest": hashlib.sha256(described.encode()).hexdigest(),
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)  # the way to fill a frozen dataclass
+    @cached_property
+    def tokenizer_hash(self) -> str:
+        """Which vocabulary the ids belong to."""
+        return tokenizer_hash(self.tokenizer())
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """A number that every id is below."""
+        return vocabulary_size(self.tokenizer())
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex, over everything that decides what a text becomes."""
+        described = json.dumps([asdict(self), _TODAY.isoformat()], sort_keys=True)
+        return hashlib.sha256(described.encode()).hexdigest()
 
     def tokenizer(self) -> Tokenizer:
-        """Return a new tokenizer, which neither pads nor truncates."""
+        """Return a new tokenizer, which neither pads nor truncates.
+
+        Raises:
+            UsageError: `tokenizer_json` is not a tokenizer.
+        """
         try:
-            tokenizer = Tokenizer.from_str(self.tokenizer_json)
+            return _plain(Tokenizer.from_str(self.tokenizer_json))
         except Exception as error:  # the library raises plain Exception
             raise UsageError(f"This is not a tokenizer that the tokenizers library reads ({error}).") from error
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        return tokenizer
 
     def render(self) -> Render:
         """Return the function that words chats.
@@ -82,6 +102,13 @@ class Words:
         if self.chat_template is not None:
             return template_render(self.chat_template, self.special_tokens)
         return join_messages if self.chats == "roles" else join_contents
+
+
+def _plain(tokenizer: Tokenizer) -> Tokenizer:
+    """Take a tokenizer's padding and truncation away."""
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def join_contents(messages: list[dict[str, str]]) -> str:
@@ -114,7 +141,9 @@ def template_render(source: str, special_tokens: Mapping[str, str]) -> Render:
         raise UsageError(f"The chat template is not a Jinja template ({error}). Mend it, or move it away.") from error
 
     def render(messages: list[dict[str, str]]) -> str:
-        said = [_known(message) for message in messages]
+        # fields without a value are left out: a template would write them as "None"
+        chat: Sequence[Mapping[str, Any]] = messages
+        said = [{name: value for name, value in message.items() if value is not None} for message in chat]
         try:
             return template.render(
                 messages=said, tools=None, documents=None, add_generation_prompt=False, **special_tokens
@@ -123,11 +152,6 @@ def template_render(source: str, special_tokens: Mapping[str, str]) -> Render:
             raise UsageError(f"the chat template raised {type(error).__name__}: {error}") from error
 
     return render
-
-
-def _known(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a message that have a value; a template would write the others as "None"."""
-    return {name: value for name, value in message.items() if value is not None}
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
@@ -169,3 +193,76 @@ def words_of_file(path: Path) -> Words:
 def _token(value: Any) -> str:
     """Return a special token's text, which tokenizer_config.json holds plain or as {"content": ...}."""
     return str((value.get("content") if isinstance(value, dict) else value) or "")
+
+
+# --- from documents to ids
+
+
+def tokenize(
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    vocabulary: int,
+    eos_token_id: int | None = None,
+    *,
+    report: ReadReport | None = None,
+    batch_characters: int = 4 << 20,
+    piece_characters: int = 1 << 20,
+) -> Iterator[Symbols]:
+    """Yield the documents' ids in order, each document followed by the separator V; documents without ids go.
+
+    A long text is cut at line ends before it is tokenised, so tokens that would span such a cut are not seen as one.
+    The `tokenizers` library spreads each batch over the processor's cores, and adds no special tokens.
+
+    Args:
+        documents: from `read_documents`.
+        tokenizer: its padding and truncation settings are ignored; it is not changed.
+        vocabulary: V, which no id reaches.
+        eos_token_id: appended to every document that does not end in it; None for none.
+        report: counts documents and tokens.
+        batch_characters: documents are tokenised together up to this many characters.
+        piece_characters: the longest text that is tokenised in one go.
+
+    Yields:
+        uint16[n] where V is at most 65,535, else uint32[n]: the ids of a batch.
+
+    Raises:
+        UsageError: an id that is not below the vocabulary.
+    """
+    if tokenizer.padding is not None or tokenizer.truncation is not None:
+        tokenizer = _plain(Tokenizer.from_str(tokenizer.to_str()))
+    report, dtype = report or ReadReport(), symbol_dtype(vocabulary)
+    last = -1  # id of the document in progress, -1 before its first
+    for batch in grouped(_pieces(documents, piece_characters), lambda piece: len(piece.text), batch_characters):
+        encodings = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+        found: list[npt.NDArray[Any]] = []
+        for piece, encoding in zip(batch, encodings, strict=True):
+            ids = np.array(encoding.ids, np.uint32)
+            highest = int(ids.max(initial=0))
+            if highest >= vocabulary:
+                raise UsageError(
+                    f"The tokenizer gave the id {highest}, and the vocabulary is {vocabulary}. Give at least "
+                    f"{highest + 1}."
+                )
+            last = int(ids[-1]) if len(ids) else last
+            found.append(ids.astype(dtype))
+            if piece.complete and last >= 0:
+                end = [vocabulary] if eos_token_id is None or last == eos_token_id else [eos_token_id, vocabulary]
+                found.append(np.array(end, dtype))
+                report.kept, last = report.kept + 1, -1
+        symbols: npt.NDArray[Any] = np.concatenate(found)
+        report.tokens += int(np.count_nonzero(symbols != vocabulary))
+        yield symbols
+    if last >= 0:
+        report.kept += 1
+        yield np.array([vocabulary], dtype)
+
+
+def _pieces(documents: Iterable[Document], most: int) -> Iterator[Document]:
+    """Cut documents into pieces of at most so many characters."""
+    for document in documents:
+        text, start = document.text, 0
+        while len(text) - start > most:
+            stop = start + cut_at_line_end(text[start : start + most], most)
+            yield document._replace(text=text[start:stop], complete=False)
+            start = stop
+        yield document._replace(text=text[start:])

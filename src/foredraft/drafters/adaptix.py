@@ -27,10 +27,11 @@ from foredraft.index.learned import (
     empty_learned,
     learn,
     learn_verdict,
+    load_learned,
     read_text,
+    save_learned,
     with_room,
 )
-from foredraft.index.learned_file import load_learned, save_learned
 from foredraft.index.mcts import SearchSettings, mcts
 from foredraft.index.successors import BLENDED
 from foredraft.index.trigram import TrigramTable, open_named_table

@@ -5,13 +5,26 @@ Knows ids only: a stop string is somebody's function that says whether a token e
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from foredraft.contracts import Chooser, Draft, KeyValueCache, Scores, SequenceView, TokenIds, Verdict, Verification
+from foredraft.contracts import (
+    Chooser,
+    Control,
+    Draft,
+    DraftContext,
+    Drafter,
+    KeyValueCache,
+    Scores,
+    SequenceView,
+    TokenIds,
+    Verdict,
+    Verification,
+)
 from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions
 from foredraft.sampling.chooser import Sampler
 from foredraft.sampling.rejection import Chance, SeededChance, rejection_chooser
@@ -123,3 +136,24 @@ class SequenceState:
         self._ids[self.length : stop] = verdict.tokens
         self.length = stop
         self.finish = self._ending
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A text that was checked and is not begun.
+
+    Attributes:
+        prompt: int64[n].
+        begin: makes its sequence, from a cache.
+        drafter: drafts for it.
+        control: says how much, where the text is written alone.
+        shared: whether a batch may decide for all of its sequences together how much they draft.
+        context: what the drafter is told, but for the cache.
+    """
+
+    prompt: TokenIds
+    begin: Callable[[Any], SequenceState]
+    drafter: Drafter
+    control: Control
+    shared: bool
+    context: DraftContext

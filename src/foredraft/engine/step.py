@@ -3,18 +3,34 @@
 Knows ids and arrays only.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
 from time import perf_counter_ns
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from foredraft.contracts import EMPTY_DRAFT, Control, Draft, Drafting, Needs, Scores, StepRecord, Target, Verdict
+from foredraft.contracts import (
+    EMPTY_DRAFT,
+    Budget,
+    Control,
+    Draft,
+    Drafting,
+    Needs,
+    Scores,
+    StepRecord,
+    Target,
+    Verdict,
+)
 from foredraft.engine.state import SequenceState
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import FloatArray, IntArray, is_tree, top_nodes
 from foredraft.sampling.logits import top_probabilities
 from foredraft.verify import verify
+
+PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")
+"""Of a step, in their order."""
 
 _NO_SCORES, _NO_SOURCES = np.empty(0, np.float32), np.empty(0, np.uint8)
 
@@ -38,12 +54,7 @@ def step(
     """
     clock = [perf_counter_ns()]
     budget = control.budget(seq.useful_depth)
-    shown = budget.nodes > 0 or needs.every_step
-    draft = EMPTY_DRAFT
-    if shown:
-        proposed = drafting.propose(seq.view(), budget)
-        check_draft(proposed, target.vocabulary, len(names))
-        draft = control.trim(proposed, budget)
+    draft = control.trim(proposed(seq, drafting, budget, needs, target.vocabulary, len(names)), budget)
     clock.append(perf_counter_ns())
     at = seq.length - 1
     layout = lay_out(seq.root, draft.tokens, draft.parents, at)
@@ -54,15 +65,44 @@ def step(
     clock.append(perf_counter_ns())
     seq.commit(verdict)
     clock.append(perf_counter_ns())
-    if shown:  # and where drafting is not worth its time, what only serves drafting is not either
-        drafting.observe(_with_needs(verdict, scores, needs) if budget.nodes > 0 else verdict)
+    tell(drafting, verdict, scores, budget, needs)
     now = perf_counter_ns()
     forward, drafting_took = clock[3] - clock[2], clock[1] - clock[0] + now - clock[5]
     control.observe(verdict, forward / 1e9, (now - clock[0] - forward) / 1e9, drafting_took / 1e9)
     clock.append(perf_counter_ns())
-    parts = ("draft", "layout", "forward", "verify", "commit", "observe")
-    nanoseconds = {part: clock[i + 1] - clock[i] for i, part in enumerate(parts)}
-    return StepRecord(verdict.tokens, len(verdict.path), len(draft), _sources(verdict, names), nanoseconds)
+    return recorded(verdict, names, [later - earlier for earlier, later in pairwise(clock)])
+
+
+def proposed(
+    seq: SequenceState, drafting: Drafting, budget: Budget, needs: Needs, vocabulary: int, drafters: int
+) -> Draft:
+    """Return what the drafting guesses; where nothing may be drafted it is asked only if it wants to be.
+
+    Raises:
+        ValueError: the drafter proposed something that is no tree of tokens.
+    """
+    if budget.nodes <= 0 and not needs.every_step:
+        return EMPTY_DRAFT
+    draft = drafting.propose(seq.view(), budget)
+    check_draft(draft, vocabulary, drafters)
+    return draft
+
+
+def tell(drafting: Drafting, verdict: Verdict, scores: Scores, budget: Budget, needs: Needs) -> None:
+    """Show the verdict to the drafting, with what it needs; in a rest, what only serves drafting is not found out."""
+    if budget.nodes > 0:
+        drafting.observe(_with_needs(verdict, scores, needs))
+    elif needs.every_step:
+        drafting.observe(verdict)
+
+
+def recorded(verdict: Verdict, names: tuple[str, ...], nanoseconds: Sequence[int]) -> StepRecord:
+    """Return the record of a step, whose parts took `nanoseconds` in the order of `PARTS`."""
+    source = verdict.draft.source
+    drafted = tuple(names[0] if source is None else names[source[node]] for node in verdict.path)
+    sources = (*drafted, *(None,) * (len(verdict.tokens) - len(drafted)))
+    parts = dict(zip(PARTS, nanoseconds, strict=True))
+    return StepRecord(verdict.tokens, len(verdict.path), len(verdict.draft), sources, parts)
 
 
 def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
@@ -141,9 +181,3 @@ def _path_and_best(parents: IntArray, score: FloatArray, path: IntArray, most: i
     rows = np.zeros(len(best) + 1, np.int32)
     rows[1:] = best + 1
     return rows
-
-
-def _sources(verdict: Verdict, names: tuple[str, ...]) -> tuple[str | None, ...]:
-    source = verdict.draft.source
-    drafted = tuple(names[0] if source is None else names[source[node]] for node in verdict.path)
-    return (*drafted, *(None,) * (len(verdict.tokens) - len(drafted)))

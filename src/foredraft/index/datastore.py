@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 
 from foredraft.errors import StoreError, UsageError
-from foredraft.index.storage import AnyArray, Store, StoreWriter, check_store, open_store
+from foredraft.index.storage import check_fit, damaged, open_store, write_store
 from foredraft.index.suffix_array import (
     SuffixArrays,
-    SymbolBytes,
     Symbols,
     first_matches,
     is_sorted,
-    neighbours_in_order,
+    pieces,
     sorted_suffixes,
     symbol_dtype,
 )
@@ -37,12 +36,10 @@ FORMAT_VERSION = 1
 
 _FORMAT = "foredraft-datastore"
 _SEGMENT_NAME = re.compile(r"[0-9a-f]{16}")
-_CHUNK = 1 << 22
-_SAMPLED_PAIRS = 100_000
 _REMEDY = "Build a store for this model: foredraft index build INPUT... --model MODEL --out FOLDER"
 
 Progress = Callable[[str, int, int], None]
-"""Told the phase (``sorting`` or ``writing``), and how many of how many tokens are done."""
+"""Told a phase (``sorting`` or ``writing``), and how many of how many tokens are done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,7 @@ def open_datastore(
 
     Args:
         folder: the store.
-        tokenizer_hash: what it must have been built with; None takes any.
+        tokenizer_hash: what it must have been built with; None or "" takes any.
         vocabulary: how many ids the model scores; the store's tokens must lie below.
 
     Raises:
@@ -124,7 +121,7 @@ def open_datastore(
     for _ in range(3):
         version = manifest_version(folder)
         manifest = read_manifest(folder)
-        _check_fit(folder, manifest, tokenizer_hash, vocabulary)
+        check_fit(folder, (manifest.tokenizer_hash, manifest.vocabulary), tokenizer_hash, vocabulary, _REMEDY)
         try:
             segments = tuple(open_segment(folder, manifest, entry) for entry in manifest.segments)
         except StoreError:
@@ -158,92 +155,62 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         raise StoreError(f"The store {folder} cannot be opened ({error.strerror}). Check the name.") from error
     except ValueError as error:
-        raise _damaged(folder, f"{MANIFEST} is not JSON") from error
+        raise damaged("store", folder, f"{MANIFEST} is not JSON") from error
     if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
         raise StoreError(f"{path} is not the manifest of a datastore. {_REMEDY}")
-    if fields.get("version") != FORMAT_VERSION:
+    if (fields.get("version"), fields.get("byte_order")) != (FORMAT_VERSION, "little"):
         raise StoreError(
-            f"The store {folder} has format version {fields.get('version')}, and this foredraft reads version "
-            f"{FORMAT_VERSION}. Build it again."
+            f"The store {folder} has format version {fields.get('version')} and byte order "
+            f"{fields.get('byte_order')!r}; this foredraft reads version {FORMAT_VERSION}, little. Build it again."
         )
-    if fields.get("byte_order") != "little":
-        raise StoreError(
-            f"The store {folder} has byte order {fields.get('byte_order')!r}; only little is read. Build it again."
-        )
-    crc = fields.pop("crc32", None)
-    if crc != _manifest_crc(fields):
-        raise _damaged(folder, f"{MANIFEST} does not match its checksum")
+    if fields.pop("crc32", None) != _manifest_crc(fields):
+        raise damaged("store", folder, f"{MANIFEST} does not match its checksum")
     try:
         segments = tuple(SegmentEntry(**entry) for entry in fields["segments"])
-        manifest = Manifest(str(fields["tokenizer_hash"]), int(fields["vocabulary"]), segments)
         strange = [entry.name for entry in segments if not _SEGMENT_NAME.fullmatch(entry.name)]
+        manifest = Manifest(str(fields["tokenizer_hash"]), int(fields["vocabulary"]), segments)
     except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(folder, f"{MANIFEST} lacks a field or has one too many") from error
+        raise damaged("store", folder, f"{MANIFEST} lacks a field or has one too many") from error
     if strange:
-        raise _damaged(folder, f"{MANIFEST} names a segment {strange[0]!r}")
+        raise damaged("store", folder, f"{MANIFEST} names a segment {strange[0]!r}")
     return manifest
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """Return the manifest as it is written."""
+    fields = {"format": _FORMAT, "version": FORMAT_VERSION, "byte_order": "little", **asdict(manifest)}
+    return json.dumps(fields | {"crc32": _manifest_crc(fields)}, indent=1).encode() + b"\n"
 
 
 def _manifest_crc(fields: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
 
 
-def _damaged(folder: Path, how: str) -> StoreError:
-    return StoreError(f"The store {folder} is damaged: {how}. Build or copy it again.")
-
-
-def _check_fit(folder: Path, manifest: Manifest, tokenizer_hash: str | None, vocabulary: int | None) -> None:
-    if tokenizer_hash is not None and manifest.tokenizer_hash != tokenizer_hash:
-        raise StoreError(f"The store {folder} was built with another tokenizer than the model's. {_REMEDY}")
-    if vocabulary is not None and manifest.vocabulary > vocabulary:
-        raise StoreError(
-            f"The store {folder} has a vocabulary of {manifest.vocabulary} and the model scores {vocabulary} ids. "
-            f"{_REMEDY}"
-        )
-
-
-def open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry) -> SuffixArrays:
-    """Map one of a store's segments into memory, its checksums unread.
+def open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry, *, check: bool = False) -> SuffixArrays:
+    """Map one of a store's segments into memory; verify its checksums where `check` says so.
 
     Raises:
-        StoreError: missing, or not what the manifest says.
+        StoreError: missing, damaged, or not what the manifest says.
     """
-    return _segment_arrays(open_store(_present(folder, entry), SEGMENT_KIND, check=False), manifest, entry)
-
-
-def _present(folder: Path, entry: SegmentEntry) -> Path:
-    path = segment_path(folder, entry.name)
+    path, vocabulary = segment_path(folder, entry.name), manifest.vocabulary
     if not path.exists():
-        raise _damaged(folder, f"its segment {entry.name} is missing")
-    return path
-
-
-def _segment_arrays(store: Store, manifest: Manifest, entry: SegmentEntry) -> SuffixArrays:
-    """Return a segment's arrays once they are known to be what the manifest says."""
-    arrays, vocabulary = store.arrays, manifest.vocabulary
+        raise damaged("store", folder, f"its segment {entry.name} is missing")
+    store = open_store(path, SEGMENT_KIND, check=check)
     if (store.tokenizer_hash, store.vocabulary) != (manifest.tokenizer_hash, vocabulary):
-        raise _damaged(store.path.parent, f"its segment {entry.name} belongs to another tokenizer")
+        raise damaged("store", folder, f"its segment {entry.name} belongs to another tokenizer")
     wanted = {"symbols": (symbol_dtype(vocabulary).name,), "suffixes": ("int32", "int64"), "first": ("int64",)}
     for name, dtypes in wanted.items():
-        if name not in arrays or arrays[name].dtype.name not in dtypes:
-            raise _damaged(store.path.parent, f"its segment {entry.name} has no usable array {name!r}")
-    text = SuffixArrays(arrays["symbols"], arrays["suffixes"], arrays["first"])
-    lengths = (len(text.symbols), len(text.suffixes), len(text.first))
+        if name not in store.arrays or store.arrays[name].dtype.name not in dtypes:
+            raise damaged("store", folder, f"its segment {entry.name} has no usable array {name!r}")
+    text = SuffixArrays(*(store.arrays[name] for name in wanted))
+    lengths = tuple(map(len, text))
     if lengths != (entry.tokens + entry.documents, entry.tokens, vocabulary + 1) or entry.documents < 1:
-        raise _damaged(store.path.parent, f"the arrays of its segment {entry.name} have lengths {lengths}")
+        raise damaged("store", folder, f"the arrays of its segment {entry.name} have lengths {lengths}")
     return text
 
 
-# --- checking
-
-
-def check_datastore(folder: str | os.PathLike[str], *, full: bool = False, seed: int = 0) -> Iterator[SegmentEntry]:
-    """Verify a store segment by segment: every checksum, and the order of the suffixes.
-
-    Args:
-        folder: the store.
-        full: verify the order of all suffixes (8 bytes of memory a token), not of 100,000 neighbours.
-        seed: of the choice of neighbours.
+def check_datastore(folder: str | os.PathLike[str]) -> Iterator[SegmentEntry]:
+    """Verify a store segment by segment: every checksum, and the order of all suffixes (8 bytes of memory a token).
 
     Yields:
         Each segment that is sound.
@@ -254,21 +221,15 @@ def check_datastore(folder: str | os.PathLike[str], *, full: bool = False, seed:
     folder = Path(folder)
     manifest = read_manifest(folder)
     for entry in manifest.segments:
-        path = _present(folder, entry)
-        text = _segment_arrays(check_store(path, SEGMENT_KIND), manifest, entry)
-        if path.stat().st_size != entry.bytes:
-            raise _damaged(folder, f"its segment {entry.name} has not the size that {MANIFEST} says")
+        text = open_segment(folder, manifest, entry, check=True)
+        if segment_path(folder, entry.name).stat().st_size != entry.bytes:
+            raise damaged("store", folder, f"its segment {entry.name} has not the size that {MANIFEST} says")
         if segment_name([text.symbols]) != entry.name:
-            raise _damaged(folder, f"the text of its segment {entry.name} is another")
+            raise damaged("store", folder, f"the text of its segment {entry.name} is another")
         if text.symbols[-1] != manifest.vocabulary or not first_matches(text):
-            raise _damaged(folder, f"the text of its segment {entry.name} and its first tokens do not match")
-        if full:
-            sound = is_sorted(text)
-        else:
-            pairs = np.random.default_rng(seed).integers(0, max(len(text.suffixes) - 1, 1), _SAMPLED_PAIRS)
-            sound = len(text.suffixes) < 2 or neighbours_in_order(text, pairs)
-        if not sound:
-            raise _damaged(folder, f"the suffixes of its segment {entry.name} are out of order")
+            raise damaged("store", folder, f"the text of its segment {entry.name} and its first tokens do not match")
+        if not is_sorted(text):
+            raise damaged("store", folder, f"the suffixes of its segment {entry.name} are out of order")
         yield entry
 
 
@@ -278,19 +239,13 @@ def check_datastore(folder: str | os.PathLike[str], *, full: bool = False, seed:
 def segment_name(texts: Sequence[Symbols]) -> str:
     """Return the name of a segment made of `texts`: the first 16 hex digits of the SHA-256 of their bytes."""
     digest = hashlib.sha256()
-    for text in texts:
-        for piece in _pieces(text):
-            digest.update(np.ascontiguousarray(piece).data)
+    for piece in pieces(texts):
+        digest.update(np.ascontiguousarray(piece).data)
     return digest.hexdigest()[:16]
 
 
 def write_segment(
-    folder: Path,
-    texts: Sequence[Symbols],
-    *,
-    tokenizer_hash: str,
-    vocabulary: int,
-    progress: Progress | None = None,
+    folder: Path, texts: Sequence[Symbols], *, tokenizer_hash: str, vocabulary: int, progress: Progress | None = None
 ) -> SegmentEntry:
     """Sort texts as one and write them as a segment file, which is part of no store until a manifest lists it.
 
@@ -308,48 +263,24 @@ def write_segment(
         StoreError: the folder cannot be written to, or the disk is full.
     """
     tell = progress or (lambda *_: None)
+    if any(len(text) and int(text[-1]) != vocabulary for text in texts):
+        raise UsageError("A text for a segment must end in the separator, so that no continuation crosses its end.")
     length = sum(map(len, texts))
     tell("sorting", 0, length)
-    sortable = SymbolBytes(length, vocabulary)
-    for text in texts:
-        if len(text) and int(text[-1]) != vocabulary:
-            raise UsageError("A text for a segment must end in the separator, so that no continuation crosses its end.")
-        sortable.append(text)
-    documents = int(sortable.counts[-1])
-    if documents == length:
+    suffixes, first = sorted_suffixes(texts, vocabulary)
+    if not len(suffixes):
         raise UsageError("The inputs hold no text, so there is nothing to store. Give files with text in them.")
-    name = segment_name(texts)
-    suffixes, first = sorted_suffixes(sortable)
-    del sortable
     tell("sorting", length, length)
+    name = segment_name(texts)
     path = segment_path(folder, name)
     dtype = np.int32 if length <= np.iinfo(np.int32).max else np.int64
-    with StoreWriter(
+    with write_store(
         path, SEGMENT_KIND, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, overwrite=True, exclusive=False
     ) as writer:
-        for text in texts:
-            for piece in _pieces(text):
-                writer.append("symbols", piece)
-        for piece in _pieces(suffixes):
-            writer.append("suffixes", piece.astype(dtype, copy=False))
+        for piece in pieces(texts):
+            writer.append("symbols", piece)
+        for places in pieces([suffixes]):
+            writer.append("suffixes", places.astype(dtype, copy=False))
             tell("writing", writer.length("suffixes"), len(suffixes))
         writer.append("first", first)
-    return SegmentEntry(name, length - documents, documents, path.stat().st_size)
-
-
-def _pieces(array: AnyArray) -> Iterator[AnyArray]:
-    for start in range(0, len(array), _CHUNK):
-        yield array[start : start + _CHUNK]
-
-
-def manifest_bytes(manifest: Manifest) -> bytes:
-    """Return the manifest as it is written."""
-    fields = {
-        "format": _FORMAT,
-        "version": FORMAT_VERSION,
-        "byte_order": "little",
-        "tokenizer_hash": manifest.tokenizer_hash,
-        "vocabulary": manifest.vocabulary,
-        "segments": [asdict(entry) for entry in manifest.segments],
-    }
-    return json.dumps(fields | {"crc32": _manifest_crc(fields)}, indent=1).encode() + b"\n"
+    return SegmentEntry(name, len(suffixes), length - len(suffixes), path.stat().st_size)

@@ -7,11 +7,10 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-
-import filelock
 
 from foredraft.atomic_file import TEMPORARY_SUFFIX, write_file
 from foredraft.errors import StoreError, UsageError
@@ -29,7 +28,7 @@ from foredraft.index.datastore import (
     segment_path,
     write_segment,
 )
-from foredraft.index.storage import BUILDING_SUFFIX
+from foredraft.index.storage import BUILDING_SUFFIX, unwritable, write_lock
 from foredraft.index.suffix_array import Symbols
 
 LOCK = "datastore.lock"
@@ -40,6 +39,10 @@ class DatastoreWriter:
 
     Nothing that is done counts before `commit`, which writes the manifest and then removes the files that it does not
     list. A process that is killed leaves the store as it was, and files that the next `commit` removes.
+
+    Attributes:
+        folder: the store.
+        manifest: the store as it will be.
 
     Args:
         folder: the store; made if it does not exist and `create` says so.
@@ -61,15 +64,9 @@ class DatastoreWriter:
         if create and (tokenizer_hash is None or vocabulary is None):
             raise UsageError("A new store needs a tokenizer's hash and a vocabulary.")
         self.folder = Path(folder)
-        self._tokenizer_hash, self._vocabulary = tokenizer_hash, vocabulary
+        self.manifest = Manifest(tokenizer_hash or "", vocabulary or 0, ())
         self._create, self._overwrite = create, overwrite
-        self._lock = filelock.FileLock(self.folder / LOCK, timeout=0)
-        self._manifest = Manifest(tokenizer_hash or "", vocabulary or 0, ())
-
-    @property
-    def manifest(self) -> Manifest:
-        """The store as it will be."""
-        return self._manifest
+        self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         """Take the lock and read the manifest.
@@ -77,37 +74,23 @@ class DatastoreWriter:
         Raises:
             StoreError: another process writes to the store, or it exists, does not, or is not for this tokenizer.
         """
-        self._make_folder()
-        try:
-            self._lock.acquire()
-        except filelock.Timeout as error:
-            raise StoreError(
-                f"The store {self.folder} is being written by another process, which holds {self._lock.lock_file}. "
-                "Wait for it."
-            ) from error
-        except OSError as error:
-            raise self._unwritable(error) from error
-        try:
-            self._begin()
-        except BaseException:
-            self._lock.release()
-            raise
+        if self._create:
+            self._make_folder()
+        else:
+            read_manifest(self.folder)  # refuses what is no store before a lock file is put there
+        with contextlib.ExitStack() as held:
+            held.enter_context(write_lock(self.folder / LOCK, self.folder))
+            if not self._create:
+                self.manifest = open_datastore(self.folder, self.manifest.tokenizer_hash).manifest
+            elif (self.folder / MANIFEST).exists() and not self._overwrite:
+                raise StoreError(
+                    f"The store {self.folder} exists already. Add to it (foredraft index add), replace it with "
+                    "overwrite=True (--overwrite), or give another name."
+                )
+            self._held = held.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Give the lock back; what was not committed to a new store goes."""
-        if not (self.folder / MANIFEST).exists():
-            for path in self.folder.glob("*"):
-                if path.name != LOCK and _is_ours(path.name):
-                    _remove(path)
-        self._lock.release()
-
     def _make_folder(self) -> None:
-        if not self._create:
-            read_manifest(self.folder)  # refuses what is no store before a lock file is put there
-            return
         if self.folder.exists() and not self.folder.is_dir():
             raise StoreError(f"{self.folder} is a file. Give the name of a folder.")
         foreign = sorted(path.name for path in self.folder.glob("*") if not _is_ours(path.name))
@@ -116,18 +99,15 @@ class DatastoreWriter:
         try:
             self.folder.mkdir(exist_ok=True)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise unwritable(self.folder, error) from error
 
-    def _begin(self) -> None:
-        exists = (self.folder / MANIFEST).exists()
-        if self._create:
-            if exists and not self._overwrite:
-                raise StoreError(
-                    f"The store {self.folder} exists already. Add to it (foredraft index add), replace it with "
-                    "overwrite=True (--overwrite), or give another name."
-                )
-        else:
-            self._manifest = open_datastore(self.folder, self._tokenizer_hash).manifest
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the lock back; what was not committed to a new store goes."""
+        with self._held:
+            if not (self.folder / MANIFEST).exists():
+                _remove(path for path in self.folder.glob("*") if path.name != LOCK and _is_ours(path.name))
 
     def add(self, texts: Sequence[Symbols], progress: Progress | None = None) -> SegmentEntry:
         """Sort texts (see `write_segment`) into a new segment.
@@ -136,23 +116,20 @@ class DatastoreWriter:
             UsageError: no text, or the store holds the very same already.
             StoreError: it cannot be written.
         """
-        entry = self._write(texts, progress)
-        return self.adopt(entry)
+        return self.adopt(self._write(texts, progress))
 
     def _write(self, texts: Sequence[Symbols], progress: Progress | None) -> SegmentEntry:
-        manifest = self._manifest
+        tokenizer_hash, vocabulary = self.manifest.tokenizer_hash, self.manifest.vocabulary
         return write_segment(
-            self.folder,
-            texts,
-            tokenizer_hash=manifest.tokenizer_hash,
-            vocabulary=manifest.vocabulary,
-            progress=progress,
+            self.folder, texts, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, progress=progress
         )
 
     def holds(self, texts: Sequence[Symbols]) -> bool:
         """Return whether a segment of the store was made of these very texts."""
-        name = segment_name(texts)
-        return any(entry.name == name for entry in self._manifest.segments)
+        return segment_name(texts) in self._names()
+
+    def _names(self) -> list[str]:
+        return [entry.name for entry in self.manifest.segments]
 
     def adopt(self, entry: SegmentEntry) -> SegmentEntry:
         """Count in a segment whose file has been written to the folder.
@@ -160,9 +137,9 @@ class DatastoreWriter:
         Raises:
             UsageError: the store holds the very same already.
         """
-        if any(entry.name == other.name for other in self._manifest.segments):
+        if entry.name in self._names():
             raise UsageError(f"The store {self.folder} holds this text already, as segment {entry.name}.")
-        self._set_segments((*self._manifest.segments, entry))
+        self._set_segments((*self.manifest.segments, entry))
         return entry
 
     def remove(self, name: str) -> SegmentEntry:
@@ -171,13 +148,13 @@ class DatastoreWriter:
         Raises:
             UsageError: there is none of that name.
         """
-        names = [entry.name for entry in self._manifest.segments]
+        names = self._names()
         if name not in names:
             raise UsageError(
                 f"The store {self.folder} has no segment {name!r}. Its segments are: {', '.join(names) or 'none'}."
             )
-        removed = self._manifest.segments[names.index(name)]
-        self._set_segments(entry for entry in self._manifest.segments if entry != removed)
+        removed = self.manifest.segments[names.index(name)]
+        self._set_segments(entry for entry in self.manifest.segments if entry != removed)
         return removed
 
     def merge(self, most_tokens: int, progress: Progress | None = None) -> int:
@@ -186,16 +163,13 @@ class DatastoreWriter:
         Raises:
             StoreError: a segment cannot be read or written.
         """
-        before = len(self._manifest.segments)
-        texts = {entry: open_segment(self.folder, self._manifest, entry) for entry in self._manifest.segments}
+        before = self.manifest.segments
         merged: list[SegmentEntry] = []
-        for group in _groups(self._manifest.segments, most_tokens):
-            if len(group) == 1:
-                merged += group
-                continue
-            merged.append(self._write([texts[entry].symbols for entry in group], progress))
+        for group in _groups(before, most_tokens):
+            texts = [open_segment(self.folder, self.manifest, entry).symbols for entry in group]
+            merged.append(self._write(texts, progress) if len(group) > 1 else group[0])
         self._set_segments(merged)
-        return before - len(merged)
+        return len(before) - len(merged)
 
     def commit(self) -> Manifest:
         """Make the changes count, and remove files that no longer do.
@@ -204,21 +178,14 @@ class DatastoreWriter:
             StoreError: the manifest cannot be written; the store is then as it was.
         """
         try:
-            write_file(self.folder / MANIFEST, manifest_bytes(self._manifest))
+            write_file(self.folder / MANIFEST, manifest_bytes(self.manifest))
         except OSError as error:
-            raise self._unwritable(error) from error
-        for path in leftovers(self.folder):
-            _remove(path)
-        return self._manifest
+            raise unwritable(self.folder, error) from error
+        _remove(leftovers(self.folder))
+        return self.manifest
 
     def _set_segments(self, segments: Iterable[SegmentEntry]) -> None:
-        self._manifest = Manifest(self._manifest.tokenizer_hash, self._manifest.vocabulary, tuple(segments))
-
-    def _unwritable(self, error: OSError) -> StoreError:
-        return StoreError(
-            f"The store {self.folder} cannot be written ({error.strerror}). Free space, make its folder, or choose one "
-            "you can write to."
-        )
+        self.manifest = replace(self.manifest, segments=tuple(segments))
 
 
 def leftovers(folder: Path) -> list[Path]:
@@ -227,34 +194,33 @@ def leftovers(folder: Path) -> list[Path]:
     Raises:
         StoreError: the folder is no store, or its manifest is damaged.
     """
-    listed = {segment_path(folder, entry.name).name for entry in read_manifest(folder).segments}
-    kept = {MANIFEST, LOCK} | listed
+    kept = {MANIFEST, LOCK, *(segment_path(folder, entry.name).name for entry in read_manifest(folder).segments)}
     return sorted(path for path in folder.iterdir() if _is_ours(path.name) and path.name not in kept)
 
 
 def _is_ours(name: str) -> bool:
     """Return whether a file or folder is one that foredraft makes in a store."""
-    ends = (SEGMENT_SUFFIX, SEGMENT_SUFFIX + BUILDING_SUFFIX, TEMPORARY_SUFFIX)
-    return name in (MANIFEST, LOCK) or name.endswith(ends)
+    return name in (MANIFEST, LOCK) or name.endswith(
+        (SEGMENT_SUFFIX, SEGMENT_SUFFIX + BUILDING_SUFFIX, TEMPORARY_SUFFIX)
+    )
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):  # Windows keeps a file that is mapped; the next commit tries again
-            path.unlink(missing_ok=True)
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):  # Windows keeps a file that is mapped; the next commit tries again
+                path.unlink(missing_ok=True)
 
 
 def _groups(entries: Sequence[SegmentEntry], most_tokens: int) -> Iterator[list[SegmentEntry]]:
     """Yield runs of neighbours that hold at most `most_tokens` together; a larger segment stays alone."""
     group: list[SegmentEntry] = []
-    size = 0
     for entry in entries:
-        if group and size + entry.tokens > most_tokens:
+        if group and sum(each.tokens for each in group) + entry.tokens > most_tokens:
             yield group
-            group, size = [], 0
+            group = []
         group.append(entry)
-        size += entry.tokens
     if group:
         yield group

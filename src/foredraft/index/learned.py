@@ -1,7 +1,7 @@
 """What a sequence has taught since it began: successors of pairs and of single tokens, with weights that fade.
 
-A hash table in flat arrays. Knows counts, and what a verdict tells; does not know the static table beside it, nor how
-drafts are searched.
+A hash table in flat arrays, and its file, bound to a tokenizer. Knows counts, and what a verdict tells; does not know
+the static table beside it, nor how drafts are searched.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,9 @@ import numpy.typing as npt
 from numba import njit
 
 from foredraft.contracts import TokenIds, Verdict
+from foredraft.errors import StoreError
 from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.index.storage import check_fit, open_store, write_store
 
 ROW_WIDTH = 12
 """Successors remembered per context; a new one takes the place of the weakest."""
@@ -22,6 +24,7 @@ MOST_SLOTS = 1 << 17
 STRETCH = MOST_SLOTS // 8
 """A long text is learned in stretches of this many tokens, each of which the table has room for."""
 _EMPTY = -1
+KIND = "learned-counts"
 NO_TOKEN = -1
 """The first token of a context that consists of the second alone."""
 
@@ -133,26 +136,6 @@ def learn_text(arrays: LearnedArrays, ids: I64, start: int, weight: float, keep:
 
 
 @njit(cache=True)
-def learn_distributions(
-    arrays: LearnedArrays, contexts: IntArray, tokens: IntArray, probabilities: FloatArray, weight: float, keep: float
-) -> None:
-    """Learn the target's own distribution after each context, as if `weight` observations had followed it.
-
-    Args:
-        arrays: with room for R more contexts.
-        contexts: int32[R, 2], pairs; the first may be -1.
-        tokens: int32[R, K], the most probable tokens.
-        probabilities: float32[R, K], theirs.
-        weight: observations that one distribution counts for.
-        keep: what earlier weights in the context are multiplied by.
-    """
-    for row in range(len(contexts)):
-        slot = _opened(arrays, contexts[row, 0], contexts[row, 1], keep)
-        for j in range(tokens.shape[1]):
-            _add_weight(arrays, slot, tokens[row, j], weight * probabilities[row, j], np.inf)
-
-
-@njit(cache=True)
 def _rehashed(old: LearnedArrays, new: LearnedArrays, oldest: int) -> None:
     for slot in range(len(old.keys)):
         if old.keys[slot] != _EMPTY and old.met[slot] >= oldest:
@@ -199,50 +182,33 @@ def read_text(arrays: LearnedArrays, ids: I64, start: int, keep: float) -> Learn
 
 
 @njit(cache=True)
-def row_contexts(tokens: IntArray, parents: IntArray, rows: IntArray, before: int, root: int) -> IntArray:
-    """Return the last two tokens of each of `rows` along its own path, int32[S, 2]; `before` stands before the root."""
-    contexts = np.empty((len(rows), 2), np.int32)
-    for i in range(len(rows)):
-        node = rows[i] - 1
-        contexts[i, 1] = root if node < 0 else tokens[node]
-        if node < 0:
-            contexts[i, 0] = before
-        else:
-            contexts[i, 0] = root if parents[node] < 0 else tokens[parents[node]]
-    return contexts
-
-
-@njit(cache=True)
-def _learn_rows(
-    arrays: LearnedArrays, draft: tuple[IntArray, IntArray], rows: IntArray, before: int, root: int,
-    top: tuple[IntArray, FloatArray], weight: float, keep: float,
+def learn_distributions(
+    arrays: LearnedArrays, tokens: IntArray, parents: IntArray, rows: IntArray, before: int, root: int,
+    top_tokens: IntArray, top_probabilities: FloatArray, weight: float, keep: float,
 ) -> None:  # fmt: skip
-    """Learn the target's own distributions after some rows of a draft, in one compiled call.
+    """Learn the target's own distributions after some rows of a draft, as if `weight` observations had followed each.
 
     Args:
         arrays: with room for S more contexts.
-        draft: its tokens and parents, int32[N] each.
+        tokens: int32[N], the draft's.
+        parents: int32[N].
         rows: int32[S], 0 for the root and i + 1 for node i.
         before: the token before the root, or -1.
         root: the root.
-        top: the most probable tokens after each row and their probabilities, int32[S, K] and float32[S, K].
-        weight: as `learn_distributions` takes it.
-        keep: likewise.
+        top_tokens: int32[S, K], the most probable tokens after each row.
+        top_probabilities: float32[S, K], theirs.
+        weight: observations that one distribution counts for.
+        keep: what earlier weights in the context are multiplied by.
     """
-    contexts = row_contexts(draft[0], draft[1], rows, before, root)
-    learn_distributions(arrays, contexts, top[0], top[1], weight, keep)
-
-
-Told = tuple[IntArray, IntArray, FloatArray]
-"""The target's own distributions: rows int32[S], tokens int32[S, K] and probabilities float32[S, K]."""
-
-
-def told_by(verdict: Verdict) -> Told | None:
-    """Return the target's own distributions as far as a verdict tells them; None where it tells none."""
-    if verdict.top_tokens is None or verdict.top_probabilities is None:
-        return None
-    rows = np.arange(len(verdict.draft) + 1, dtype=np.int32) if verdict.top_rows is None else verdict.top_rows
-    return rows, verdict.top_tokens, verdict.top_probabilities
+    for row in range(len(rows)):
+        node = rows[row] - 1
+        if node < 0:
+            a, b = before, root
+        else:
+            a, b = root if parents[node] < 0 else tokens[parents[node]], tokens[node]
+        slot = _opened(arrays, a, b, keep)
+        for j in range(top_tokens.shape[1]):
+            _add_weight(arrays, slot, top_tokens[row, j], weight * top_probabilities[row, j], np.inf)
 
 
 def learn_verdict(arrays: LearnedArrays, verdict: Verdict, ids: TokenIds, weight: float, keep: float) -> LearnedArrays:
@@ -255,44 +221,58 @@ def learn_verdict(arrays: LearnedArrays, verdict: Verdict, ids: TokenIds, weight
         weight: observations that one distribution counts for.
         keep: what earlier weights in its context are multiplied by.
     """
-    told = told_by(verdict)
-    if told is None:
+    draft, top, chances = verdict.draft, verdict.top_tokens, verdict.top_probabilities
+    if top is None or chances is None:
         return arrays
-    draft, (rows, tokens, probabilities) = verdict.draft, told
-    top = (tokens, probabilities)
+    rows = np.arange(len(draft) + 1, dtype=np.int32) if verdict.top_rows is None else verdict.top_rows
     before = int(ids[verdict.at - 1]) if verdict.at > 0 else NO_TOKEN
     arrays = with_room(arrays, len(rows))
-    _learn_rows(arrays, (draft.tokens, draft.parents), rows, before, int(ids[verdict.at]), top, weight, keep)
+    learn_distributions(
+        arrays, draft.tokens, draft.parents, rows, before, int(ids[verdict.at]), top, chances, weight, keep
+    )
     return arrays
 
 
-def check_learned(arrays: LearnedArrays) -> None:
-    """Assert what `LearnedArrays` promises.
+# --- on disk
+
+
+def save_learned(path: str, arrays: LearnedArrays, tokenizer_hash: str, vocabulary: int) -> None:
+    """Write `arrays` to `path`; the old file stays until the new one is complete.
 
     Raises:
-        ValueError: naming the property that does not hold.
+        StoreError: the file cannot be written.
     """
-    slots = len(arrays.keys)
-    used = np.flatnonzero(arrays.keys != _EMPTY)
-    shapes = [((slots,), np.int64), ((slots, ROW_WIDTH), np.int32), ((slots, ROW_WIDTH), np.float32)]
-    shapes += [((slots,), np.float32), ((slots,), np.int64), ((2,), np.int64)]
-    for name, (shape, dtype) in zip(LearnedArrays._fields, shapes, strict=True):
-        array = getattr(arrays, name)
-        if array.shape != shape or array.dtype != dtype:
-            raise ValueError(f"{name} is {array.dtype}{list(array.shape)}, not {np.dtype(dtype)}{list(shape)}.")
-    for name in ("weights", "totals"):
-        if not (np.isfinite(getattr(arrays, name)).all() and (getattr(arrays, name) >= 0).all()):
-            raise ValueError(f"{name} must be finite and not negative.")
-    if slots < 1 or slots & (slots - 1) or 2 * len(used) > slots:
-        raise ValueError(f"{len(used)} contexts in {slots} slots: slots must be a power of two, at most half used.")
-    if len(used) != arrays.clock[1]:
-        raise ValueError(f"{len(used)} slots are in use and the clock says {int(arrays.clock[1])}.")
-    for slot in used.tolist():
-        key = int(arrays.keys[slot])
-        if learned_row(arrays.keys, (key >> 32) - 1, key & 0xFFFFFFFF) != slot:
-            raise ValueError(f"The context in slot {slot} cannot be found from its key.")
-        present = arrays.tokens[slot][arrays.weights[slot] > 0]
-        if len(present) and present.min() < 0:
-            raise ValueError(f"Slot {slot} holds the successor {int(present.min())}; tokens are not negative.")
-        if len(np.unique(present)) != len(present):
-            raise ValueError(f"A successor stands twice in slot {slot}.")
+    with write_store(path, KIND, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, overwrite=True) as writer:
+        for name, array in arrays._asdict().items():
+            writer.append(name, array.ravel())
+
+
+def load_learned(path: str, tokenizer_hash: str) -> LearnedArrays:
+    """Read what `save_learned` wrote, into memory.
+
+    Raises:
+        StoreError: damaged, or learned with another tokenizer.
+    """
+    store = open_store(path, KIND)
+    check_fit(store.path, (store.tokenizer_hash, 0), tokenizer_hash, None, "Use another memory file for this model.")
+    try:
+        found = LearnedArrays(*(np.array(store.arrays[name]) for name in LearnedArrays._fields))
+        slots = len(found.keys)
+        shape = (slots, ROW_WIDTH)
+        found = found._replace(tokens=found.tokens.reshape(shape), weights=found.weights.reshape(shape))
+    except (KeyError, ValueError) as error:
+        raise StoreError(f"{path} is damaged ({error}). Delete it to start afresh.") from error
+    learned = empty_learned(slots)
+    used = found.keys[found.keys != _EMPTY]
+    forms = [[(array.shape, array.dtype) for array in map(np.asarray, arrays)] for arrays in (found, learned)]
+    sound = (
+        forms[0] == forms[1]
+        and slots > 0 and slots & (slots - 1) == 0
+        and 2 * len(used) <= slots and len(np.unique(used)) == len(used) == found.clock[1]
+        and all(array.min(initial=0) >= 0 for array in (used, found.tokens, found.weights, found.totals))
+        and bool(np.isfinite(found.weights).all() and np.isfinite(found.totals).all())
+    )  # fmt: skip
+    if not sound:
+        raise StoreError(f"{path} is damaged: its arrays do not fit each other. Delete it to start afresh.")
+    _rehashed(found, learned, 0)  # each context where it can be found, whatever the file says
+    return learned

@@ -21,11 +21,8 @@ from foredraft.index.suffix_array import SuffixArrays, symbol_dtype
 MOST_SHARED = 1 << 22
 """Tokens of other sequences that are kept; beyond, the older half is forgotten."""
 
-
 _MOST_SEGMENTS = 8
 """A bounded store is kept in about as many segments, each of which is searched at every step."""
-
-
 NOTHING_TO_SAVE = 'Only what is shared can be saved: give learn="shared", and a path or memory=PATH.'
 
 
@@ -33,6 +30,7 @@ class Library:
     """Datastores and shared text; safe to use from several threads.
 
     Attributes:
+        identity: the tokenizer's hash and the vocabulary that its files are bound to.
         shared: what sequences have shared.
         lock: held while any of it changes.
 
@@ -44,14 +42,9 @@ class Library:
 
     def __init__(self, stores: Iterable[Datastore] = (), *, vocabulary: int = 0, tokenizer_hash: str = "") -> None:
         self._stores = tuple(stores)
-        self._vocabulary, self._tokenizer_hash = vocabulary, tokenizer_hash
+        self.identity = tokenizer_hash, vocabulary
         self.shared = empty_text()
         self.lock = threading.Lock()
-
-    @property
-    def identity(self) -> tuple[str, int]:
-        """The tokenizer's hash and the vocabulary that its files are bound to."""
-        return self._tokenizer_hash, self._vocabulary
 
     def forget(self) -> None:
         """Forget what was shared and not saved."""
@@ -64,8 +57,7 @@ class Library:
         Raises:
             StoreError: it is damaged or belongs to another tokenizer.
         """
-        store = open_datastore(folder, self._tokenizer_hash or None, self._vocabulary)
-        self._stores = (*self._stores, store)
+        self._stores = (*self._stores, open_datastore(folder, *self.identity))
 
     def segments(self) -> list[SuffixArrays]:
         """Return what the stores hold by now."""
@@ -103,9 +95,8 @@ class Library:
             if not len(text):
                 return
             new = not (Path(folder) / MANIFEST).exists()
-            with DatastoreWriter(
-                folder, tokenizer_hash=self._tokenizer_hash, vocabulary=self._vocabulary, create=new
-            ) as writer:
+            tokenizer_hash, vocabulary = self.identity
+            with DatastoreWriter(folder, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, create=new) as writer:
                 separator = writer.manifest.vocabulary
                 symbols = np.where((text == END) | (text >= separator), separator, text).astype(symbol_dtype(separator))
                 if not writer.holds([symbols]):  # the same requests may have been answered before

@@ -15,7 +15,7 @@ from numba import njit
 
 from foredraft.errors import StoreError
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.storage import StoreWriter, open_store
+from foredraft.index.storage import check_fit, open_store, write_store
 from foredraft.index.trigram import FULL_PROBABILITY, TableArrays
 
 I64 = npt.NDArray[np.int64]
@@ -195,7 +195,7 @@ def save_words(path: Path, words: OwnWords, tokenizer_hash: str, vocabulary: int
     """
     used = np.flatnonzero(words.keys)
     used = used[np.argsort(words.learned[used])]
-    with StoreWriter(path, _KIND, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, overwrite=True) as writer:
+    with write_store(path, _KIND, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, overwrite=True) as writer:
         for name in ("keys", "tokens", "chances"):
             writer.append(name, getattr(words, name)[used].ravel())
 
@@ -207,8 +207,7 @@ def load_words(path: Path, tokenizer_hash: str) -> OwnWords:
         StoreError: damaged, or learned with another tokenizer.
     """
     store = open_store(path, _KIND)
-    if tokenizer_hash and store.tokenizer_hash != tokenizer_hash:
-        raise StoreError(f"{path} was learned with another tokenizer. Use another memory for this model.")
+    check_fit(path, (store.tokenizer_hash, 0), tokenizer_hash, None, "Use another memory for this model.")
     words = empty_words()
     try:
         keys = store.arrays["keys"].astype(np.int64)

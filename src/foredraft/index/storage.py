@@ -13,10 +13,9 @@ import struct
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import filelock
 import numpy as np
@@ -40,6 +39,7 @@ _COPY_BYTES = 8 << 20
 _DTYPES = frozenset(
     ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 )
+_FIELDS = {"kind": str, "tokenizer_hash": str, "vocabulary": int, "metadata": dict, "arrays": list}
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -91,39 +91,52 @@ def _header_crc(preamble: bytes, header: bytes) -> int:
     return zlib.crc32(header, zlib.crc32(preamble[:24] + bytes(4) + preamble[28:]))
 
 
+def damaged(what: str, path: Path, how: str) -> StoreError:
+    """Return the exception for a file or folder, a `what`, that is not as it was written."""
+    return StoreError(f"The {what} {path} is damaged: {how}. Build or copy it again.")
+
+
+def unwritable(path: Path, error: OSError) -> StoreError:
+    """Return the exception for a place that the system does not let be written."""
+    return StoreError(
+        f"{path} cannot be written ({error.strerror}). Free space, make its folder, or choose one you can write to."
+    )
+
+
+def check_fit(
+    path: Path, made_for: tuple[str, int], tokenizer_hash: str | None, vocabulary: int | None, remedy: str
+) -> None:
+    """Refuse what was made for another tokenizer's hash than a given one, or for more ids than a model scores.
+
+    Raises:
+        StoreError: saying so, and the remedy.
+    """
+    if tokenizer_hash and made_for[0] != tokenizer_hash:
+        raise StoreError(
+            f"{path} was made with another tokenizer ({made_for[0][:12]}..., and this model's is "
+            f"{tokenizer_hash[:12]}...). {remedy}"
+        )
+    if vocabulary is not None and made_for[1] > vocabulary:
+        raise StoreError(
+            f"{path} holds a vocabulary of {made_for[1]} tokens and this model scores {vocabulary}. {remedy}"
+        )
+
+
 # --- reading
 
 
-def open_store(path: str | os.PathLike[str], kind: str | None = None, *, check: bool = True) -> Store:
-    """Map a store into memory. Takes milliseconds whatever the size; files up to 32 MiB are checked in full.
+def open_store(path: str | os.PathLike[str], kind: str | None = None, *, check: bool | None = None) -> Store:
+    """Map a store into memory. Takes milliseconds whatever the size.
 
     Args:
         path: the file.
         kind: the kind it must be; None takes any.
-        check: False leaves the arrays of small files unchecked too.
+        check: whether every byte of the arrays is verified, in pieces of a few MiB; None: in files up to 32 MiB.
 
     Raises:
         StoreError: missing, empty, truncated, damaged, of another format version, or of another kind.
     """
-    store, mapped, header_end = _map_store(Path(path), kind)
-    if check and len(mapped) <= EAGER_CHECK_BYTES:
-        _check_arrays(store, mapped, header_end)
-    return store
-
-
-def check_store(path: str | os.PathLike[str], kind: str | None = None) -> Store:
-    """Open a store and verify every byte of it, in pieces of a few MiB.
-
-    Raises:
-        StoreError: as `open_store`, or an array whose bytes are not those that were written.
-    """
-    store, mapped, header_end = _map_store(Path(path), kind)
-    _check_arrays(store, mapped, header_end)
-    return store
-
-
-def _map_store(path: Path, kind: str | None) -> tuple[Store, npt.NDArray[np.uint8], int]:
-    """Return the store, the whole file as mapped bytes, and where its header ends."""
+    path = Path(path)
     if sys.byteorder != "little":
         raise StoreError(f"{path} holds little-endian arrays, and this machine is big-endian, which is not supported.")
     try:
@@ -138,48 +151,42 @@ def _map_store(path: Path, kind: str | None) -> tuple[Store, npt.NDArray[np.uint
     if kind is not None and fields["kind"] != kind:
         raise StoreError(f"{path} holds a {fields['kind']!r}, not a {kind!r}. Give a file that was built as one.")
     entries = _checked_entries(path, fields["arrays"], header_end, size)
+    if check or (check is None and size <= EAGER_CHECK_BYTES):
+        _check_arrays(path, entries, mapped, header_end)
     arrays = {entry.name: mapped[entry.offset : entry.end].view(entry.dtype) for entry in entries}
-    store = Store(
+    return Store(
         path, fields["kind"], fields["tokenizer_hash"], fields["vocabulary"], fields["metadata"], entries, arrays
     )
-    return store, mapped, header_end
-
-
-def _damaged(path: Path, how: str) -> StoreError:
-    return StoreError(f"The store {path} is damaged: {how}. Build or copy it again.")
 
 
 def _read_header(path: Path, file: IO[bytes], size: int) -> tuple[dict[str, Any], int]:
     """Read and verify preamble and header; return the header's fields and the byte where it ends."""
     preamble = file.read(_PREAMBLE.size)
     if not preamble:
-        raise _damaged(path, "it is empty")
+        raise damaged("store", path, "it is empty")
     if preamble[: len(MAGIC)] != MAGIC:
         raise StoreError(f"{path} is not a foredraft store: it does not begin with the store's magic bytes.")
     if len(preamble) < _PREAMBLE.size:
-        raise _damaged(path, f"it ends after {len(preamble)} bytes, inside its header")
+        raise damaged("store", path, f"it ends after {len(preamble)} bytes, inside its header")
     _, version, header_bytes, file_bytes, crc = _PREAMBLE.unpack(preamble)
     if version != FORMAT_VERSION:
         raise StoreError(
             f"{path} has format version {version}, and this foredraft reads version {FORMAT_VERSION}. Build it again."
         )
     if size != file_bytes:
-        raise _damaged(path, f"it has {size} bytes and should have {file_bytes}")
-    if header_bytes > min(size - _PREAMBLE.size, _MAX_HEADER_BYTES):
-        raise _damaged(path, f"its header claims {header_bytes} bytes")
-    header = file.read(header_bytes)
-    if _header_crc(preamble, header) != crc:
-        raise _damaged(path, "its header does not match its checksum")
+        raise damaged("store", path, f"it has {size} bytes and should have {file_bytes}")
+    header = file.read(min(header_bytes, _MAX_HEADER_BYTES))
+    if len(header) != header_bytes or _header_crc(preamble, header) != crc:
+        raise damaged("store", path, "its header does not match its checksum")
     try:
         fields = json.loads(header)
     except ValueError as error:
-        raise _damaged(path, "its header is not JSON") from error
-    wanted = {"kind": str, "tokenizer_hash": str, "vocabulary": int, "metadata": dict, "arrays": list}
+        raise damaged("store", path, "its header is not JSON") from error
     if not isinstance(fields, dict) or fields.get("byte_order") != "little":
-        raise _damaged(path, "its header does not say that its byte order is little-endian")
-    for name, kind in wanted.items():
+        raise damaged("store", path, "its header does not say that its byte order is little-endian")
+    for name, kind in _FIELDS.items():
         if not isinstance(fields.get(name), kind):
-            raise _damaged(path, f"its header has no usable {name!r}")
+            raise damaged("store", path, f"its header has no usable {name!r}")
     return fields, _PREAMBLE.size + header_bytes
 
 
@@ -192,31 +199,55 @@ def _checked_entries(path: Path, raw: list[Any], header_end: int, size: int) -> 
             entry = ArrayEntry(**item)
             sound = entry.dtype in _DTYPES and entry.length >= 0 and entry.offset == _aligned(end) and entry.crc32 >= 0
         except TypeError as error:
-            raise _damaged(path, f"its header describes an array as {item!r}") from error
+            raise damaged("store", path, f"its header describes an array as {item!r}") from error
         if not sound or entry.end > size or any(entry.name == other.name for other in entries):
-            raise _damaged(path, f"its array {entry.name!r} is not where it could be")
+            raise damaged("store", path, f"its array {entry.name!r} is not where it could be")
         entries.append(entry)
         end = entry.end
     if end != size:
-        raise _damaged(path, f"it has {size} bytes and its arrays end after {end}")
+        raise damaged("store", path, f"it has {size} bytes and its arrays end after {end}")
     return tuple(entries)
 
 
-def _check_arrays(store: Store, mapped: npt.NDArray[np.uint8], header_end: int) -> None:
+def _check_arrays(path: Path, entries: tuple[ArrayEntry, ...], mapped: npt.NDArray[np.uint8], header_end: int) -> None:
     """Verify every array's checksum and that the gaps between arrays are zero."""
     end = header_end
-    for entry in store.entries:
+    for entry in entries:
         if mapped[end : entry.offset].any():
-            raise _damaged(store.path, f"the gap before its array {entry.name!r} is not zero")
+            raise damaged("store", path, f"the gap before its array {entry.name!r} is not zero")
         crc = 0
         for start in range(entry.offset, entry.end, _COPY_BYTES):
             crc = zlib.crc32(mapped[start : min(start + _COPY_BYTES, entry.end)].data, crc)
         if crc != entry.crc32:
-            raise _damaged(store.path, f"its array {entry.name!r} does not match its checksum")
+            raise damaged("store", path, f"its array {entry.name!r} does not match its checksum")
         end = entry.end
 
 
 # --- writing
+
+
+@contextlib.contextmanager
+def write_lock(lock: Path, path: Path) -> Iterator[None]:
+    """Be the one process that writes to `path`, by holding the file `lock`, until the block ends.
+
+    Raises:
+        StoreError: another process is, or the lock cannot be made.
+    """
+    if not lock.parent.is_dir():  # some versions of filelock would make it
+        raise StoreError(f"{path} cannot be written, as its folder does not exist. Make it, or choose another.")
+    held = filelock.FileLock(lock, timeout=0)
+    try:
+        held.acquire()
+    except filelock.Timeout as error:
+        raise StoreError(
+            f"{path} is being written by another process, which holds {lock}. Wait for it, or write to another place."
+        ) from error
+    except OSError as error:
+        raise unwritable(path, error) from error
+    try:
+        yield
+    finally:
+        held.release()
 
 
 @dataclass(slots=True)
@@ -229,94 +260,19 @@ class _Spool:
     crc32: int = 0
 
 
+@dataclass(slots=True)
 class StoreWriter:
-    """Writes a store array by array and piece by piece; the file appears, complete, when the `with` block ends well.
+    """A store being written, array by array and piece by piece.
 
-    While it works it holds the lock `<path>.lock` and keeps everything in the folder `<path>.building` beside the
-    output (`folder`, where the caller may put temporary files too). Whatever ends the block, the folder is removed; a
-    block that raises leaves the old file, or none. A folder left by a killed process is cleared by the next writer.
-    With `exclusive=False` it takes no lock, as its caller holds one for it.
-
-    Raises:
-        StoreError: another writer is at work, the file exists and `overwrite` is not set, the folder cannot be
-            written to, or the disk is full.
+    Attributes:
+        folder: beside the output; holds the pieces, and the caller may put temporary files there too.
+        metadata: noted in the header; may be added to.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        kind: str,
-        *,
-        tokenizer_hash: str,
-        vocabulary: int,
-        metadata: Mapping[str, Any] | None = None,
-        overwrite: bool = False,
-        exclusive: bool = True,
-    ) -> None:
-        self.path = Path(path)
-        self.folder = self.path.with_name(self.path.name + BUILDING_SUFFIX)
-        self.metadata: dict[str, Any] = dict(metadata or {})
-        """Noted in the header; may be added to until the block ends."""
-        self._fields = {
-            "kind": kind, "byte_order": "little", "tokenizer_hash": tokenizer_hash, "vocabulary": vocabulary
-        }  # fmt: skip
-        self._overwrite = overwrite
-        self._lock = filelock.FileLock(self.path.with_name(self.path.name + ".lock"), timeout=0)
-        self._exclusive = exclusive
-        self._spools: dict[str, _Spool] = {}
-
-    def __enter__(self) -> Self:
-        """Take the lock and make the folder."""
-        if not self.path.parent.is_dir():  # some versions of filelock would make it
-            raise StoreError(
-                f"{self.path} cannot be written, as its folder does not exist. Make it, or choose another."
-            )
-        try:
-            if self._exclusive:
-                self._lock.acquire()
-        except filelock.Timeout as error:
-            raise StoreError(
-                f"{self.path} is being written by another process, which holds {self._lock.lock_file}. "
-                "Wait for it, or write to another file."
-            ) from error
-        except OSError as error:
-            raise self._unwritable(error) from error
-        try:
-            self._prepare()
-        except BaseException as error:
-            self._lock.release()
-            if isinstance(error, OSError):
-                raise self._unwritable(error) from error
-            raise
-        return self
-
-    def _prepare(self) -> None:
-        """Refuse what must not be overwritten, and make an empty folder."""
-        if self.path.is_dir():
-            raise StoreError(f"{self.path} is a folder. Give the name of a file.")
-        if self.path.exists() and not self._overwrite:
-            raise StoreError(
-                f"{self.path} exists already. Replace it with overwrite=True (--overwrite), or give another name."
-            )
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Put the file in its place if the block ended well; clean up in any case."""
-        try:
-            with self._disk_errors():
-                if error is None:
-                    self._finish()
-                elif isinstance(error, OSError) and error.errno in _NO_ROOM:
-                    raise error
-        finally:
-            for spool in self._spools.values():
-                with contextlib.suppress(OSError):  # closing flushes, which a full disk refuses again
-                    spool.file.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self._lock.release()
+    folder: Path
+    metadata: dict[str, Any]
+    _opened: contextlib.ExitStack
+    _spools: dict[str, _Spool] = field(default_factory=dict)
 
     def append(self, name: str, chunk: AnyArray) -> None:
         """Add `chunk`, one-dimensional, to the end of array `name`; arrays lie in the file in order of first mention.
@@ -327,7 +283,9 @@ class StoreWriter:
         if chunk.ndim != 1 or chunk.dtype.name not in _DTYPES:
             raise UsageError(f"A store holds one-dimensional numbers; {name!r} is {chunk.dtype}{list(chunk.shape)}.")
         if name not in self._spools:
-            self._spools[name] = _Spool((self.folder / f"array-{len(self._spools)}").open("w+b"), chunk.dtype)
+            file = (self.folder / f"array-{len(self._spools)}").open("w+b")
+            self._opened.callback(_close, file)
+            self._spools[name] = _Spool(file, chunk.dtype)
         spool = self._spools[name]
         if chunk.dtype != spool.dtype:
             raise UsageError(f"The array {name!r} is {spool.dtype}; a piece of {chunk.dtype} cannot be added to it.")
@@ -340,55 +298,96 @@ class StoreWriter:
         """Return how many elements array `name` has so far."""
         return self._spools[name].length if name in self._spools else 0
 
-    def _header(self) -> bytes:
+    def _header(self, fields: Mapping[str, Any]) -> bytes:
         """Return preamble and header. Offsets depend on the header's length, which depends on the offsets' digits."""
-        header_bytes = 0
-        while True:
+        header, header_bytes = b"", -1
+        while len(header) > header_bytes:  # only grows, so this ends
+            header_bytes = _aligned(len(header))
             end = _PREAMBLE.size + header_bytes
             entries = []
             for name, spool in self._spools.items():
-                offset = _aligned(end)
-                entries.append(
-                    {"name": name, "dtype": spool.dtype.name, "length": spool.length, "offset": offset,
-                     "crc32": spool.crc32}
-                )  # fmt: skip
-                end = offset + spool.length * spool.dtype.itemsize
-            header = json.dumps({**self._fields, "metadata": self.metadata, "arrays": entries}).encode()
-            if len(header) <= header_bytes:
-                break
-            header_bytes = _aligned(len(header))  # only grows, so this ends
+                entry = ArrayEntry(name, spool.dtype.name, spool.length, _aligned(end), spool.crc32)
+                entries.append(asdict(entry))
+                end = entry.end
+            header = json.dumps({**fields, "metadata": self.metadata, "arrays": entries}).encode()
         header = header.ljust(header_bytes)  # JSON may end in spaces
         preamble = _PREAMBLE.pack(MAGIC, FORMAT_VERSION, len(header), end, 0)
         return _PREAMBLE.pack(MAGIC, FORMAT_VERSION, len(header), end, _header_crc(preamble, header)) + header
 
-    def _finish(self) -> None:
-        """Join the spooled arrays behind the header, and put the file in its place."""
+    def finish(self, path: Path, fields: Mapping[str, Any]) -> None:
+        """Join the arrays behind a header with these fields, and put the file in its place."""
         whole = self.folder / "whole"
         with whole.open("wb") as out:
-            out.write(self._header())
+            out.write(self._header(fields))
             for spool in self._spools.values():
                 out.write(bytes(_aligned(out.tell()) - out.tell()))
                 spool.file.seek(0)
                 shutil.copyfileobj(spool.file, out, _COPY_BYTES)
                 spool.file.close()
                 Path(spool.file.name).unlink()  # so that the disk needs room for one array twice, not for all
-        place_file(whole, self.path)
+        place_file(whole, path)
 
-    def _unwritable(self, error: OSError) -> StoreError:
-        return StoreError(
-            f"{self.path} cannot be written ({error.strerror}). Make its folder, or choose one you can write to."
-        )
 
-    @contextlib.contextmanager
-    def _disk_errors(self) -> Iterator[None]:
-        """Turn the system's errors while writing into sentences."""
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise self._unwritable(error) from error
-            used = sum(entry.stat().st_size for entry in os.scandir(self.folder))
+@contextlib.contextmanager
+def write_store(
+    path: str | os.PathLike[str],
+    kind: str,
+    *,
+    tokenizer_hash: str,
+    vocabulary: int,
+    metadata: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    exclusive: bool = True,
+) -> Iterator[StoreWriter]:
+    """Give a writer; the file appears, complete, when the `with` block ends well.
+
+    Meanwhile the lock `<path>.lock` is held, and everything lies in the folder `<path>.building`. Whatever ends the
+    block, the folder is removed; a block that raises leaves the old file, or none. A folder left by a killed process is
+    cleared by the next writer. With `exclusive=False` no lock is taken, as the caller holds one.
+
+    Raises:
+        StoreError: another writer is at work, the file exists and `overwrite` is not set, the folder cannot be
+            written to, or the disk is full.
+    """
+    path = Path(path)
+    folder = path.with_name(path.name + BUILDING_SUFFIX)
+    lock = write_lock(path.with_name(path.name + ".lock"), path) if exclusive else contextlib.nullcontext()
+    with lock, contextlib.ExitStack() as opened:
+        if path.is_dir():
+            raise StoreError(f"{path} is a folder. Give the name of a file.")
+        if path.exists() and not overwrite:
             raise StoreError(
-                f"{self.path} was not written: the disk is full. {used / 2**20:.0f} MiB of temporary files were needed "
-                "so far and are now removed. Free more space than that, or choose a folder on another disk."
-            ) from error
+                f"{path} exists already. Replace it with overwrite=True (--overwrite), or give another name."
+            )
+        with _sentences(path, folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        opened.callback(shutil.rmtree, folder, ignore_errors=True)
+        writer = StoreWriter(folder, dict(metadata or {}), opened)
+        with _sentences(path, folder, _NO_ROOM):  # what else the block meets is about other files
+            yield writer
+        fields = {"kind": kind, "byte_order": "little", "tokenizer_hash": tokenizer_hash, "vocabulary": vocabulary}
+        with _sentences(path, folder):
+            writer.finish(path, fields)
+
+
+def _close(file: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):  # closing flushes, which a full disk refuses again
+        file.close()
+
+
+@contextlib.contextmanager
+def _sentences(path: Path, folder: Path, numbers: tuple[int, ...] | None = None) -> Iterator[None]:
+    """Turn the system's errors, or those of some numbers, into sentences."""
+    try:
+        yield
+    except OSError as error:
+        if numbers is not None and error.errno not in numbers:
+            raise
+        if error.errno not in _NO_ROOM:
+            raise unwritable(path, error) from error
+        used = sum(entry.stat().st_size for entry in os.scandir(folder)) if folder.is_dir() else 0
+        raise StoreError(
+            f"{path} was not written: the disk is full. {used / 2**20:.0f} MiB of temporary files were needed so far "
+            "and are now removed. Free more space than that, or choose a folder on another disk."
+        ) from error

@@ -6,6 +6,7 @@ follows there, up to the next separator; places where the same follows up to the
 only; no file.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,6 @@ Places = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 I64 = npt.NDArray[np.int64]
 
 _CHUNK = 1 << 22
-_MOST_COMPARED = 1 << 16
 _FEW = 3  # tokens that are quicker appended than a context is looked up
 
 
@@ -43,123 +43,97 @@ def symbol_dtype(vocabulary: int) -> np.dtype[Any]:
     return np.dtype(np.uint16 if vocabulary <= np.iinfo(np.uint16).max else np.uint32)
 
 
-def symbol_bytes(vocabulary: int) -> int:
-    """Return how many bytes of a symbol are sorted by: 1 to 4."""
-    return max(1, (vocabulary.bit_length() + 7) // 8)
-
-
-class SymbolBytes:
-    """A text as the bytes to sort by, most significant first, filled piece by piece.
-
-    Sorting takes 5 bytes for each of these (`symbol_bytes` a symbol: 2 for vocabularies of 255 to 65,535), which is
-    the most memory that building a suffix array needs.
-    """
-
-    def __init__(self, length: int, vocabulary: int) -> None:
-        self.width = symbol_bytes(vocabulary)
-        self.vocabulary = vocabulary
-        self.bytes = np.empty(length * self.width, np.uint8)
-        self.counts = np.zeros(vocabulary + 1, np.int64)
-        self._filled = 0
-
-    def append(self, symbols: Symbols) -> None:
-        """Add the next symbols of the text.
-
-        Raises:
-            UsageError: a symbol above the separator.
-        """
-        for start in range(0, len(symbols), _CHUNK):
-            piece = symbols[start : start + _CHUNK]
-            if int(piece.max(initial=0)) > self.vocabulary:
-                raise UsageError(
-                    f"The text holds token {int(piece.max())}, which is not below the vocabulary of {self.vocabulary}."
-                )
-            self.counts += np.bincount(piece, minlength=self.vocabulary + 1)
-            wide = piece.astype(">u4").view(np.uint8).reshape(-1, 4)
-            end = self._filled + len(piece) * self.width
-            self.bytes[self._filled : end] = wide[:, 4 - self.width :].ravel()
-            self._filled = end
-
-
-def sorted_suffixes(text: SymbolBytes) -> tuple[Places, I64]:
-    """Return `suffixes` and `first` of a text, as in `SuffixArrays`.
+def sorted_suffixes(texts: Sequence[Symbols], vocabulary: int) -> tuple[Places, I64]:
+    """Return `suffixes` and `first` of the texts as one, as in `SuffixArrays`.
 
     Sorts by libdivsufsort (pydivsufsort): the fastest suffix sorter with wheels for all systems. It sorts bytes, so
     symbols go in most significant byte first, and every place that is no symbol's first byte is dropped afterwards,
-    within the array that the sorter made.
+    within the array that the sorter made. It takes 5 bytes of memory for each of these (2 a symbol for vocabularies of
+    255 to 65,535), which is the most that building needs.
+
+    Args:
+        texts: documents, each followed by the separator; best memory-mapped, as each is read in turn.
+        vocabulary: the separator.
+
+    Raises:
+        UsageError: a symbol above the separator.
     """
-    entries = pydivsufsort.divsufsort(text.bytes)
-    kept = _symbol_places(entries, text.width)
-    tokens = kept - int(text.counts[-1])  # suffixes that begin with the separator come last
-    first = np.concatenate([[0], np.cumsum(text.counts[:-1])]).astype(np.int64)
-    return entries[:tokens], first
+    first = _first_entries(texts, vocabulary)
+    width = max(1, (vocabulary.bit_length() + 7) // 8)
+    data = np.empty(sum(map(len, texts)) * width, np.uint8)
+    filled = 0
+    for piece in pieces(texts):
+        if int(piece.max()) > vocabulary:
+            raise UsageError(
+                f"The text holds token {int(piece.max())}, which is not below the vocabulary of {vocabulary}."
+            )
+        end = filled + len(piece) * width
+        data[filled:end] = piece.astype(">u4").view(np.uint8).reshape(-1, 4)[:, 4 - width :].ravel()
+        filled = end
+    if not first[-1]:
+        return np.empty(0, np.int32), first
+    entries = pydivsufsort.divsufsort(data)
+    del data
+    _symbol_places(entries, width)
+    return entries[: first[-1]], first  # suffixes that begin with the separator come last
+
+
+def _first_entries(texts: Sequence[Symbols], vocabulary: int) -> I64:
+    """Return how many tokens of texts lie below each token, and below the separator: int64[V + 1]."""
+    counts = np.zeros(vocabulary, np.int64)
+    for piece in pieces(texts):
+        counts += np.bincount(piece, minlength=vocabulary)[:vocabulary]
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def pieces(arrays: Iterable[npt.NDArray[Any]]) -> Iterator[npt.NDArray[Any]]:
+    """Yield arrays one after the other, in pieces of a few million elements."""
+    for array in arrays:
+        for start in range(0, len(array), _CHUNK):
+            yield array[start : start + _CHUNK]
 
 
 @njit(cache=True)
-def _symbol_places(entries: Places, width: int) -> int:
-    """Turn byte places into symbol places, in place, leaving out those inside a symbol; return how many there are."""
+def _symbol_places(entries: Places, width: int) -> None:
+    """Turn byte places into symbol places, in place, leaving out those inside a symbol."""
     kept = 0
     for i in range(len(entries)):
         if entries[i] % width == 0:
             entries[kept] = entries[i] // width
             kept += 1
-    return kept
 
 
 # --- looking up
 
 
 @njit(cache=True)
-def symbol_at(text: SuffixArrays, entry: int, offset: int) -> int:
-    """Return the symbol `offset` behind the start of a suffix; -1 where the file is damaged and there is none."""
-    place = np.int64(text.suffixes[entry]) + offset
-    return int(text.symbols[place]) if 0 <= place < len(text.symbols) else -1
-
-
-class _Searches(NamedTuple):
-    """Binary searches at once: where each one's entries begin and end, int64[N] each, and what it looks for.
-
-    Search n finds the first entry of `[low, high)` whose symbol at `offset` is not below `token`.
-    """
-
-    low: I64
-    high: I64
-    offset: I64
-    token: I64
-    place: I64
-
-
-@njit(cache=True)
-def _search(text: SuffixArrays, searches: _Searches, count: int) -> None:
-    """Carry out the first `count` searches, step by step together: what each reads next is out of the caches.
+def _search(text: SuffixArrays, searches: I64, count: int) -> None:
+    """Carry out binary searches step by step together: what each reads next is out of the caches.
 
     The reads of one step do not depend on each other, so the processor waits for all of them at once.
+
+    Args:
+        text: searched.
+        searches: int64[5, N], a search a column: `low`, `high`, `offset`, `token`, and room. It ends with `low` at the
+            first entry of `[low, high)` whose symbol at `offset` is not below `token`.
+        count: how many there are.
     """
-    low, high, place, symbols = searches.low, searches.high, searches.place, len(text.symbols)
+    low, high, offset, token, place = searches[0], searches[1], searches[2], searches[3], searches[4]
     looking = True
     while looking:
         looking = False
         for n in range(count):
             if low[n] < high[n]:
                 looking = True
-                place[n] = np.int64(text.suffixes[(low[n] + high[n]) // 2]) + searches.offset[n]
+                place[n] = np.int64(text.suffixes[(low[n] + high[n]) // 2]) + offset[n]
         for n in range(count):
             if low[n] < high[n]:
                 middle = (low[n] + high[n]) // 2
-                sound = 0 <= place[n] < symbols  # a damaged file may say anything
-                if not sound or np.int64(text.symbols[place[n]]) < searches.token[n]:
+                sound = 0 <= place[n] < len(text.symbols)  # a damaged file may say anything
+                if not sound or np.int64(text.symbols[place[n]]) < token[n]:
                     low[n] = middle + 1
                 else:
                     high[n] = middle
-
-
-@njit(cache=True)
-def _room_for(most: int) -> _Searches:
-    """Return room for so many searches."""
-    return _Searches(
-        np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
-        np.empty(most, np.int64),
-    )  # fmt: skip
 
 
 @njit(cache=True)
@@ -172,7 +146,7 @@ def _begins_with(text: SuffixArrays, token: int) -> tuple[int, int]:
 
 
 @njit(cache=True)
-def _narrow(text: SuffixArrays, ranges: I64, lengths: I64, offsets: I64, tokens: I64, searches: _Searches) -> None:
+def _narrow(text: SuffixArrays, ranges: I64, lengths: I64, offsets: I64, tokens: I64, searches: I64) -> None:
     """Narrow ranges, all at once, to the entries that have a token at an offset; what is empty stays so.
 
     Args:
@@ -181,7 +155,7 @@ def _narrow(text: SuffixArrays, ranges: I64, lengths: I64, offsets: I64, tokens:
         lengths: int64[N].
         offsets: int64[N], how many tokens each of them matches.
         tokens: int64[N], what must come next.
-        searches: room for 2 N.
+        searches: int64[5, 2 N], room.
     """
     count = 0
     for n in range(len(lengths)):
@@ -190,15 +164,15 @@ def _narrow(text: SuffixArrays, ranges: I64, lengths: I64, offsets: I64, tokens:
             ranges[length, 0], ranges[length, 1] = 0, 0
             continue
         for bound in range(2):
-            searches.low[count], searches.high[count] = ranges[length, 0], ranges[length, 1]
-            searches.offset[count], searches.token[count] = offsets[n], token + bound
+            searches[0, count], searches[1, count] = ranges[length, 0], ranges[length, 1]
+            searches[2, count], searches[3, count] = offsets[n], token + bound
             count += 1
     _search(text, searches, count)
     count = 0
     for length in lengths:
         if ranges[length, 0] < ranges[length, 1]:
-            low = searches.low[count]
-            ranges[length, 0], ranges[length, 1] = low, max(low, searches.low[count + 1])
+            low = searches[0, count]
+            ranges[length, 0], ranges[length, 1] = low, max(low, searches[0, count + 1])
             count += 2
 
 
@@ -221,7 +195,7 @@ def follow(text: SuffixArrays, ranges: I64, context: I64, new: int) -> None:
         _look_up(text, ranges, context)
         return
     longest = len(ranges) - 1
-    searches, lengths = _room_for(2 * longest), np.arange(2, longest + 1)
+    searches, lengths = np.empty((5, 2 * longest), np.int64), np.arange(2, longest + 1)
     for token in context[max(len(context) - new, 0) :]:
         for length in range(longest, 1, -1):
             ranges[length, 0], ranges[length, 1] = ranges[length - 1, 0], ranges[length - 1, 1]
@@ -237,7 +211,7 @@ def _look_up(text: SuffixArrays, ranges: I64, context: I64) -> None:
     ranges[:] = 0
     for length in range(1, longest + 1):
         ranges[length, 0], ranges[length, 1] = _begins_with(text, context[n - length])
-    searches, lengths = _room_for(2 * longest), np.arange(longest + 1)
+    searches, lengths = np.empty((5, 2 * longest), np.int64), np.arange(longest + 1)
     for offset in range(1, longest):
         if ranges[offset, 0] == ranges[offset, 1]:  # it is complete, and what ends in it occurs nowhere either
             ranges[offset:] = 0
@@ -247,33 +221,6 @@ def _look_up(text: SuffixArrays, ranges: I64, context: I64) -> None:
 
 
 # --- checking
-
-
-@njit(cache=True)
-def _in_order(text: SuffixArrays, a: int, b: int) -> bool:
-    """Return whether the suffix at place `a` may stand before that at place `b`, compared up to the separator."""
-    separator, n = len(text.first) - 1, len(text.symbols)
-    for offset in range(min(_MOST_COMPARED, n - max(a, b))):
-        x, y = text.symbols[a + offset], text.symbols[b + offset]
-        if x != y:
-            return bool(x < y)
-        if x == separator:
-            return True
-    return True
-
-
-@njit(cache=True)
-def neighbours_in_order(text: SuffixArrays, entries: I64) -> bool:
-    """Return whether the suffixes of each of `entries`, int64[k], and the entry behind it are in order.
-
-    They are compared up to the separator, and over at most 65,536 tokens.
-    """
-    n = len(text.symbols)
-    for i in range(len(entries)):
-        a, b = text.suffixes[entries[i]], text.suffixes[entries[i] + 1]
-        if not (0 <= a < n and 0 <= b < n and _in_order(text, a, b)):
-            return False
-    return True
 
 
 @njit(cache=True)
@@ -307,15 +254,6 @@ def is_sorted(text: SuffixArrays) -> bool:
     return True
 
 
-@njit(cache=True)
 def first_matches(text: SuffixArrays) -> bool:
     """Return whether `first` says where the suffixes of each token begin."""
-    if text.first[0] != 0 or text.first[-1] != len(text.suffixes):
-        return False
-    for token in range(len(text.first) - 1):
-        low, high = text.first[token], text.first[token + 1]
-        if not 0 <= low <= high <= len(text.suffixes):
-            return False
-        if low < high and not (symbol_at(text, low, 0) == token == symbol_at(text, high - 1, 0)):
-            return False
-    return True
+    return np.array_equal(text.first, _first_entries([text.symbols], len(text.first) - 1))

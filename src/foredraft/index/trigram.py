@@ -1,7 +1,7 @@
 """The tri-gram table: which tokens followed each pair of tokens in a corpus, and how often, as sorted arrays.
 
 Knows the arrays, how to open, check and look things up in them. Does not know how they were counted
-(corpus/build.py), how drafts are searched in them, or what a sequence has taught since.
+(corpus/trigrams.py), how drafts are searched in them, or what a sequence has taught since.
 """
 
 import os
@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from foredraft.errors import StoreError
-from foredraft.index.storage import FORMAT_VERSION, Store, check_store, open_store
+from foredraft.index.storage import FORMAT_VERSION, Store, check_fit, damaged, open_store
 
 KIND = "trigram-table"
 FULL_PROBABILITY = 65535
@@ -91,20 +90,10 @@ def token_dtype(vocabulary: int) -> np.dtype[Any]:
 
 def array_dtypes(vocabulary: int) -> dict[str, np.dtype[Any]]:
     """Return each array's dtype, in file order."""
+    wide = ("first", "offsets", "totals", "unigram_offsets", "unigram_totals")
     token, u16, u32 = token_dtype(vocabulary), np.dtype(np.uint16), np.dtype(np.uint32)
     return {
-        "first": u32,
-        "second": token,
-        "offsets": u32,
-        "totals": u32,
-        "tokens": token,
-        "probabilities": u16,
-        "unigram_offsets": u32,
-        "unigram_totals": u32,
-        "unigram_tokens": token,
-        "unigram_probabilities": u16,
-        "common_tokens": token,
-        "common_probabilities": u16,
+        name: u32 if name in wide else u16 if name.endswith("probabilities") else token for name in TableArrays._fields
     }
 
 
@@ -134,16 +123,7 @@ def open_table(
         StoreError: no sound table, or one made with another tokenizer.
     """
     store = open_store(path, KIND)
-    if tokenizer_hash is not None and store.tokenizer_hash != tokenizer_hash:
-        raise StoreError(
-            f"{store.path} was made with another tokenizer ({store.tokenizer_hash[:12]}..., and this model's is "
-            f"{tokenizer_hash[:12]}...). {_REMEDY}"
-        )
-    if vocabulary is not None and store.vocabulary > vocabulary:
-        raise StoreError(
-            f"{store.path} holds a vocabulary of {store.vocabulary} tokens and this model scores {vocabulary}. "
-            f"{_REMEDY}"
-        )
+    check_fit(store.path, (store.tokenizer_hash, store.vocabulary), tokenizer_hash, vocabulary, _REMEDY)
     return _table(store)
 
 
@@ -163,7 +143,7 @@ def open_named_table(
     """
     if name == "default":
         name = str(default()) if default is not None else "none"
-    return empty_table(vocabulary) if name == "none" else open_table(name, tokenizer_hash or None, vocabulary)
+    return empty_table(vocabulary) if name == "none" else open_table(name, tokenizer_hash, vocabulary)
 
 
 def _table(store: Store) -> TrigramTable:
@@ -171,7 +151,7 @@ def _table(store: Store) -> TrigramTable:
     vocabulary, arrays = store.vocabulary, store.arrays
     dtypes = array_dtypes(vocabulary)
     if vocabulary < 1 or {name: array.dtype for name, array in arrays.items()} != dtypes:
-        raise _damaged(store.path, "its arrays are not those of a tri-gram table")
+        raise damaged("table", store.path, "its arrays are not those of a tri-gram table")
     bigrams, trigrams = len(arrays["second"]), len(arrays["tokens"])
     lengths = {
         "first": vocabulary + 1,
@@ -185,17 +165,13 @@ def _table(store: Store) -> TrigramTable:
     }
     for name, length in lengths.items():
         if len(arrays[name]) != length:
-            raise _damaged(store.path, f"its array {name!r} has {len(arrays[name])} entries, not {length}")
+            raise damaged("table", store.path, f"its array {name!r} has {len(arrays[name])} entries, not {length}")
     ends = {"first": bigrams, "offsets": trigrams, "unigram_offsets": len(arrays["unigram_tokens"])}
     for name, end in ends.items():
         if arrays[name][0] != 0 or arrays[name][-1] != end:
-            raise _damaged(store.path, f"its array {name!r} does not run from 0 to {end}")
+            raise damaged("table", store.path, f"its array {name!r} does not run from 0 to {end}")
     table = TableArrays(**{name: arrays[name] for name in dtypes})
     return TrigramTable(vocabulary, table, store.tokenizer_hash, dict(store.metadata), store.path)
-
-
-def _damaged(path: Path, how: str) -> StoreError:
-    return StoreError(f"The table {path} is damaged: {how}. Build or copy it again.")
 
 
 def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -227,51 +203,34 @@ def check_table(path: str | os.PathLike[str]) -> TrigramTable:
     Raises:
         StoreError: naming what does not hold.
     """
-    store = check_store(path, KIND)
+    store = open_store(path, KIND, check=True)
     table = _table(store)
     arrays, size = table.arrays, table.vocabulary
-    # The offsets come first: the functions behind them trust offsets, and compiled code does not check bounds.
+    # The offsets come first: what is behind them trusts offsets, and compiled code does not check bounds.
     for name in ("first", "offsets", "unigram_offsets"):
-        if _first_descent(getattr(arrays, name)) >= 0:
-            raise _damaged(store.path, f"its array {name!r} is not in ascending order")
-    if (token := _first_unsorted(arrays.first, arrays.second, size)) >= 0:
-        raise _damaged(store.path, f"the bigrams of token {token} are not in ascending order")
+        array = getattr(arrays, name)
+        if (array[1:] < array[:-1]).any():
+            raise damaged("table", store.path, f"its array {name!r} is not in ascending order")
+    rises = np.append(True, arrays.second[1:] > arrays.second[:-1])
+    rises[arrays.first[:-1][arrays.first[:-1] < len(rises)]] = True  # a first token's bigrams begin anywhere
+    if len(arrays.second) and not (rises.all() and arrays.second.max() < size):
+        raise damaged("table", store.path, "its bigrams are not in ascending order")
     if len(arrays.totals) and not arrays.totals.min():
-        raise _damaged(store.path, "it has a bigram that never occurred")
+        raise damaged("table", store.path, "it has a bigram that never occurred")
+    common = np.array([0, len(arrays.common_tokens)], np.uint32)
     rows = {
         "bigram row": (arrays.offsets, arrays.tokens, arrays.probabilities),
         "token": (arrays.unigram_offsets, arrays.unigram_tokens, arrays.unigram_probabilities),
-        "list of common tokens, number": (
-            np.array([0, len(arrays.common_tokens)], np.uint32), arrays.common_tokens, arrays.common_probabilities
-        ),
-    }  # fmt: skip
+        "list of common tokens, number": (common, arrays.common_tokens, arrays.common_probabilities),
+    }
     for what, (offsets, tokens, probabilities) in rows.items():
         if (row := _first_bad_row(offsets, tokens, probabilities, size)) >= 0:
-            raise _damaged(
+            raise damaged(
+                "table",
                 store.path,
                 f"the successors of {what} {row} repeat, reach past the vocabulary of {size}, or are not sorted",
             )
     return table
-
-
-@njit(cache=True)
-def _first_descent(offsets: npt.NDArray[Any]) -> int:
-    """Return the first index whose value is above the next one's, or -1."""
-    for i in range(len(offsets) - 1):
-        if offsets[i] > offsets[i + 1]:
-            return i
-    return -1
-
-
-@njit(cache=True)
-def _first_unsorted(first: npt.NDArray[Any], second: npt.NDArray[Any], vocabulary: int) -> int:
-    """Return the first token whose bigrams are not strictly ascending, or hold a token past the vocabulary, or -1."""
-    for a in range(len(first) - 1):
-        start = np.int64(first[a])  # signed, so that arithmetic with indices stays in integers
-        for row in range(start, np.int64(first[a + 1])):
-            if second[row] >= vocabulary or (row > start and second[row] <= second[row - 1]):
-                return a
-    return -1
 
 
 @njit(cache=True)

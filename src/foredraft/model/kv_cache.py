@@ -143,7 +143,7 @@ def _gather(slots: torch.Tensor, start: int, index: torch.Tensor) -> None:
 
 
 @njit(cache=True)
-def _move_rows(address: int, planes: int, capacity: int, width: int, start: int, rows: npt.NDArray[np.int64]) -> None:
+def move_rows(address: int, planes: int, capacity: int, width: int, start: int, rows: npt.NDArray[np.int64]) -> None:
     """Do the same with all slots at once, where they lie together on the CPU; torch takes twenty times as long for it.
 
     Args:
@@ -172,7 +172,7 @@ class TreeCache(Cache):
         self._tree_layers = [TreeLayer(self.spans[window]) for window in windows]
         super().__init__(layers=list(self._tree_layers))
         self._store: torch.Tensor | None = None
-        self._shape: tuple[int, int, int, int] | None = None  # of the store, as `_move_rows` takes it
+        self._shape: tuple[int, int, int, int] | None = None  # of the store, as `move_rows` takes it
         self._buffers: list[torch.Tensor] = []  # as long as no layer gets others
         self._length = 0
         self._rows = 0
@@ -283,7 +283,7 @@ class TreeCache(Cache):
                 f"Rows {rows} must be ascending and below {last}, the rows held and those of the last pass."
             )
         if not contiguous and self._store is not None and self._shape is not None:
-            _move_rows(*self._shape, self._length, np.array(rows))  # no window: slots are positions
+            move_rows(*self._shape, self._length, np.array(rows))  # no window: slots are positions
         elif not contiguous:
             self._gather(torch.tensor(rows))
         for span in self.spans.values():

@@ -3,6 +3,8 @@
 Every mask of the package is made here. Knows layouts and the slots of a cache; not the model.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -53,6 +55,42 @@ def _block(
         for slot in range(ancestors.shape[1]):
             if not ancestors[row, slot]:
                 bits[row, committed + slot] = least
+
+
+def ranged_mask(layouts: Sequence[Layout], committed: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return the additive mask of several sequences' rows, [1, 1, R, W]; columns are the row's own sequence's slots.
+
+    Args:
+        layouts: R rows in all.
+        committed: how many slots each sequence has committed; the rows' own follow, W is the most of both together.
+        dtype: of the mask, float32 or bfloat16.
+    """
+    unsigned, least = _BITS[dtype]
+    rows = sum(layout.rows for layout in layouts)
+    width = max(at + layout.rows for at, layout in zip(committed, layouts, strict=True))
+    bits = np.zeros((rows, width), unsigned)
+    first = 0
+    for layout, at in zip(layouts, committed, strict=True):
+        if layout.ancestors is not None:
+            _block(bits[first : first + layout.rows], layout.ancestors, at, least)
+        elif layout.rows > 1:
+            _block_later(bits[first : first + layout.rows], at, least)
+        first += layout.rows
+    return torch.from_numpy(bits[None, None]).view(dtype)
+
+
+@njit(cache=True)
+def _block_later(bits: npt.NDArray[np.uint16] | npt.NDArray[np.uint32], committed: int, least: int) -> None:
+    """Set `bits`, [R, W], to `least` where a row of a text stands before the slot of a later row."""
+    for row in range(len(bits)):
+        bits[row, committed + row + 1 : committed + len(bits)] = least
+
+
+def first_slots(rows: int, count: int) -> torch.Tensor:
+    """Return the ranges of a pass whose rows all look at the first `count` slots, int64[2, R]: starts and counts."""
+    ranges = np.zeros((2, rows), np.int64)
+    ranges[1] = count
+    return torch.from_numpy(ranges)
 
 
 def slot_mask(committed: torch.Tensor, sees: torch.Tensor, visible: int, dtype: torch.dtype) -> torch.Tensor:

@@ -18,7 +18,7 @@ from foredraft.errors import OutOfMemoryError, UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, run_package
 from foredraft.model.kv_cache import Span, TreeCache
-from foredraft.model.mask import attention_mask
+from foredraft.model.mask import attention_mask, first_slots
 from foredraft.model.quantized import relative_error, warn_where_rows_depend, within_rounding
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.support import Support, inspect
@@ -149,9 +149,10 @@ class TorchTarget:
         if package is None:
             return None
         buffers = cache.reserved_buffers(layout.rows, together=True)
-        return run_package(package, [*self._compiled_arguments(layout, cache), *buffers]) if buffers else None
+        arguments = self._compiled_arguments(layout, cache, ranges=package.ranges)
+        return run_package(package.loader, [*arguments, *buffers]) if buffers else None
 
-    def _compiled_arguments(self, layout: Layout, cache: TreeCache) -> list[torch.Tensor]:
+    def _compiled_arguments(self, layout: Layout, cache: TreeCache, *, ranges: bool) -> list[torch.Tensor]:
         """Return what precedes the buffers in the arguments of `FunctionalForward.forward`, flattened."""
         spans = cache.spans.values()
         return [
@@ -159,6 +160,7 @@ class TorchTarget:
             torch.from_numpy(layout.positions[None]),
             *(self._mask(layout, span) for span in spans),
             *(torch.arange(span.stored, span.stored + layout.rows) for span in spans),
+            *(first_slots(layout.rows, span.stored + layout.rows) for span in spans if ranges),
         ]
 
     def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foredraft.corpus.documents import ReadReport, join_messages, read_documents
-from foredraft.corpus.inputs import find_inputs
+from foredraft.corpus.documents import ReadReport, find_inputs, join_messages, read_documents
 from foredraft.errors import UsageError
 
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})

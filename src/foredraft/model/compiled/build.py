@@ -162,7 +162,7 @@ def _time(subject: Subject, folder: Path, packages: tuple[PackageRecord, ...], w
     Where a row alone comes out of the package for any number as it does beside others, that package takes it too.
     """
     loaded = {package.name: load_package(folder / package.file) for package in packages}
-    alike = _same_bits(subject, loaded)
+    alike = _same_bits(subject, loaded, {package.name: package.ranges for package in packages})
     least = 1 if alike and ONE.name not in loaded else ANY.least_rows
     takes = tuple(replace(package, least_rows=least) if package.name == ANY.name else package for package in packages)
     costs = _timed(subject, takes, loaded)
@@ -237,7 +237,7 @@ def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> Package
         place_file(beside, path)
     finally:
         beside.unlink(missing_ok=True)
-    return described(package, folder, recipe.name, lost)
+    return described(package, folder, recipe.name, lost, ranges=recipe.own and subject.takes_ranges)
 
 
 def _compile(subject: Subject, package: PackageRecord, recipe: Recipe, path: Path) -> None:
@@ -248,13 +248,16 @@ def _compile(subject: Subject, package: PackageRecord, recipe: Recipe, path: Pat
         "freezing": True, "max_autotune": True, "max_autotune_gemm_backends": recipe.backends,
         "cpp.min_chunk_size": _LEAST_SHARED_FLOAT64 if subject.dtype == torch.float64 else _LEAST_SHARED,
     }  # fmt: skip
+    ranges = recipe.own and subject.takes_ranges
+    token_ids = np.zeros(min(_TRACED_ROWS, package.most_rows), np.int64)
     with ExitStack() as contexts:
         contexts.enter_context(torch.no_grad())
         if recipe.own:
             contexts.enter_context(own_kernels())
-            contexts.enter_context(compiled_attention(subject.config))
-        arguments = (*subject.arguments(np.zeros(min(_TRACED_ROWS, package.most_rows), np.int64)), *subject.buffers())
-        dimensions = subject.dynamic(package.least_rows, package.most_rows)
+        if ranges:
+            contexts.enter_context(compiled_attention(subject.forward))
+        arguments = (*subject.arguments(token_ids, ranges=ranges), *subject.buffers())
+        dimensions = subject.dynamic(package.least_rows, package.most_rows, ranges=ranges)
         program = torch.export.export(subject.forward, arguments, strict=False, dynamic_shapes=dimensions)
         if recipe.own:
             merge_products(program)
@@ -270,14 +273,15 @@ def _timed(subject: Subject, packages: tuple[PackageRecord, ...], loaded: Mappin
     least = {name: np.full(len(rows), np.inf) for name, rows in takes.items()}
     buffers = subject.buffers()
     for rows in _TIMED_ROWS:
-        arguments = (*subject.arguments(np.zeros(rows, np.int64)), *buffers)
-        flat = _flat(arguments)
+        token_ids = np.zeros(rows, np.int64)
+        arguments = (*subject.arguments(token_ids, ranges=False), *buffers)
+        flat = {each.name: _flat((*subject.arguments(token_ids, ranges=each.ranges), *buffers)) for each in packages}
         for _ in range(_ROUNDS):
             for name in (name for name in takes if rows in takes[name]):
                 place = takes[name].index(rows)
                 for _ in range(_REPEATS):  # as when steps follow each other: the first one finds others' weights cached
                     start = perf_counter()
-                    subject.forward(*arguments) if name == EAGER else run_package(loaded[name], list(flat))
+                    subject.forward(*arguments) if name == EAGER else run_package(loaded[name], list(flat[name]))
                     least[name][place] = min(least[name][place], perf_counter() - start)
     # more rows that took less time show that the fewer were disturbed
     falling = {name: np.minimum.accumulate(times[::-1])[::-1] for name, times in least.items()}
@@ -285,7 +289,7 @@ def _timed(subject: Subject, packages: tuple[PackageRecord, ...], loaded: Mappin
 
 
 @torch.inference_mode()
-def _same_bits(subject: Subject, packages: Mapping[str, Any]) -> bool:
+def _same_bits(subject: Subject, packages: Mapping[str, Any], ranges: Mapping[str, bool]) -> bool:
     """Run a chain of the most rows at once, and again in passes of each probed number; say whether bits are the same.
 
     What is compared are the scores of every row, and the states that it leaves in the cache.
@@ -301,9 +305,9 @@ def _same_bits(subject: Subject, packages: Mapping[str, Any]) -> bool:
         scores = []
         for first in range(0, rows, together):
             ids = token_ids[first : min(first + together, rows)]
-            package = packages.get(ONE.name, packages[ANY.name]) if len(ids) == 1 else packages[ANY.name]
-            arguments = _flat(subject.arguments(ids, CONTEXT + first))
-            scores.append(run_package(package, [*arguments, *buffers])[0].clone())
+            name = ONE.name if len(ids) == 1 and ONE.name in packages else ANY.name
+            arguments = _flat(subject.arguments(ids, CONTEXT + first, ranges=ranges[name]))
+            scores.append(run_package(packages[name], [*arguments, *buffers])[0].clone())
         return torch.cat(scores), [each[:, :, : CONTEXT + rows] for each in buffers]
 
     whole, states = scored(MOST_ROWS, MOST_ROWS)
@@ -321,5 +325,5 @@ def _same_bits(subject: Subject, packages: Mapping[str, Any]) -> bool:
 
 def _flat(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
     """Return arguments of `FunctionalForward.forward` in the order in which the exporter flattens them."""
-    leaves: list[torch.Tensor] = torch.utils._pytree.tree_leaves(arguments)  # noqa: SLF001  # torch has no public name
-    return leaves
+    leaves = torch.utils._pytree.tree_leaves(arguments)  # noqa: SLF001  # torch has no public name
+    return [leaf for leaf in leaves if leaf is not None]

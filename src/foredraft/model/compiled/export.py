@@ -6,6 +6,7 @@ transformers' forward and attention interface, and torch's exporter. Does not kn
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 from transformers.cache_utils import Cache, CacheLayerMixin
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foredraft.errors import UsageError
@@ -22,7 +22,7 @@ from foredraft.graph.layout import lay_out_text
 from foredraft.model.compiled.kernels import LANES, attend
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import Span
-from foredraft.model.mask import attention_mask
+from foredraft.model.mask import attention_mask, first_slots
 from foredraft.model.support import inspect
 
 CONTEXT = 200
@@ -34,12 +34,15 @@ _TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, tor
 
 
 class FunctionalForward(nn.Module):
-    """The logits and last hidden states of a pass, from its rows and the buffers of one sequence's cache.
+    """The logits and last hidden states of a pass, from its rows and the buffers of a cache.
 
     Args:
         model: a causal language model in evaluation mode.
         layer_types: for each layer, its attention type.
         windows: for each layer, its sliding window, or None; layers of one window share slots and mask.
+
+    Attributes:
+        ranges: of the pass that is run, by layer; empty where all rows have the first slots.
     """
 
     def __init__(self, model: Any, layer_types: Sequence[str], windows: Sequence[int | None]) -> None:
@@ -48,6 +51,7 @@ class FunctionalForward(nn.Module):
         spans = list(dict.fromkeys(windows))
         self._span_of = [spans.index(window) for window in windows]
         self._type_of = dict(zip(layer_types, self._span_of, strict=True))
+        self.ranges: list[torch.Tensor] = []  # by layer, of the pass that is run
 
     def forward(
         self,
@@ -55,6 +59,7 @@ class FunctionalForward(nn.Module):
         positions: torch.Tensor,
         masks: list[torch.Tensor],
         slots: list[torch.Tensor],
+        ranges: list[torch.Tensor] | None,
         keys: list[torch.Tensor],
         values: list[torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,17 +68,20 @@ class FunctionalForward(nn.Module):
         Args:
             token_ids: int64[1, R].
             positions: int64[1, R].
-            masks: for each window, float[1, 1, R, S + R], added to attention scores; S slots are in use.
-            slots: for each window, int64[R], the slots that the rows' states go to: S and those behind it.
-            keys: for each layer, float[1, heads, C, head_dim], written in place; C is at least S + R.
+            masks: for each window, float[1, 1, R, W], added to attention scores.
+            slots: for each window, int64[R], the slots that the rows' states go to.
+            ranges: for each window, int64[2, R]: the slot that the first column of a row's mask stands for, and how
+                many of the columns it has; for attention by `attend`. None where all rows have the first W slots.
+            keys: for each layer, float[1, heads, C, head_dim], written in place.
             values: the same.
 
         Returns:
             float[R, V], and the last hidden states, float[R, D].
         """
         layers: list[Any] = []  # transformers' list type takes no subclass
+        self.ranges = [] if ranges is None else [ranges[span] for span in self._span_of]
         for layer, span in enumerate(self._span_of):
-            visible = masks[span].shape[-1]
+            visible = masks[span].shape[-1] if ranges is None else keys[layer].shape[2]
             torch._check(visible <= keys[layer].shape[2])  # noqa: SLF001  # the documented way to tell the exporter
             layers.append(_BufferLayer(keys[layer], values[layer], slots[span], visible))
         mask = masks[0] if len(self._type_of) == 1 else {kind: masks[span] for kind, span in self._type_of.items()}
@@ -146,7 +154,21 @@ class Subject:
         self._spans = list(dict.fromkeys(support.windows))
         self.shapes = tuple(_buffer_shapes(model))
 
-    def dynamic(self, least_rows: int, most_rows: int) -> tuple[Any, ...]:
+    @cached_property
+    def takes_ranges(self) -> bool:
+        """Whether `attend` can take the place of the model's attention, for rows of several sequences at once."""
+        kernel = self.config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
+        if kernel != "sdpa" or any(size % LANES for _, size in self.shapes):
+            return False
+        arguments = (*self.arguments(np.zeros(2, np.int64), ranges=True), *self.buffers())
+        try:  # whether its layers ask transformers which attention to use shows only when they run
+            with torch.inference_mode(), compiled_attention(self.forward) as attended:
+                self.forward(*arguments)
+        except Exception:  # noqa: BLE001  # there is no list of what other attention raises
+            return False
+        return len(attended) == len(self.shapes)
+
+    def dynamic(self, least_rows: int, most_rows: int, *, ranges: bool) -> tuple[Any, ...]:
         """Say which dimensions of the arguments vary: the slots in use and allocated of each window, and the rows."""
         several = most_rows > least_rows
         rows = torch.export.Dim("rows", min=least_rows, max=most_rows) if several else None
@@ -157,7 +179,8 @@ class Subject:
         by_row = {1: rows} if several else None
         masks = [{2: rows, 3: dim} if several else {3: dim} for dim in visible]
         slots = [{0: rows} if several else None for _ in self._spans]
-        return (by_row, by_row, masks, slots, buffers, list(buffers))
+        of_rows = [by_row for _ in self._spans] if ranges else None
+        return (by_row, by_row, masks, slots, of_rows, buffers, list(buffers))
 
     def buffers(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return the keys and the values of every layer, with room for the most rows behind some context."""
@@ -169,7 +192,7 @@ class Subject:
         ]
         return keys, [torch.zeros_like(each) for each in keys]
 
-    def arguments(self, token_ids: npt.NDArray[np.int64], at: int = CONTEXT) -> tuple[Any, ...]:
+    def arguments(self, token_ids: npt.NDArray[np.int64], at: int = CONTEXT, *, ranges: bool) -> tuple[Any, ...]:
         """Return the arguments of `FunctionalForward.forward` before the buffers: a chain behind `at` slots."""
         layout, span = lay_out_text(token_ids, at), Span(None)
         span.stored = at
@@ -183,6 +206,7 @@ class Subject:
             positions[None],
             [mask.clone() for _ in several],
             [positions.clone() for _ in several],
+            [first_slots(layout.rows, at + layout.rows) for _ in several] if ranges else None,
         )
 
 
@@ -207,53 +231,38 @@ def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def compiled_attention(config: Any) -> Iterator[None]:
-    """Have the model attend by `attend`, for which the compiler has a kernel, until the block ends.
+def compiled_attention(forward: FunctionalForward) -> Iterator[list[int]]:
+    """Have the model of `forward` attend by `attend`, for which the compiler has a kernel, until the block ends.
 
-    Only where it runs torch's scaled dot product attention; other kernels stay as they are.
+    For passes that are given ranges. What is yielded lists the layers that attended so.
     """
+    attended_by: list[int] = []
+
+    def attention(
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor,
+        dropout: float = 0.0,  # noqa: ARG001  # transformers' signature
+        scaling: float | None = None,
+        **_options: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Attend as transformers' `sdpa` does, float[1, heads, R, head_dim] to float[1, key heads, C, head_dim]."""
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        layer = int(module.layer_idx)  # type: ignore[arg-type]  # every attention of transformers has it
+        attended_by.append(layer)
+        attended = attend(query[0], key[0], value[0], attention_mask[0, 0], forward.ranges[layer], scale)
+        return attended.unflatten(1, (query.shape[1], -1))[None], None
+
+    config = forward.model.config
     kernel = config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
-    if kernel != "sdpa":
-        yield
-        return
-    ALL_ATTENTION_FUNCTIONS.register(_COMPILED, _attention)
+    ALL_ATTENTION_FUNCTIONS.register(_COMPILED, attention)
     config._attn_implementation = _COMPILED  # noqa: SLF001  # the same
     try:
-        yield
+        yield attended_by
     finally:
         config._attn_implementation = kernel  # noqa: SLF001  # the same
-
-
-def _attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attend as transformers' `sdpa` does, by `attend` where it takes what is given.
-
-    Args:
-        module: the attention layer.
-        query: float[1, heads, R, head_dim].
-        key: float[1, key heads, S + R, head_dim].
-        value: the same.
-        attention_mask: float[1, 1, R, S + R].
-        dropout: 0.
-        scaling: of the scores.
-        **options: what else transformers' kernels take.
-    """
-    one_mask = attention_mask is not None and attention_mask.shape[1] == 1  # for all heads
-    if attention_mask is None or not one_mask or query.shape[0] != 1 or query.shape[-1] % LANES:
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
-        )
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    attended = attend(query[0], key[0], value[0], attention_mask[0, 0], scale)
-    return attended.unflatten(1, (query.shape[1], -1))[None], None
 
 
 def merge_products(program: torch.export.ExportedProgram) -> None:

@@ -4,9 +4,10 @@ In each of them a row comes out the same to the last bit, whatever rows stand be
 compiler. Knows the compiler's interfaces for templates, some of them private. Does not know models, or how a forward is
 traced.
 
-Attention of a few rows over the cache of one sequence (attention.cpp.jinja): torch's own copies grouped keys once for
-each query head, and calls a library built for thousands of rows. Here a hidden slot adds an exact zero in the order of
-the slots, so a drafted row attends as it would alone.
+Attention of a few rows, each over its own range of slots (attention.cpp.jinja): torch's own copies grouped keys once
+for each query head, and calls a library built for thousands of rows over the same slots. Here a row reads the slots of
+its own sequence alone, and a hidden slot adds an exact zero in the order of the slots, so a row attends as it would
+without drafts and without other sequences.
 
 Products in float32 and bfloat16 (products.cpp.jinja): what the compiler writes keeps its sums in memory and not in
 registers once there are five rows or more, and widens bfloat16 one number at a time. Here both sides are widened to
@@ -52,15 +53,21 @@ _PAIRS_QUICKER = 1.2
 
 @custom_op("foredraft::attend", mutates_args=())
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    ranges: torch.Tensor,
+    scaling: float,
 ) -> torch.Tensor:
-    """Attend from `R` rows to `S` slots; this is what runs where nothing is compiled, and what the kernel is tested by.
+    """Attend from `R` rows to their slots: what runs where nothing is compiled, and what the kernel is tested by.
 
     Args:
         query: floating point[heads, R, D], D a multiple of `LANES`.
-        key: floating point[key heads, S, D]; each serves heads / key heads query heads in a row.
+        key: floating point[key heads, C, D]; each serves heads / key heads query heads in a row.
         value: the same.
-        mask: floating point[R, S], added to the scores.
+        mask: floating point[R, W], added to the scores of a row's slots.
+        ranges: int64[2, R]: the first slot of each row, and how many it has, 1 to W. Rows of one range stand together.
         scaling: of the scores.
 
     Returns:
@@ -68,14 +75,24 @@ def attend(
     """
     precise = torch.promote_types(query.dtype, torch.float32)
     groups = query.shape[0] // key.shape[0]
-    keys, values = (each.to(precise).repeat_interleave(groups, 0) for each in (key, value))
-    weights = torch.softmax(query.to(precise) * scaling @ keys.mT + mask.to(precise), -1)
-    return (weights @ values).to(query.dtype).transpose(0, 1).flatten(1)
+    attended = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
+    for start, count in set(map(tuple, ranges.T.tolist())):
+        rows = (ranges[0] == start) & (ranges[1] == count)
+        slots = slice(start, start + count)
+        keys, values = (each[:, slots].to(precise).repeat_interleave(groups, 0) for each in (key, value))
+        scores = query[:, rows].to(precise) * scaling @ keys.mT + mask[rows, :count].to(precise)
+        attended[rows] = (torch.softmax(scores, -1) @ values).to(query.dtype).transpose(0, 1)
+    return attended.flatten(1)
 
 
 @attend.register_fake
 def _(
-    query: torch.Tensor, _key: torch.Tensor, _value: torch.Tensor, _mask: torch.Tensor, _scaling: float
+    query: torch.Tensor,
+    _key: torch.Tensor,
+    _value: torch.Tensor,
+    _mask: torch.Tensor,
+    _ranges: torch.Tensor,
+    _scaling: float,
 ) -> torch.Tensor:
     heads, rows, size = query.shape
     return query.new_empty(rows, heads * size)
@@ -229,7 +246,7 @@ def _kernel_call(name: str, source: str, inputs: Mapping[str, Any], layout: Any,
     return called
 
 
-def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Any:
+def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any, scaling: float) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `attend`."""
     from torch._inductor.codegen.cpp_micro_gemm import get_restrict_keyword
     from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
@@ -238,6 +255,7 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, scaling: flo
 
     given = {"query": query, "key": key, "value": value, "mask": mask}
     inputs = {name: ExternKernel.require_stride1(ExternKernel.realize_input(tensor)) for name, tensor in given.items()}
+    inputs["ranges"] = ExternKernel.require_contiguous(ExternKernel.realize_input(ranges))
     heads, rows, size = query.get_size()
     dtype, width = query.get_dtype(), heads * size
     precise = torch.promote_types(dtype, torch.float32)

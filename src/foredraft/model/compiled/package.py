@@ -31,7 +31,7 @@ MOST_ROWS = 256
 """The most that a package takes; longer prompts are put in by so many tokens at a time."""
 
 EAGER = "eager"
-_FORMAT = 4
+_FORMAT = 5
 _RECORD = "compiled.json"
 _FOLDER = "compiled"
 
@@ -49,6 +49,7 @@ class PackageRecord:
         recipe: how it was compiled; empty where it was compiled before this was recorded.
         kernels: which kernels of ours are in it, and which of the vendor's.
         lost: recipes that would have been better, and why each of them failed.
+        ranges: whether each row has its own range of slots, so that rows of several sequences go through together.
     """
 
     name: str
@@ -59,6 +60,7 @@ class PackageRecord:
     recipe: str = ""
     kernels: tuple[str, ...] = ()
     lost: Mapping[str, str] = field(default_factory=dict)
+    ranges: bool = False
 
     def told(self) -> str:
         """Return how it was compiled, in a sentence or two."""
@@ -109,6 +111,14 @@ class CompiledRecord:
         return [EAGER, *(names[best] for best in np.argmin(times, axis=0)[1:])]
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedPackage:
+    """A package that can be run, and whether it takes each row's own range of slots."""
+
+    loader: Any
+    ranges: bool
+
+
 class CompiledForward:
     """Loaded packages, ready to run.
 
@@ -123,11 +133,19 @@ class CompiledForward:
     def __init__(self, folder: Path, record: CompiledRecord) -> None:
         self.record = record
         self._quickest = record.quickest()
-        self._loaders = {package.name: load_package(folder / package.file) for package in record.packages}
+        self._packages = {
+            package.name: LoadedPackage(load_package(folder / package.file), package.ranges)
+            for package in record.packages
+        }
 
-    def package_for(self, rows: int) -> Any | None:
+    def package_for(self, rows: int) -> LoadedPackage | None:
         """Return the loaded package to run `rows` rows with, or None where the model itself is as quick."""
-        return self._loaders.get(self._quickest[rows]) if rows <= MOST_ROWS else None
+        return self._packages.get(self._quickest[rows]) if rows <= MOST_ROWS else None
+
+    @property
+    def packages(self) -> tuple[LoadedPackage, ...]:
+        """The loaded packages, in the order of the record."""
+        return tuple(self._packages.values())
 
     @property
     def gain(self) -> float:
@@ -262,10 +280,12 @@ def write_record(folder: Path, record: CompiledRecord) -> None:
     write_file(record_path(folder), json.dumps(data, indent=1).encode())
 
 
-def described(package: PackageRecord, folder: Path, recipe: str, lost: Mapping[str, str]) -> PackageRecord:
+def described(
+    package: PackageRecord, folder: Path, recipe: str, lost: Mapping[str, str], *, ranges: bool
+) -> PackageRecord:
     """Describe a package that was just written by a recipe after those that were lost."""
-    path = folder / package.file
-    return replace(package, sha256=_sha256(path), recipe=recipe, kernels=_kernels_in(path), lost=dict(lost))
+    path, kernels = folder / package.file, _kernels_in(folder / package.file)
+    return replace(package, sha256=_sha256(path), recipe=recipe, kernels=kernels, lost=dict(lost), ranges=ranges)
 
 
 def _kernels_in(path: Path) -> tuple[str, ...]:

@@ -6,23 +6,23 @@ behind each document) and the table's arrays. Does not know files of text, model
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
-from tokenizers import Tokenizer
 
-from foredraft.corpus.documents import Document
-from foredraft.corpus.fingerprint import tokenizer_hash
-from foredraft.corpus.runs import I64, U32, U64, Run, group_bounds, group_sums, merged, spill
-from foredraft.corpus.tokens import SymbolBlock, separated, tokenize_documents
 from foredraft.errors import StoreError, UsageError
-from foredraft.index.storage import StoreWriter
+from foredraft.index.datastore import Progress
+from foredraft.index.storage import StoreWriter, write_store
+from foredraft.index.suffix_array import Symbols
 from foredraft.index.trigram import COMMON_KEEP, FULL_PROBABILITY, KIND, UNIGRAM_KEEP, array_dtypes, token_dtype
+
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
 
 MAX_VOCABULARY = (1 << 21) - 1
 """Three tokens and a mark for "end of document" are packed into 63 bits."""
@@ -30,74 +30,10 @@ MAX_ENTRIES = (1 << 32) - 1
 """Offsets are uint32."""
 MAX_KEEP = 255
 _SATURATED = (1 << 32) - 1
-_TOLD_BYTES = 1 << 18
-
-
-@dataclass(frozen=True, slots=True)
-class BuildProgress:
-    """How far a build is.
-
-    Attributes:
-        phase: reading, then merging.
-        done: reading: bytes consumed, as in `SymbolBlock.consumed`; merging: records merged.
-        total: merging: records to merge; reading: None, as only the caller knows the inputs.
-        tokens: tokens read so far.
-    """
-
-    phase: Literal["reading", "merging"]
-    done: int
-    total: int | None
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class BuildReport:
-    """What was built: documents and tokens read, distinct tri-grams met, rows and entries kept, bytes of the file."""
-
-    path: Path
-    documents: int
-    tokens: int
-    distinct_trigrams: int
-    bigrams: int
-    trigrams: int
-    bytes: int
-
-
-class BuildOptions(TypedDict, total=False):
-    """The options of `count_trigrams`, which says what they are."""
-
-    keep: int
-    least: int
-    eos_token_id: int | None
-    overwrite: bool
-    metadata: Mapping[str, Any] | None
-    progress: Callable[[BuildProgress], None] | None
-    chunk_tokens: int
-    merge_records: int
-
-
-def build_trigram_table(
-    documents: Iterable[Document],
-    tokenizer: Tokenizer,
-    vocabulary: int,
-    out: str | os.PathLike[str],
-    **options: Unpack[BuildOptions],
-) -> BuildReport:
-    """Tokenise documents and count their tri-grams, as `count_trigrams` does.
-
-    Args:
-        documents: from `read_documents` or `text_documents`.
-        tokenizer: turns them into ids.
-        vocabulary: no id reaches it.
-        out: the file to write.
-        options: those of `count_trigrams`; `eos_token_id` is appended to every document that does not end in it.
-    """
-    blocks = separated(tokenize_documents(documents, tokenizer), vocabulary, options.get("eos_token_id"))
-    return count_trigrams(blocks, tokenizer_hash(tokenizer), vocabulary, out, **options)
 
 
 def count_trigrams(
-    blocks: Iterable[SymbolBlock],
+    blocks: Iterable[Symbols],
     tokenizer_hash: str,
     vocabulary: int,
     out: str | os.PathLike[str],
@@ -107,17 +43,16 @@ def count_trigrams(
     eos_token_id: int | None = None,
     overwrite: bool = False,
     metadata: Mapping[str, Any] | None = None,
-    progress: Callable[[BuildProgress], None] | None = None,
-    chunk_tokens: int = 4 << 20,
-    merge_records: int = 4 << 20,
-) -> BuildReport:
+    progress: Progress | None = None,
+    at_once: int = 4 << 20,
+) -> None:
     """Count the documents' tri-grams and write them as a table; none spans two documents.
 
-    The file depends on the documents and `keep` alone, not on `chunk_tokens` and `merge_records`, nor on where the
-    blocks are cut. On any failure, the old file stays and the temporary files go.
+    The file depends on the documents, `keep` and `least` alone, not on `at_once`, nor on where the blocks are cut. On
+    any failure, the old file stays and the temporary files go.
 
     Args:
-        blocks: from `separated` or `shard_blocks`.
+        blocks: from `tokenize` or `shard_symbols`.
         tokenizer_hash: of the tokenizer that the ids are of.
         vocabulary: the separator; no id reaches it.
         out: the file to write; `<out>.lock` and, while building, `<out>.building` lie beside it.
@@ -126,35 +61,39 @@ def count_trigrams(
         eos_token_id: noted in the file: what was appended to documents that did not end in it; None for none.
         overwrite: replace a file that exists.
         metadata: JSON values to note in the file.
-        progress: called now and then; may raise to stop.
-        chunk_tokens: tokens counted in memory before they are put on disk; about 40 bytes each.
-        merge_records: distinct tri-grams merged in memory; about 60 bytes each.
+        progress: told how many tri-grams of the runs are merged; may raise to stop.
+        at_once: tokens counted, and distinct tri-grams merged, in memory; about 60 bytes each.
 
     Raises:
         UsageError: an argument out of range, or documents without any token.
         StoreError: `out` exists, is being written by another process, or cannot be written.
     """
     _check_arguments(vocabulary, keep, least, eos_token_id)
-    tell = progress or (lambda _: None)
     bits = vocabulary.bit_length()
-    stride = max(1, min(4096, merge_records // 16))
+    stride = max(1, min(4096, at_once // 16))
     token_counts = np.zeros(vocabulary + 1, np.int64)
-    runs: list[Run] = []
-    with StoreWriter(
+    runs: list[_Run] = []
+    with write_store(
         out, KIND, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, metadata=metadata, overwrite=overwrite
     ) as writer:
-        for symbols in _chunks(_told(blocks, vocabulary, tell), chunk_tokens):
+        for symbols in _chunks(blocks, at_once):
             token_counts += np.bincount(symbols[2 if runs else 0 :], minlength=vocabulary + 1)
-            runs.append(spill(writer.folder, len(runs), *_count_trigrams(symbols, vocabulary, bits), stride))
+            runs.append(_spilled(writer.folder / f"run-{len(runs)}", *_counted(symbols, vocabulary, bits), stride))
         read, tokens = int(token_counts[vocabulary]), int(token_counts[:vocabulary].sum())
         if not tokens:
             raise UsageError("The inputs hold no text, so there is nothing to count. Give files with text in them.")
         table = _TableWriter(writer, vocabulary, bits, keep, least)
         done, total = 0, sum(run.length for run in runs)
-        for keys, counts, records in merged(runs, bits, max(1, merge_records // stride)):
+        for keys, counts, records in _merged(runs, bits, max(1, at_once // stride)):
             table.add(keys, counts)
+            if writer.length("tokens") > MAX_ENTRIES:
+                raise StoreError(
+                    f"{out} would keep more than {MAX_ENTRIES} tri-grams, the most a table holds. Use less text, or "
+                    f"keep fewer than {keep} successors."
+                )
             done += records
-            tell(BuildProgress("merging", done, total, tokens))
+            if progress is not None:
+                progress("merging", done, total)
         table.finish(token_counts[:vocabulary])
         writer.metadata |= {
             "documents": read,
@@ -164,10 +103,6 @@ def count_trigrams(
             "least": least,
             "eos_token_id": eos_token_id,
         }
-    path = Path(out)
-    return BuildReport(
-        path, read, tokens, table.distinct, writer.length("second"), writer.length("tokens"), path.stat().st_size
-    )
 
 
 def _check_arguments(vocabulary: int, keep: int, least: int, eos_token_id: int | None) -> None:
@@ -184,53 +119,97 @@ def _check_arguments(vocabulary: int, keep: int, least: int, eos_token_id: int |
 # --- from symbols to sorted runs
 
 
-def _told(
-    blocks: Iterable[SymbolBlock], vocabulary: int, tell: Callable[[BuildProgress], None]
-) -> Iterator[SymbolBlock]:
-    """Pass the blocks on, telling of progress."""
-    tokens, consumed, told = 0, 0, -_TOLD_BYTES
-    for block in blocks:
-        yield block
-        tokens, consumed = tokens + int(np.count_nonzero(block.symbols != vocabulary)), block.consumed
-        if consumed - told >= _TOLD_BYTES:
-            told = consumed
-            tell(BuildProgress("reading", told, None, tokens))
-    tell(BuildProgress("reading", consumed, None, tokens))
-
-
-def _chunks(blocks: Iterable[SymbolBlock], chunk_tokens: int) -> Iterator[npt.NDArray[Any]]:
+def _chunks(blocks: Iterable[Symbols], length: int) -> Iterator[npt.NDArray[Any]]:
     """Join the blocks to chunks.
 
     Every chunk but the first begins with the last two symbols of the one before, so that each window of three symbols
     lies in exactly one chunk.
     """
     held: list[npt.NDArray[Any]] = [np.empty(0, np.uint16)]
-    size = 0
     for block in blocks:
-        held.append(block.symbols)
-        size += len(block.symbols)
-        if size >= max(3, chunk_tokens):
+        held.append(block)
+        if sum(map(len, held)) >= max(3, length):
             chunk = np.concatenate(held)
             yield chunk
-            held, size = [chunk[-2:].copy()], 2
+            held = [chunk[-2:].copy()]
     yield np.concatenate(held)
 
 
-def _count_trigrams(symbols: npt.NDArray[Any], end: int, bits: int) -> tuple[U64, U32]:
+def _counted(symbols: npt.NDArray[Any], end: int, bits: int) -> tuple[U64, I64]:
     """Return the sorted distinct keys of all windows whose first two symbols are tokens, and how often each occurs.
 
     The key of `a, b, c` is `a << 2 * bits | b << bits | c`. A last symbol `end` marks where a document ended with
     `a, b`: not a tri-gram, but an occurrence of `b` behind `a`.
     """
-    if len(symbols) < 3:
-        return np.empty(0, np.uint64), np.empty(0, np.uint32)
     inside = symbols != end
     wide = symbols.astype(np.uint64)
     shift = np.uint64(bits)
     keys = ((wide[:-2] << shift | wide[1:-1]) << shift | wide[2:])[inside[:-2] & inside[1:-1]]
     keys.sort()
-    bounds = group_bounds(keys)
-    return keys[bounds[:-1]], np.diff(bounds).astype(np.uint32)
+    bounds = _group_bounds(keys)
+    return keys[bounds[:-1]], np.diff(bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Sorted distinct keys (uint64) and their counts (uint32) on disk, with every `stride`-th key in memory."""
+
+    path: Path
+    length: int
+    stride: int
+    sample: U64
+
+    def read(self, start: int, bound: np.uint64 | None) -> tuple[U64, npt.NDArray[np.uint32]]:
+        """Return the records from number `start` up to the first whose key is not below `bound`."""
+        stop = self.length
+        if bound is not None:
+            stop = min(stop, int(np.searchsorted(self.sample, bound)) * self.stride)
+        # Read, not mapped: mapped pages would count as this process's memory until the system takes them back.
+        keys = np.fromfile(self.path, np.uint64, max(stop - start, 0), offset=start * 8)
+        if bound is not None:
+            keys = keys[: np.searchsorted(keys, bound)]
+        return keys, np.fromfile(self.path, np.uint32, len(keys), offset=self.length * 8 + start * 4)
+
+
+def _spilled(path: Path, keys: U64, counts: I64, stride: int) -> _Run:
+    """Put a run on disk."""
+    with path.open("wb") as file:  # not tofile(), whose error on a full disk does not say that it is full
+        file.write(keys.data)
+        file.write(counts.astype(np.uint32).data)
+    return _Run(path, len(keys), stride, keys[::stride].copy())
+
+
+def _merged(runs: Sequence[_Run], bits: int, samples_at_once: int) -> Iterator[tuple[U64, I64, int]]:
+    """Merge the runs a range of keys at a time, never cutting between keys that differ in their lowest `bits` alone.
+
+    The ranges are chosen from the runs' samples, so they hold about equally many records whatever the text was.
+
+    Yields:
+        Sorted distinct keys, their counts over all runs, and how many records went into them.
+    """
+    shift = np.uint64(bits)
+    samples = np.sort(np.concatenate([run.sample for run in runs]))
+    bounds = np.unique(samples[samples_at_once::samples_at_once] >> shift << shift)
+    starts = [0] * len(runs)
+    for bound in [*bounds, None]:
+        parts = [run.read(start, bound) for run, start in zip(runs, starts, strict=True)]
+        starts = [start + len(keys) for start, (keys, _) in zip(starts, parts, strict=True)]
+        keys = np.concatenate([keys for keys, _ in parts])
+        order = np.argsort(keys)
+        keys = keys[order]
+        groups = _group_bounds(keys)
+        yield keys[groups[:-1]], _group_sums(np.concatenate([c for _, c in parts])[order], groups), len(keys)
+
+
+def _group_bounds(keys: U64) -> I64:
+    """Return where each group of equal neighbours starts, and the length behind the last: int64[groups + 1]."""
+    changes = np.flatnonzero(keys[1:] != keys[:-1]) + 1
+    return np.concatenate([[0], changes, [len(keys)]]).astype(np.int64) if len(keys) else np.zeros(1, np.int64)
+
+
+def _group_sums(counts: npt.NDArray[Any], bounds: I64) -> I64:
+    """Return the sum of each group: int64[groups]."""
+    return np.add.reduceat(counts, bounds[:-1], dtype=np.int64) if len(bounds) > 1 else np.empty(0, np.int64)
 
 
 # --- from sorted runs to the table
@@ -278,28 +257,23 @@ class _TableWriter:
         """Add merged keys, ascending from call to call; all keys of a bigram come in one call."""
         shift, mask = np.uint64(self.bits), np.uint64((1 << self.bits) - 1)
         pairs = keys >> shift
-        bounds = group_bounds(pairs)
-        self._add_pairs(pairs[bounds[:-1]], group_sums(counts, bounds))
+        bounds = _group_bounds(pairs)
+        self._add_pairs(pairs[bounds[:-1]], _group_sums(counts, bounds))
         followed = (keys & mask) != self.vocabulary
         keys, counts, pairs = keys[followed], counts[followed], pairs[followed]
         self.distinct += len(keys)
-        bounds = group_bounds(pairs)
-        totals = group_sums(counts, bounds)
+        bounds = _group_bounds(pairs)
+        totals = _group_sums(counts, bounds)
         often = totals >= self.least
         entries = np.repeat(often, np.diff(bounds))
         keys, counts, pairs, totals = keys[entries], counts[entries], pairs[entries], totals[often]
-        bounds = group_bounds(pairs)
+        bounds = _group_bounds(pairs)
         rows = pairs[bounds[:-1]]
         self.row_counts += np.bincount((rows >> shift).astype(np.int64), minlength=self.vocabulary)
         self.writer.append("second", (rows & mask).astype(token_dtype(self.vocabulary)))
         self.writer.append("totals", np.minimum(totals, _SATURATED).astype(np.uint32))
         before = self.writer.length("tokens")
         lengths = self._append_successors("", bounds, keys & mask, counts, totals, self.keep)
-        if self.writer.length("tokens") > MAX_ENTRIES:
-            raise StoreError(
-                f"{self.writer.path} would keep more than {MAX_ENTRIES} tri-grams, the most a table holds. "
-                f"Use less text, or keep fewer than {self.keep} successors."
-            )
         self.writer.append("offsets", (before + np.cumsum(lengths)).astype(np.uint32))
 
     def _append_successors(self, prefix: str, bounds: I64, tokens: U64, counts: I64, totals: I64, keep: int) -> I64:
@@ -319,8 +293,8 @@ class _TableWriter:
         firsts = pairs >> shift
         ready = len(pairs) if last or not len(pairs) else int(np.searchsorted(firsts, firsts[-1]))
         self.held_pairs, self.held_counts = pairs[ready:], counts[ready:]
-        bounds = group_bounds(firsts[:ready])
-        totals = group_sums(counts[:ready], bounds)
+        bounds = _group_bounds(firsts[:ready])
+        totals = _group_sums(counts[:ready], bounds)
         first = firsts[bounds[:-1]].astype(np.int64)
         seconds = pairs[:ready] & np.uint64((1 << self.bits) - 1)
         self.unigram_totals[first] = totals

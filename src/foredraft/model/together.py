@@ -1,0 +1,127 @@
+"""Passes over the rows of several sequences at once: one forward, each row over its own sequence's slots.
+
+Where the forward is compiled with kernels in which a row comes out the same whatever rows stand beside it, a batch
+is one pass over slots of one arena. Elsewhere a batch is a pass for each sequence: slower, and the same text. Does not
+know what the rows mean, or which sequences a batch is made of.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from foredraft.contracts import BatchTarget, Scores, TokenIds
+from foredraft.graph.layout import Layout
+from foredraft.model.arena import Arena, Lease
+from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, LoadedPackage, run_package
+from foredraft.model.mask import ranged_mask
+from foredraft.model.target import PREFILL_ROWS, TorchTarget
+from foredraft.sampling.logits import bits_of
+
+
+class OneByOne:
+    """A target that gives each sequence of a batch a pass of its own.
+
+    Args:
+        target: the model.
+    """
+
+    def __init__(self, target: TorchTarget) -> None:
+        self._target = target
+        self.vocabulary, self.most_rows = target.vocabulary, PREFILL_ROWS
+
+    def open(self, _token_ids: TokenIds, _capacity: int) -> Any:
+        """Return an empty cache."""
+        return self._target.new_cache()
+
+    def close(self, _cache: Any) -> None:
+        """Do nothing: the cache goes with its sequence."""
+
+    def reserve(self, _cache: Any, _layout: Layout) -> None:
+        """Do nothing: the pass makes the room."""
+
+    def forward(self, layouts: Sequence[Layout], caches: Sequence[Any], *, hidden: bool = False) -> list[Scores]:
+        """Score the layouts one after another."""
+        passes = zip(layouts, caches, strict=True)
+        return [self._target.forward(layout, cache, hidden=hidden) for layout, cache in passes]
+
+
+class Together:
+    """A compiled target that scores a batch in one pass.
+
+    Args:
+        target: the model.
+        compiled: its forward, for which `takes_batches` holds.
+        most_bytes: of keys and values.
+    """
+
+    def __init__(self, target: TorchTarget, compiled: CompiledForward, most_bytes: int) -> None:
+        heads, size = compiled.record.shapes[0]
+        layers = len(compiled.record.shapes)
+        slot = 2 * layers * heads * size * target.dtype.itemsize
+        self._compiled, self._dtype = compiled, target.dtype
+        self._arena = Arena(layers, heads, size, target.dtype, most_bytes // slot)
+        self.vocabulary, self.most_rows = target.vocabulary, MOST_ROWS
+
+    def open(self, token_ids: TokenIds, capacity: int) -> Lease:
+        """Lease slots, with what an earlier sequence left of the same tokens."""
+        return self._arena.open(token_ids, capacity)
+
+    def close(self, cache: Lease) -> None:
+        """Take the slots back."""
+        self._arena.close(cache)
+
+    def reserve(self, cache: Lease, layout: Layout) -> None:
+        """Make room for the rows of a pass; may move what is there."""
+        cache.reserve(layout.token_ids)
+
+    @torch.inference_mode()
+    def forward(self, layouts: Sequence[Layout], caches: Sequence[Lease], *, hidden: bool = False) -> list[Scores]:
+        """Score the rows of all layouts in one pass."""
+        rows = np.cumsum([0, *(layout.rows for layout in layouts)])
+        starts = [cache.start for cache in caches]
+        committed = [cache.length for cache in caches]
+        slots = [start + at + np.arange(each.rows) for start, at, each in zip(starts, committed, layouts, strict=True)]
+        counts = [at + layout.rows for at, layout in zip(committed, layouts, strict=True)]
+        each = np.diff(rows)
+        ranges = np.stack([np.repeat(starts, each), np.repeat(counts, each)])
+        arguments = [
+            torch.from_numpy(np.concatenate([layout.token_ids for layout in layouts])[None]),
+            torch.from_numpy(np.concatenate([layout.positions for layout in layouts])[None]),
+            ranged_mask(layouts, committed, self._dtype),
+            torch.from_numpy(np.concatenate(slots)),
+            torch.from_numpy(ranges),
+        ]
+        package = batch_package(self._compiled, int(rows[-1]))
+        assert package is not None  # of which `takes_batches` makes sure
+        logits, states = run_package(package.loader, [*arguments, *self._arena.buffers])
+        scores = []
+        for first, last in zip(rows[:-1].tolist(), rows[1:].tolist(), strict=True):
+            own = logits[first:last]
+            scores.append(Scores(own, states[first:last] if hidden else None, bits=bits_of(own)))
+        return scores
+
+
+def takes_batches(target: TorchTarget) -> bool:
+    """Say whether a target's passes can be made together, with the bits that each would have alone."""
+    compiled = target.compiled
+    if compiled is None or not compiled.record.same_bits or set(target.support.windows) != {None}:
+        return False
+    return len(set(compiled.record.shapes)) == 1 and all(batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS))
+
+
+def batch_package(compiled: CompiledForward, rows: int) -> LoadedPackage | None:
+    """Return the package for a pass over several sequences, whether or not the model as it is were quicker."""
+    fitting = (
+        package
+        for package, record in zip(compiled.packages, compiled.record.packages, strict=True)
+        if package.ranges and record.least_rows <= rows <= record.most_rows
+    )
+    return next(fitting, None)
+
+
+def batch_target(target: TorchTarget, most_bytes: int) -> BatchTarget:
+    """Return what runs a target's batches: in one pass where that keeps every bit, else one by one."""
+    compiled = target.compiled
+    return Together(target, compiled, most_bytes) if compiled and takes_batches(target) else OneByOne(target)

@@ -1,0 +1,194 @@
+"""Batches: every text is the one that it would be alone, whoever joins, leaves or drafts beside it."""
+
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from foredraft.api import Generator
+from foredraft.errors import OutOfMemoryError
+from foredraft.model.arena import Arena
+from foredraft.model.compiled.build import compile_forward
+from foredraft.model.compiled.package import find_compiled
+from foredraft.model.target import TorchTarget
+from foredraft.model.together import OneByOne, Together, batch_target
+from foredraft.sampling import SamplingOptions
+
+VOCABULARY = 97
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def compiled(request, tmp_path_factory):
+    """A tiny llama as a target whose forward is compiled."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=2048,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval().to(request.param)
+    folder = tmp_path_factory.mktemp("batch-cache")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
+        compile_forward(model, folder)
+    return TorchTarget(model, find_compiled(model, folder))
+
+
+def generator(target, method="prompt_lookup", options=None, nodes=None):
+    options = {"table": "none"} if method in ("adaptix", "auto") and options is None else options
+    return Generator(target, None, method=method, options=options or {}, nodes=nodes)
+
+
+def texts(count, seed=0):
+    """Prompts that repeat themselves, of 3 to 200 tokens, and how each is written."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for number in range(count):
+        phrase = rng.integers(0, VOCABULARY, rng.integers(3, 40))
+        prompt = np.tile(phrase, 5)[: rng.integers(3, 200)].astype(np.int64)
+        sampling = SamplingOptions() if number % 3 == 0 else SamplingOptions(True, temperature=0.3, seed=number)
+        found.append((prompt, sampling, int(rng.integers(1, 60))))
+    return found
+
+
+def alone(target, prompt, sampling, count):
+    run = generator(target, "none").begin(prompt, sampling, max_new_tokens=count)
+    return [token for record in run.steps() for token in record.emitted]
+
+
+def emitted(lane):
+    return [token for record in lane.records for token in record.emitted]
+
+
+@pytest.mark.parametrize(
+    ("method", "nodes"), [("none", None), ("prompt_lookup", 5), ("adaptix", None), ("auto", None)], ids=str
+)
+def test_a_text_does_not_depend_on_its_company(compiled, method, nodes):
+    """Texts join at random steps and are the ones that plain decoding writes alone."""
+    given, rng = texts(14), np.random.default_rng(5)
+    writer = generator(compiled, method, nodes=nodes)
+    batch, lanes = writer.batch(), []
+    assert isinstance(batch_target(compiled, 2**20), Together)
+    while len(lanes) < len(given) or len(batch):
+        while len(lanes) < len(given) and rng.random() < 0.4:
+            prompt, sampling, count = given[len(lanes)]
+            lanes.append(batch.join(writer.prepare(prompt, sampling, max_new_tokens=count)))
+        batch.step()
+    for lane, (prompt, sampling, count) in zip(lanes, given, strict=True):
+        assert emitted(lane) == alone(compiled, prompt, sampling, count)
+        assert lane.seq.finish == "length"
+
+
+def test_texts_written_one_by_one_are_the_same(compiled):
+    """A target that is not compiled has a pass for each sequence."""
+    target = TorchTarget(compiled.model)
+    writer = generator(target, "prompt_lookup", nodes=4)
+    batch = writer.batch()
+    assert isinstance(batch_target(target, 2**20), OneByOne)
+    given = texts(4, seed=3)
+    lanes = [batch.join(writer.prepare(prompt, how, max_new_tokens=count)) for prompt, how, count in given]
+    while len(batch):
+        batch.step()
+    assert [emitted(lane) for lane in lanes] == [alone(target, *each) for each in given]
+
+
+def test_texts_that_leave_do_not_disturb_the_others(compiled):
+    given, writer = texts(9, seed=7), generator(compiled, "prompt_lookup", nodes=3)
+    batch = writer.batch()
+    lanes = [batch.join(writer.prepare(prompt, how, max_new_tokens=40)) for prompt, how, _ in given]
+    for number in range(6):
+        batch.step()
+        if number % 2:
+            batch.leave(lanes[number])
+    left = [lane for number, lane in enumerate(lanes) if number not in (1, 3, 5)]
+    while len(batch):
+        batch.step()
+    kept = [each for number, each in enumerate(given) if number not in (1, 3, 5)]
+    assert [emitted(lane) for lane in left] == [alone(compiled, prompt, how, 40) for prompt, how, _ in kept]
+
+
+def test_what_a_text_shares_with_an_earlier_one_is_not_computed_again(compiled):
+    writer = generator(compiled, "none")
+    prompt, sampling, _ = texts(1, seed=11)[0]
+    prompt = np.tile(prompt, 8)[:150]
+    batch = writer.batch()
+    first = batch.join(writer.prepare(prompt, sampling, max_new_tokens=20))
+    while len(batch):
+        batch.step()
+    longer = np.concatenate([prompt, emitted(first), [5, 6, 7]])
+    second = batch.join(writer.prepare(longer, sampling, max_new_tokens=20))
+    other = batch.join(writer.prepare(np.append(longer[:100], 3), sampling, max_new_tokens=20))
+    assert second.waiting <= 4
+    assert other.waiting == 0
+    while len(batch):
+        batch.step()
+    assert emitted(second) == alone(compiled, longer, sampling, 20)
+    assert emitted(other) == alone(compiled, np.append(longer[:100], 3), sampling, 20)
+
+
+def test_texts_wait_for_room_and_end_where_there_is_none(compiled):
+    slots = 2 * 2 * 2 * 16 * compiled.dtype.itemsize
+    writer = generator(compiled, "none")
+    given = texts(6, seed=13)
+    prepared = [writer.prepare(prompt, how, max_new_tokens=count) for prompt, how, count in given]
+    batch = writer.batch(2048 * slots)
+    lanes = [batch.join(prepared[0]), batch.join(prepared[1])]
+    with pytest.raises(OutOfMemoryError, match="2048 slots"):
+        lanes.extend(batch.join(each) for each in prepared[2:])
+    while len(batch):
+        batch.step()
+    assert [emitted(lane) for lane in lanes] == [alone(compiled, *each) for each in given[: len(lanes)]]
+    with pytest.raises(OutOfMemoryError):
+        batch.join(writer.prepare(np.zeros(2000, np.int64), SamplingOptions(), max_new_tokens=9))
+    crowded = writer.batch(768 * slots)
+    lane = crowded.join(writer.prepare(given[0][0], SamplingOptions(), max_new_tokens=1500))
+    while len(crowded):
+        crowded.step()
+    assert lane.seq.finish == "memory"
+    assert emitted(lane) == alone(compiled, given[0][0], SamplingOptions(), 1500)[: len(emitted(lane))]
+
+
+def test_many_prompts_are_written_as_each_alone(compiled):
+    writer = generator(compiled, "prompt_lookup")
+    writer.tokenizer = SimpleNamespace(decode=lambda ids, **_: " ".join(map(str, ids)), eos_token_id=None)
+    prompts = [prompt.tolist() for prompt, _, _ in texts(20, seed=17)]
+    options = {"max_new_tokens": 12, "temperature": 0.5, "eos_token_id": []}
+    together = writer.generate_all(prompts, count=2, seed=40, **options)
+    for number, written in enumerate(together):
+        expected = writer.generate(prompts[number // 2], seed=40 + number % 2, **options)
+        assert (written.token_ids, written.seed) == (expected.token_ids, expected.seed)
+        assert written.finish_reason == "length"
+
+
+def test_an_arena_keeps_what_it_leases_apart():
+    """Random leases against their own copies: written, committed in part, moved, closed and used again."""
+    rng = np.random.default_rng(2)
+    arena = Arena(2, 3, 4, torch.float32, 8192)
+    kept = {}
+    for _ in range(400):
+        if kept and rng.random() < 0.2:
+            lease = list(kept)[rng.integers(len(kept))]
+            arena.close(lease)
+            del kept[lease]
+        if len(kept) < 6 and rng.random() < 0.3:
+            tokens = np.arange(rng.integers(1, 300)) % 50
+            lease = arena.open(tokens, len(tokens))
+            kept[lease] = [*tokens[: lease.length]]
+            assert lease.length < len(tokens)
+        for lease, tokens in kept.items():
+            rows = rng.integers(0, 50, rng.integers(1, 20))
+            lease.reserve(rows)
+            for plane, buffer in enumerate(arena.buffers):
+                at = lease.start + lease.length
+                with torch.inference_mode():
+                    buffer[0, :, at : at + len(rows)] = torch.from_numpy(rows + 100 * plane)[None, :, None].float()
+            taken = np.flatnonzero(rng.random(len(rows)) < 0.6)
+            lease.commit(taken.tolist())
+            tokens.extend(rows[taken].tolist())
+        for lease, tokens in kept.items():
+            assert lease.tokens.tolist() == tokens
+            for plane, buffer in enumerate(arena.buffers):
+                held = buffer[0, :, lease.start : lease.start + lease.length] - 100 * plane
+                assert (held == torch.tensor(tokens)[None, :, None]).all()
