@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import foredraft
-from foredraft.bench.recording import RecordedDrafter
+from foredraft.bench.drafts import RecordedDrafter
 from foredraft.contracts import NO_BUDGET, Budget, Draft, Needs, Verdict
 from foredraft.drafters import Resources, auto, make_drafter
 from foredraft.drafters.auto import AutoDrafter, AutoOptions

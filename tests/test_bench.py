@@ -11,10 +11,10 @@ import pytest
 
 from foredraft.api import load
 from foredraft.bench import hub
-from foredraft.bench.advice import advise
 from foredraft.bench.cell import VERSION, CellFolder, Place, read_cell
 from foredraft.bench.method import cold_and_warm, parse_method
 from foredraft.bench.metrics import Ratio, first_difference, mean_speed_up, speed_up
+from foredraft.bench.recommendation import advise
 from foredraft.bench.report import read_cells, write_report
 from foredraft.bench.runner import Plan, run_plan
 from foredraft.bench.summary import ALL, summarize_cells

@@ -36,10 +36,10 @@ def test_an_account_adds_up_by_hand():
     steps = (step((0, 1, 7), 2, 3, 4), step((7,), 0, 2, 3), step((8,), 0, 0, 2))
     generation = Generation("text", (0, 1, 7, 7, 8), "length", 1, 0, steps, summarize(steps, 0.0))
     account = make_account(generation, verdicts, ("one", "other"), CostCurve((1, 4), (0.002, 0.005)))
-    assert [(each.name, each.drafted, each.accepted, each.wasted) for each in account.sources] == [
+    assert [tuple(each.values()) for each in account.sources] == [
         ("one", 3, 1, 2), ("other", 2, 1, 1)
     ]  # fmt: skip
-    found = {each.low: (each.nodes, each.believed, each.happened) for each in account.reliability if each.nodes}
+    found = {each.low: (each.nodes, each.believed, each.happened) for each in account.counts.reliability}
     assert found == {
         0.0: (1, pytest.approx(0.03), 0.0),
         0.1: (1, pytest.approx(0.1), 0.0),

@@ -123,7 +123,7 @@ QUICK = ["--trials", "3", "--texts", "4", "--max-new-tokens", "8", "--prompt-tok
 @pytest.mark.slow
 def test_the_command_writes_a_file_that_the_method_takes(data, tmp_path, capsys):
     out = tmp_path / "skipped.json"
-    assert main(["tune", "layer-skip", "--data", str(data), "--out", str(out), *QUICK]) == 0
+    assert main(["train", "layer-skip", "--data", str(data), "--out", str(out), *QUICK]) == 0
     said = capsys.readouterr().out
     assert "of 8 layers, attention of" in said
     assert "texts held out from the search of 3 sets" in said
@@ -155,7 +155,7 @@ def test_bad_input_is_told_before_anything_is_loaded(arguments, says, data, tmp_
     monkeypatch.chdir(tmp_path)
     base = ["--out", "out.json"] if "--out" not in arguments else []
     base += ["--data", str(data)] if "--data" not in arguments else []
-    assert main(["tune", "layer-skip", *base, *arguments]) == 2
+    assert main(["train", "layer-skip", *base, *arguments]) == 2
     assert says in capsys.readouterr().err.replace("\n", " ")
     assert not (tmp_path / "out.json").exists()
 
@@ -163,9 +163,9 @@ def test_bad_input_is_told_before_anything_is_loaded(arguments, says, data, tmp_
 def test_too_few_texts_and_an_existing_file_are_refused(tmp_path, capsys):
     few, out = tmp_path / "few.txt", tmp_path / "out.json"
     few.write_text("One text.")
-    assert main(["tune", "layer-skip", "--data", str(few), "--out", str(out)]) == 2
+    assert main(["train", "layer-skip", "--data", str(few), "--out", str(out)]) == 2
     assert "1 documents can be used, and at least 4 are needed" in capsys.readouterr().err
     out.write_text("mine")
-    assert main(["tune", "layer-skip", "--data", str(few), "--out", str(out)]) == 2
+    assert main(["train", "layer-skip", "--data", str(few), "--out", str(out)]) == 2
     assert "give --overwrite" in capsys.readouterr().err
     assert out.read_text() == "mine"

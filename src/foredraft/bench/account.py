@@ -3,39 +3,19 @@
 Listens to a drafter at work; changes neither drafts nor text. Does not know how drafts are made.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from foredraft.api import Generator, Prompt
+from foredraft.bench.drafts import DraftCounts, RecordedDrafter, count_drafts
 from foredraft.bench.metrics import finite, mean
-from foredraft.bench.recording import RecordedDrafter, count_drafts
-from foredraft.bench.reliability import Reliability, reliability
 from foredraft.contracts import CostCurve, Draft, StepRecord, Verdict
 from foredraft.generation import Generation
 from foredraft.graph.tree import depths
-
-
-@dataclass(frozen=True, slots=True)
-class SourceAccount:
-    """What one source drafted.
-
-    Attributes:
-        name: its name.
-        drafted: nodes that were verified.
-        accepted: of them, tokens of the text.
-    """
-
-    name: str
-    drafted: int
-    accepted: int
-
-    @property
-    def wasted(self) -> int:
-        """Nodes that were verified for nothing."""
-        return self.drafted - self.accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +24,8 @@ class Account:
 
     Attributes:
         generation: what was written.
-        sources: by source, in the drafter's order.
-        reliability: by bins of estimates; all empty for a drafter that gives none.
+        names: of the drafter's sources, in its order.
+        counts: what became of the drafts.
         plain_steps: steps without a draft.
         tokens_believed: of a step with a draft, by the drafter's own estimates; NaN where it gives none.
         tokens_happened: of a step with a draft; NaN where there was none.
@@ -57,8 +37,8 @@ class Account:
     """
 
     generation: Generation
-    sources: tuple[SourceAccount, ...]
-    reliability: tuple[Reliability, ...]
+    names: tuple[str, ...]
+    counts: DraftCounts
     plain_steps: int
     tokens_believed: float
     tokens_happened: float
@@ -68,10 +48,22 @@ class Account:
     drafted_milliseconds_happened: float
     beside_milliseconds: float
 
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """Of each source its name, how many nodes were drafted, accepted, and wasted."""
+        drafted, accepted = Counter(self.counts.drafted_by_source), Counter(self.counts.accepted_by_source)
+        return [
+            {"name": name, "drafted": drafted[name], "accepted": accepted[name],
+             "wasted": drafted[name] - accepted[name]}
+            for name in self.names
+        ]  # fmt: skip
+
     def as_dict(self) -> dict[str, Any]:
         """Return the figures by name, None for what there was none of, without the steps."""
-        figures = {name: value for name, value in asdict(self).items() if name != "generation"}
-        figures["reliability"] = [asdict(each) for each in self.reliability if each.nodes]
+        left_out = ("generation", "names", "counts")
+        figures = {name: value for name, value in asdict(self).items() if name not in left_out}
+        figures["sources"] = self.sources
+        figures["reliability"] = [asdict(each) for each in self.counts.reliability]
         figures["statistics"] = self.generation.statistics.as_dict()
         return {name: finite(value) if isinstance(value, float) else value for name, value in figures.items()}
 
@@ -115,8 +107,8 @@ def make_account(
     seconds = curve.table(max((step.drafted for step in with_draft), default=0) + 1)
     return Account(
         generation=generation,
-        sources=_sources(drafted, names),
-        reliability=reliability(scored),
+        names=names,
+        counts=count_drafts(drafted, names),
         plain_steps=len(plain),
         tokens_believed=mean(_believed_tokens(verdict.draft) for verdict in scored),
         tokens_happened=mean(len(step.emitted) for step in with_draft),
@@ -132,12 +124,6 @@ def _believed_tokens(draft: Draft) -> float:
     """Return the expected tokens of a step: its own one, and at most as many drafted ones as the draft is deep."""
     score = draft.score if draft.score is not None else np.empty(0, np.float32)
     return 1.0 + min(float(score.sum()), float(depths(draft.parents).max(initial=0)))
-
-
-def _sources(verdicts: Iterable[Verdict], names: Sequence[str]) -> tuple[SourceAccount, ...]:
-    counts = count_drafts(verdicts, names)
-    drafted, accepted = counts.drafted_by_source, counts.accepted_by_source
-    return tuple(SourceAccount(name, drafted.get(name, 0), accepted.get(name, 0)) for name in names)
 
 
 def _forward_ms(step: StepRecord) -> float:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foredraft.atomic_file import write_file
+from foredraft.bench.drafts import DraftCounts, Guesses
 from foredraft.bench.environment import Environment
 from foredraft.bench.metrics import repeated_share
-from foredraft.bench.recording import DraftCounts, Guesses
-from foredraft.bench.result_file import write_result
 from foredraft.errors import StoreError, UsageError
 
 FORMAT = "foredraft bench cell"
@@ -210,6 +210,19 @@ def read_cell(path: Path) -> Cell:
         raise StoreError(f"The cell {path} is damaged ({reason}); run the benchmark again to replace it.") from error
 
 
+def write_result(path: Path, data: bytes) -> None:
+    """Put `data` in the place of `path`, whose folder is made if need be; the old file stays until it is done.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, data)
+    except OSError as error:
+        raise StoreError(f"The results {path} cannot be written ({error.strerror}); give another folder.") from error
+
+
 def settings_name(settings: Mapping[str, Any]) -> str:
     """Word generation arguments for a path and a heading: `greedy-128-seed0`, `temperature0.7-128-seed0`."""
     sampled = [f"{name}{settings[name]:g}" for name in ("temperature", "top_p", "top_k", "min_p") if name in settings]
@@ -233,7 +246,8 @@ def _writing(body: dict[str, Any]) -> Writing:
 
 def _counts(body: dict[str, Any]) -> DraftCounts:
     by_depth = {name: tuple(body[name]) for name in ("drafted_by_depth", "accepted_by_depth")}
-    return DraftCounts(**{**body, **by_depth})
+    estimated = tuple(map(tuple, body.get("estimated", ())))  # older cells have none
+    return DraftCounts(**{**body, **by_depth, "estimated": estimated})
 
 
 def _safe(text: str) -> str:

@@ -12,10 +12,9 @@ from foredraft.api import Generator, Prompt
 from foredraft.bench.method import Method
 from foredraft.bench.metrics import first_difference
 from foredraft.bench.peer import prepared_peer
+from foredraft.bench.turns import write_by_turns
 from foredraft.generation import Generation, Stream
 
-ROUNDS = 3
-"""Times that a text is written plainly and drafted, by turns; the median counts. transformers writes it once."""
 _PAYS = 1.05
 """From this speed-up on the page says that drafting paid; less lies within the noise of one short text."""
 
@@ -119,39 +118,27 @@ class Outcome:
         return f"{said} Little of new prose can be foreseen: {counts.accepted} of {counts.emitted} tokens were drafted."
 
 
-def perform(generator: Generator, scene: Scene, show: Callable[[Stream], None] | None = None) -> Outcome:
+def perform(generator: Generator, scene: Scene, show: Callable[[Stream], None] = lambda _: None) -> Outcome:
     """Write a scene's text by transformers, plainly and by the generator's method, and time each.
 
     Args:
         generator: with the method to show; a model with a chat template.
         scene: what to write.
-        show: is given the first drafted text as a stream, and reads it to its end.
+        show: is given the first drafted text as a stream.
     """
     prompt: Prompt = [{"role": "user", "content": scene.prompt}]
     options = {"seed": 0, **scene.options}
-    plain = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
-    for each in (plain, generator):  # what is loaded and compiled once belongs to no text
-        each.generate(prompt, **{**options, "max_new_tokens": 16})
-    generator.forget()
-    stream = generator.stream(prompt, **options)
-    if show is not None:
-        show(stream)
-    for _ in stream:
-        pass
-    texts: dict[str, list[Generation]] = {"none": [], generator.method: []}
-    for number in range(ROUNDS):
-        for each in (plain, generator) if number % 2 else (generator, plain):
-            each.forget()  # else the text would be drafted by what the target said when it wrote it before
-            texts[each.method].append(each.generate(prompt, **options))
+    written, plain = write_by_turns(generator, prompt, options, show)
     peer = prepared_peer(generator, Method("transformers", "transformers"))(prompt, options)
-    own, drafted = texts["none"][0].token_ids, texts[generator.method][0]
+    own, drafted = plain[0].token_ids, written[0]
     place = first_difference(own, peer.token_ids)
     sampled = bool(options.get("do_sample"))
     return Outcome(
         scene,
         {
             "transformers": 1e3 * peer.total_seconds / len(peer.token_ids),
-            **{name: _milliseconds(runs) for name, runs in texts.items()},
+            "none": _milliseconds(plain),
+            generator.method: _milliseconds(written),
         },
         generator.method,
         drafted,

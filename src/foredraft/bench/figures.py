@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from foredraft.bench.curves import BudgetCurve
 from foredraft.bench.summary import PARTS, Summary
-from foredraft.bench.sweep import BudgetCurve
 from foredraft.contracts import CostCurve
 from foredraft.errors import UsageError
 
@@ -175,12 +175,12 @@ def tokens_by_budget(
 
 def acceptance_by_depth(summaries: Sequence[Summary], methods: Sequence[str], name: str) -> Picture:
     """Draw the share of drafting steps whose accepted path reached each depth."""
-    drawn = [each for each in summaries if each.accepted_by_depth and each.statistics.drafting_steps]
+    drawn = [each for each in summaries if each.counts.accepted_by_depth and each.statistics.drafting_steps]
 
     def draw(figure: Any, theme: Theme) -> None:
         axes = figure.add_subplot()
         for each in drawn:
-            reached = np.array(each.accepted_by_depth[:DEEPEST]) / each.statistics.drafting_steps
+            reached = np.array(each.counts.accepted_by_depth[:DEEPEST]) / each.statistics.drafting_steps
             axes.plot(
                 np.arange(1, len(reached) + 1), reached, **_look(each.method, methods, theme), linewidth=1.6,
                 markersize=5, label=short(each.method),

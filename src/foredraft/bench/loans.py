@@ -4,8 +4,9 @@ The figures of GSD's table 1, drafted tokens, and table 5, KL divergence (Gong e
 wrote is drafted again from each of its positions, in every shape. Knows a draft model; not the verification.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,22 +59,9 @@ class Loans:
     divergence: float
     agreement: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return every figure by name."""
-        return asdict(self)
 
-
-@dataclass(slots=True)
-class _Sums:
-    drafts: int = 0
-    nodes: int = 0
-    passes: int = 0
-    depth: int = 0
-    unpruned: int = 0
-    redundant: int = 0
-    recomputed: int = 0
-    divergence: float = 0.0
-    agreement: int = 0
+_Sums = defaultdict[str, float]
+"""Of one shape over all drafts: the sums that `Loans` has means of, by its names."""
 
 
 def measure_loans(
@@ -101,7 +89,7 @@ def measure_loans(
     model = pair_draft_model(draft_model, generator.target, generator.tokenizer)
     shapes = {"chain": replace(rules, out_degree=1, least_share=0.0, tau=0), "tree": replace(rules, tau=0)}
     shapes |= {f"graph, tau {tau}": replace(rules, tau=tau) for tau in TAUS}
-    sums = {shape: _Sums() for shape in shapes}
+    sums = {shape: _Sums(float) for shape in shapes}
     for prompt in prompts:
         text = generator.generate(prompt.prompt, max_new_tokens=tokens)
         ids = np.concatenate([generator.encode(prompt.prompt), np.array(text.token_ids, np.int64)])
@@ -123,12 +111,12 @@ def _draft_along(
         grown = grow(rollout, ids[:end], rules, budget, Imitation(vocabulary=model.vocabulary), _MOST_ROWS)
         graph, size = grown.graph, grown.graph.size
         levels = int(depths(graph.parents[:size]).max(initial=0))
-        sums.drafts += 1
-        sums.nodes += size
-        sums.passes += 1 + int((grown.rows[:size] >= 0).sum())
-        sums.depth += levels
-        sums.unpruned += sum(out_degree**level for level in range(1, levels + 1))
-        sums.redundant += int((graph.lenders[:size] >= 0).sum())
+        sums["drafts"] += 1
+        sums["nodes"] += size
+        sums["passes"] += 1 + int((grown.rows[:size] >= 0).sum())
+        sums["depth"] += levels
+        sums["unpruned"] += sum(out_degree**level for level in range(1, levels + 1))
+        sums["redundant"] += int((graph.lenders[:size] >= 0).sum())
         _compare(rollout, grown, sums)
 
 
@@ -143,14 +131,22 @@ def _compare(rollout: Rollout, grown: Grown, sums: _Sums) -> None:
     above = graph.parents[nodes]
     rows = np.where(above < 0, -1, grown.rows[above]).astype(np.int32)
     own, lent = rollout.expand(graph.tokens[nodes], rows).float().log_softmax(-1).chunk(2)
-    sums.recomputed += len(borrowers)
-    sums.divergence += float((own.exp() * (own - lent)).sum())
-    sums.agreement += int((own.argmax(-1) == lent.argmax(-1)).sum())
+    sums["recomputed"] += len(borrowers)
+    sums["divergence"] += float((own.exp() * (own - lent)).sum())
+    sums["agreement"] += int((own.argmax(-1) == lent.argmax(-1)).sum())
 
 
 def _loans(shape: str, sums: _Sums) -> Loans:
-    drafts, compared = max(sums.drafts, 1), max(sums.recomputed, 1)
+    drafts, nodes, compared = (max(sums[name], 1.0) for name in ("drafts", "nodes", "recomputed"))
     return Loans(
-        shape, sums.drafts, sums.nodes / drafts, sums.passes / drafts, sums.depth / drafts, sums.unpruned / drafts,
-        sums.redundant / max(sums.nodes, 1), sums.recomputed, sums.divergence / compared, sums.agreement / compared,
-    )  # fmt: skip
+        shape=shape,
+        drafts=int(sums["drafts"]),
+        nodes=sums["nodes"] / drafts,
+        passes=sums["passes"] / drafts,
+        depth=sums["depth"] / drafts,
+        unpruned=sums["unpruned"] / drafts,
+        redundant=sums["redundant"] / nodes,
+        recomputed=int(sums["recomputed"]),
+        divergence=sums["divergence"] / compared,
+        agreement=sums["agreement"] / compared,
+    )

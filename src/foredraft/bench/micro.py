@@ -1,11 +1,10 @@
-"""What the parts of a step cost here: verification by rows, drafting by method and budget, everything but the forward.
+"""What the parts of a step cost here: verification by rows, and every part by method and budget.
 
 Knows the clock and the generator's surface.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,15 @@ import torch
 
 from foredraft.api import Generator
 from foredraft.bench.method import Method, use
-from foredraft.bench.replay import replay
-from foredraft.bench.timeline import TimedStep, timed_steps
-from foredraft.contracts import TokenIds
+from foredraft.bench.metrics import FloatVector
 from foredraft.model.cost import ROWS
 from foredraft.model.target import TorchTarget
+from foredraft.sampling import SamplingOptions
 
 VERIFIED_ROWS = (*ROWS, 96, 128)
 _PREFILLED = 512
 _WARM_UP = 16
+_TEMPERATURE = 0.7
 PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")
 
 
@@ -35,7 +34,6 @@ class StepCost:
         parts: microseconds of draft, layout, forward, verify, commit, observe.
         between: microseconds from the end of a step to the beginning of the next.
         beside_forward: median of everything that is not the forward, `between` included.
-        steps: the steps of the last text.
     """
 
     method: str
@@ -43,10 +41,9 @@ class StepCost:
     parts: tuple[float, ...]
     between: float
     beside_forward: float
-    steps: tuple[TimedStep, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures by name, the steps apart."""
+        """Return the figures by name."""
         parts = dict(zip(PARTS, self.parts, strict=True))
         beside = {"between": self.between, "beside_forward": self.beside_forward}
         return {"method": self.method, "nodes": self.nodes, "parts": parts, **beside}
@@ -55,19 +52,26 @@ class StepCost:
 def step_cost(generator: Generator, method: Method, prompt: str, tokens: int = 64, repeats: int = 2) -> StepCost:
     """Time the parts of a method's steps, over `repeats` texts after a short one that warms up."""
     use(generator, method)
-    texts = [timed_steps(generator, prompt, limit, seed) for seed, limit in enumerate([_WARM_UP, *[tokens] * repeats])]
-    steps = [step for text in texts[1:] for step in text]
-    times = np.array([[step.record.nanoseconds[part] for part in PARTS] for step in steps], np.float64) / 1e3
-    between = np.array([step.between for step in steps], np.float64) / 1e3
-    forward = PARTS.index("forward")
-    return StepCost(
-        method.label,
-        method.nodes or 0,
-        tuple(np.median(times, axis=0).tolist()),
-        float(np.median(between)),
-        float(np.median(times.sum(axis=1) - times[:, forward] + between)),
-        tuple(texts[-1]),
-    )
+    _timed_steps(generator, prompt, _WARM_UP, 0)
+    times = np.concatenate([_timed_steps(generator, prompt, tokens, seed) for seed in range(1, repeats + 1)])
+    *parts, between = np.median(times, axis=0).tolist()
+    beside = float(np.median(times.sum(axis=1) - times[:, PARTS.index("forward")]))
+    return StepCost(method.label, method.nodes or 0, tuple(parts), between, beside)
+
+
+def _timed_steps(generator: Generator, prompt: str, tokens: int, seed: int) -> FloatVector:
+    """Write `tokens` tokens at temperature 0.7, whatever ends a text.
+
+    Returns:
+        float64[steps, 7]: microseconds of each part, and of what lies between the step before and this one, 0 at first.
+    """
+    sampling = SamplingOptions(do_sample=True, temperature=_TEMPERATURE, seed=seed)
+    times, last = [], 0
+    for record in generator.begin(generator.encode(prompt), sampling, max_new_tokens=tokens).steps():
+        now, parts = perf_counter_ns(), [record.nanoseconds[part] for part in PARTS]
+        times.append([*parts, now - last - sum(record.nanoseconds.values()) if last else 0])
+        last = now
+    return np.array(times, np.float64) / 1e3
 
 
 def prefill_rate(target: TorchTarget, repeats: int = 5) -> tuple[int, float]:
@@ -83,30 +87,3 @@ def prefill_rate(target: TorchTarget, repeats: int = 5) -> tuple[int, float]:
             torch.cuda.synchronize(target.device)
         seconds.append(perf_counter() - start)
     return count, count / min(seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftCost:
-    """Microseconds of one `propose`, learning of the last tokens included.
-
-    Attributes:
-        method: the label.
-        nodes: the budget.
-        median: over all steps of the replayed texts.
-        p99: likewise.
-    """
-
-    method: str
-    nodes: int
-    median: float
-    p99: float
-
-
-def draft_cost(
-    generator: Generator, method: Method, texts: Sequence[tuple[TokenIds, TokenIds]], nodes: int
-) -> DraftCost:
-    """Time a drafter's `propose` over replayed texts, after one that warms up."""
-    generator.use(method.name, method.options, nodes)
-    replay(generator.drafter, texts[:1], nodes, generator.target.vocabulary)
-    result = replay(generator.drafter, texts, nodes, generator.target.vocabulary).as_dict()
-    return DraftCost(method.label, nodes, result["propose_median_us"], result["propose_p99_us"])

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.bench.json_lines import read_json_lines
-from foredraft.bench.reliability import Reliability, ReliabilityTally
+from foredraft.bench.drafts import DraftTally, Reliability
+from foredraft.bench.tasks import read_json_lines
 from foredraft.contracts import Budget, Draft, DraftContext, Drafter, SequenceView, TokenIds, Verdict
 from foredraft.control import cut
 from foredraft.errors import UsageError
@@ -48,7 +48,7 @@ class ReplayResult:
         accepted: drafted tokens that the records hold.
         tokens_by_record: int64[records], tokens of each answer.
         steps_by_record: int64[records], forward passes of each.
-        reliability: how far the drafter's estimates were right; all empty where it gives none.
+        reliability: how far the drafter's estimates were right; empty where it gives none.
         propose_nanoseconds: int64[steps], the time of each `propose`.
     """
 
@@ -79,7 +79,7 @@ class ReplayResult:
         return tuple(float(tokens.sum() / steps.sum()) for tokens, steps in pairs if len(steps))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures by name, times in microseconds; bins of estimates without nodes are left out."""
+        """Return the figures by name, times in microseconds."""
         micros = self.propose_nanoseconds / 1e3
         return {
             "records": self.records,
@@ -90,7 +90,7 @@ class ReplayResult:
             "tokens_per_target_step": self.tokens_per_target_step,
             "tokens_per_target_step_macro": self.macro,
             "tokens_per_target_step_by_quarter": self.quarters,
-            "reliability": [asdict(each) for each in self.reliability if each.nodes],
+            "reliability": [asdict(each) for each in self.reliability],
             "propose_median_us": float(np.median(micros)) if len(micros) else 0.0,
             "propose_p99_us": float(np.quantile(micros, 0.99)) if len(micros) else 0.0,
         }
@@ -132,19 +132,18 @@ def encode_records(records: Iterable[Record], tokenizer: Any) -> list[tuple[Toke
 def replay(drafter: Drafter, texts: Sequence[tuple[TokenIds, TokenIds]], nodes: int, vocabulary: int) -> ReplayResult:
     """Drive `drafter` through every text, with at most `nodes` nodes a step; each text is a sequence of its own."""
     steps_by_record = np.zeros(len(texts), np.int64)
-    drafted = accepted = 0
-    tally, times = ReliabilityTally(), []
+    tally, times = DraftTally(drafter.source_names), []
     for number, (prompt, output) in enumerate(texts):
         for verdict, elapsed in replay_steps(drafter, prompt, output, nodes, vocabulary):
             steps_by_record[number] += 1
-            drafted += len(verdict.draft)
-            accepted += len(verdict.path)
             tally.add(verdict)
             times.append(elapsed)
     tokens_by_record = np.array([len(output) for _, output in texts], np.int64)
+    counts = tally.counts()
     return ReplayResult(
-        len(texts), int(tokens_by_record.sum()), int(steps_by_record.sum()), drafted, accepted, tokens_by_record,
-        steps_by_record, tally.curve(), np.array(times, np.int64),
+        len(texts), int(tokens_by_record.sum()), int(steps_by_record.sum()), sum(counts.drafted_by_depth),
+        sum(counts.accepted_by_depth), tokens_by_record, steps_by_record, counts.reliability,
+        np.array(times, np.int64),
     )  # fmt: skip
 
 

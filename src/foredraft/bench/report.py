@@ -1,11 +1,10 @@
 """The report of a folder of cells: an HTML page that needs no network, its pictures as PNG files, a Markdown table.
 
-Knows what the page shows of the figures; what they are is in `summary`, what they say in `advice`, how they are
+Knows what the page shows of the figures; what they are is in `summary`, what they say in `recommendation`, how they are
 drawn in `figures`.
 """
 
 import base64
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,14 +12,12 @@ from typing import Any
 
 from foredraft.atomic_file import write_file
 from foredraft.bench import figures
-from foredraft.bench.advice import advise
 from foredraft.bench.cell import Cell, CellFolder, read_cell
+from foredraft.bench.curves import BudgetCurve, read_cost, read_sweep
 from foredraft.bench.figures import Picture
 from foredraft.bench.method import BASE
-from foredraft.bench.metrics import Ratio
-from foredraft.bench.summary import ALL, Summary, check_alike, overall, summarize_cells
-from foredraft.bench.sweep import BudgetCurve, read_sweep
-from foredraft.bench.verification import read_cost
+from foredraft.bench.recommendation import advise
+from foredraft.bench.summary import ALL, Summary, check_alike, overall, shown, summarize_cells
 from foredraft.errors import StoreError, UsageError
 
 PAGE, TABLE, PICTURES = "report.html", "report.md", "pictures"
@@ -115,37 +112,8 @@ def _rows(summaries: Sequence[Summary], methods: Sequence[str]) -> list[dict[str
     rows: list[dict[str, Any]] = []
     for color, method in enumerate(methods):
         mine = sorted((each for each in summaries if each.method == method), key=lambda each: each.task != ALL)
-        rows += [{**_row(each), "first": place == 0, "color": color % 8} for place, each in enumerate(mine)]
+        rows += [{**shown(each), "first": place == 0, "color": color % 8} for place, each in enumerate(mine)]
     return rows
-
-
-def _row(each: Summary) -> dict[str, Any]:
-    counts, drafts = each.statistics, each.statistics.drafted > 0
-    return {
-        "method": each.method,
-        "task": each.task,
-        "texts": f"{each.texts} ({each.failed} failed)" if each.failed else each.texts,
-        "speed_up": _ratio(each.speed_up),
-        "honest": f"{_ratio(each.speed_up_without_loops)} ({each.texts_without_loops})",
-        "mean": _ratio(each.speed_up_macro),
-        "tokens_a_step": f"{counts.tokens_per_target_step:.2f}",
-        "tokens_a_step_macro": f"{each.tokens_per_target_step_macro:.2f}",
-        "nodes_a_step": f"{each.nodes_per_step:.1f}" if drafts else "-",
-        "acceptance": f"{counts.draft_acceptance_rate:.2f}" if drafts else "-",
-        "share": f"{counts.drafted_share:.2f}" if drafts else "-",
-        "harmonic": f"{counts.harmonic_mean:.2f}" if drafts else "-",
-        "length": f"{counts.mean_acceptance_length:.2f}" if drafts else "-",
-        "wasted": each.wasted if drafts else "-",
-        "milliseconds": f"{1e3 * counts.decode_seconds_per_token:.2f}",
-        "prefill": "-" if math.isnan(each.prefill_seconds) else f"{1e3 * each.prefill_seconds:.0f}",
-        "identical": f"{each.identical}/{each.texts}",
-        "repeated": f"{each.repeated:.2f}",
-        "stalled": "-" if math.isnan(each.prefill_seconds) else f"{each.stalled:.1%}",
-    }
-
-
-def _ratio(ratio: Ratio) -> str:
-    return "-" if math.isnan(ratio.value) else str(ratio)
 
 
 def _sources(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
@@ -154,11 +122,11 @@ def _sources(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
             "method": each.method,
             "source": source,
             "drafted": drafted,
-            "accepted": each.accepted_by_source.get(source, 0),
-            "share": f"{each.accepted_by_source.get(source, 0) / drafted:.2f}",
+            "accepted": each.counts.accepted_by_source.get(source, 0),
+            "share": f"{each.counts.accepted_by_source.get(source, 0) / drafted:.2f}",
         }
         for each in overall(summaries)
-        for source, drafted in sorted(each.drafted_by_source.items())
+        for source, drafted in sorted(each.counts.drafted_by_source.items())
         if drafted
     ]
 
@@ -206,7 +174,7 @@ def _page(values: Mapping[str, Any]) -> str:
     from jinja2 import Environment, FileSystemLoader
     from markupsafe import Markup, escape
 
-    def shown(picture: Picture, wide: bool) -> Markup:
+    def drawn(picture: Picture, wide: bool) -> Markup:
         light, dark = (base64.b64encode(picture.png[name]).decode() for name in ("light", "dark"))
         return Markup(  # noqa: S704  # base64 of our own pictures, and an escaped sentence
             f"<figure{' class=wide' if wide else ''}><picture>"
@@ -216,7 +184,7 @@ def _page(values: Mapping[str, Any]) -> str:
         )
 
     loader = FileSystemLoader(Path(__file__).parent / "templates")
-    return Environment(loader=loader, autoescape=True).get_template("report.html.j2").render(**values, shown=shown)
+    return Environment(loader=loader, autoescape=True).get_template("report.html.j2").render(**values, drawn=drawn)
 
 
 def markdown(summaries: Sequence[Summary], environment: Mapping[str, Mapping[str, str]], names: Sequence[str]) -> str:
@@ -231,9 +199,9 @@ def markdown(summaries: Sequence[Summary], environment: Mapping[str, Mapping[str
         for method in dict.fromkeys(each.method for each in mine):
             found = {each.task: each for each in mine if each.method == method}
             whole = found.get(ALL) or next(iter(found.values()))
-            cells = [_ratio(found[task].speed_up) if task in found else "-" for task in tasks]
-            rate = f"{whole.statistics.tokens_per_target_step:.2f}"
-            lines.append(f"| `{method}` | {rate} | {_ratio(whole.speed_up_without_loops)} | {' | '.join(cells)} |")
+            cells = [shown(found[task])["speed_up"] if task in found else "-" for task in tasks]
+            row = shown(whole)
+            lines.append(f"| `{method}` | {row['tokens_a_step']} | {row['honest']} | {' | '.join(cells)} |")
         lines += ["", *advise(mine, environment), ""]
     return "\n".join(lines)
 

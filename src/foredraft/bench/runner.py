@@ -76,7 +76,11 @@ class Account:
 
 
 def run_plan(
-    generator: Generator, plan: Plan, folder: CellFolder | None = None, done: Callable[[], None] = lambda: None
+    generator: Generator,
+    plan: Plan,
+    folder: CellFolder | None = None,
+    done: Callable[[], None] = lambda: None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> Account:
     """Measure what of a plan is not measured yet.
 
@@ -85,13 +89,14 @@ def run_plan(
         plan: what to measure.
         folder: where cells are found and kept; None keeps none.
         done: called after each turn of each prompt in each setting.
+        enough: asked before each prompt whether to leave it and the rest of its setting out.
 
     Raises:
         UsageError: two columns of one name, an option that cannot be honoured, or a folder with cells of an unlike
             environment.
         StoreError: a cell that cannot be written.
     """
-    return _Run(generator, plan, folder).go(done)
+    return _Run(generator, plan, folder).go(done, enough)
 
 
 def turns_of(plan: Plan) -> int:
@@ -137,7 +142,7 @@ class _Run:
         self._ready: dict[str, Ready] = {}
         self._account = Account()
 
-    def go(self, done: Callable[[], None]) -> Account:
+    def go(self, done: Callable[[], None], enough: Callable[[], bool]) -> Account:
         prompts = {(prompt.task, prompt.number): prompt for prompt in self._plan.prompts}.values()
         found = {place: self._read(place, prompt) for place, prompt in self._places(prompts)}
         if any(cell is None for cell in found.values()):
@@ -148,6 +153,8 @@ class _Run:
                 ready.forget()  # of the same prompts in another setting, and of the warm-up
             tasks: dict[str, _Task] = {}
             for prompt in prompts:
+                if enough():
+                    break
                 task = tasks.setdefault(prompt.task, _Task(prompt))
                 self._measure(prompt, settings, task, found, done)
         self._account.seconds = perf_counter() - start

@@ -3,7 +3,7 @@
 Knows cells and the definitions of the figures. Every figure is worked out from the cells anew, none is stored.
 """
 
-from collections import Counter
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from foredraft.bench.cell import Cell, Writing
+from foredraft.bench.drafts import DraftCounts, add_counts
 from foredraft.bench.environment import differences
 from foredraft.bench.metrics import LOOP_SHARE, NO_RATIO, Ratio, finite, mean, mean_speed_up, speed_up
 from foredraft.engine.statistics import Statistics, add_up
@@ -18,6 +19,9 @@ from foredraft.errors import UsageError
 
 ALL = "all"
 """The row over all tasks."""
+
+DEPTHS = 8
+"""As deep as a table tells the steps that reached it."""
 
 PARTS = ("draft", "forward", "verify", "commit", "other")
 
@@ -43,10 +47,7 @@ class Summary:
         repeated: mean share of repeated 8-grams in the output.
         prefill_seconds: mean over texts; NaN for the peer.
         milliseconds: of an emitted token, by part.
-        drafted_by_depth: nodes verified at depth 1, 2, ...
-        accepted_by_depth: of them, accepted.
-        drafted_by_source: nodes verified, by who drafted them.
-        accepted_by_source: of them, accepted.
+        counts: what became of the drafts.
         whole_time: whether times are whole calls, prefill included, which is all the peer tells.
     """
 
@@ -66,10 +67,7 @@ class Summary:
     repeated: float
     prefill_seconds: float
     milliseconds: dict[str, float]
-    drafted_by_depth: tuple[int, ...]
-    accepted_by_depth: tuple[int, ...]
-    drafted_by_source: dict[str, int]
-    accepted_by_source: dict[str, int]
+    counts: DraftCounts
     whole_time: bool
 
     @property
@@ -82,14 +80,41 @@ class Summary:
         """Drafted tokens a target step."""
         return self.statistics.drafted / max(self.statistics.steps, 1)
 
+    @property
+    def merged(self) -> int:
+        """Accepted tokens that came through a loan of a draft graph."""
+        accepted = self.counts.accepted_by_source.items()
+        return sum(count for source, count in accepted if source.endswith(", merged"))
+
+    @property
+    def reached(self) -> tuple[float, ...]:
+        """Of all target steps, the share that accepted at least 1, 2, ... drafted tokens."""
+        return tuple(count / max(self.statistics.steps, 1) for count in self.counts.accepted_by_depth)
+
+    @property
+    def cost_ratio(self) -> float:
+        """Time of drafting one token over that of a plain step, EESD's alpha; 0 where nothing was drafted."""
+        plain = self.speed_up.value * self.statistics.decode_seconds_per_token
+        drafted_a_token = self.statistics.drafted / max(self.statistics.emitted, 1)
+        return self.milliseconds["draft"] / 1e3 / drafted_a_token / max(plain, 1e-12) if drafted_a_token else 0.0
+
+    @property
+    def modelled_speed_up(self) -> float:
+        """What EESD's cost model expects (its equations 13 and 14), where a verification costs what a plain step does.
+
+        A text of L tokens takes r_d L / v_d drafted tokens and (1 - r_d) L steps.
+        """
+        v_d, r_d = self.statistics.draft_acceptance_rate, self.statistics.drafted_share
+        return v_d / ((self.cost_ratio - v_d) * r_d + v_d) if v_d else 1.0
+
     def as_dict(self) -> dict[str, Any]:
         """Return the figures by name, for JSON; None where there is nothing to tell, as JSON has no other numbers."""
-        figures = {
-            **asdict(self),
-            "statistics": self.statistics.as_dict(),
-            "wasted": self.wasted,
-            "nodes_per_step": self.nodes_per_step,
-        }
+        figures = asdict(self)
+        counts = figures.pop("counts")
+        del counts["estimated"]
+        more = ("wasted", "nodes_per_step", "merged", "reached", "cost_ratio", "modelled_speed_up")
+        figures |= {**counts, "statistics": self.statistics.as_dict(), **{name: getattr(self, name) for name in more}}
+        figures["reliability"] = [asdict(each) for each in self.counts.reliability]
         ratios = ("speed_up", "speed_up_macro", "speed_up_without_loops")
         figures |= {name: {key: finite(value) for key, value in figures[name].items()} for name in ratios}
         return {name: finite(value) if isinstance(value, float) else value for name, value in figures.items()}
@@ -139,8 +164,6 @@ def _summary(task: str, group: Sequence[Cell]) -> Summary:
     own = [writing for _, writing in pairs]
     whole_time = any(not writing.parts for writing in own)
     calm = [pair for pair in pairs if pair[0].repeated <= LOOP_SHARE]
-    drafted_by_source, accepted_by_source = _by_source(group)
-    drafted_by_depth, accepted_by_depth = _by_depth(group)
     tokens = max(sum(writing.tokens for writing in own), 1)
     return Summary(
         settings=group[0].place.settings,
@@ -159,10 +182,7 @@ def _summary(task: str, group: Sequence[Cell]) -> Summary:
         repeated=mean(writing.repeated for writing in own),
         prefill_seconds=float("nan") if whole_time else mean(writing.prefill_seconds for writing in own),
         milliseconds={part: 1e3 * sum(each.parts.get(part, 0.0) for each in own) / tokens for part in PARTS},
-        drafted_by_depth=drafted_by_depth,
-        accepted_by_depth=accepted_by_depth,
-        drafted_by_source=drafted_by_source,
-        accepted_by_source=accepted_by_source,
+        counts=add_counts([cell.counts for cell in group if cell.counts is not None]),
         whole_time=whole_time,
     )
 
@@ -196,21 +216,41 @@ def _macro(pairs: Sequence[tuple[Writing, Writing]], whole_time: bool) -> Ratio:
     return mean_speed_up(np.array([base / own for base, own in a_token], np.float64))
 
 
-def _by_depth(group: Sequence[Cell]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    counts = [cell.counts for cell in group if cell.counts is not None]
-    deepest = max((len(each.drafted_by_depth) for each in counts), default=0)
-    drafted, accepted = np.zeros(deepest, np.int64), np.zeros(deepest, np.int64)
-    for each in counts:
-        drafted[: len(each.drafted_by_depth)] += np.array(each.drafted_by_depth, np.int64)
-        accepted[: len(each.accepted_by_depth)] += np.array(each.accepted_by_depth, np.int64)
-    return tuple(drafted.tolist()), tuple(accepted.tolist())
+def shown(each: Summary) -> dict[str, str]:
+    """Return a row's figures as texts, for every table; `-` where there is nothing to tell."""
+    counts, drafts = each.statistics, each.statistics.drafted > 0
+    return {
+        "method": each.method,
+        "task": each.task,
+        "texts": f"{each.texts} ({each.failed} failed)" if each.failed else str(each.texts),
+        "speed_up": _told(each.speed_up),
+        "honest": f"{_told(each.speed_up_without_loops)} ({each.texts_without_loops})",
+        "modelled": f"{each.modelled_speed_up:.2f}",
+        "merged": str(each.merged),
+        "reached": " ".join(f"{share:.2f}" for share in each.reached[:DEPTHS]) or "-",
+        "split": " + ".join(f"{part:.2f}" for part in _split(each)),
+        "mean": _told(each.speed_up_macro),
+        "tokens_a_step": f"{counts.tokens_per_target_step:.2f}",
+        "tokens_a_step_macro": f"{each.tokens_per_target_step_macro:.2f}",
+        "nodes_a_step": f"{each.nodes_per_step:.1f}" if drafts else "-",
+        "acceptance": f"{counts.draft_acceptance_rate:.2f}" if drafts else "-",
+        "share": f"{counts.drafted_share:.2f}" if drafts else "-",
+        "harmonic": f"{counts.harmonic_mean:.2f}" if drafts else "-",
+        "length": f"{counts.mean_acceptance_length:.2f}" if drafts else "-",
+        "wasted": str(each.wasted) if drafts else "-",
+        "milliseconds": f"{1e3 * counts.decode_seconds_per_token:.2f}",
+        "prefill": "-" if math.isnan(each.prefill_seconds) else f"{1e3 * each.prefill_seconds:.0f}",
+        "identical": f"{each.identical}/{each.texts}",
+        "repeated": f"{each.repeated:.2f}",
+        "stalled": "-" if math.isnan(each.prefill_seconds) else f"{each.stalled:.1%}",
+    }
 
 
-def _by_source(group: Sequence[Cell]) -> tuple[dict[str, int], dict[str, int]]:
-    drafted: Counter[str] = Counter()
-    accepted: Counter[str] = Counter()
-    for cell in group:
-        if cell.counts is not None:
-            drafted.update(cell.counts.drafted_by_source)
-            accepted.update(cell.counts.accepted_by_source)
-    return dict(drafted), dict(accepted)
+def _told(ratio: Ratio) -> str:
+    return "-" if math.isnan(ratio.value) else str(ratio)
+
+
+def _split(each: Summary) -> tuple[float, float, float]:
+    """Return the milliseconds of drafting, forwards and all else of an emitted token."""
+    draft, forward = each.milliseconds["draft"], each.milliseconds["forward"]
+    return draft, forward, sum(each.milliseconds.values()) - draft - forward

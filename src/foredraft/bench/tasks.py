@@ -4,13 +4,14 @@ Knows files and their fields; does not know models. The embedded prompts were wr
 tuned to them.
 """
 
-from collections.abc import Mapping, Sequence
+import gzip
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foredraft.bench.hub import fetch_task
-from foredraft.bench.json_lines import read_json_lines
 from foredraft.errors import UsageError
 from foredraft.options import nearest
 
@@ -68,6 +69,9 @@ _TASKS: Mapping[str, _Source] = {
     "spec_bench": _Source("spec_bench.jsonl", "turns", category="category"),
 }
 
+_USUAL_FIELDS = ("prompt", "question", "turns", "text")
+"""Where a file of prompts is given without a field, the first of these that it has."""
+
 DEFAULT_TASKS = ("humaneval", "gsm8k", "mt_bench")
 """With a folder of files; without one, the embedded set."""
 
@@ -120,6 +124,21 @@ def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:
         )
     wanted = [groups[task]] if category else list(groups.values())
     return [prompt for group in wanted for prompt in _spread(group, limit)]
+
+
+def task_of_file(file: str) -> str:
+    """Return `FILE:FIELD` for a file of JSON lines or Parquet, given with or without the field; a task stays as it is.
+
+    Raises:
+        UsageError: there is no such file, or it cannot be read.
+    """
+    path = Path(file)
+    if path.is_file():
+        names = {name for row in read_rows(path) for name in row}
+        return f"{file}:{next((each for each in _USUAL_FIELDS if each in names), _USUAL_FIELDS[0])}"
+    if ":" not in file and file.partition("/")[0] not in _TASKS:
+        raise UsageError(f"There is no file {file} to read prompts from.")
+    return file
 
 
 def _file_of(task: str) -> tuple[Path, str] | None:
@@ -204,3 +223,28 @@ def read_rows(path: Path) -> list[Mapping[str, Any]]:
         return list(pyarrow.parquet.read_table(path).to_pylist())
     except (OSError, ValueError) as error:
         raise UsageError(f"The file {path} cannot be read as Parquet ({error}).") from error
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the number, from 1, and the value of every line that is not empty.
+
+    Raises:
+        UsageError: the file cannot be read, or a line is not JSON.
+    """
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield number, _value(line, path, number)
+    except (OSError, EOFError) as error:
+        raise UsageError(f"The file {path} cannot be read ({getattr(error, 'strerror', None) or error}).") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"The file {path} is not text in UTF-8 ({error}); convert it first.") from error
+
+
+def _value(line: str, path: Path, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"Line {number} of {path} is not JSON ({error}); give one value a line.") from error

@@ -16,9 +16,9 @@ import numpy as np
 
 from foredraft.api import Generator
 from foredraft.bench.cell import Writing
+from foredraft.bench.drafts import DraftCounts, Guesses, RecordedDrafter
 from foredraft.bench.method import BASE, PEER, Method, attach, use
 from foredraft.bench.peer import prepared_peer
-from foredraft.bench.recording import DraftCounts, Guesses, RecordedDrafter
 from foredraft.bench.replay import replay_steps
 from foredraft.contracts import CostCurve, Drafter, Learner, StepRecord, TokenIds
 from foredraft.control import StepCosts

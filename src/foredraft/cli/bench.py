@@ -6,19 +6,26 @@ Parses and prints; the measuring is in `foredraft.bench`.
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from foredraft.cli.bench_table import show_summaries
 from foredraft.cli.generate import EagerOption
-from foredraft.cli.reliability import show_reliability
 from foredraft.cli.screen import counting, say, working
+from foredraft.cli.tables import cost_rows, show_cost, show_reliability, show_run, show_summaries, show_table
 from foredraft.model.gguf import SMOLLM2
 
+if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
+    from foredraft.bench.runner import Account
+
 DEFAULT_METHODS = ("prompt_lookup", "adaptix", "rest", "auto", "transformers")
+
+_PROFILE_COLUMNS = {
+    "method": "method", "tokens_a_step": "tokens / step", "nodes_a_step": "nodes / step",
+    "acceptance": "accepted / drafted", "share": "/ emitted", "harmonic": "HM", "merged": "through loans",
+    "reached": "reached depth 1, 2, ...", "split": "ms / token: draft + forward + other", "speed_up": "speed-up [95%]",
+    "modelled": "modelled",
+}  # fmt: skip
 
 _ANY_VOCABULARY = 2
 """For checking arguments that no vocabulary makes right or wrong."""
@@ -61,17 +68,16 @@ def run(
     """Speed-up over plain decoding, paired in one process; `--method transformers` adds its own generate."""
     from foredraft.api import load
     from foredraft.bench.cell import CellFolder
+    from foredraft.bench.curves import keep_cost, sweep_budgets, write_sweep
     from foredraft.bench.method import chosen_methods
     from foredraft.bench.runner import Plan, run_plan, turns_of
     from foredraft.bench.summary import summarize_cells
-    from foredraft.bench.sweep import sweep_budgets, write_sweep
     from foredraft.bench.tasks import load_tasks
-    from foredraft.bench.verification import keep_cost
     from foredraft.drafters import method_names
 
     methods = chosen_methods(method or DEFAULT_METHODS, method_names())
     chosen = load_tasks(task, data, prompts)
-    settings = [_setting(each, top_p, max_new_tokens, seed) for each in temperature or [0.0]]
+    settings = [setting(each, top_p, max_new_tokens=max_new_tokens, seed=seed) for each in temperature or [0.0]]
     folder = CellFolder(out) if out is not None else None
     if folder is not None:
         folder.check_writable()
@@ -86,16 +92,21 @@ def run(
     if as_json:
         print(json.dumps([summary.as_dict() for summary in summaries], indent=1))  # the command's output
     else:
-        show_summaries(summaries, account)
+        show_run(summaries, account)
     for sentence in account.replaced:
         say(sentence, "yellow")
+    _tell_failures(account)
+
+
+def _tell_failures(account: "Account") -> None:
+    """Say which cells failed, and exit with status 1 if any did."""
     for cell in account.failures:
         say(f"{cell.place.method} failed on {cell.place.task}[{cell.place.number}]: {cell.failure}.")
     if account.failures:
         raise typer.Exit(1)
 
 
-def _setting(temperature: float, top_p: float, max_new_tokens: int, seed: int) -> dict[str, Any]:
+def setting(temperature: float, top_p: float = 1.0, **arguments: int) -> dict[str, Any]:
     """Return generation arguments, checked before a model is loaded.
 
     Raises:
@@ -103,13 +114,13 @@ def _setting(temperature: float, top_p: float, max_new_tokens: int, seed: int) -
     """
     from foredraft.request import GenerationOptions
 
-    setting: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed}
+    found: dict[str, Any] = dict(arguments)
     if temperature:
-        setting["temperature"] = temperature
+        found["temperature"] = temperature
         if top_p != 1:
-            setting["top_p"] = top_p
-    GenerationOptions.parse(setting).sampling(_ANY_VOCABULARY)
-    return setting
+            found["top_p"] = top_p
+    GenerationOptions.parse(found).sampling(_ANY_VOCABULARY)
+    return found
 
 
 @app.command()
@@ -143,36 +154,26 @@ def profile(
 ) -> None:
     """Where a method's tokens and time go: acceptance by depth and by estimate, loans, and the parts of a step."""
     from foredraft.api import load
-    from foredraft.bench.method import parse_method
-    from foredraft.bench.profile import DEPTHS, profile_methods
+    from foredraft.bench.method import BASE, chosen_methods
+    from foredraft.bench.runner import Plan, run_plan, turns_of
+    from foredraft.bench.summary import overall, summarize_cells
     from foredraft.bench.tasks import load_tasks
+    from foredraft.drafters import method_names
 
-    methods = [parse_method(text) for text in (method or ["draft_model", "draft_tree", "draft_graph"])]
-    chosen = load_tasks(task, data, prompts)
-    setting = _setting(temperature, top_p, max_new_tokens, seed)
+    methods = chosen_methods([BASE, *(method or ["draft_model", "draft_tree", "draft_graph"])], method_names())
+    arguments = setting(temperature, top_p, max_new_tokens=max_new_tokens, seed=seed)
+    plan = Plan(model, methods, load_tasks(task, data, prompts), [arguments])
     with working("measuring") as tell:
         generator = load(model, method="none", dtype=dtype, compile=False if eager else "auto", progress=tell)
-        done = counting(tell, len(chosen), "measuring")
-        found = profile_methods(generator, methods, chosen, setting, done=done)
+        account = run_plan(generator, plan, None, counting(tell, turns_of(plan), "measuring"))
+    found = overall(summarize_cells(account.cells))
     if as_json:
         print(json.dumps([each.as_dict() for each in found], indent=1))  # the command's output
-        return
-    table = Table(
-        "method", "tokens / step", "nodes / step", "accepted / drafted", "/ emitted", "HM", "through loans",
-        f"reached depth 1 to {DEPTHS}", "ms / token: draft + forward + other", "speed-up", "modelled",
-    )  # fmt: skip
-    for each in found:
-        table.add_row(
-            each.method, f"{each.tokens_per_target_step:.2f}", f"{each.drafted / max(each.steps, 1):.1f}",
-            f"{each.draft_acceptance_rate:.2f}", f"{each.drafted_share:.2f}", f"{100 * each.harmonic_mean:.1f}",
-            str(each.merged),
-            " ".join(f"{share:.2f}" for share in each.reached),
-            f"{each.draft_ms:.2f} + {each.forward_ms:.2f} + {each.other_ms:.2f}", f"{each.speed_up:.2f}",
-        )  # fmt: skip
-    console = Console()
-    console.print(table)
-    for each in found:
-        show_reliability(console, f"how far estimates were right: {each.method}", each.reliability)
+    else:
+        show_summaries(found, _PROFILE_COLUMNS, found[0].settings)
+        for each in found:
+            show_reliability(f"how far estimates were right: {each.method}", each.counts.reliability)
+    _tell_failures(account)
 
 
 @app.command()
@@ -198,19 +199,21 @@ def loans(
         done = counting(tell, len(chosen), "measuring")
         found = measure_loans(generator, draft_model, chosen, tokens=max_new_tokens, done=done)
     if as_json:
-        print(json.dumps([each.as_dict() for each in found], indent=1))  # the command's output
+        print(json.dumps([asdict(each) for each in found], indent=1))  # the command's output
         return
-    table = Table(
+    headings = (
         "shape", "drafted tokens", "draft rows", "levels", "unpruned tree", "redundant", "compared", "KL, nats",
         "same best",
     )  # fmt: skip
-    for each in found:
-        compared = (f"{each.divergence:.3f}", f"{each.agreement:.2f}") if each.recomputed else ("-", "-")
-        table.add_row(
+    rows = [
+        (
             each.shape, f"{each.nodes:.1f}", f"{each.passes:.1f}", f"{each.depth:.1f}", f"{each.unpruned:.3g}",
-            f"{each.redundant:.2f}", str(each.recomputed), *compared,
-        )  # fmt: skip
-    Console().print(table)
+            f"{each.redundant:.2f}", str(each.recomputed), f"{each.divergence:.3f}" if each.recomputed else "-",
+            f"{each.agreement:.2f}" if each.recomputed else "-",
+        )
+        for each in found
+    ]  # fmt: skip
+    show_table(headings, rows)
 
 
 @app.command()
@@ -218,19 +221,14 @@ def micro(
     model: ModelOption = SMOLLM2,
     method: MethodOption = None,
     nodes: Annotated[list[int] | None, typer.Option(help="Node budgets; repeatable [default: 16 and 64]")] = None,
-    records: Annotated[Path | None, typer.Option(help="Recorded texts to draft on, as for replay")] = None,
     dtype: DtypeOption = "auto",
     eager: EagerOption = False,
-    profile: Annotated[Path | None, typer.Option(help="Write a Chrome trace of one text's steps to this file")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What verification, drafting, and the rest of a step cost on this machine."""
+    """What verification, drafting, and the rest of a step cost on this machine; `replay` times drafting alone."""
     from foredraft.api import load
     from foredraft.bench.method import Method, parse_method
-    from foredraft.bench.micro import PARTS, VERIFIED_ROWS, draft_cost, prefill_rate, step_cost
-    from foredraft.bench.replay import encode_records, read_records
-    from foredraft.bench.result_file import write_result
-    from foredraft.bench.timeline import chrome_trace
+    from foredraft.bench.micro import PARTS, VERIFIED_ROWS, prefill_rate, step_cost
     from foredraft.model.cost import measure_cost
 
     budgets = nodes or [16, 64]
@@ -241,35 +239,21 @@ def micro(
         prefilled, rate = prefill_rate(generator.target)
         variants = [replace(each, nodes=count) for each in chosen for count in budgets]
         steps = [step_cost(generator, each, _PROMPT) for each in [Method("none", "none"), *variants]]
-        texts = encode_records(read_records(records)[:40], generator.tokenizer) if records else []
-        drafts = [draft_cost(generator, each, texts, each.nodes or 0) for each in variants] if texts else []
-    if profile is not None:
-        write_result(profile, chrome_trace({f"{step.method} {step.nodes or ''}".strip(): step.steps for step in steps}))
     if as_json:
         figures = {
             "verification": asdict(curve),
             "prefill": {"tokens": prefilled, "tokens_a_second": rate},
             "steps": [step.as_dict() for step in steps],
-            "drafts": [asdict(draft) for draft in drafts],
         }
         print(json.dumps(figures))  # the command's output
         return
-    console = Console()
-    verification = Table("rows", "ms", "x one row", title="verification")
-    for rows, seconds in zip(curve.rows, curve.seconds, strict=True):
-        verification.add_row(str(rows), f"{1e3 * seconds:.2f}", f"{seconds / curve.seconds[0]:.2f}")
-    console.print(verification)
-    console.print(f"prefill: {rate:.0f} tokens a second, {prefilled} at a time", highlight=False)
-    table = Table("method", "nodes", *PARTS, "between", "beside forward", title="a step, median microseconds")
-    for step in steps:
-        shown = (*step.parts, step.between, step.beside_forward)
-        table.add_row(step.method, str(step.nodes), *(f"{each:.0f}" for each in shown))
-    console.print(table)
-    if drafts:
-        drafting = Table("method", "nodes", "median us", "p99 us", title="drafting on recorded texts")
-        for draft in drafts:
-            drafting.add_row(draft.method, str(draft.nodes), f"{draft.median:.0f}", f"{draft.p99:.0f}")
-        console.print(drafting)
+    show_cost(cost_rows(curve))
+    typer.echo(f"prefill: {rate:.0f} tokens a second, {prefilled} at a time")
+    shown = [
+        (each.method, str(each.nodes), *(f"{part:.0f}" for part in (*each.parts, each.between, each.beside_forward)))
+        for each in steps
+    ]
+    show_table(("method", "nodes", *PARTS, "between", "beside forward"), shown, "a step, median microseconds")
 
 
 _PROMPT = "Write a short story about a lighthouse keeper who finds a letter in a bottle, and what she does next."

@@ -8,21 +8,20 @@ import json
 import secrets
 import statistics
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from foredraft.cli.screen import Ink, say, working
+from foredraft.cli.tables import show_table
 from foredraft.errors import UsageError
 
 if TYPE_CHECKING:
     from foredraft.api import Generator, Prompt
     from foredraft.cli.generate import Job
-    from foredraft.generation import Generation
-
-_REPETITIONS = 3
-_WARM_UP_TOKENS = 8
+    from foredraft.generation import Generation, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,7 @@ def compare_with_plain(generator: "Generator", job: "Job", prompt: "Prompt") -> 
         UsageError: the method is plain decoding itself.
     """
     from foredraft.bench.metrics import LOOP_SHARE
+    from foredraft.bench.turns import ROUNDS
 
     if generator.method == "none":
         raise UsageError("--compare sets a method beside plain decoding, which is method none; name another method.")
@@ -82,46 +82,42 @@ def compare_with_plain(generator: "Generator", job: "Job", prompt: "Prompt") -> 
         typer.echo(f"identical: {_verdict(pair)}")
         shared = " What is learned is shared, so later repetitions knew the text." if job.config.get("share") else ""
         seed = f", seed {options['seed']}" if job.samples(generator) else ""
-        say(f"Median of {_REPETITIONS} repetitions in {pair.dtype}{seed}.{shared}", "dim")
+        say(f"Median of {ROUNDS} repetitions in {pair.dtype}{seed}.{shared}", "dim")
     return pair.difference == 0 or not pair.exact
 
 
 def _run(generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], ink: Ink | None) -> _Pair:
-    """Run both `_REPETITIONS` times, the first drafted one showing its text in `ink`, if any."""
-    from foredraft.api import Generator
-    from foredraft.bench.exactness import is_exact
+    """Write with both by turns, the first drafted text shown in `ink`, if any."""
     from foredraft.bench.metrics import first_difference, repeated_share
+    from foredraft.bench.prove import is_exact
+    from foredraft.bench.turns import write_by_turns
     from foredraft.model.quantized import dtype_name
 
-    plain = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
-    brief = {**options, "max_new_tokens": min(_WARM_UP_TOKENS, options.get("max_new_tokens", _WARM_UP_TOKENS))}
-    with working("warming up"):
-        for each in (generator, plain):
-            each.generate(prompt, **brief)
-            each.forget()  # else a text would be drafted by what the target said when it wrote it before
-    stream = generator.stream(prompt, **options)
-    for piece in stream:
-        if ink is not None:
-            ink.write(piece)
-    if ink is not None:
-        ink.finish()
-    runs: dict[bool, list[Generation]] = {True: [stream.generation], False: []}
-    rest = [False, False, True, True, False]  # drafted or not; with the run above, each goes first in turn
-    with working("repeating") as tell:
-        for number, drafts in enumerate(rest):
-            tell(number / len(rest), "repeating, with and without drafting")
-            generator.forget()
-            runs[drafts].append((generator if drafts else plain).generate(prompt, **options))
-    times = {drafts: statistics.median(_time(run) for run in each) for drafts, each in runs.items()}
-    pairs = [(drafted.token_ids, other.token_ids) for drafted, other in zip(runs[True], runs[False], strict=True)]
+    with ExitStack() as screen:
+        tell = screen.enter_context(working("warming up"))
+
+        def show(stream: "Stream") -> None:
+            nonlocal tell
+            screen.close()  # no progress within the text
+            for piece in stream:
+                if ink is not None:
+                    ink.write(piece)
+            if ink is not None:
+                ink.finish()
+            tell = screen.enter_context(working("repeating"))
+
+        repeating = "repeating, with and without drafting"
+        drafted, plain = write_by_turns(generator, prompt, options, show, lambda share: tell(share, repeating))
+    times = [statistics.median(map(_time, runs)) for runs in (plain, drafted)]
+    pairs = [(one.token_ids, other.token_ids) for one, other in zip(drafted, plain, strict=True)]
     difference = next((first_difference(*pair) + 1 for pair in pairs if pair[0] != pair[1]), 0)
     return _Pair(
-        drafted=_of_median_time(runs[True]),
-        plain=_of_median_time(runs[False]),
-        speed_up=times[False] / times[True] if times[True] else 1.0,
-        repeated=repeated_share(runs[False][0].token_ids),
+        drafted=_of_median_time(drafted),
+        plain=_of_median_time(plain),
+        speed_up=times[0] / times[1] if times[1] else 1.0,
+        repeated=repeated_share(plain[0].token_ids),
         difference=difference,
-        gap=_gap(generator, prompt, runs[False][0], difference, options) if difference else 0.0,
+        gap=_gap(generator, prompt, plain[0], difference, options) if difference else 0.0,
         dtype=dtype_name(generator.target.model),
         exact=is_exact(generator),
     )
@@ -160,30 +156,27 @@ def _verdict(pair: _Pair) -> str:
 
 
 def _print_table(rows: "Mapping[str, Generation]") -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("method", "tokens", "target steps", "tokens per target step", "drafted", "kept", "ms per token"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    for name, run in rows.items():
-        counts = run.statistics
-        table.add_row(
+    headings = ("method", "tokens", "target steps", "tokens per target step", "drafted", "kept", "ms per token")
+    shown = [
+        (
             name, str(counts.emitted), str(counts.steps), f"{counts.tokens_per_target_step:.2f}", str(counts.drafted),
             str(counts.accepted), f"{1e3 * counts.decode_seconds_per_token:.2f}",
-        )  # fmt: skip
-    Console(highlight=False).print(table)
+        )
+        for name, counts in ((name, run.statistics) for name, run in rows.items())
+    ]  # fmt: skip
+    show_table(headings, shown)
 
 
 def _as_json(pair: _Pair, method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    from foredraft.bench.turns import ROUNDS
+
     return {
         "text": pair.plain.text,
         "token_ids": pair.plain.token_ids,
         "method": method,
         "seed": options.get("seed"),
         "dtype": pair.dtype,
-        "repetitions": _REPETITIONS,
+        "repetitions": ROUNDS,
         "statistics": {method: pair.drafted.statistics.as_dict(), "none": pair.plain.statistics.as_dict()},
         "speed_up": pair.speed_up,
         "repeated_8_grams": pair.repeated,

@@ -12,6 +12,7 @@ import typer
 
 from foredraft.atomic_file import check_place, write_file
 from foredraft.cli.screen import Ink, say, wants_color, working
+from foredraft.cli.tables import show_table
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.model.gguf import SMOLLM2
 
@@ -75,21 +76,14 @@ def _show(ink: Ink, stream: "Stream") -> None:
 
 
 def _print_table(outcomes: "list[Outcome]") -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, title="Milliseconds a token, prompt included", title_justify="left"
-    )
-    table.add_column("text")
-    for name in outcomes[0].milliseconds:
-        table.add_column(
-            {"none": "ours, plain", "transformers": "transformers generate"}.get(name, f"ours, {name}"), justify="right"
+    names = {"none": "ours, plain", "transformers": "transformers generate"}
+    written_by = [names.get(name, f"ours, {name}") for name in outcomes[0].milliseconds]
+    rows = [
+        (
+            outcome.scene.title,
+            *(f"{each:.1f}" for each in outcome.milliseconds.values()),
+            f"{outcome.drafted.statistics.tokens_per_target_step:.2f}",
         )
-    table.add_column("tokens a pass", justify="right")
-    for outcome in outcomes:
-        figures = [f"{each:.1f}" for each in outcome.milliseconds.values()]
-        passes = f"{outcome.drafted.statistics.tokens_per_target_step:.2f}"
-        table.add_row(outcome.scene.title, *figures, passes)
-    Console(highlight=False).print(table)
+        for outcome in outcomes
+    ]
+    show_table(("text", *written_by, "tokens a pass"), rows, "Milliseconds a token, prompt included")

@@ -8,8 +8,6 @@ import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from foredraft.cli.generate import (
     ColorOption,
@@ -25,8 +23,8 @@ from foredraft.cli.generate import (
     prompt_text,
     speculative_options,
 )
-from foredraft.cli.reliability import show_reliability
 from foredraft.cli.screen import Ink, wants_color, working
+from foredraft.cli.tables import show_reliability, show_table
 from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
@@ -85,23 +83,19 @@ def _write(generator: "Generator", account: "Account", color: bool) -> None:
 
 
 def _print(account: "Account") -> None:
-    console, counts = Console(highlight=False), account.generation.statistics
-    console.print(
+    counts = account.generation.statistics
+    typer.echo(
         f"{counts.emitted} tokens in {counts.steps} steps, {account.plain_steps} of them without a draft: "
         f"{counts.tokens_per_target_step:.2f} tokens a step, {1e3 * counts.decode_seconds_per_token:.2f} ms a token"
     )
-    table = Table("source", "drafted", "accepted", "wasted", title="who drafted")
-    for source in account.sources:
-        table.add_row(source.name, str(source.drafted), str(source.accepted), str(source.wasted))
-    console.print(table)
-    show_reliability(console, "how far estimates were right", account.reliability)
-    table = Table("", "believed", "happened", title="what steps cost and gave")
+    sources = [[str(value) for value in each.values()] for each in account.sources]
+    show_table(("source", "drafted", "accepted", "wasted"), sources, "who drafted")
+    show_reliability("how far estimates were right", account.counts.reliability)
     rows = (
         ("tokens of a step with a draft", account.tokens_believed, account.tokens_happened),
         ("ms of a plain pass", account.plain_milliseconds_believed, account.plain_milliseconds_happened),
         ("ms of a pass with a draft", account.drafted_milliseconds_believed, account.drafted_milliseconds_happened),
-        ("ms beside a pass with a draft", float("nan"), account.beside_milliseconds),
+        ("ms beside a pass with a draft", math.nan, account.beside_milliseconds),
     )
-    for name, *figures in rows:
-        table.add_row(name, *("-" if math.isnan(figure) else f"{figure:.2f}" for figure in figures))
-    console.print(table)
+    told = [[name, *("-" if math.isnan(figure) else f"{figure:.2f}" for figure in figures)] for name, *figures in rows]
+    show_table(("", "believed", "happened"), told, "what steps cost and gave")

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft.cli.screen import working
+from foredraft.cli.tables import cost_rows, show_cost
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.gguf import SMOLLM2
 
-_NOT_COMPILED = "Nothing is compiled of this model for this machine; `foredraft compile MODEL` does it (CPU only)."
+NOT_COMPILED = "Nothing is compiled of this model for this machine; `foredraft compile MODEL` does it (CPU only)."
 
 if TYPE_CHECKING:
     from foredraft.contracts import CostCurve
@@ -80,14 +81,11 @@ def _measured(model: str, dtype: str, device: str | None) -> dict[str, Any]:
         target = TorchTarget(loaded, kept_forward(loaded))
         tell(0.0, "measuring what verification costs")
         curve = _cost(target)
-        compiled = target.compiled.record.told() if target.compiled is not None else [_NOT_COMPILED]
+        compiled = target.compiled.record.told() if target.compiled is not None else [NOT_COMPILED]
     return {
         "dtype": dtype_name(target.model),
         "device": str(target.device),
-        "cost": [
-            {"rows": rows, "milliseconds": 1e3 * seconds, "relative": seconds / curve.seconds[0]}
-            for rows, seconds in zip(curve.rows, curve.seconds, strict=True)
-        ],
+        "cost": cost_rows(curve),
         "compiled": compiled,
     }
 
@@ -104,10 +102,6 @@ def _cost(target: "TorchTarget") -> "CostCurve":
 
 
 def _print(facts: dict[str, Any]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     tested = "compared with plain decoding in foredraft's tests" if facts["tested"] else (
         "not among those foredraft's tests cover; a tree is compared with plain rows when it is loaded"
     )  # fmt: skip
@@ -129,11 +123,6 @@ def _print(facts: dict[str, Any]) -> None:
         if value:
             typer.echo(f"{name:12} {value}")
     if "cost" in facts:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="What verifying costs", title_justify="left")
-        for heading in ("rows", "ms", "relative to one row"):
-            table.add_column(heading, justify="right")
-        for row in facts["cost"]:
-            table.add_row(str(row["rows"]), f"{row['milliseconds']:.2f}", f"{row['relative']:.2f}")
-        Console(highlight=False).print(table)
+        show_cost(facts["cost"])
     for sentence in facts.get("compiled", ()):
         typer.echo(sentence)

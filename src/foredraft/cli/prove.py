@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from foredraft.cli.generate import EagerOption
-from foredraft.cli.screen import counting, say, wide_console, working
+from foredraft.cli.screen import counting, say, working
+from foredraft.cli.tables import show_table
 from foredraft.model.gguf import SMOLLM2
 
 
@@ -105,31 +105,30 @@ def _prompts(task: list[str] | None, data: Path | None, prompts: int) -> list[An
 
 
 def _show(rows: list[tuple[str, Any]], dtype: str) -> None:
-    console = wide_console()
-    table = Table("setting", "method", "dtype", "texts", "identical", "tokens compared", "near-ties", "beyond rounding")
-    for name, proof in rows:
-        ties = sum(difference.near_tie for difference in proof.differences)
-        table.add_row(
-            name, proof.method, dtype, str(proof.texts), str(proof.identical), str(proof.tokens), str(ties),
-            str(len(proof.differences) - ties),
-        )  # fmt: skip
-    console.print(table)
+    headings = ("setting", "method", "dtype", "texts", "identical", "tokens compared", "near-ties", "beyond rounding")
+    ties = [sum(difference.near_tie for difference in proof.differences) for _, proof in rows]
+    shown = [
+        (
+            name, proof.method, dtype, str(proof.texts), str(proof.identical), str(proof.tokens), str(tied),
+            str(len(proof.differences) - tied),
+        )
+        for (name, proof), tied in zip(rows, ties, strict=True)
+    ]  # fmt: skip
+    show_table(headings, shown)
     for name, proof in rows:
         for each in proof.differences:
             kind = "near-tie" if each.near_tie else "DIFFERENCE"
-            console.print(
+            typer.echo(
                 f"{kind}: {name} {proof.method} {each.task}[{each.number}] token {each.position}, "
-                f"top-2 gap {each.gap:.3g}, rounding {each.tolerance:.3g}",
-                highlight=False,
+                f"top-2 gap {each.gap:.3g}, rounding {each.tolerance:.3g}"
             )
 
 
 def _show_rules(rules: list[tuple[str, Any]]) -> None:
-    table = Table("setting", "rule", "test", "of", "figure", "limit", "holds")
+    shown = []
     for name, proof in rules:
         limit = f"{'below' if proof.test == 'enumeration' else 'at least'} {proof.limit:g}"
-        table.add_row(
-            name, proof.rule, proof.test, proof.of, f"{proof.figure:.2g}", limit, "yes" if proof.holds else "NO"
-        )
-    if rules:
-        wide_console().print(table)
+        holds = "yes" if proof.holds else "NO"
+        shown.append((name, proof.rule, proof.test, proof.of, f"{proof.figure:.2g}", limit, holds))
+    if shown:
+        show_table(("setting", "rule", "test", "of", "figure", "limit", "holds"), shown)

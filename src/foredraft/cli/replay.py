@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from foredraft.cli.reliability import show_reliability
 from foredraft.cli.screen import working
+from foredraft.cli.tables import show_reliability, show_table
 from foredraft.model.gguf import SMOLLM2
 
 _DEFAULT_METHODS = ["prompt_lookup", "adaptix"]
@@ -34,8 +32,8 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; everything is in it")] = False,
 ) -> None:
     """Tokens per target step that drafters would have reached on recorded texts; feedback needs a model and is off."""
+    from foredraft.bench.drafts import Reliability
     from foredraft.bench.method import parse_method
-    from foredraft.bench.reliability import Reliability
     from foredraft.errors import UsageError
 
     methods = method or _DEFAULT_METHODS
@@ -53,34 +51,27 @@ def replay(
     if as_json:
         print(json.dumps(rows, indent=1))  # the command's output
         return
-    shown = Table(
-        "method",
-        "nodes",
-        "records",
-        "tokens / target step",
-        "macro",
-        "drafted / step",
-        "median us",
-        "p99 us",
-        "MiB",
-    )
-    for row in rows:
-        shown.add_row(
+    headings = (
+        "method", "nodes", "records", "tokens / target step", "macro", "drafted / step", "median us", "p99 us", "MiB"
+    )  # fmt: skip
+    shown = [
+        (
             row["method"], str(row["nodes"]), str(row["records"]), f"{row['tokens_per_target_step']:.3f}",
             f"{row['tokens_per_target_step_macro']:.3f}", f"{row['drafted'] / row['steps']:.1f}",
             f"{row['propose_median_us']:.0f}", f"{row['propose_p99_us']:.0f}", f"{row['memory_mib']:.0f}",
-        )  # fmt: skip
-    console = Console()
-    console.print(shown)
+        )
+        for row in rows
+    ]  # fmt: skip
+    show_table(headings, shown)
     if by_quarter:
-        quarters = Table("method", "nodes", *_QUARTERS, title="tokens / target step")
+        quarters = []
         for row in rows:
-            figures = (f"{each:.3f}" for each in row["tokens_per_target_step_by_quarter"])
-            quarters.add_row(row["method"], str(row["nodes"]), *figures)
-        console.print(quarters)
+            told = [f"{each:.3f}" for each in row["tokens_per_target_step_by_quarter"]]
+            quarters.append((row["method"], str(row["nodes"]), *told, *["-"] * (len(_QUARTERS) - len(told))))
+        show_table(("method", "nodes", *_QUARTERS), quarters, "tokens / target step")
     for row in rows if reliability else ():
         curve = [Reliability(**each) for each in row["reliability"]]
-        show_reliability(console, f"{row['method']}, {row['nodes']} nodes", curve)
+        show_reliability(f"{row['method']}, {row['nodes']} nodes", curve)
 
 
 def _run(job: tuple[str, str, int, str | None, str, str, int]) -> dict[str, Any]:

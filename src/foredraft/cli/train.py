@@ -1,4 +1,4 @@
-"""`foredraft train`: heads that draft for a model, learned from texts that it wrote itself.
+"""`foredraft train`: what drafts for a model, learned from texts that it wrote itself.
 
 Parses, prints, and brings together a model, its traces, a task and the loop. Does not catch errors: the command's main
 function turns them into a sentence and an exit status.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from foredraft.cli.building import progress_bars
+from foredraft.cli.layer_skip import layer_skip
 from foredraft.cli.screen import say, working
 from foredraft.errors import UsageError
 from foredraft.options import options_from
@@ -22,7 +23,8 @@ if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quic
 
 T = TypeVar("T")
 
-app = typer.Typer(no_args_is_help=True, help="Train heads that draft for a model, on texts that it wrote itself.")
+app = typer.Typer(no_args_is_help=True, help="Make what drafts for a model, from texts that it wrote itself.")
+app.command("layer-skip")(layer_skip)
 
 Model = Annotated[str, typer.Option(help="The model to draft for: smollm2, a GGUF file, a hub id, or a folder")]
 Data = Annotated[

@@ -1,7 +1,7 @@
 """The target drafts for itself with some of its sub-layers left out (Self-SD).
 
 Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (ACL 2024).
-Needs no second model, no training and no further weights; which layers to leave out, `foredraft tune layer-skip` finds.
+Needs no second model and no further weights; which layers to leave out, `foredraft train layer-skip` finds.
 
 Knows which sub-layers are left out; how, and how to draft, is the model's part of the house.
 """
@@ -23,7 +23,7 @@ class LayerSkipOptions:
     """Options of `layer_skip`.
 
     Attributes:
-        skipped: file that says which sub-layers are left out, from `foredraft tune layer-skip`.
+        skipped: file that says which sub-layers are left out, from `foredraft train layer-skip`.
         attention: instead of a file, the layers whose attention is left out, a list of numbers from 0 on.
         mlp: likewise, the layers whose MLP is left out. With none of the three, it is both of every second layer, from
             a quarter of the way on, and never of the last one.

@@ -176,21 +176,21 @@ def read_skipped(path: Path, model: Any) -> Skipped:
     except OSError as error:
         raise StoreError(
             f"The file {path} of skipped layers cannot be read ({error.strerror or error}); make one with foredraft "
-            "tune layer-skip."
+            "train layer-skip."
         ) from error
     except ValueError as error:
-        raise StoreError(f"{path} is no JSON ({error}); make it anew with foredraft tune layer-skip.") from error
+        raise StoreError(f"{path} is no JSON ({error}); make it anew with foredraft train layer-skip.") from error
     if not isinstance(content, dict) or (content.get("kind"), content.get("format")) != (_KIND, _FORMAT):
         raise StoreError(
-            f"{path} is no file of skipped layers of format {_FORMAT}; make one with foredraft tune layer-skip."
+            f"{path} is no file of skipped layers of format {_FORMAT}; make one with foredraft train layer-skip."
         )
     if content.get("model") != fingerprint(model):
-        raise StoreError(f"{path} was made for another model; make one for this model with foredraft tune layer-skip.")
+        raise StoreError(f"{path} was made for another model; make one for this model with foredraft train layer-skip.")
     try:
         skipped = Skipped(
             layer_numbers(content.get("attention"), "attention"), layer_numbers(content.get("mlp"), "mlp")
         )
         skipped.check(int(model.config.num_hidden_layers))
     except UsageError as error:
-        raise StoreError(f"{path} is damaged: {error} Make it anew with foredraft tune layer-skip.") from error
+        raise StoreError(f"{path} is damaged: {error} Make it anew with foredraft train layer-skip.") from error
     return skipped

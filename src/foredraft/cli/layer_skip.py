@@ -1,4 +1,4 @@
-"""`foredraft tune`: what a method's options should be for one model, searched with a fixed budget.
+"""`foredraft train layer-skip`: which sub-layers a model can do without when it drafts for itself, searched.
 
 Parses, prints, and brings together the texts, the model and the search. Does not catch errors: the command's main
 function turns them into a sentence and an exit status.
@@ -24,18 +24,10 @@ if TYPE_CHECKING:  # torch and transformers are imported when a verb runs, so th
     from foredraft.model.skipping import Skipped
     from foredraft.training.layer_search import SkippingFigures, WrittenText
 
-app = typer.Typer(no_args_is_help=True, help="Find a method's options for a model, with a fixed budget.")
-
 _LEAST_TEXTS = 4
 _HELD_OUT_ONE_IN = 4
 
 
-@app.callback()
-def _verbs() -> None:  # so that one verb does not become the command itself
-    pass
-
-
-@app.command("layer-skip")
 def layer_skip(
     data: Annotated[
         list[Path],

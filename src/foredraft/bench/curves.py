@@ -1,24 +1,26 @@
-"""Tokens a target step by node budget: plain decoding's texts of a run, replayed through its drafters.
+"""Curves of a run, kept beside its cells: what a pass over n rows costs, and tokens a target step by node budget.
 
-Knows texts as ids, and where the curves are kept. Drafters that take long a step, such as draft models, are left out: a
-replay of theirs would take as long as the run.
+The latter are plain decoding's texts, replayed through the run's drafters. Knows texts as ids, and the files' place and
+form. Drafters that take long a step, such as draft models, are left out: their replay would take as long as the run.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from foredraft.api import Generator
-from foredraft.bench.cell import Cell
+from foredraft.bench.cell import Cell, write_result
 from foredraft.bench.method import BASE, PEER, Method, use
 from foredraft.bench.replay import replay
-from foredraft.bench.result_file import write_result
-from foredraft.contracts import TokenIds
+from foredraft.contracts import CostCurve, TokenIds
+from foredraft.model.cost import sound_curve
+
+T = TypeVar("T")
 
 BUDGETS = (1, 2, 4, 8, 16, 32, 64)
-SWEEP_FILE = "budgets.json"
+SWEEP_FILE, COST_FILE = "budgets.json", "verification.json"
 _VERSION = 1
 _LONG = 1e-3
 """Seconds of drafting a step from which a drafter is left out."""
@@ -85,18 +87,14 @@ def write_sweep(curves: Sequence[BudgetCurve], folder: Path) -> None:
     Raises:
         StoreError: the file cannot be written.
     """
-    new = {(curve.settings, curve.method): curve for curve in curves}
-    kept = {(curve.settings, curve.method): curve for curve in read_sweep(folder)} | new
-    body = {"version": _VERSION, "curves": [asdict(curve) for _, curve in sorted(kept.items())]}
-    write_result(folder / SWEEP_FILE, (json.dumps(body) + "\n").encode())
+    kept = {(curve.settings, curve.method): curve for curve in [*read_sweep(folder), *curves]}
+    _write(folder / SWEEP_FILE, {"curves": [asdict(curve) for _, curve in sorted(kept.items())]})
 
 
 def read_sweep(folder: Path) -> list[BudgetCurve]:
     """Return the curves beside the cells; none where there is no file that can be read."""
-    try:
-        body = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
-        if body["version"] != _VERSION:
-            return []
+
+    def parsed(body: Mapping[str, Any]) -> list[BudgetCurve]:
         return [
             BudgetCurve(
                 str(each["settings"]), str(each["method"]), tuple(map(int, each["nodes"])),
@@ -104,5 +102,33 @@ def read_sweep(folder: Path) -> list[BudgetCurve]:
             )
             for each in body["curves"]
         ]  # fmt: skip
+
+    return _read(folder / SWEEP_FILE, parsed) or []
+
+
+def keep_cost(generator: Generator, model: str, folder: Path) -> None:
+    """Write the generator's cost curve into the folder of cells, unless there is one.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    if read_cost(folder) is None:
+        _write(folder / COST_FILE, {"model": model, **asdict(generator.cost)})
+
+
+def read_cost(folder: Path) -> CostCurve | None:
+    """Return the cost curve; None where there is none that can be read."""
+    return _read(folder / COST_FILE, lambda body: sound_curve(body["rows"], body["seconds"]))
+
+
+def _write(path: Path, body: Mapping[str, Any]) -> None:
+    write_result(path, (json.dumps({"version": _VERSION, **body}) + "\n").encode())
+
+
+def _read(path: Path, parsed: Callable[[Mapping[str, Any]], T]) -> T | None:
+    """Return what a file holds; None where it is not there, damaged, or of another version."""
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        return parsed(body) if body["version"] == _VERSION else None
     except (OSError, ValueError, KeyError, TypeError):
-        return []
+        return None

@@ -1,0 +1,103 @@
+"""`foredraft recommend`: which method to use for a model on this machine, and what that is worth.
+
+Parses and prints; the comparison and the words are `foredraft.bench.recommendation`'s.
+"""
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foredraft.cli.bench import DtypeOption, JsonOption, setting
+from foredraft.cli.generate import EagerOption
+from foredraft.cli.info import NOT_COMPILED
+from foredraft.cli.screen import say, working
+from foredraft.cli.tables import cost_rows, show_cost, show_summaries
+from foredraft.errors import UsageError
+from foredraft.model.gguf import SMOLLM2
+
+if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
+    from foredraft.bench.recommendation import Recommendation
+
+_PROMPTS_OF_A_TASK = 60
+_COLUMNS = {
+    "method": "method", "speed_up": "speed-up [95%]", "honest": "without loops [95%]",
+    "tokens_a_step": "tokens / pass", "nodes_a_step": "drafted / pass", "acceptance": "accepted",
+    "milliseconds": "ms / token",
+}  # fmt: skip
+
+
+def recommend(
+    model: Annotated[str, typer.Argument(help="smollm2, a GGUF file, a hub id, or a folder")] = SMOLLM2,
+    data: Annotated[
+        str | None, typer.Option(help="Your prompts: FILE or FILE:FIELD of JSON lines or Parquet [default: embedded]")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    minutes: Annotated[float, typer.Option(help="Time to measure, once the model is loaded")] = 3.0,
+    dtype: DtypeOption = "auto",
+    eager: EagerOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which drafting method to use, how much faster it is here, and why; or that none helps."""
+    from foredraft.api import load
+    from foredraft.bench.recommendation import recommend as compare
+    from foredraft.bench.tasks import EMBEDDED, load_task, task_of_file
+
+    if not minutes > 0:
+        raise UsageError(f"minutes is {minutes:g}; it must be above 0.")
+    sampling = setting(temperature)
+    prompts = load_task(EMBEDDED if data is None else task_of_file(data), None, _PROMPTS_OF_A_TASK)
+    with working("loading") as tell:
+        generator = load(model, method="none", dtype=dtype, compile=False if eager else "auto", progress=tell)
+        subject = f"comparing methods (minutes at most: {minutes:g})"
+        tell(0.0, subject)
+        found = compare(generator, model, prompts, sampling, 60 * minutes, lambda share: tell(share, subject))
+    lines = {"command": _command(model, found.method, dtype, temperature, eager)}
+    chat = bool(getattr(generator.tokenizer, "chat_template", None))
+    lines["python"] = _python(model, found.method, dtype, temperature, eager, chat=chat)
+    if as_json:
+        print(json.dumps({**_as_json(found), **lines}, indent=1))  # the command's output
+        return
+    _show(found)
+    if generator.target.compiled is None and not eager:
+        typer.echo(NOT_COMPILED)
+    typer.echo(f"\n{lines['command']}\n{lines['python']}")
+    for cell in found.failures:
+        say(f"{cell.place.method} failed on {cell.place.task}[{cell.place.number}]: {cell.failure}.")
+
+
+def _command(model: str, method: str, dtype: str, temperature: float, eager: bool) -> str:
+    given = {"--model": model, "--method": method}
+    given |= {"--dtype": dtype} if dtype != "auto" else {}
+    given |= {"--temperature": f"{temperature:g}"} if temperature else {}
+    flags = " ".join(f"{flag} {shlex.quote(value)}" for flag, value in given.items())
+    return f'foredraft generate {flags}{" --eager" if eager else ""} "..."'
+
+
+def _python(model: str, method: str, dtype: str, temperature: float, eager: bool, *, chat: bool) -> str:
+    loading = f"{model!r}, method={method!r}"
+    loading += f", dtype={dtype!r}" if dtype != "auto" else ""
+    loading += ", compile=False" if eager else ""
+    asked = (", chat=True" if chat else "") + (f", temperature={temperature:g}" if temperature else "")
+    return f'foredraft.load({loading}).generate("..."{asked})'
+
+
+def _show(found: "Recommendation") -> None:
+    show_cost(cost_rows(found.curve))
+    title = f"beside plain decoding (prompts: {found.prompts}, tokens at most: {found.tokens})"
+    show_summaries(found.ranked, _COLUMNS, title)
+    for sentence in found.sentences:
+        typer.echo(sentence)
+
+
+def _as_json(found: "Recommendation") -> dict[str, Any]:
+    return {
+        "method": found.method,
+        "prompts": found.prompts,
+        "tokens": found.tokens,
+        "cost": cost_rows(found.curve),
+        "methods": [each.as_dict() for each in found.ranked],
+        "sentences": found.sentences,
+        "failures": [cell.failure for cell in found.failures],
+    }

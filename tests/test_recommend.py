@@ -1,0 +1,117 @@
+"""`foredraft recommend`: what it says follows from its figures, within its time."""
+
+import dataclasses
+import json
+import time
+
+import pytest
+
+import foredraft
+from foredraft.api import load
+from foredraft.bench import recommendation
+from foredraft.bench.metrics import Ratio
+from foredraft.bench.recommendation import recommend
+from foredraft.bench.tasks import TaskPrompt, load_task, task_of_file
+from foredraft.cli import main
+from foredraft.errors import UsageError
+from toys import TOY
+
+PROMPTS = [
+    TaskPrompt(task, number, (f"Repeat: {number} apples and {number} pears, {number} apples and {number} pears.",))
+    for task in ("one", "other")
+    for number in range(3)
+]
+
+
+@pytest.fixture(scope="module")
+def generator():
+    return load(TOY, method="none", dtype="float32")
+
+
+def with_speeds(monkeypatch, low):
+    """Let every method but prompt_lookup be half as fast as plain decoding, and that one's interval begin at `low`."""
+    summarize = recommendation.summarize_cells
+
+    def changed(cells):
+        for each in summarize(cells):
+            ratio = Ratio(low + 0.2, low, low + 0.4) if each.method == "prompt_lookup" else Ratio(0.5, 0.4, 0.6)
+            yield dataclasses.replace(each, speed_up=ratio, texts_without_loops=0)
+
+    monkeypatch.setattr(recommendation, "summarize_cells", lambda cells: list(changed(cells)))
+
+
+def test_what_is_fastest_beyond_doubt_is_recommended_and_why(generator, monkeypatch):
+    with_speeds(monkeypatch, 1.1)
+    shares = []
+    found = recommend(generator, TOY, PROMPTS, {}, 60.0, shares.append)
+    assert found.method == found.ranked[0].method == "prompt_lookup"
+    assert {each.method for each in found.ranked} == set(recommendation.CANDIDATES)
+    assert found.prompts == len(PROMPTS)
+    assert all(each.identical == each.texts for each in found.ranked)
+    assert shares == sorted(shares)
+    said = " ".join(found.sentences)
+    for words in ("use prompt_lookup", "1.30 [1.10, 1.50] times", "A pass over", "Leave num_speculative_tokens out"):
+        assert words in said
+
+
+def test_where_nothing_helps_it_says_so(generator, monkeypatch):
+    with_speeds(monkeypatch, 0.9)
+    found = recommend(generator, TOY, PROMPTS[:4], {"temperature": 0.7}, 60.0)
+    assert found.method == "none"
+    said = " ".join(found.sentences)
+    assert "no method is faster than plain decoding beyond doubt" in said
+    assert "Leave drafting off" in said
+    assert "Leave num_speculative_tokens out" not in said
+
+
+def test_no_prompt_is_begun_after_the_time_and_too_few_are_called_so(generator):
+    start = time.perf_counter()
+    found = recommend(generator, TOY, PROMPTS, {}, 1e-3)
+    assert time.perf_counter() - start < 30
+    assert (found.prompts, found.method, found.tokens) == (1, "none", 16)
+    assert "too few for an interval" in found.sentences[0]
+
+
+def test_tasks_take_turns_so_that_any_cut_holds_all_of_them():
+    ordered = recommendation._by_turns(PROMPTS)
+    assert [each.task for each in ordered] == ["one", "other"] * 3
+    assert sorted(ordered, key=PROMPTS.index) == PROMPTS
+
+
+def test_a_file_is_read_by_its_usual_field_or_the_one_named(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"id": 1}\n{"text": "x", "question": "one"}\n')
+    assert load_task(task_of_file(str(path)), None, 9)[0].turns == ("one",)
+    assert load_task(task_of_file(f"{path}:text"), None, 9)[0].turns == ("x",)
+    with pytest.raises(UsageError, match=r"There is no file nowhere.jsonl"):
+        task_of_file("nowhere.jsonl")
+
+
+def test_the_command_ends_with_lines_that_work(tmp_path, capsys):
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps({"prompt": each.turns[0]}) + "\n" for each in PROMPTS[:2]))
+    options = ["--data", str(path), "--temperature", "0.7", "--minutes", "0.001", "--dtype", "float32"]
+    assert main(["recommend", TOY, *options]) == 0
+    shown = capsys.readouterr().out
+    assert "What verifying costs" in shown
+    *_, command, python = shown.splitlines()
+    assert command == f'foredraft generate --model {TOY} --method none --dtype float32 --temperature 0.7 "..."'
+    written = eval(python.replace('"..."', '"One two", max_new_tokens=4'), {"foredraft": foredraft})  # noqa: S307  # our own line
+    assert len(written.token_ids) == 4
+    assert main(["recommend", TOY, *options, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["method"], figures["python"]) == ("none", python)
+    assert figures["cost"][0]["relative"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--minutes", "0"], "minutes is 0; it must be above 0"),
+        (["--temperature", "-1"], "temperature is -1"),
+        (["--data", "/nowhere.jsonl"], "There is no file /nowhere.jsonl"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_the_model_is_loaded(arguments, says, capsys):
+    assert main(["recommend", TOY, *arguments]) == 2
+    assert says in capsys.readouterr().err
