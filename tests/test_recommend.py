@@ -14,7 +14,7 @@ from foredraft.bench.recommendation import recommend
 from foredraft.bench.tasks import TaskPrompt, load_task, task_of_file
 from foredraft.cli import main
 from foredraft.errors import UsageError
-from toys import TOY
+from support.toys import TOY
 
 PROMPTS = [
     TaskPrompt(task, number, (f"Repeat: {number} apples and {number} pears, {number} apples and {number} pears.",))
