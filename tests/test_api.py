@@ -120,7 +120,7 @@ def test_what_stands_in_the_wrong_place_is_named(pair, plain):
         foredraft.load(pair[::-1])
     with pytest.raises(UsageError, match=r"The pair is \(LlamaForCausalLM, LlamaForCausalLM\)"):
         foredraft.load((pair[0], pair[0]))
-    with pytest.raises(UsageError, match="this list holds 'one', a text: write one after the other"):
+    with pytest.raises(UsageError, match="this list holds 'one', a text: use generate_all for many"):
         plain.generate(["one", "two"])
 
 
@@ -227,7 +227,7 @@ REFUSED = {
     "abbreviated": ({"stop": "x"}, "no argument 'stop'. Did you mean 'stop_strings'"),
     "unlike anything": ({"zzz": 1}, "no argument 'zzz'. It takes: max_new_tokens"),
     "beams": ({"num_beams": 4}, "num_beams: beam search keeps several texts"),
-    "several": ({"num_return_sequences": 2}, "one text is written at a time"),
+    "several": ({"num_return_sequences": 2}, "use generate_all with count="),
     "assistant": ({"assistant_model": None}, "method='draft_model'"),
     "lookup": ({"prompt_lookup_num_tokens": 3}, "method='prompt_lookup'"),
     "max_length": ({"max_length": 30}, "use max_new_tokens"),

@@ -9,12 +9,15 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Unpack
 
+import numpy as np
+
 from foredraft.cache_folder import cache_folder, cache_path
 from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, Learner, TokenIds, Verification
 from foredraft.control import FixedControl, StepCosts, choose_control
 from foredraft.control.joint import BatchControl
 from foredraft.corpus.words import vocabulary_size
 from foredraft.drafters import make_drafter
+from foredraft.drafters.prediction import ForetoldDrafter, Prediction
 from foredraft.engine.batch import Batch, Lane, write_all
 from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.state import Prepared, SequenceState
@@ -28,7 +31,7 @@ from foredraft.model.recordings import RecordedForward
 from foredraft.model.target import TorchTarget
 from foredraft.model.together import batch_target
 from foredraft.pairing import pair_draft_model
-from foredraft.request import GenerationArguments, GenerationOptions, encoded
+from foredraft.request import GenerationArguments, GenerationOptions, checked_text, encoded
 from foredraft.sampling import SEED_LIMIT, LogitsProcessor, SamplingOptions
 from foredraft.speculation import checked_verification
 from foredraft.standard_library import resources_for
@@ -42,6 +45,9 @@ CACHE_BYTES = 2**30
 
 TEXTS_AT_ONCE = 16
 """Texts of `generate_all` that are written together: twice as many take twice as long a pass on two cores."""
+
+Around = Callable[[Drafter], Drafter]
+"""Returns what drafts for one text, from the drafter of all."""
 
 Progress = Callable[[float, str], None]
 """Told about work that takes over a second: the share done, 0 to 1, and what it is."""
@@ -255,18 +261,44 @@ class Generator:
 
     def _checked(self, prompt: Prompt, options: Mapping[str, Any], *, chat: bool) -> tuple[TokenIds, dict[str, Any]]:
         """Return the ids of a prompt, and the arguments of `begin` that follow them."""
-        given = GenerationOptions.parse(options)
         if chat:
             if not isinstance(prompt, str):
                 raise UsageError(f"chat=True is for a prompt that is a text; this one is a {type(prompt).__name__}.")
             prompt = [{"role": "user", "content": prompt}]
-        return self.encode(prompt), {
+        arguments = self.arguments(options)
+        return self.encode(prompt), arguments
+
+    def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of `begin` behind its first one, from those of `generate`.
+
+        Raises:
+            UsageError: what cannot be honoured.
+        """
+        given = GenerationOptions.parse(options)
+        return {
             "sampling": given.sampling(self.target.vocabulary),
             "max_new_tokens": given.max_new_tokens,
             "eos": given.eos(self.eos_token_ids(), self.target.vocabulary),
             "processors": given.logits_processor,
             "stop": StopStrings(self.tokenizer, given.stops) if given.stops else None,
+            "around": self._around(given.prediction),
         }
+
+    def _around(self, prediction: str | None) -> Around:
+        """Return what lets a text be drafted from a prediction, if there is one.
+
+        Raises:
+            UsageError: a prediction for a method that drafts nothing.
+        """
+        if not prediction:
+            return lambda drafter: drafter
+        if self.method == "none":
+            raise UsageError("prediction is drafted from, and method 'none' drafts nothing; leave one of them out.")
+        if self.verification != "matched":
+            raise UsageError("prediction needs matched verification: its tokens are not drawn from a distribution.")
+        ids = self.tokenizer(checked_text(prediction), add_special_tokens=False).input_ids
+        expected = Prediction(np.asarray(ids, np.int64))
+        return lambda drafter: ForetoldDrafter(drafter, expected)
 
     def begin(
         self,
@@ -277,6 +309,7 @@ class Generator:
         eos: Sequence[int] = (),
         processors: Sequence[LogitsProcessor] = (),
         stop: Callable[[int], bool] | None = None,
+        around: Around = lambda drafter: drafter,
     ) -> Run:
         """Begin to write behind token ids, where it is decided already how tokens are chosen and what ends the text.
 
@@ -287,11 +320,14 @@ class Generator:
             eos: ids that end it.
             processors: transformers' logits processors.
             stop: called once for every emitted token, in order; True ends the text.
+            around: returns what drafts for this text, from the drafter of all.
 
         Raises:
             UsageError: a prompt that fills the model's window.
         """
-        prepared = self.prepare(ids, sampling, max_new_tokens=max_new_tokens, eos=eos, processors=processors, stop=stop)
+        prepared = self.prepare(
+            ids, sampling, max_new_tokens=max_new_tokens, eos=eos, processors=processors, stop=stop, around=around
+        )
         return Run(prepared, self.drafter.needs.target or self.target)
 
     def prepare(
@@ -303,6 +339,7 @@ class Generator:
         eos: Sequence[int] = (),
         processors: Sequence[LogitsProcessor] = (),
         stop: Callable[[int], bool] | None = None,
+        around: Around = lambda drafter: drafter,
     ) -> Prepared:
         """Check a text before it has a cache; takes and raises what `begin` does."""
         if self._compilation is not None and self._compilation.has_news():
@@ -326,7 +363,7 @@ class Generator:
         )
         settings = {**asdict(sampling), "verification": self.verification}
         context = DraftContext(self.target.vocabulary, sampling.seed, self._amount.most_nodes, settings)
-        drafter, shared = GuardedDrafter(self.drafter), self.method != "none" and self._amount.is_measured
+        drafter, shared = GuardedDrafter(around(self.drafter)), self.method != "none" and self._amount.is_measured
         return Prepared(ids, begin, drafter, self._control(sampling.seed), shared, context)
 
     def batch(self, cache_bytes: int = CACHE_BYTES) -> Batch:

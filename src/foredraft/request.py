@@ -20,7 +20,7 @@ from foredraft.sampling import LogitsProcessor, SamplingOptions
 
 _UNSUPPORTED: Mapping[str, str] = {
     "num_beams": "beam search keeps several texts at once; use do_sample or greedy decoding",
-    "num_return_sequences": "one text is written at a time; call generate once for each, with different seeds",
+    "num_return_sequences": "use generate_all with count=, which writes them together",
     "assistant_model": "use method='draft_model' with speculative_config={'model': ...}",
     "prompt_lookup_num_tokens": "use method='prompt_lookup' with speculative_config={'prompt_lookup_num_tokens': ...}",
     "max_length": "use max_new_tokens, which does not count the prompt",
@@ -49,6 +49,7 @@ class GenerationArguments(TypedDict, total=False):
     eos_token_id: int | Sequence[int] | None
     logits_processor: Sequence[LogitsProcessor]
     seed: int | None
+    prediction: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class GenerationOptions:
         eos_token_id: ids that end the text; None takes the model's own, an empty list none.
         logits_processor: transformers' processors, called with each emitted position's own prefix, in order.
         seed: of the sampling; None draws one, which the result reports.
+        prediction: what the text is expected to be like, such as the file that it changes; it is drafted from.
     """
 
     max_new_tokens: int = 256
@@ -80,6 +82,7 @@ class GenerationOptions:
     eos_token_id: int | Sequence[int] | None = None
     logits_processor: Sequence[LogitsProcessor] = ()
     seed: int | None = None
+    prediction: str | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> "GenerationOptions":
@@ -230,8 +233,13 @@ def conversation(prompt: Any) -> list[dict[str, Any]] | None:
     return [dict(message) for message in prompt]
 
 
-def templated(messages: list[dict[str, Any]], tokenizer: Any) -> str:
+def templated(messages: list[dict[str, Any]], tokenizer: Any, tools: Any = None) -> str:
     """Return the conversation in the words of the tokenizer's chat template, up to where the answer begins.
+
+    Args:
+        messages: with a role each.
+        tokenizer: the model's.
+        tools: that the template tells of, as transformers takes them; None for none.
 
     Raises:
         UsageError: a tokenizer without a template, or a template that refuses the conversation.
@@ -241,7 +249,7 @@ def templated(messages: list[dict[str, Any]], tokenizer: Any) -> str:
     if not getattr(tokenizer, "chat_template", None):
         raise UsageError("This model's tokenizer has no chat template; give the prompt as a text.")
     try:
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text: str = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
     except jinja2.TemplateError as error:
         raise UsageError(
             f"The model's chat template refuses the conversation ({error}); change the messages as it says, or give a "
@@ -267,7 +275,7 @@ def checked_ids(given: Any, vocabulary: int) -> TokenIds:
         remedy = "decode the bytes" if isinstance(given, bytes | bytearray | memoryview) else "give one of them"
         raise UsageError(f"{_KINDS_OF_PROMPT}; this one is a {type(given).__name__}, so {remedy}.")
     if given and all(isinstance(each, str) for each in given):
-        raise UsageError(f"{_KINDS_OF_PROMPT}; this list holds {shown(given[0])}, a text: write one after the other.")
+        raise UsageError(f"{_KINDS_OF_PROMPT}; this list holds {shown(given[0])}, a text: use generate_all for many.")
     numbers = [whole_number(each) for each in given]
     ids = [number for number in numbers if number is not None]
     if len(ids) < len(numbers):

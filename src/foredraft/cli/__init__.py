@@ -32,6 +32,7 @@ INTERRUPTED = 130
 VERBS: Mapping[str, str] = {
     "generate": "foredraft.cli.generate:generate",
     "chat": "foredraft.cli.chat:chat",
+    "serve": "foredraft.cli.serve:serve",
     "demo": "foredraft.cli.demo:demo",
     "explain": "foredraft.cli.explain:explain",
     "methods": "foredraft.cli.methods:methods",

@@ -4,6 +4,7 @@ Parses and prints; the measuring is in `foredraft.bench`.
 """
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,17 @@ import typer
 
 from foredraft.cli.generate import EagerOption
 from foredraft.cli.screen import counting, say, working
-from foredraft.cli.tables import cost_rows, show_cost, show_reliability, show_run, show_summaries, show_table
+from foredraft.cli.tables import (
+    cost_rows,
+    show_cost,
+    show_loads,
+    show_predictions,
+    show_reliability,
+    show_run,
+    show_summaries,
+    show_table,
+    show_turns,
+)
 from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
@@ -257,3 +268,40 @@ def micro(
 
 
 _PROMPT = "Write a short story about a lighthouse keeper who finds a letter in a bottle, and what she does next."
+
+
+@app.command()
+def serve(
+    model: ModelOption = SMOLLM2,
+    url: Annotated[str | None, typer.Option(help="A server that runs already; else one is started")] = None,
+    data: DataOption = None,
+    streams: Annotated[list[int] | None, typer.Option(help="At once; repeatable [default: 1, 4, 8, 16]")] = None,
+    prompts: Annotated[int, typer.Option(help="Prompts a task, or a category of a task")] = 8,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens a text")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    rounds: Annotated[int, typer.Option(help="How often each is measured, by turns", min=1)] = 3,
+    plain_only: Annotated[
+        bool, typer.Option("--plain-only", help="For servers that cannot switch drafting off")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """What a server writes a second for so many clients, with predictions, and with prompts that begin alike."""
+    from foredraft.bench import serve as measured
+    from foredraft.bench.tasks import default_tasks, load_tasks
+
+    texts = load_tasks(default_tasks(data), data, prompts)
+    ways = (measured.PLAIN,) if plain_only else (measured.PLAIN, measured.DRAFTED)
+    with nullcontext(url) if url is not None else measured.own_server(model) as address:
+        assert address is not None, "one of them has it"
+        name = Path(model).stem
+        bodies = measured.bodies_of(texts, name, max_new_tokens, temperature)
+        loads = list(measured.loads(address, bodies, streams or (1, 4, 8, 16), rounds, ways))
+        predicted = [] if plain_only else measured.predictions(address, name, rounds)
+        turns = measured.turns(address, name, rounds)
+    found = [asdict(each) for each in loads], [asdict(each) for each in predicted], [asdict(each) for each in turns]
+    if as_json:
+        print(json.dumps(dict(zip(("loads", "predictions", "turns"), found, strict=True))))  # the command's output
+        return
+    show_loads(loads)
+    show_predictions(predicted)
+    show_turns(turns)

@@ -4,6 +4,7 @@ Knows summaries, cost curves and how a terminal shows them. Does not know how th
 """
 
 from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import TYPE_CHECKING
 
 import typer
@@ -15,6 +16,7 @@ from foredraft.cli.screen import wide_console
 if TYPE_CHECKING:
     from foredraft.bench.drafts import Reliability
     from foredraft.bench.runner import Account
+    from foredraft.bench.serve import Load, Predicted, Turns
     from foredraft.bench.summary import Summary
     from foredraft.contracts import CostCurve
 
@@ -89,4 +91,53 @@ def show_run(summaries: "list[Summary]", account: "Account") -> None:
     typer.echo(
         f"{measured} cells measured, {account.found} found; the harness took {account.harness_share:.2%} of "
         f"{account.seconds:.0f} s."
+    )
+
+
+def show_loads(loads: "Sequence[Load]") -> None:
+    """Print a row for each number of streams: tokens a second in every way, and how they compare."""
+    rates: dict[tuple[int, str], list[Load]] = {}
+    for load in loads:
+        rates.setdefault((load.streams, load.way), []).append(load)
+    ways = list(dict.fromkeys(load.way for load in loads))
+    counts = list(dict.fromkeys(load.streams for load in loads))
+    speed = {place: median(each.tokens_a_second for each in found) for place, found in rates.items()}
+    rows = []
+    for count in counts:
+        row = [str(count)]
+        for way in ways:
+            first = median(each.first for each in rates[count, way])
+            times = f"{speed[count, way] / speed[counts[0], way]:.2f}"
+            row += [f"{speed[count, way]:.0f}", times, f"{1e3 * first:.0f}"]
+        turns = zip(*(rates[count, way] for way in ways), strict=True)
+        ratios = [two.tokens_a_second / one.tokens_a_second for one, two in turns] if len(ways) == 2 else []
+        rows.append([*row, f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"])
+    heads = [head for way in ways for head in (f"{way} tokens/s", "of one stream's", "ms to first")]
+    same = len({load.texts for load in loads}) == 1
+    title = f"Streams at once; {'all texts are the same in every way' if same else 'THE TEXTS DIFFER'}"
+    show_table(("streams", *heads, "drafted / plain"), rows, title)
+
+
+def show_predictions(found: "Sequence[Predicted]") -> None:
+    """Print what a prediction is worth, and what a wrong one costs."""
+    if not found:
+        return
+    rows = []
+    for name in ("plain", "drafted", "edited", "wrong"):
+        seconds = median(getattr(each, name) for each in found)
+        times = median(each.plain / getattr(each, name) for each in found)
+        beside = median(getattr(each, name) / each.drafted for each in found)
+        rows.append([name, f"{seconds:.2f}", f"{times:.2f}", f"{beside:.2f}"])
+    same = "all texts are the same" if all(each.same for each in found) else "THE TEXTS DIFFER"
+    counted = f"{found[0].tokens} tokens, {found[0].accepted} of them from the edited prediction"
+    show_table(("prediction", "seconds", "times as fast as plain", "time of drafted's"), rows, f"{counted}; {same}")
+
+
+def show_turns(found: "Sequence[Turns]") -> None:
+    """Print how soon two turns of a conversation are answered."""
+    first, second = (median(1e3 * getattr(each, name) for each in found) for name in ("first", "second"))
+    share = median(each.second / each.first for each in found)
+    title = f"Two turns of a conversation; the first has {found[0].prompt_tokens} tokens"
+    show_table(
+        ("first turn, ms to text", "second", "share"), [[f"{first:.0f}", f"{second:.0f}", f"{share:.3f}"]], title
     )

@@ -45,6 +45,10 @@ class BatchTarget(Protocol):
     most_rows: int
     """Rows that a pass may have in all."""
 
+    @property
+    def memory_use(self) -> float:
+        """The share of the memory for keys and values that is taken, 0 to 1; 0 where no limit is set."""
+
     def open(self, token_ids: TokenIds, capacity: int) -> Any:
         """Return the `KeyValueCache` of a sequence that begins with `token_ids`; some may be committed already.
 
@@ -155,6 +159,15 @@ class Batch:
     def __len__(self) -> int:
         """Return the number of sequences."""
         return len(self._lanes)
+
+    def __contains__(self, lane: Lane) -> bool:
+        """Say whether a sequence has joined and not left."""
+        return lane in self._lanes
+
+    @property
+    def memory_use(self) -> float:
+        """The share of the memory for keys and values that is taken, 0 to 1."""
+        return self._target.memory_use
 
     def join(self, prepared: Prepared) -> Lane:
         """Take in a text from the next step on.

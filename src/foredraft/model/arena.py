@@ -78,6 +78,9 @@ class Lease:
 class Arena:
     """Slots for many sequences.
 
+    Attributes:
+        most_slots: never hold more.
+
     Args:
         layers: how many layers the model has.
         heads: key heads of each.
@@ -87,7 +90,7 @@ class Arena:
     """
 
     def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype, most_slots: int) -> None:
-        self._most_slots = most_slots
+        self.most_slots = most_slots
         self._leases: list[Lease] = []  # ascending by start
         self._idle: list[Lease] = []  # of them, those of finished sequences; the longest unused first
         self._store = torch.empty((2 * layers, heads, 0, size), dtype=dtype)
@@ -184,13 +187,13 @@ class Arena:
                 end = lease.start + lease.capacity
             if self.slots - end >= capacity:
                 return end
-            if end + capacity <= self._most_slots:
-                self._grow(min(max(end + capacity, 2 * self.slots, _FIRST_SLOTS), self._most_slots))
+            if end + capacity <= self.most_slots:
+                self._grow(min(max(end + capacity, 2 * self.slots, _FIRST_SLOTS), self.most_slots))
                 continue
             evicted = next((lease for lease in self._idle if lease is not keep), None)
             if evicted is None:
                 raise OutOfMemoryError(
-                    f"There is no room for {capacity} more tokens: of the key-value cache's {self._most_slots} slots, "
+                    f"There is no room for {capacity} more tokens: of the key-value cache's {self.most_slots} slots, "
                     f"{self.used} are taken. Wait for other texts to end, or give the cache more memory."
                 )
             self._idle.remove(evicted)

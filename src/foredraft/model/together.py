@@ -30,6 +30,7 @@ class OneByOne:
     def __init__(self, target: TorchTarget) -> None:
         self._target = target
         self.vocabulary, self.most_rows = target.vocabulary, PREFILL_ROWS
+        self.memory_use = 0.0
 
     def open(self, _token_ids: TokenIds, _capacity: int) -> Any:
         """Return an empty cache."""
@@ -63,6 +64,11 @@ class Together:
         self._compiled, self._dtype = compiled, target.dtype
         self._arena = Arena(layers, heads, size, target.dtype, most_bytes // slot)
         self.vocabulary, self.most_rows = target.vocabulary, MOST_ROWS
+
+    @property
+    def memory_use(self) -> float:
+        """The share of the slots that is leased to sequences that are not finished."""
+        return self._arena.used / self._arena.most_slots
 
     def open(self, token_ids: TokenIds, capacity: int) -> Lease:
         """Lease slots, with what an earlier sequence left of the same tokens."""

@@ -1,0 +1,246 @@
+"""A server under load: streams at once, predictions, and turns that share a beginning, by a client on the same machine.
+
+Knows HTTP and OpenAI's chat completions; nothing of how the server works, so that others can be measured too.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import httpx
+
+from foredraft.bench.tasks import TaskPrompt
+from foredraft.errors import ForedraftError
+
+PLAIN, DRAFTED = "plain", "drafted"
+WAYS: Mapping[str, Mapping[str, Any]] = {PLAIN: {"speculative": False}, DRAFTED: {}}
+"""What a request says besides its prompt, by the way in which it is answered."""
+
+_WARM_UP = 4  # requests a way before any is timed
+_EDITS = 5
+_FILE = "\n".join(
+    f"def area_{i}(width, height):\n    # The area of shape number {i}.\n    return {i} * width * height\n"
+    for i in range(1, 27)
+)  # a thousand tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One streamed answer.
+
+    Attributes:
+        text: the whole of it.
+        tokens: that were written.
+        first: seconds to the first text.
+        seconds: to the end.
+        usage: what the server counted.
+    """
+
+    text: str
+    tokens: int
+    first: float
+    seconds: float
+    usage: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """So many streams at once, answered in one way.
+
+    Attributes:
+        streams: how many.
+        way: one of `WAYS`.
+        tokens_a_second: of all streams together.
+        first: median seconds to the first text.
+        texts: what was written, by request.
+    """
+
+    streams: int
+    way: str
+    tokens_a_second: float
+    first: float
+    texts: tuple[str, ...]
+
+
+@contextmanager
+def own_server(model: str, arguments: Sequence[str] = ()) -> Iterator[str]:
+    """Run a server in a process of its own; yield its address.
+
+    Raises:
+        ForedraftError: it does not start.
+    """
+    command = [sys.executable, "-m", "foredraft", "serve", model, "--port", "0", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  # ourselves
+        assert process.stdout is not None, "it was asked for"
+        try:
+            address = process.stdout.readline().partition("/v1 ")[0]
+            if not address:
+                raise ForedraftError("The server did not start; what it said stands above.")
+            yield address
+        finally:
+            process.terminate()
+
+
+async def asked(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Reply:
+    """Stream one answer.
+
+    Raises:
+        ForedraftError: the server refused, or told of an error.
+    """
+    start, first, texts = time.perf_counter(), 0.0, list[str]()
+    usage: Mapping[str, Any] = {}
+    whole = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    async with client.stream("POST", "/v1/chat/completions", json=whole) as response:
+        if response.status_code != 200:
+            raise ForedraftError(f"The server answered {response.status_code}: {(await response.aread()).decode()}")
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            if "error" in chunk:
+                raise ForedraftError(f"The server told of an error: {chunk['error']['message']}")
+            usage = chunk.get("usage") or usage
+            for choice in chunk["choices"]:
+                if text := choice["delta"].get("content"):
+                    first = first or time.perf_counter() - start
+                    texts.append(text)
+    return Reply("".join(texts), usage.get("completion_tokens", 0), first, time.perf_counter() - start, usage)
+
+
+def bodies_of(prompts: Sequence[TaskPrompt], model: str, tokens: int, temperature: float) -> list[dict[str, Any]]:
+    """Return a request for each prompt, whose text may not end before its limit: every stream is then as long."""
+    said = [[{"role": "user", "content": each.turns[0]}] for each in prompts]
+    how = {"model": model, "max_tokens": tokens, "temperature": temperature, "ignore_eos": True}
+    return [{**how, "messages": messages, "seed": number} for number, messages in enumerate(said)]
+
+
+async def load_of(address: str, bodies: Sequence[Mapping[str, Any]], streams: int, way: str) -> Load:
+    """Have all bodies answered, so many at a time."""
+    waiting = iter(range(len(bodies)))
+    replies: dict[int, Reply] = {}
+    limits = httpx.Limits(max_connections=streams)
+    async with httpx.AsyncClient(base_url=address, timeout=None, limits=limits) as client:  # noqa: S113  # a load may wait
+
+        async def stream() -> None:
+            for number in waiting:
+                replies[number] = await asked(client, {**bodies[number], **WAYS[way]})
+
+        start = time.perf_counter()
+        await asyncio.gather(*(stream() for _ in range(streams)))
+        seconds = time.perf_counter() - start
+    written = sum(reply.tokens for reply in replies.values())
+    first = median(reply.first for reply in replies.values())
+    return Load(streams, way, written / seconds, first, tuple(replies[number].text for number in range(len(bodies))))
+
+
+def loads(
+    address: str, bodies: Sequence[Mapping[str, Any]], streams: Sequence[int], rounds: int, ways: Sequence[str]
+) -> Iterator[Load]:
+    """Yield loads by turns: every way, for every number of streams, in every round."""
+
+    async def warm_up() -> None:
+        async with httpx.AsyncClient(base_url=address, timeout=None) as client:  # noqa: S113  # a load may wait
+            for body in bodies[:_WARM_UP]:
+                for way in ways:
+                    await asked(client, {**body, **WAYS[way]})
+
+    asyncio.run(warm_up())
+    for turn in range(rounds):
+        for count in streams:
+            for way in ways if turn % 2 == 0 else reversed(ways):
+                yield asyncio.run(load_of(address, bodies, count, way))
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """A text of a thousand tokens, written with predictions and without; the seconds of each.
+
+    Attributes:
+        plain: without drafts.
+        drafted: without a prediction.
+        edited: with the text itself as the prediction, but for five edits.
+        wrong: with another text as the prediction.
+        tokens: that were written.
+        accepted: of the edited prediction.
+        same: whether all texts are the same.
+    """
+
+    plain: float
+    drafted: float
+    edited: float
+    wrong: float
+    tokens: int
+    accepted: int
+    same: bool
+
+
+def predictions(address: str, model: str, rounds: int) -> list[Predicted]:
+    """Measure predictions, by turns."""
+    said = [{"role": "user", "content": f"Repeat this file, with comments in French:\n\n{_FILE}"}]
+    body = {"model": model, "messages": said, "max_tokens": 1000, "temperature": 0, "ignore_eos": True}
+    return asyncio.run(_predictions(address, body, rounds))
+
+
+async def _predictions(address: str, body: Mapping[str, Any], rounds: int) -> list[Predicted]:
+    found = []
+    async with httpx.AsyncClient(base_url=address, timeout=None) as client:  # noqa: S113  # a load may wait
+        text = (await asked(client, body)).text
+        other = " ".join(sorted(set(text.split()))) + " and nothing else that was asked for. " * 60
+        predicted = {"edited": edited(text), "wrong": other}
+        for turn in range(rounds):
+            ways: dict[str, dict[str, Any]] = {PLAIN: {"speculative": False}, DRAFTED: {}}
+            ways |= {name: {"prediction": {"type": "content", "content": each}} for name, each in predicted.items()}
+            replies = {}
+            for name in ways if turn % 2 == 0 else reversed(ways):
+                replies[name] = await asked(client, {**body, **ways[name]})
+            seconds = {name: reply.seconds for name, reply in replies.items()}
+            accepted = replies["edited"].usage["completion_tokens_details"]["accepted_prediction_tokens"]
+            same = len({reply.text for reply in replies.values()}) == 1
+            found.append(Predicted(**seconds, tokens=replies[PLAIN].tokens, accepted=accepted, same=same))
+    return found
+
+
+def edited(text: str) -> str:
+    """Return a text with five words replaced, evenly spread."""
+    words = text.split(" ")
+    for edit in range(_EDITS):
+        words[(2 * edit + 1) * len(words) // (2 * _EDITS)] = "replaced_by_an_edit"
+    return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Two turns of a conversation of about 1,500 tokens: seconds to the first text of each."""
+
+    first: float
+    second: float
+    prompt_tokens: int
+
+
+def turns(address: str, model: str, rounds: int) -> list[Turns]:
+    """Measure what a conversation's second turn has of the first one's prompt; each conversation is another."""
+    return asyncio.run(_turns(address, {"model": model, "max_tokens": 16, "temperature": 0}, rounds))
+
+
+async def _turns(address: str, body: Mapping[str, Any], rounds: int) -> list[Turns]:
+    found = []
+    async with httpx.AsyncClient(base_url=address, timeout=None) as client:  # noqa: S113  # a load may wait
+        for number in range(rounds):
+            said = [
+                {
+                    "role": "user",
+                    "content": f"Number {number}. Here is a file:\n{_FILE}\n{_FILE[:1400]}\nWhat does it do?",
+                }
+            ]
+            one = await asked(client, {**body, "messages": said})
+            said += [{"role": "assistant", "content": one.text}, {"role": "user", "content": "Say it in one word."}]
+            two = await asked(client, {**body, "messages": said})
+            found.append(Turns(one.first, two.first, int(one.usage["prompt_tokens"])))
+    return found

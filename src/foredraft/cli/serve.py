@@ -1,0 +1,89 @@
+"""`foredraft serve`: an OpenAI-compatible server on this machine.
+
+Parses, and prints where it listens. Does not know how it answers.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foredraft.cli.generate import (
+    ConfigOption,
+    DeviceOption,
+    DtypeOption,
+    EagerOption,
+    Job,
+    MemoryOption,
+    MethodOption,
+    NodesOption,
+    speculative_options,
+)
+from foredraft.cli.screen import say
+from foredraft.errors import UsageError
+from foredraft.model.gguf import SMOLLM2
+
+KEYS_VARIABLE = "FOREDRAFT_API_KEY"
+_LEAST_KEY = 16  # characters
+_EXTRA = "The server needs packages that are not installed ({}); pip install 'foredraft[server]' brings them."
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="smollm2, a GGUF file, a hub id, or a folder")] = SMOLLM2,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one", min=0, max=65535)] = 8000,
+    name: Annotated[str | None, typer.Option(help="The model's name for clients; else its file's or folder's")] = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help=f"Key that clients must send; repeatable; or {KEYS_VARIABLE}")
+    ] = None,
+    stores: Annotated[Path | None, typer.Option(help="Folder for stores of texts that clients fill")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Texts written together", min=1, max=256)] = 16,
+    max_waiting: Annotated[int, typer.Option(help="Texts that wait; more are refused for now", min=0)] = 64,
+    kv_cache_gib: Annotated[float, typer.Option(help="Memory for keys and values", min=0.01)] = 1.0,
+    timeout: Annotated[float, typer.Option(help="Seconds after which an answer is given up", min=1)] = 600.0,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = None,
+    eager: EagerOption = False,
+    method: MethodOption = None,
+    speculative_config: ConfigOption = None,
+    num_speculative_tokens: NodesOption = None,
+    memory: MemoryOption = None,
+) -> None:
+    """Serve a model to OpenAI's and Anthropic's clients: /v1/chat/completions, /v1/messages, and a page."""
+    keys = _keys(api_key)
+    try:
+        from foredraft.server.app import Access
+        from foredraft.server.running import Listening, ServerOptions
+    except ImportError as error:
+        raise UsageError(_EXTRA.format(error.name)) from error
+    config = speculative_options(speculative_config, num_speculative_tokens, memory=memory)
+    job = Job(model, dtype, device, method, config, {}, None, color=False, raw=False, as_json=False, eager=eager)
+    options = ServerOptions(
+        host, port, max_num_seqs, max_waiting, int(kv_cache_gib * 2**30), timeout, stores=stores,
+        access=Access(keys),
+    )  # fmt: skip
+    generator = job.load()
+    own: dict[str, Any] = {name: value for name, value in config.items() if name != "method"}
+    called = name or (model if "/" in model and not Path(model).exists() else Path(model).stem)
+    listening = Listening(generator, called, own, options)
+    compiled = "compiled" if generator.target.compiled is not None else "as it is (`foredraft compile` makes it faster)"
+    say(f"{called} is run {compiled}; method {generator.method}.", "dim")
+    typer.echo(f"{listening.address}/v1 is the base URL for clients; {listening.address}/ is a page to try it.")
+    header = " -H 'Authorization: Bearer KEY'" if keys else ""
+    body = f'{{"messages": [{{"role": "user", "content": "What is a hash table?"}}], "model": "{called}"}}'
+    typer.echo(f"curl {listening.address}/v1/chat/completions{header} -d '{body}'")
+    listening.run()
+
+
+def _keys(given: list[str] | None) -> tuple[str, ...]:
+    """Return the API keys.
+
+    Raises:
+        UsageError: one that can be guessed.
+    """
+    keys = tuple(given or filter(None, os.environ.get(KEYS_VARIABLE, "").split(",")))
+    for key in keys:
+        if len(key) < _LEAST_KEY:
+            raise UsageError(f"An API key has {len(key)} characters, which can be guessed; use at least {_LEAST_KEY}.")
+    return keys

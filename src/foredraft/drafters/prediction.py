@@ -1,0 +1,178 @@
+"""Text that is expected before it is written: drafts from it, added to those of another drafter.
+
+Whoever asks for a file to be changed knows most of the answer; OpenAI calls it `prediction`. Where the text leaves what
+was expected, drafting goes on behind the edit. Knows ids only; the text is the target's whatever was expected.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from foredraft.contracts import Budget, Draft, DraftContext, Drafter, Drafting, SequenceView, TokenIds, Verdict
+from foredraft.control.cutting import cut
+from foredraft.control.evidence import guessed_scores
+
+PREDICTION = "prediction"
+"""The name of the source."""
+
+_LONGEST = 64  # tokens of a chain: a pass of more rows takes as long for each as a pass of its own
+_COMPARED = 16  # tokens before a place that are compared with the text's last ones
+_AGREED, _ASKED = 19.0, 20.0  # tokens that came as expected, as it were, before the first one
+_FORGETTING = 64.0  # tokens asked beyond which older ones count half
+_EDITED = 4  # tokens behind an edit within which it may be over, though no two of them tell where
+_AHEAD = 64  # tokens that an edit may have left out and still be followed by a single one
+_SURE = 0.9  # a chain that begins so is drafted alone: asking the other drafter takes 3 % of a pass
+
+
+class Chain(NamedTuple):
+    """Tokens that may follow, and the chance of each with all before it."""
+
+    tokens: Sequence[int]
+    scores: Sequence[float]
+
+
+class Foreteller(Protocol):
+    """Says what may follow a text."""
+
+    def chains(self, view: SequenceView) -> list[Chain]:
+        """Return chains that may follow, the most probable first."""
+
+
+class Prediction:
+    """An expected text, and where in it the written one is.
+
+    Args:
+        expected: int64[m].
+    """
+
+    def __init__(self, expected: TokenIds) -> None:
+        self._expected: list[int] = expected.tolist()
+        self._places: dict[tuple[int, int], list[int]] = {}  # behind two tokens
+        for place in range(2, len(self._expected) + 1):
+            pair = self._expected[place - 2], self._expected[place - 1]
+            self._places.setdefault(pair, []).append(place)
+        self._place, self._matched = 0, _COMPARED  # what comes next, and how many tokens say so
+        self._edit, self._since = 0, _EDITED  # where the last edit began, and tokens since
+        self._read = -1
+        self._agreed, self._asked = _AGREED, _ASKED
+
+    def chains(self, view: SequenceView) -> list[Chain]:
+        """Return what is expected to follow: one chain where the text is followed, some shorter ones in an edit."""
+        ids, first = view.ids, view.prompt_length if self._read < 0 else self._read
+        for end in range(first + 1, len(ids) + 1):
+            self._follow(ids[max(end - _COMPARED, view.prompt_length) : end])
+        self._read = len(ids)
+        rate = self._agreed / self._asked
+        if self._place >= 0:
+            return [self._chain(self._place, (1 - 0.5**self._matched) * rate, rate, _LONGEST)]
+        if self._since >= _EDITED:
+            return []
+        last = int(ids[-1])
+        ahead = self._expected[self._edit : self._edit + _AHEAD]
+        guesses = [(self._edit + self._since, 0.4), (self._edit, 0.2)]  # as many tokens replaced; some inserted
+        if last in ahead:
+            guesses.insert(0, (self._edit + ahead.index(last) + 1, 0.4))  # some left out
+        return [self._chain(place, score * rate, rate, _EDITED) for place, score in guesses]
+
+    def _chain(self, place: int, score: float, rate: float, longest: int) -> Chain:
+        tokens = self._expected[place : place + longest]
+        return Chain(tokens, [score * rate**depth for depth in range(len(tokens))])
+
+    def _follow(self, recent: TokenIds) -> None:
+        """Take in the last token of `recent`, which are the text's last ones."""
+        token = int(recent[-1])
+        if self._place >= 0:
+            came = self._place < len(self._expected) and self._expected[self._place] == token
+            self._asked, self._agreed = self._asked + 1, self._agreed + came
+            if self._asked > _FORGETTING:
+                self._asked, self._agreed = self._asked / 2, self._agreed / 2
+            if came:
+                self._place, self._matched = self._place + 1, min(self._matched + 1, _COMPARED)
+                return
+            self._edit, self._since = self._place, 0
+        self._since += 1
+        places = self._places.get((int(recent[-2]), token), []) if len(recent) > 1 else []
+        matches = [(self._agreement(place, recent), -abs(place - self._edit), place) for place in places[:_AHEAD]]
+        self._matched, _, self._place = max(matches, default=(0, 0, -1))
+
+    def _agreement(self, place: int, recent: TokenIds) -> int:
+        """Return how many tokens before a place are the text's last ones."""
+        count = 0
+        while count < min(len(recent), place) and self._expected[place - 1 - count] == recent[-1 - count]:
+            count += 1
+        return count
+
+
+class ForetoldDrafter:
+    """A drafter to whose drafts chains are added; for one sequence.
+
+    Attributes:
+        drafted: nodes of those chains that were verified.
+        foreteller: says what may follow.
+        source: the name of what it says.
+
+    Args:
+        drafter: the other one.
+        foreteller: see above.
+        source: see above.
+    """
+
+    name: ClassVar[str] = "foretold"
+
+    def __init__(self, drafter: Drafter, foreteller: Foreteller, source: str = PREDICTION) -> None:
+        self._drafter, self.foreteller, self.source = drafter, foreteller, source
+        self.needs = drafter.needs
+        self.source_names: Sequence[str] = (*drafter.source_names, source)
+        self.drafted = 0
+
+    def open(self, context: DraftContext) -> "ForetoldDrafting":
+        """Begin drafting for the sequence."""
+        return ForetoldDrafting(self, self._drafter.open(context))
+
+
+class ForetoldDrafting:
+    """A sequence's drafting, with chains added."""
+
+    def __init__(self, drafter: ForetoldDrafter, drafting: Drafting) -> None:
+        self._drafter, self._drafting = drafter, drafting
+        self._source = len(drafter.source_names) - 1
+
+    def propose(self, view: SequenceView, budget: Budget) -> Draft:
+        """Return the chains, and the other drafter's nodes unless a chain is sure to come."""
+        chains = self._drafter.foreteller.chains(view) if budget.nodes > 0 and budget.depth > 0 else []
+        sure = bool(chains) and len(chains[0].tokens) > _EDITED and chains[0].scores[0] > _SURE
+        alone = sure and not self._drafter.needs.every_step
+        draft = self._drafting.propose(view, Budget(0, 0) if alone else budget)
+        return cut(self._joined(draft, chains, budget.depth), budget) if chains else draft
+
+    def observe(self, verdict: Verdict) -> None:
+        """Let the other drafter learn."""
+        if verdict.draft.source is not None:
+            self._drafter.drafted += int((verdict.draft.source == self._source).sum())
+        self._drafting.observe(verdict)
+
+    def close(self) -> None:
+        """Close the other drafting."""
+        self._drafting.close()
+
+    def _joined(self, draft: Draft, chains: list[Chain], depth: int) -> Draft:
+        tokens, parents = draft.tokens.tolist(), draft.parents.tolist()
+        score = (guessed_scores(draft.parents) if draft.score is None else draft.score).tolist()
+        source = [0] * len(draft) if draft.source is None else draft.source.tolist()
+        child_of = draft.child_of()
+        for chain in chains:
+            parent = -1
+            for token, chance in zip(chain.tokens[:depth], chain.scores[:depth], strict=True):
+                node = child_of.setdefault((parent, token), len(tokens))
+                if node == len(tokens):
+                    tokens.append(token)
+                    parents.append(parent)
+                    score.append(chance)
+                    source.append(self._source)
+                score[node], source[node] = max(score[node], chance), self._source
+                parent = node
+        return Draft(
+            np.array(tokens, np.int32), np.array(parents, np.int32), np.array(score, np.float32),
+            source=np.array(source, np.uint8),
+        )  # fmt: skip

@@ -1,0 +1,316 @@
+"""The bodies of requests, as OpenAI and Anthropic name their fields: each is honoured, or refused by its name.
+
+Knows names, types and ranges. Whether a model can do what is asked is found out later.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Temperature = Annotated[float, Field(ge=0, le=2)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Count = Annotated[int, Field(ge=1)]
+Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
+
+
+class Body(BaseModel):
+    """A body whose unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class StreamOptions(Body):
+    """What a stream tells besides its text."""
+
+    include_usage: bool = False
+
+
+class TextPart(Body):
+    """A part of a content that is given in parts."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    citations: list[Any] | None = None
+
+
+Content = str | list[TextPart]
+
+
+def text_of(content: Content | None) -> str:
+    """Return a content's text."""
+    return content if isinstance(content, str) else "".join(part.text for part in content or [])
+
+
+class Function(Body):
+    """A call of a tool."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    """A tool call of an earlier answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class Message(Body):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "Message":
+        if self.content is None and not self.tool_calls:
+            raise ValueError(f"a message of role {self.role} needs a content")
+        return self
+
+
+class FunctionDefinition(Body):
+    """A tool that may be called."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A tool; functions are the only kind."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class JsonSchema(Body):
+    """A named schema."""
+
+    name: str = "schema"
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What the text is made to look like; a regular expression is an extension."""
+
+    type: Literal["text", "json_object", "json_schema", "regex"] = "text"
+    json_schema: JsonSchema | None = None
+    pattern: str | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "ResponseFormat":
+        needed = {"json_schema": self.json_schema, "regex": self.pattern}
+        if self.type in needed and needed[self.type] is None:
+            raise ValueError("json_schema needs json_schema.schema, and regex needs pattern")
+        return self
+
+
+class Prediction(Body):
+    """What the text is expected to be like."""
+
+    type: Literal["content"]
+    content: Content
+
+
+class Speculation(Body):
+    """How drafts are made for one request; what is not given stays as the server has it.
+
+    Attributes:
+        method: a name of `foredraft methods`.
+        num_speculative_tokens: nodes a step; None lets the measured cost decide.
+        stores: names of stores of `/v1/stores`, in which `auto` and `rest` search.
+        options: numbers and switches of the method's own.
+    """
+
+    method: str | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=256)] | None = None
+    stores: list[str] = []
+    options: dict[str, bool | int | float] = {}
+
+
+class Sampled(Body):
+    """What requests for a text of OpenAI's have in common; `top_k`, `min_p` and what follows them are extensions."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    n: Annotated[int, Field(ge=1, le=64)] = 1
+    seed: int | None = None
+    stop: str | Stops | None = None
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Share | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    ignore_eos: bool = False
+    speculative: Speculation | bool | None = None
+    return_sources: bool = False
+
+    @property
+    def stops(self) -> list[str]:
+        """The strings that end the text."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class ChatRequest(Sampled):
+    """`/v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: bool | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    modalities: list[Literal["text"]] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> "ChatRequest":
+        if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
+            raise ValueError("max_tokens and max_completion_tokens are the same field; give one of them")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs to be true")
+        return self
+
+
+class CompletionRequest(Sampled):
+    """`/v1/completions`."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: Count = 16
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: Literal[False] = False
+    suffix: None = None
+    best_of: Literal[1] | None = None
+    response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
+
+
+class ResponsesItem(Body):
+    """A message of `/v1/responses`."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    type: Literal["message"] = "message"
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class ResponsesFormat(Body):
+    """What the text is made to look like, as `/v1/responses` says it."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str = "schema"
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponsesText(Body):
+    """What `/v1/responses` says of the text."""
+
+    format: ResponsesFormat = ResponsesFormat()
+
+
+class ResponsesRequest(Body):
+    """`/v1/responses`, for text; nothing is stored."""
+
+    model: str | None = None
+    input: str | Annotated[list[ResponsesItem], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    stream: bool = False
+    text: ResponsesText = ResponsesText()
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    user: str | None = None
+    seed: int | None = None
+    speculative: Speculation | bool | None = None
+
+
+class AnthropicMessage(Body):
+    """A message of `/v1/messages`."""
+
+    role: Literal["user", "assistant"]
+    content: Content
+
+
+class MessagesRequest(Body):
+    """`/v1/messages`, for text."""
+
+    model: str | None = None
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
+    max_tokens: Count
+    system: Content | None = None
+    stop_sequences: Stops = []
+    stream: bool = False
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    seed: int | None = None
+    speculative: Speculation | bool | None = None
+
+
+class CountRequest(Body):
+    """`/v1/messages/count_tokens`."""
+
+    model: str | None = None
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
+    system: Content | None = None
+
+
+class TokenizeRequest(Body):
+    """`/tokenize`: a text as it is, or a conversation through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Body):
+    """`/detokenize`."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class TextsRequest(Body):
+    """Texts to add to a store."""
+
+    texts: Annotated[list[str], Field(min_length=1)]

@@ -1,0 +1,90 @@
+"""A generator for every way to draft that requests ask for, over one model, and apart for every API key.
+
+Knows methods and stores by name. What drafters learn of the target's words they learn for one key only.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, cast
+
+from foredraft.drafters import drafter_class, method_names
+from foredraft.drafters.auto import AutoDrafter
+from foredraft.drafters.rest import RestDrafter
+from foredraft.errors import UsageError
+from foredraft.generator import Generator
+from foredraft.options import nearest
+from foredraft.server.bodies import Speculation
+from foredraft.server.stores import Stores
+
+_MOST = 32  # kept; each `auto` takes some megabytes for its words
+
+
+class Generators:
+    """Makes generators and keeps the latest.
+
+    Args:
+        default: of requests without a key that ask for nothing else.
+        config: its method's options, and its number of nodes as `num_speculative_tokens`.
+        stores: that requests may name.
+    """
+
+    def __init__(self, default: Generator, config: Mapping[str, Any], stores: Stores) -> None:
+        self._default, self._config, self._stores = default, dict(config), stores
+        self._kept: OrderedDict[tuple[str, str], Generator] = OrderedDict()
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods that need nothing but the model and can be asked for."""
+        return [name for name in method_names() if self._default.method == name or _is_free(name)]
+
+    def get(self, key: str, asked: Speculation | bool | None) -> Generator:
+        """Return the generator of a request.
+
+        Raises:
+            UsageError: a method, an option or a store that cannot be had.
+            StoreError: a store that is damaged.
+        """
+        if not key and asked in (None, True):
+            return self._default
+        name = key, "" if asked in (None, True) else json.dumps(_plain(asked), sort_keys=True)
+        found = self._kept.pop(name, None)
+        self._kept[name] = found if found is not None else self._made(key, asked)
+        while len(self._kept) > _MOST:
+            self._kept.popitem(last=False)
+        return self._kept[name]
+
+    def _made(self, key: str, asked: Speculation | bool | None) -> Generator:
+        speculation = asked if isinstance(asked, Speculation) else Speculation()
+        method, options = self._default.method, dict(self._config)
+        if asked is False:
+            method, options = "none", {}
+        elif speculation.method not in (None, method):
+            method, options = speculation.method, {}
+            if method not in self.methods:
+                hint = nearest(method, self.methods)
+                raise UsageError(
+                    f"The method {method[:80]!r} cannot be asked for.{hint} It can be one of {', '.join(self.methods)}."
+                )
+        options |= speculation.options
+        nodes = options.pop("num_speculative_tokens", None)
+        nodes = nodes if speculation.num_speculative_tokens is None else speculation.num_speculative_tokens
+        if speculation.stores and method not in ("auto", "rest"):
+            raise UsageError(f"Method {method!r} searches no stores; leave stores out, or ask for 'auto' or 'rest'.")
+        folders = [str(self._stores.existing(key, name)) for name in speculation.stores]
+        if folders:
+            options["store"] = folders[0]
+        options.pop("memory", None)  # is the default's alone
+        made = Generator(self._default.target, self._default.tokenizer, method=method, options=options, nodes=nodes)
+        for folder in folders[1:]:
+            cast(AutoDrafter | RestDrafter, made.drafter).library.open(folder)
+        return made
+
+
+def _plain(asked: Speculation | bool | None) -> Any:
+    return asked.model_dump() if isinstance(asked, Speculation) else asked
+
+
+def _is_free(name: str) -> bool:
+    """Say whether a method needs neither another model nor trained heads, and drafts in many texts at once."""
+    return name in ("none", "auto", "adaptix", "rest", "prompt_lookup", "lookahead") and bool(drafter_class(name))

@@ -1,0 +1,115 @@
+"""What a server counts, under vLLM's names, so that its dashboards can be used.
+
+Knows events and times; not what was written.
+"""
+
+import time
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from foredraft.server.choice import Choice
+from foredraft.server.writer import Event, Job, Writer
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5, 10, 20, 40, 80, 160)
+
+
+class Metrics:
+    """Counters of one server."""
+
+    def __init__(self, model: str) -> None:
+        self._registry = CollectorRegistry()
+        self._model = model
+        self._last: dict[Job, float] = {}  # when something was last told of a text
+        self._running = self._gauge("num_requests_running", "Texts in the batch.")
+        self._waiting = self._gauge("num_requests_waiting", "Texts that wait for their turn.")
+        self._memory = self._gauge("kv_cache_usage_perc", "Share of the key-value cache that is taken, 0 to 1.")
+        self._prompts = self._counter("prompt_tokens", "Tokens of prompts.")
+        self._written = self._counter("generation_tokens", "Tokens written.")
+        self._drafts = self._counter("spec_decode_num_drafts", "Drafts verified.")
+        self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens verified.")
+        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens accepted.")
+        self._per_position = Counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted by position in the draft.",
+            ("model_name", "position"), registry=self._registry,
+        )  # fmt: skip
+        self._finished = Counter(
+            "vllm:request_success", "Texts that ended, by why.", ("model_name", "finished_reason"),
+            registry=self._registry,
+        )  # fmt: skip
+        self._first = self._histogram("time_to_first_token_seconds", "From coming to the first token.")
+        self._between = self._histogram("inter_token_latency_seconds", "Between tokens; a step's share its time.")
+        self._queued = self._histogram("request_queue_time_seconds", "From coming to the batch.")
+        self._whole = self._histogram("e2e_request_latency_seconds", "From coming to the end.")
+
+    def watch(self, writer: Writer) -> None:
+        """Tell what a writer is doing whenever that is asked for."""
+        self._running.set_function(lambda: writer.running)
+        self._waiting.set_function(lambda: writer.waiting)
+        self._memory.set_function(lambda: writer.memory_use)
+
+    def begun(self, jobs: Sequence[Job]) -> None:
+        """Count texts that were taken in."""
+        for job in jobs:
+            self._prompts.inc(len(job.prepared.prompt))
+
+    def advanced(self, job: Job, event: Event) -> None:
+        """Count what became of a text."""
+        now, written = time.monotonic(), 0
+        for record in event.records:
+            written += len(record.emitted)
+            if record.drafted:
+                self._drafts.inc()
+                self._drafted.inc(record.drafted)
+                self._accepted.inc(record.accepted)
+                for position in range(record.accepted):
+                    self._per_position.labels(self._model, str(position)).inc()
+        if not written:
+            return
+        self._written.inc(written)
+        last = self._last.get(job)
+        if last is None:
+            self._queued.observe(job.started - job.submitted)
+            self._first.observe(now - job.submitted)
+        else:
+            for _ in range(written):
+                self._between.observe((now - last) / written)
+        self._last[job] = now
+
+    def ended(self, job: Job, choice: Choice) -> None:
+        """Count a text that is done with."""
+        self._last.pop(job, None)
+        self._whole.observe(time.monotonic() - job.submitted)
+        self._finished.labels(self._model, choice.finish or "abort").inc()
+
+    def text(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def _gauge(self, name: str, words: str) -> Gauge:
+        return Gauge(f"vllm:{name}", words, ("model_name",), registry=self._registry).labels(self._model)
+
+    def _counter(self, name: str, words: str) -> Counter:
+        return Counter(f"vllm:{name}", words, ("model_name",), registry=self._registry).labels(self._model)
+
+    def _histogram(self, name: str, words: str) -> Histogram:
+        histogram = Histogram(f"vllm:{name}", words, ("model_name",), registry=self._registry, buckets=_SECONDS)
+        return histogram.labels(self._model)
+
+
+def speculative_decoding(choices: Sequence[Choice]) -> dict[str, object]:
+    """Return the drafting of a request's answers in the shape of vLLM's `metrics.speculative_decoding`."""
+    drafts = [record for choice in choices for record in choice.records if record.drafted]
+    drafted, accepted = sum(each.drafted for each in drafts), sum(each.accepted for each in drafts)
+    histogram = [0] * (1 + max((each.accepted for each in drafts), default=0))
+    for each in drafts:
+        histogram[each.accepted] += 1
+    return {
+        "mean_acceptance_length": 1 + accepted / len(drafts) if drafts else 1.0,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "acceptance_histogram": histogram if drafts else [],
+        "num_spec_steps": len(drafts),
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": max((each.drafted for each in drafts), default=0),
+    }

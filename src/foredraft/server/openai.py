@@ -1,0 +1,277 @@
+"""OpenAI's `/v1/chat/completions` and `/v1/completions`: what a body wants, and answers in their shapes.
+
+Knows both protocols; not how answers come about.
+"""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from foredraft.server.bodies import ChatRequest, CompletionRequest, Message, ResponseFormat, Sampled, text_of
+from foredraft.server.choice import Choice, Delta, Told
+from foredraft.server.events import DONE, event
+from foredraft.server.failures import RequestError
+from foredraft.server.metrics import speculative_decoding
+from foredraft.server.service import Answers, Wanted
+from foredraft.server.tools import OPENING, calls_in
+
+
+def sampling_options(temperature: float | None, **filters: Any) -> dict[str, Any]:
+    """Return generation arguments; greedy decoding takes no filters. Without a temperature it is 1, as OpenAI says."""
+    if temperature == 0:
+        return {"temperature": 0}
+    given = {name: value for name, value in filters.items() if value is not None}
+    return {"temperature": 1.0 if temperature is None else temperature, "do_sample": True} | given
+
+
+def shape_of(given: ResponseFormat | None) -> tuple[str, Any] | None:
+    """Return what the text must look like, as a constraint takes it."""
+    if given is None or given.type == "text":
+        return None
+    schema = None if given.json_schema is None else given.json_schema.schema_ or {}
+    return given.type, given.pattern if given.type == "regex" else schema
+
+
+def message_of(message: Message) -> dict[str, Any]:
+    """Return a message as chat templates know it."""
+    worded: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": text_of(message.content),
+    }
+    if message.tool_calls:
+        worded["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        worded["tool_call_id"] = message.tool_call_id
+    return worded | ({"name": message.name} if message.name else {})
+
+
+def wanted_chat(body: ChatRequest) -> Wanted:
+    """Return what a body of `/v1/chat/completions` wants."""
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or []] if body.tool_choice != "none" else []
+    concerned = any(message.role == "tool" or message.tool_calls for message in body.messages)
+    return _wanted(
+        body,
+        prompts=[[message_of(message) for message in body.messages]],
+        tools=tools if tools or concerned else None,
+        most=body.max_completion_tokens or body.max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prediction=text_of(body.prediction.content) if body.prediction else None,
+        shape=shape_of(body.response_format),
+    )
+
+
+def wanted_completion(body: CompletionRequest) -> Wanted:
+    """Return what a body of `/v1/completions` wants."""
+    given: Any = body.prompt
+    several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+    return _wanted(
+        body,
+        prompts=given if several else [given],
+        tools=None,
+        most=body.max_tokens,
+        logprobs=body.logprobs,
+        prediction=text_of(body.prediction.content) if body.prediction else None,
+        shape=shape_of(body.response_format),
+    )
+
+
+def _wanted(
+    body: Sampled, *, prompts: Sequence[Any], tools: Sequence[Mapping[str, Any]] | None, most: int | None,
+    logprobs: int | None, prediction: str | None, shape: tuple[str, Any] | None,
+) -> Wanted:  # fmt: skip
+    options = sampling_options(body.temperature, top_p=body.top_p, top_k=body.top_k, min_p=body.min_p)
+    seed = None if body.seed is None else body.seed % (1 << 64)
+    options |= {"max_new_tokens": most, "seed": seed, "prediction": prediction}
+    if body.repetition_penalty != 1.0:
+        options["repetition_penalty"] = body.repetition_penalty
+    return Wanted(
+        prompts, options, tools=tools, n=body.n, stops=body.stops, logprobs=logprobs, bias=body.logit_bias or {},
+        presence=body.presence_penalty, frequency=body.frequency_penalty, shape=shape, ignore_eos=body.ignore_eos,
+        speculative=body.speculative,
+    )  # fmt: skip
+
+
+def usage_of(answers: Answers) -> dict[str, Any]:
+    """Return what was read and written; of a prediction, what was written and what was drafted and refused.
+
+    Refused tokens are not among the `completion_tokens`, as they are not part of any text.
+    """
+    written = sum(len(record.emitted) for choice in answers.choices for record in choice.records)
+    predicted = [choice.predicted for choice in answers.choices]
+    return {
+        "prompt_tokens": answers.prompt_tokens,
+        "completion_tokens": written,
+        "total_tokens": answers.prompt_tokens + written,
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": sum(accepted for accepted, _ in predicted),
+            "rejected_prediction_tokens": sum(rejected for _, rejected in predicted),
+        },
+    }
+
+
+def metrics_of(answers: Answers) -> dict[str, Any]:
+    """Return how the answers were drafted."""
+    steps = sum(len(choice.records) for choice in answers.choices)
+    return {"speculative_decoding": speculative_decoding(answers.choices), "steps": steps}
+
+
+class ChatShape:
+    """How answers of `/v1/chat/completions` look.
+
+    Args:
+        body: the request.
+        model: the name of the model.
+        tokenizer: for the texts of single tokens.
+    """
+
+    def __init__(self, body: ChatRequest, model: str, tokenizer: Any) -> None:
+        self._body, self._tokenizer = body, tokenizer
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+    async def whole(self, answers: Answers) -> dict[str, Any]:
+        """Return the answers in one piece."""
+        texts, tokens = await collected(answers)
+        choices = []
+        for number, choice in enumerate(answers.choices):
+            message, finish = self._message(texts[number], choice)
+            choices.append({"index": number, "message": message, "finish_reason": finish,
+                            "logprobs": self._logprobs(tokens[number])})  # fmt: skip
+        head = self._head | {"object": "chat.completion"}
+        return head | {"choices": choices, "usage": usage_of(answers), "metrics": metrics_of(answers)}
+
+    async def events(self, answers: Answers) -> AsyncIterator[bytes]:
+        """Yield the answers as they grow."""
+        for number in range(len(answers.choices)):
+            yield self._chunk(number, {"role": "assistant", "content": ""}, None, [])
+        held = [_ToolText() if self._body.tools else None for _ in answers.choices]
+        async for number, delta in answers.deltas():
+            hold, finish = held[number], delta.finish
+            pieces = delta.pieces if hold is None else hold.push(delta.pieces)
+            if pieces or delta.tokens:
+                shown = {"content": "".join(text for text, _ in pieces)}
+                yield self._chunk(number, shown, None, delta.tokens, pieces)
+            if finish is not None:
+                if hold is not None and (calls := calls_in(hold.kept)):
+                    finish = "tool_calls"
+                    listed = [{"index": place} | call for place, call in enumerate(calls)]
+                    yield self._chunk(number, {"tool_calls": listed}, None, [])
+                elif hold is not None and hold.kept:
+                    yield self._chunk(number, {"content": hold.kept}, None, [])
+                yield self._chunk(number, {}, finish, [])
+        if self._body.stream_options is not None and self._body.stream_options.include_usage:
+            head = self._head | {"object": "chat.completion.chunk", "choices": []}
+            yield event(head | {"usage": usage_of(answers), "metrics": metrics_of(answers)})
+        yield DONE
+
+    def _chunk(
+        self, number: int, delta: dict[str, Any], finish: str | None, tokens: list[Told], pieces: Any = ()
+    ) -> bytes:
+        choice = {"index": number, "delta": delta, "finish_reason": finish, "logprobs": self._logprobs(tokens)}
+        chunk = self._head | {"object": "chat.completion.chunk", "choices": [choice]}
+        return event(chunk | {"sources": list(pieces)} if self._body.return_sources else chunk)
+
+    def _message(self, text: str, choice: Choice) -> tuple[dict[str, Any], str | None]:
+        calls = calls_in(text) if self._body.tools else None
+        if calls is None:
+            return {"role": "assistant", "content": text, "refusal": None}, choice.finish
+        before = text.partition(OPENING)[0].strip() or None
+        return {"role": "assistant", "content": before, "refusal": None, "tool_calls": calls}, "tool_calls"
+
+    def _logprobs(self, tokens: list[Told]) -> dict[str, Any] | None:
+        if not self._body.logprobs:
+            return None
+        content = []
+        for token_id, (of_chosen, top) in tokens:
+            likely = [self._token(each, logprob) for each, logprob in top]
+            content.append(self._token(token_id, of_chosen) | {"top_logprobs": likely})
+        return {"content": content, "refusal": None}
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text = self._tokenizer.decode([token_id])
+        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+
+
+class CompletionShape:
+    """How answers of `/v1/completions` look; the arguments are those of `ChatShape`."""
+
+    def __init__(self, body: CompletionRequest, model: str, tokenizer: Any) -> None:
+        self._body, self._tokenizer = body, tokenizer
+        self._head = {"id": f"cmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._head |= {"object": "text_completion"}
+        self._offsets: dict[int, int] = {}
+
+    async def whole(self, answers: Answers) -> dict[str, Any]:
+        """Return the answers in one piece."""
+        texts, tokens = await collected(answers)
+        choices = [
+            self._choice(number, texts[number], tokens[number], choice.finish)
+            for number, choice in enumerate(answers.choices)
+        ]
+        return self._head | {"choices": choices, "usage": usage_of(answers), "metrics": metrics_of(answers)}
+
+    async def events(self, answers: Answers) -> AsyncIterator[bytes]:
+        """Yield the answers as they grow."""
+        async for number, delta in answers.deltas():
+            if delta.pieces or delta.tokens or delta.finish:
+                chunk = self._head | {"choices": [self._choice(number, delta.text, delta.tokens, delta.finish)]}
+                yield event(chunk | {"sources": delta.pieces} if self._body.return_sources else chunk)
+        if self._body.stream_options is not None and self._body.stream_options.include_usage:
+            yield event(self._head | {"choices": [], "usage": usage_of(answers), "metrics": metrics_of(answers)})
+        yield DONE
+
+    def _choice(self, number: int, text: str, tokens: list[Told], finish: str | None) -> dict[str, Any]:
+        return {"index": number, "text": text, "finish_reason": finish, "logprobs": self._logprobs(number, tokens)}
+
+    def _logprobs(self, number: int, tokens: list[Told]) -> dict[str, Any] | None:
+        if self._body.logprobs is None:
+            return None
+        worded = [self._tokenizer.decode([token]) for token, _ in tokens]
+        offsets = []
+        for text in worded:
+            offsets.append(self._offsets.get(number, 0))
+            self._offsets[number] = offsets[-1] + len(text)
+        return {
+            "tokens": worded,
+            "token_logprobs": [logprobs.of_chosen for _, logprobs in tokens],
+            "top_logprobs": [
+                {self._tokenizer.decode([each]): logprob for each, logprob in told.top} for _, told in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+
+class _ToolText:
+    """Text that may end in calls of tools: lets through what stands before them."""
+
+    def __init__(self) -> None:
+        self._text, self._shown = "", 0
+
+    def push(self, pieces: Sequence[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
+        """Take pieces in, and return what is no call and cannot become one."""
+        self._text += "".join(text for text, _ in pieces)
+        end = self._text.find(OPENING)
+        if end < 0:
+            end = len(self._text)
+            end -= next((n for n in range(len(OPENING) - 1, 0, -1) if self._text.endswith(OPENING[:n])), 0)
+        shown, self._shown = self._text[self._shown : end], max(end, self._shown)
+        return [(shown, None)] if shown else []
+
+    @property
+    def kept(self) -> str:
+        """What was not let through."""
+        return self._text[self._shown :]
+
+
+async def collected(answers: Answers) -> tuple[list[str], list[list[Told]]]:
+    """Return the whole texts, and their tokens where log-probabilities were asked for."""
+    deltas: list[list[Delta]] = [[] for _ in answers.choices]
+    async for number, delta in answers.deltas():
+        deltas[number].append(delta)
+    texts = ["".join(delta.text for delta in each) for each in deltas]
+    return texts, [[token for delta in each for token in delta.tokens] for each in deltas]
+
+
+def error_shape(failure: RequestError) -> dict[str, Any]:
+    """Return a failure as OpenAI words it."""
+    return {"error": {"message": failure.message, "type": failure.kind, "param": failure.param, "code": failure.code}}

@@ -1,0 +1,114 @@
+"""A server from start to stop: put together, listening, and stopped so that what is being written is finished or told.
+
+Knows uvicorn and signals; not routes.
+"""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from foredraft.errors import UsageError
+from foredraft.generator import CACHE_BYTES, Generator
+from foredraft.server.app import Access, make_app
+from foredraft.server.generators import Generators
+from foredraft.server.metrics import Metrics
+from foredraft.server.service import Service
+from foredraft.server.stores import Stores
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How a server is run.
+
+    Attributes:
+        host: address to listen on.
+        port: 0 takes a free one.
+        max_num_seqs: texts that are written together.
+        max_waiting: texts that wait for their turn; more are refused with status 429.
+        cache_bytes: memory for keys and values, and for what earlier requests left of them.
+        timeout: seconds after which an answer is given up.
+        grace: seconds that a stopping server gives what is being written.
+        stores: folder for the stores that clients fill; None for none.
+        access: who may ask for what.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_num_seqs: int = 16
+    max_waiting: int = 64
+    cache_bytes: int = CACHE_BYTES
+    timeout: float = 600.0
+    grace: float = 30.0
+    stores: Path | None = None
+    access: Access = field(default_factory=Access)
+
+
+class Listening:
+    """A server that listens already, so that its address is known, and answers once it is run.
+
+    Args:
+        generator: writes.
+        name: of the model, as clients name it.
+        config: the generator's method's options, with its number of nodes as `num_speculative_tokens`.
+        options: how it is run.
+
+    Raises:
+        UsageError: an address that cannot be listened on.
+    """
+
+    def __init__(self, generator: Generator, name: str, config: Mapping[str, Any], options: ServerOptions) -> None:
+        self._socket = _bound(options.host, options.port)
+        stores = Stores(options.stores, generator.tokenizer.backend_tokenizer)
+        self._service = Service(
+            generator, Generators(generator, config, stores), Metrics(name), most_at_once=options.max_num_seqs,
+            most_waiting=options.max_waiting, cache_bytes=options.cache_bytes, timeout=options.timeout,
+        )  # fmt: skip
+        self._grace = options.grace
+        app = make_app(self._service, stores, name, options.access, self._started)
+        settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+        self._server = uvicorn.Server(settings)
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        self.address = f"http://{host}:{self._socket.getsockname()[1]}"
+
+    def run(self) -> None:
+        """Answer requests until the process is told to stop; then finish what was begun."""
+        self._server.run(sockets=[self._socket])
+        self._service.close(0.0)
+
+    def stop(self) -> None:
+        """Take nothing more in, finish what is being written or give it up in time, and end `run`; from any thread."""
+        self._service.writer.close(self._grace)
+        self._server.should_exit = True
+
+    async def _started(self) -> None:
+        """Let signals stop the server gently: uvicorn would let go of every answer."""
+        loop = asyncio.get_running_loop()
+        stopping: list[asyncio.Future[None]] = []  # kept, as the loop would not
+
+        def stop() -> None:
+            if stopping:  # asked twice: at once
+                self._server.force_exit = self._server.should_exit = True
+            stopping.append(loop.run_in_executor(None, self.stop))
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                loop.add_signal_handler(number, stop)
+            except (RuntimeError, ValueError, NotImplementedError):  # not the main thread, or no such thing here
+                return
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        bound = socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"Nothing can listen on {host}, port {port} ({error}); choose another --port or --host."
+        ) from error
+    return bound

@@ -1,0 +1,201 @@
+"""The thread that steps a batch for all requests: texts join in the order in which they came, as there is room.
+
+Knows prepared texts and what becomes of them; not HTTP, nor what a text is for.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from foredraft.contracts import StepRecord
+from foredraft.engine.batch import Batch, Lane
+from foredraft.engine.state import FinishReason, Prepared
+from foredraft.errors import ForedraftError, OutOfMemoryError, told
+
+
+class BusyError(ForedraftError):
+    """No more texts are taken in now; a later try may succeed."""
+
+
+class Event(NamedTuple):
+    """What became of a text in a step.
+
+    Attributes:
+        records: of its steps since the last event.
+        finish: why it ended, or None.
+        failure: what ended it instead, or None.
+    """
+
+    records: tuple[StepRecord, ...] = ()
+    finish: FinishReason | None = None
+    failure: Exception | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One text to write.
+
+    Attributes:
+        prepared: what is to be written.
+        tell: called with every event, on the thread of `Writer`'s `deliver`.
+        cancelled: whether nobody waits for it any more.
+        submitted: when it came, in seconds of `time.monotonic`.
+        started: when its first pass could begin; 0 before.
+        passes: of the target that it has had a part in, its prompt's not counted.
+    """
+
+    prepared: Prepared
+    tell: Callable[[Event], None]
+    cancelled: bool = False
+    submitted: float = field(default_factory=time.monotonic)
+    started: float = 0.0
+    passes: int = 0
+
+
+Deliver = Callable[[Sequence[tuple[Job, Event]]], None]
+
+
+class Writer:
+    """Writes texts until it is closed.
+
+    Args:
+        batch: an empty one.
+        deliver: takes the events of a step, on the writer's thread, and sees to it that each is told.
+        most_at_once: texts in the batch.
+        most_waiting: texts that wait for their turn.
+    """
+
+    def __init__(self, batch: Batch, deliver: Deliver, *, most_at_once: int, most_waiting: int) -> None:
+        self._batch, self._deliver = batch, deliver
+        self._most_at_once, self._most_waiting = most_at_once, most_waiting
+        self._waiting: deque[Job] = deque()
+        self._lanes: dict[Lane, Job] = {}
+        self._changed = threading.Condition()
+        self._refusal = ""  # why nothing is taken in any more
+        self._until = float("inf")  # when texts that are not finished are given up
+        self._thread = threading.Thread(target=self._run, name="foredraft-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> int:
+        """Texts in the batch."""
+        return len(self._lanes)
+
+    @property
+    def waiting(self) -> int:
+        """Texts that wait for their turn."""
+        return len(self._waiting)
+
+    @property
+    def memory_use(self) -> float:
+        """The share of the memory for keys and values that is taken, 0 to 1."""
+        return self._batch.memory_use
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Take in texts, all of them or none.
+
+        Raises:
+            BusyError: too many wait already, or the writer is closing.
+        """
+        with self._changed:
+            if self._refusal:
+                raise BusyError(self._refusal)
+            free = max(self._most_at_once - self.running, 0) + self._most_waiting
+            if len(self._waiting) + len(jobs) > free:
+                raise BusyError(
+                    f"{self.running} texts are being written and {len(self._waiting)} wait; {len(jobs)} more are too "
+                    "many. Try again later."
+                )
+            self._waiting.extend(jobs)
+            self._changed.notify()
+
+    def cancel(self, job: Job) -> None:
+        """Let a text go before its next step; nothing more is told of it."""
+        with self._changed:
+            job.cancelled = True
+            self._changed.notify()
+
+    def close(self, seconds: float) -> None:
+        """Take nothing more in, finish what was taken in, and after `seconds` give up the rest, which is told."""
+        with self._changed:
+            self._refusal = "The server is stopping; try again later."
+            self._until = time.monotonic() + seconds
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._lanes and not self._refusal:
+                    self._changed.wait()
+                if self._refusal and not self._waiting and not self._lanes:
+                    return
+            events: list[tuple[Job, Event]] = []
+            if time.monotonic() > self._until:
+                events += self._give_up(BusyError("The server is stopping, and the text was not finished."))
+            else:
+                self._release()
+                events += self._admit()
+                events += self._step()
+            if events:
+                self._deliver(events)
+
+    def _release(self) -> None:
+        """Let go of what was cancelled."""
+        for lane in [lane for lane, job in self._lanes.items() if job.cancelled]:
+            self._batch.leave(lane)
+            del self._lanes[lane]
+
+    def _admit(self) -> list[tuple[Job, Event]]:
+        """Let waiting texts join while there is room; return what is to be told of those that cannot be written."""
+        refused = []
+        while len(self._lanes) < self._most_at_once:
+            with self._changed:
+                if not self._waiting:
+                    break
+                job = self._waiting.popleft()
+            if job.cancelled:
+                continue
+            try:
+                self._lanes[self._batch.join(job.prepared)] = job
+            except OutOfMemoryError as error:
+                if self._lanes:  # there will be room when one of them has ended
+                    self._waiting.appendleft(job)
+                    break
+                refused.append((job, Event(failure=error)))
+            except ForedraftError as error:
+                refused.append((job, Event(failure=error)))
+            else:
+                job.started = time.monotonic()
+        return refused
+
+    def _step(self) -> list[tuple[Job, Event]]:
+        if not self._lanes:
+            return []
+        try:
+            lanes = self._batch.step()
+        except Exception as error:  # noqa: BLE001  # whatever it is, later requests are to be answered
+            return self._give_up(ForedraftError(f"A step failed ({told(error)}); the texts of its batch are lost."))
+        events = []
+        for lane in lanes:
+            job = self._lanes[lane]
+            records = tuple(lane.records[job.passes :])
+            job.passes = len(lane.records)
+            events.append((job, Event(records, lane.seq.finish, lane.failure)))
+            if lane.ended:
+                del self._lanes[lane]
+        return events
+
+    def _give_up(self, error: Exception) -> list[tuple[Job, Event]]:
+        """Let every text go, and return what is to be told of it."""
+        with self._changed:
+            jobs = [*self._lanes.values(), *self._waiting]
+            self._waiting.clear()
+        for lane in self._lanes:
+            if lane in self._batch:
+                self._batch.leave(lane)
+        self._lanes.clear()
+        return [(job, Event(failure=error)) for job in jobs]

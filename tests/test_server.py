@@ -1,0 +1,396 @@
+"""The server, by the clients that people use: what is asked for is honoured or refused, and texts are the library's."""
+
+import json
+import re
+import threading
+import time
+
+import anthropic
+import httpx
+import openai
+import pytest
+import torch
+
+from foredraft.api import load
+from foredraft.server.app import Access
+from foredraft.server.running import Listening, ServerOptions
+from support.toys import TOY
+
+pytestmark = pytest.mark.slow
+QUESTION = [{"role": "user", "content": "Write a function that adds the numbers of a list."}]
+KEY, OTHER = "a-key-of-the-tests", "another-key-of-tests"
+TEMPLATE = (
+    "{% if tools %}<|user|>Tools: {{ tools | tojson }} <tool_call>{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
+)
+
+
+def served(folder, **options):
+    """Run a server over the toy in a thread; return it, its generator and the thread."""
+    generator = load(TOY, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
+    listening = Listening(generator, "toy", {"table": "none"}, ServerOptions(port=0, stores=folder, **options))
+    thread = threading.Thread(target=listening.run)
+    thread.start()
+    return listening, generator, thread
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    listening, generator, thread = served(tmp_path_factory.mktemp("stores"))
+    yield listening, generator
+    listening.stop()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"{server[0].address}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def plain(server):
+    """What the library writes, without drafts."""
+    writer = load(TOY, method="none", compile=False, dtype="float32")
+    return lambda prompt=QUESTION, **options: writer.generate(prompt, **options)
+
+
+def asked(client, messages=QUESTION, **fields):
+    extra = {
+        name: fields.pop(name) for name in ("speculative", "top_k", "ignore_eos", "return_sources") if name in fields
+    }
+    return client.chat.completions.create(model="toy", messages=messages, extra_body=extra, **fields)
+
+
+def test_an_answer_is_what_the_library_writes(client, plain):
+    answer = asked(client, temperature=0, max_tokens=60)
+    written = plain(max_new_tokens=60)
+    assert answer.choices[0].message.content == written.text
+    assert answer.choices[0].finish_reason == {"eos": "stop", "length": "length"}[written.finish_reason]
+    assert answer.usage.completion_tokens == len(written.token_ids)
+    assert answer.usage.prompt_tokens == written.prompt_length
+
+
+def test_answers_do_not_depend_on_drafting_or_company(client, plain):
+    """Requests at the same time, drafted in several ways: each is the text alone, by its seed."""
+    ways = [False, True, {"method": "prompt_lookup"}, {"method": "adaptix", "num_speculative_tokens": 5}] * 3
+    found = [None] * len(ways)
+
+    def ask(number):
+        fields = {"temperature": 0.8, "seed": number, "max_tokens": 40}
+        found[number] = asked(client, speculative=ways[number], **fields).choices[0].message.content
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(ways))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [plain(max_new_tokens=40, temperature=0.8, seed=number).text for number in range(len(ways))]
+
+
+def test_several_answers_follow_the_seeds(client, plain):
+    answer = asked(client, temperature=0.8, seed=3, max_tokens=20, n=3)
+    expected = [plain(max_new_tokens=20, temperature=0.8, seed=3 + number).text for number in range(3)]
+    assert [choice.message.content for choice in answer.choices] == expected
+
+
+def test_a_stream_is_the_answer_in_pieces(client):
+    fields = {"temperature": 0.8, "seed": 4, "max_tokens": 50, "n": 2}
+    whole = asked(client, **fields)
+    texts, finishes = ["", ""], [None, None]
+    for chunk in asked(client, stream=True, stream_options={"include_usage": True}, return_sources=True, **fields):
+        for choice in chunk.choices:
+            text = choice.delta.content or ""
+            texts[choice.index] += text
+            finishes[choice.index] = choice.finish_reason or finishes[choice.index]
+            assert "".join(piece for piece, _ in chunk.sources) == text
+        last = chunk
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert finishes == [choice.finish_reason for choice in whole.choices]
+    assert last.usage.completion_tokens == whole.usage.completion_tokens
+    assert last.metrics["steps"] > 0
+
+
+def test_a_stop_string_is_not_part_of_the_answer(client, plain):
+    text = plain(max_new_tokens=60).text
+    stop = text[20:23]
+    for stream in (False, True):
+        answer = asked(client, temperature=0, max_tokens=60, stop=["never written", stop], stream=stream)
+        if stream:
+            chunks = list(answer)
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text[: text.index(stop)]
+            assert chunks[-1].choices[0].finish_reason == "stop"
+        else:
+            assert answer.choices[0].message.content == text[: text.index(stop)]
+            assert answer.choices[0].finish_reason == "stop"
+
+
+def test_log_probabilities_are_the_models(client, server, plain):
+    """At drafted positions and others: those of one pass over the whole text."""
+    answer = asked(client, temperature=0, max_tokens=30, logprobs=True, top_logprobs=3)
+    generator, written = server[1], plain(max_new_tokens=30)
+    ids = [*generator.encode(QUESTION).tolist(), *written.token_ids]
+    with torch.inference_mode():
+        scores = generator.target.model(torch.tensor([ids])).logits[0].float().log_softmax(dim=-1)
+    rows = scores[len(ids) - len(written.token_ids) - 1 : -1]
+    told = answer.choices[0].logprobs.content
+    expected = [float(row[token]) for row, token in zip(rows, written.token_ids, strict=True)]
+    assert [each.logprob for each in told] == pytest.approx(expected, abs=1e-3)
+    for each, row in zip(told, rows, strict=True):
+        assert [top.logprob for top in each.top_logprobs] == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
+
+
+def test_penalties_and_biases_are_those_of_plain_decoding(client, server):
+    fields = {"temperature": 0, "max_tokens": 40, "frequency_penalty": 0.9, "presence_penalty": 0.5}
+    penalised = asked(client, **fields).choices[0].message.content
+    assert penalised == asked(client, speculative=False, **fields).choices[0].message.content
+    free = asked(client, temperature=0, max_tokens=40).choices[0].message.content
+    assert penalised != free
+    first = asked(client, temperature=0, max_tokens=1, logprobs=True).choices[0].logprobs.content[0].token
+    token = server[1].tokenizer.encode(first, add_special_tokens=False)[0]
+    banned = asked(client, temperature=0, max_tokens=1, logit_bias={str(token): -100}).choices[0].message.content
+    assert banned != first
+
+
+def test_text_of_a_shape(client):
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 8}, "kinds": {"enum": ["red", "green"]}},
+        "required": ["name", "kinds"],
+        "additionalProperties": False,
+    }
+    given = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}
+    texts = set()
+    for speculative in (None, False):
+        fields = {"temperature": 0.8, "seed": 1, "max_tokens": 120, "speculative": speculative}
+        texts.add(asked(client, response_format=given, **fields).choices[0].message.content)
+    found = json.loads(texts.pop())
+    assert not texts
+    assert set(found) == {"name", "kinds"}
+    regex = {"type": "regex", "pattern": "[ab]{3}-(red|green)"}
+    answer = client.completions.create(
+        model="toy", prompt="The code is", max_tokens=40, seed=2, extra_body={"response_format": regex}
+    )
+    assert re.fullmatch("[ab]{3}-(red|green)", answer.choices[0].text)
+    with pytest.raises(openai.BadRequestError, match="cannot be honoured"):
+        asked(client, response_format={"type": "regex", "pattern": "((("})
+
+
+def test_a_prediction_is_drafted_from(client, plain):
+    """A prediction with an edit: the text is the same, in fewer passes; what was refused is told and not counted."""
+    text = plain(max_new_tokens=80).text
+    middle = len(text) // 2
+    expected = f"{text[:middle]} something else {text[middle + 5 :]}"
+    fields = {"temperature": 0, "max_tokens": 80}
+    without = asked(client, **fields)
+    answer = asked(client, prediction={"type": "content", "content": expected}, **fields)
+    assert answer.choices[0].message.content == text
+    details = answer.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 40
+    assert details.rejected_prediction_tokens > 0
+    assert answer.usage.completion_tokens == without.usage.completion_tokens
+    assert answer.metrics["steps"] < without.metrics["steps"]
+    wrong = asked(client, prediction={"type": "content", "content": "Nothing of the kind. " * 20}, **fields)
+    assert wrong.choices[0].message.content == text
+    with pytest.raises(openai.BadRequestError, match="prediction"):
+        asked(client, prediction={"type": "content", "content": "x"}, speculative=False, **fields)
+
+
+def test_completions_take_texts_and_ids(client, plain):
+    ids = [5, 6, 7, 8]
+    answer = client.completions.create(model="toy", prompt=["def add(a, b):", "Once"], max_tokens=12, temperature=0)
+    expected = [plain(prompt, max_new_tokens=12).text for prompt in ("def add(a, b):", "Once")]
+    assert [choice.text for choice in answer.choices] == expected
+    of_ids = client.completions.create(model="toy", prompt=ids, max_tokens=12, temperature=0, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in of_ids) == plain(ids, max_new_tokens=12).text
+
+
+def test_responses(client, plain):
+    text = plain([{"role": "system", "content": "Be brief."}, *QUESTION], max_new_tokens=30).text
+    given = {"model": "toy", "input": QUESTION, "instructions": "Be brief.", "temperature": 0, "max_output_tokens": 30}
+    answer = client.responses.create(**given)
+    assert answer.output_text == text
+    kinds = []
+    for event in client.responses.create(stream=True, **given):
+        kinds.append(event.type)
+        last = event
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert last.response.output_text == text
+    assert last.response.status == answer.status
+
+
+def test_messages_of_anthropics_client(server, plain):
+    text = plain([{"role": "system", "content": "Be brief."}, *QUESTION], max_new_tokens=30)
+    given = {
+        "model": "toy",
+        "max_tokens": 30,
+        "messages": QUESTION,
+        "system": "Be brief.",
+        "extra_body": {"temperature": 0},
+    }
+    with anthropic.Anthropic(base_url=server[0].address, api_key="none", max_retries=0) as client:
+        answer = client.messages.create(**given)
+        assert answer.content[0].text == text.text
+        assert answer.usage.output_tokens == len(text.token_ids)
+        with client.messages.stream(**given) as stream:
+            assert "".join(stream.text_stream) == text.text
+            assert stream.get_final_message().stop_reason == answer.stop_reason
+        stop = text.text[10:13]
+        stopped = client.messages.create(stop_sequences=[stop], **given)
+        assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
+        counted = client.messages.count_tokens(model="toy", messages=QUESTION, system="Be brief.")
+        assert counted.input_tokens == text.prompt_length
+        with pytest.raises(anthropic.NotFoundError, match="no other"):
+            client.messages.create(model="other", max_tokens=3, messages=QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"reasoning_effort": "low"}, "no field 'reasoning_effort'"),
+        ({"temperature": 3}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "the same field"),
+        ({"logit_bias": {"99999999": 1}}, "logit_bias holds token 99999999"),
+        ({"speculative": {"method": "medusa"}}, "cannot be asked for"),
+        ({"speculative": {"options": {"nonsense": 1}}}, "nonsense"),
+        ({"speculative": {"stores": ["nowhere"]}}, "There is no store 'nowhere'"),
+        ({"speculative": {"options": {"table": "/etc/passwd"}}}, "options"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "leave tools out"),
+        ({"n": 65}, "n: "),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": "word " * 5000}]}, "window"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_its_name(server, fields, words):
+    body = {"model": "toy", "messages": QUESTION} | fields
+    answer = httpx.post(f"{server[0].address}/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_bodies_that_are_no_requests(server):
+    for body in (b"", b"{", b"[]", b'{"messages": 3}', b"\xff\xfe", b'"' * 100):
+        answer = httpx.post(f"{server[0].address}/v1/chat/completions", content=body)
+        assert answer.status_code == 400
+        assert "Traceback" not in answer.text
+    too_large = httpx.post(f"{server[0].address}/v1/chat/completions", content=b" " * (5 << 20))
+    assert too_large.status_code == 413
+    assert httpx.get(f"{server[0].address}/nowhere").status_code == 404
+
+
+def test_stores_are_filled_used_and_removed(server, client, plain):
+    address = server[0].address
+    text = plain(max_new_tokens=60).text
+    added = httpx.post(f"{address}/v1/stores/mine/texts", json={"texts": [text] * 3}).json()
+    assert added["tokens"] > 0
+    assert [each["id"] for each in httpx.get(f"{address}/v1/stores").json()["data"]] == ["mine"]
+    answer = asked(client, temperature=0, max_tokens=60, speculative={"method": "rest", "stores": ["mine"]})
+    assert answer.choices[0].message.content == text
+    assert answer.metrics["speculative_decoding"]["num_accepted_draft_tokens"] > 10
+    assert httpx.delete(f"{address}/v1/stores/mine").json()["deleted"]
+    assert httpx.get(f"{address}/v1/stores").json()["data"] == []
+    refused = httpx.post(f"{address}/v1/stores/..%2Fup/texts", json={"texts": ["x"]})
+    assert refused.status_code in (400, 404)
+
+
+def test_facts(server, client, plain):
+    address = server[0].address
+    assert [model.id for model in client.models.list()] == ["toy"]
+    assert client.models.retrieve("toy").id == "toy"
+    assert httpx.get(f"{address}/health").text == "ok"
+    ids = httpx.post(f"{address}/tokenize", json={"prompt": "adds numbers"}).json()["tokens"]
+    assert httpx.post(f"{address}/detokenize", json={"tokens": ids}).json() == {"prompt": "adds numbers"}
+    counted = httpx.post(f"{address}/tokenize", json={"messages": QUESTION}).json()["count"]
+    assert counted == plain(max_new_tokens=1).prompt_length
+    asked(client, temperature=0, max_tokens=30)
+    metrics = httpx.get(f"{address}/metrics").text
+    for name in ("num_drafts_total", "num_draft_tokens_total", "num_accepted_tokens_total"):
+        assert float(re.search(rf"vllm:spec_decode_{name}{{.*}} (.+)", metrics)[1]) > 0
+    assert "vllm:time_to_first_token_seconds_bucket" in metrics
+
+
+def until(holds):
+    """Wait until something holds, for at most 20 seconds."""
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_an_answer_that_nobody_reads_is_not_written_on(server, client):
+    writer = server[0]._service.writer
+    stream = asked(client, temperature=0, max_tokens=1000, ignore_eos=True, stream=True)
+    next(iter(stream))
+    assert writer.running == 1
+    stream.close()
+    until(lambda: writer.running == 0)
+
+
+def test_too_many_requests_are_told_to_come_back(tmp_path):
+    listening, _, thread = served(tmp_path, max_num_seqs=1, max_waiting=1)
+    body = {"model": "toy", "messages": QUESTION, "max_tokens": 900, "ignore_eos": True, "stream": True}
+    url = f"{listening.address}/v1/chat/completions"
+    with httpx.Client() as client, client.stream("POST", url, json=body) as one, client.stream("POST", url, json=body):
+        refused = httpx.post(url, json=body | {"n": 2})
+        assert (refused.status_code, one.status_code) == (429, 200)
+        assert int(refused.headers["retry-after"]) > 0
+    listening.stop()
+    thread.join()
+
+
+def test_stopping_finishes_what_was_begun(tmp_path):
+    listening, _, thread = served(tmp_path)
+    body = {"model": "toy", "messages": QUESTION, "max_tokens": 60, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{listening.address}/v1/chat/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        stopping = threading.Thread(target=listening.stop)
+        stopping.start()
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    stopping.join()
+    thread.join()
+
+
+def test_keys_keep_strangers_out_and_apart(tmp_path):
+    listening, _, thread = served(tmp_path, access=Access(keys=(KEY, OTHER)))
+    url = f"{listening.address}/v1"
+    body = {"model": "toy", "messages": QUESTION, "max_tokens": 5}
+    for headers in ({}, {"authorization": "Bearer wrong"}):
+        refused = httpx.post(f"{url}/chat/completions", json=body, headers=headers)
+        assert refused.status_code == 401
+    mine, others = {"authorization": f"Bearer {KEY}"}, {"x-api-key": OTHER}
+    assert httpx.post(f"{url}/chat/completions", json=body, headers=mine).status_code == 200
+    httpx.post(f"{url}/stores/mine/texts", json={"texts": ["a text"]}, headers=mine)
+    assert len(httpx.get(f"{url}/stores", headers=mine).json()["data"]) == 1
+    assert httpx.get(f"{url}/stores", headers=others).json()["data"] == []
+    listening.stop()
+    thread.join()
+
+
+def test_tools_are_told_and_their_calls_found(server, client, monkeypatch):
+    """By a template that knows them; the model's text is made to be a call by a constraint of its form."""
+    monkeypatch.setattr(server[1].tokenizer, "chat_template", TEMPLATE)
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    form = r'Well: <tool_call>\{"name": "add", "arguments": \{"a": [0-9]\}\}</tool_call>'
+    fields = {"temperature": 0.8, "seed": 1, "max_tokens": 200, "response_format": {"type": "regex", "pattern": form}}
+    answer = asked(client, tools=tools, **fields).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    call = answer.message.tool_calls[0].function
+    assert (call.name, set(json.loads(call.arguments))) == ("add", {"a"})
+    assert answer.message.content == "Well:"
+    content, calls = "", []
+    for chunk in asked(client, tools=tools, stream=True, **fields):
+        content += chunk.choices[0].delta.content or ""
+        calls += chunk.choices[0].delta.tool_calls or []
+    assert (content.strip(), calls[0].function.arguments) == ("Well:", call.arguments)
+    told = [*QUESTION, {"role": "assistant", "tool_calls": [answer.message.tool_calls[0].model_dump()]},
+            {"role": "tool", "tool_call_id": "1", "content": "7"}]  # fmt: skip
+    assert asked(client, told, tools=tools, max_tokens=5).choices[0].message.content is not None
+
+
+def test_the_page_needs_nothing_else(server):
+    page = httpx.get(server[0].address)
+    assert page.headers["content-type"].startswith("text/html")
+    assert "http" not in re.sub(r"http-equiv", "", page.text)  # no other address
