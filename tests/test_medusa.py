@@ -29,7 +29,7 @@ def test_the_text_is_that_of_plain_decoding(family, setting, tmp_path):
 
 def test_each_level_holds_the_tokens_of_its_head(tmp_path):
     """An LM head that scores one token for each head: 10, 11, 12."""
-    _, heads = load_medusa(head_of("llama", tmp_path), target_of("llama").model)
+    _, heads, _ = load_medusa(head_of("llama", tmp_path), target_of("llama").model)
     rows = iter(range(1000))
 
     def lm_head(states):

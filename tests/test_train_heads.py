@@ -56,7 +56,10 @@ class Writer:
     def __init__(self, model):
         self.model, self.calls = model, 0
 
-    def __call__(self, ids, most, sampled, seed):
+    def __call__(self, texts, most):
+        return [self.behind(text.prompt, most) for text in texts]
+
+    def behind(self, ids, most):
         self.calls += 1
         prompt = torch.tensor([ids])
         with torch.inference_mode():
@@ -98,7 +101,7 @@ def test_texts_are_what_the_model_writes_behind_a_prompt(model, tmp_path):
     own, source = texts[0], texts[1]
     assert (own["kind"], source["kind"], own["source"]) == ("sampled", "open", source["source"])
     prompt = source["ids"][:15]  # half of a short text
-    assert own["ids"] == prompt + Writer(model)(prompt, OPTIONS.answer_tokens, False, 0)
+    assert own["ids"] == prompt + Writer(model).behind(prompt, OPTIONS.answer_tokens)
     kinds = [text["kind"] for text in texts if text["kind"] != "open"]
     assert abs(kinds.count("greedy") - kinds.count("sampled")) <= 1
     assert sum(len(text["ids"]) for text in texts if text["kind"] != "open") >= OPTIONS.written_tokens
@@ -412,7 +415,7 @@ def test_the_command_trains_a_predictor_and_medusa_heads(saved_model, tmp_path, 
     assert "There is no folder" in " ".join(capsys.readouterr().err.split())
     medusa = tmp_path / "medusa"
     assert run_train("medusa", saved_model, made, medusa, "--set", "epochs=1", "--heads", "2") == 0
-    card, heads = load_medusa(medusa, loaded)
+    card, heads, _ = load_medusa(medusa, loaded)
     assert (card.count, len(heads.blocks)) == (2, 2)
     assert (heads.accuracies.diff(dim=1) <= 1).all()
     assert heads.accuracies.sum() > 0

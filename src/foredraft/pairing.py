@@ -4,6 +4,7 @@ Knows models and tokenizers. Does not know what is drafted, or how.
 """
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ import torch
 from foredraft.errors import ForedraftWarning, UsageError
 from foredraft.model.compiled.package import kept_forward
 from foredraft.model.cost import measure_cost
+from foredraft.model.first_layers import load_draft_model
+from foredraft.model.heads import CONFIG_FILE
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.recordings import recorded_forward
 from foredraft.model.target import TorchTarget
@@ -23,7 +26,8 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
     """Return the draft model, in the target's dtype and on its device where foredraft loads it.
 
     Args:
-        model: a hub id, a folder, a GGUF file, or a pair (transformers model, tokenizer).
+        model: a hub id, a folder, a GGUF file, what `foredraft train draft` wrote, or a pair (transformers model,
+            tokenizer).
         target: what it drafts for.
         tokenizer: the target's.
 
@@ -31,6 +35,8 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
         UsageError: nothing can be loaded, or the vocabularies disagree on an id that both have.
         UnsupportedModelError: a model whose rows cannot form a tree.
     """
+    if isinstance(model, str | Path) and (Path(model).expanduser() / CONFIG_FILE).is_file():
+        return TorchTarget(load_draft_model(model, target.model)[1])
     if isinstance(model, str):
         draft_tokenizer = load_tokenizer(model)
         _check_vocabularies(tokenizer, draft_tokenizer, model)  # before the weights are read

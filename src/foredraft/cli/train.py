@@ -5,6 +5,7 @@ function turns them into a sentence and an exit status.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -19,7 +20,7 @@ from foredraft.options import options_from
 
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
     from foredraft.training.loop import Clock, LoopOptions, Outcome, Task
-    from foredraft.training.traces import TraceOptions, Traces
+    from foredraft.training.traces import Asked, TraceOptions, Traces
 
 T = TypeVar("T")
 
@@ -38,6 +39,10 @@ TraceSets = Annotated[
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the first GPU if there is one")]
 Dtype = Annotated[str, typer.Option(help="dtype of the model: auto, float32, bfloat16, ...")]
 Minutes = Annotated[float | None, typer.Option(help="Stop after so many minutes of training, with a finished head")]
+Vocabulary = Annotated[
+    int,
+    typer.Option(help="Score the N tokens most frequent in the traces only, with the model's own LM head; 0 for all"),
+]
 SaveDtype = Annotated[str, typer.Option(help="dtype of the saved head")]
 
 
@@ -72,6 +77,7 @@ def eesd(
     keep_states: Annotated[
         bool, typer.Option(help="Keep the exit's states on disk: 2 bytes times the width a token")
     ] = True,
+    vocabulary: Vocabulary = 0,
     settings: Sets = None,
     trace_settings: TraceSets = None,
     max_minutes: Minutes = None,
@@ -80,7 +86,7 @@ def eesd(
     dtype: Dtype = "auto",
 ) -> None:
     """Train an early-exit head, for `--method eesd`; the same command goes on where a killed one was."""
-    from foredraft.model.heads import card_for, save_head
+    from foredraft.model.heads import card_for, save_head, weights_of
     from foredraft.training.exits import ExitTask
 
     options, clock = _loop_options(settings), _clock(max_minutes)
@@ -90,11 +96,13 @@ def eesd(
     layers = max(1, round(count / 10)) if layers is None else layers
     card = card_for(transformer, "eesd", model, layers=layers, dtype=_checked_dtype(save_dtype))
     states = run / "states.npy" if keep_states and options.epochs > 1 else None
-    task = ExitTask(transformer, layers, opened, loss=loss, states=states)
+    ids = _scored(opened, vocabulary, transformer)
+    task = ExitTask(transformer, layers, opened, loss=loss, states=states, ids=ids)
     del generator, transformer  # what lies behind the exit is not needed any more
-    identity = {"kind": "eesd", "layers": layers, "loss": loss, "texts": texts, "model": card.fingerprint}
+    identity = {"kind": "eesd", "layers": layers, "loss": loss, "texts": texts, "vocabulary": vocabulary}
+    identity["model"] = card.fingerprint
     outcome = _trained(task, run, opened, texts, options, clock, identity)
-    save_head(out, card, task.module.state_dict())
+    save_head(out, card, weights_of(task.module))
     if states is not None:
         states.unlink(missing_ok=True)
     _say_outcome(outcome, out)
@@ -134,11 +142,42 @@ def cali(
 
 
 @app.command()
+def draft(
+    model: Model,
+    data: Data,
+    out: Out,
+    layers: Annotated[int, typer.Option(help="Layers of the draft model: the model's first ones, and its last")] = 4,
+    vocabulary: Vocabulary = 0,
+    settings: Sets = None,
+    trace_settings: TraceSets = None,
+    max_minutes: Minutes = None,
+    save_dtype: SaveDtype = "bfloat16",
+    device: Device = None,
+    dtype: Dtype = "auto",
+) -> None:
+    """Train a draft model of the model's own layers, for `--method draft_model`, `draft_tree` and `draft_graph`."""
+    from foredraft.model.first_layers import KIND
+    from foredraft.model.heads import card_for, save_head, weights_of
+    from foredraft.training.drafts import DraftTask
+
+    options, clock = _loop_options(settings), _clock(max_minutes)
+    generator, opened, run = _prepared(model, data, out, _trace_options(trace_settings), dtype, device)
+    transformer = generator.target.model
+    card = card_for(transformer, KIND, model, layers=layers, dtype=_checked_dtype(save_dtype))
+    task = DraftTask(transformer, layers, opened, _scored(opened, vocabulary, transformer))
+    identity = {"kind": KIND, "layers": layers, "vocabulary": vocabulary, "model": card.fingerprint}
+    outcome = _trained(task, run, opened, "all", options, clock, identity)
+    save_head(out, card, weights_of(task.module))
+    _say_outcome(outcome, out)
+
+
+@app.command()
 def medusa(
     model: Model,
     data: Data,
     out: Out,
     heads: Annotated[int, typer.Option(help="How many heads, each for one more token ahead")] = 3,
+    vocabulary: Vocabulary = 0,
     settings: Sets = None,
     trace_settings: TraceSets = None,
     max_minutes: Minutes = None,
@@ -147,7 +186,7 @@ def medusa(
     dtype: Dtype = "auto",
 ) -> None:
     """Train Medusa heads, for `--method medusa`, and measure how often each is right."""
-    from foredraft.model.heads import card_for, save_head
+    from foredraft.model.heads import IDS, card_for, save_head
     from foredraft.training.medusa import MedusaTask
     from foredraft.training.traces import chosen_windows
 
@@ -157,13 +196,30 @@ def medusa(
     generator, opened, run = _prepared(model, data, out, _trace_options(trace_settings), dtype, device)
     transformer = generator.target.model
     card = card_for(transformer, "medusa", model, dtype=_checked_dtype(save_dtype), count=heads)
-    task = MedusaTask(transformer, heads, opened)
-    identity = {"kind": "medusa", "heads": heads, "model": card.fingerprint}
+    ids = _scored(opened, vocabulary, transformer)
+    task = MedusaTask(transformer, heads, opened, ids)
+    identity = {"kind": "medusa", "heads": heads, "vocabulary": vocabulary, "model": card.fingerprint}
     outcome = _trained(task, run, opened, "all", options, clock, identity)
     trained, held = chosen_windows(opened, "all")
     task.module.accuracies.copy_(task.measured((held if len(held) else trained)[:200]))
-    save_head(out, card, task.module.state_dict())
+    save_head(out, card, {**task.module.state_dict(), **({} if ids is None else {IDS: ids.int()})})
     _say_outcome(outcome, out)
+
+
+def _scored(opened: "Traces", count: int, transformer: Any) -> Any:
+    """Return the ids, int64[count], that what is trained is to score; None for all.
+
+    Raises:
+        UsageError: more than there are, or fewer than none.
+    """
+    import torch
+
+    from foredraft.training.traces import frequent_tokens
+
+    known = int(transformer.get_output_embeddings().weight.shape[0])
+    if not 0 <= count <= known:
+        raise UsageError(f"--vocabulary is {count}; it may be 0 (all) to {known}.")
+    return torch.from_numpy(frequent_tokens(opened, count, known)) if count else None
 
 
 def _prepared(
@@ -198,6 +254,8 @@ def _opened_traces(generator: Any, model: str, data: list[Path], run: Path, opti
 def _make_traces(generator: Any, data: list[Path], out: Path, options: "TraceOptions") -> None:
     """Write traces of the generator's model."""
     from foredraft.corpus.documents import ReadReport
+    from foredraft.engine.batch import write_all
+    from foredraft.generator import TEXTS_AT_ONCE
     from foredraft.model.fingerprint import fingerprint
     from foredraft.training.sources import in_turns, read_sources
     from foredraft.training.traces import label_texts, write_texts
@@ -206,11 +264,15 @@ def _make_traces(generator: Any, data: list[Path], out: Path, options: "TraceOpt
     identity = fingerprint(generator.target.model)
     sources = in_turns([read_sources(path, generator.tokenizer, report) for path in data])
 
-    def write(ids: list[int], most: int, sampled: bool, seed: int) -> list[int]:
+    def prepare(text: "Asked", most: int) -> Any:
         window = generator.target.window
-        ids = ids if window is None else ids[: max(1, window - most)]
-        how = {"do_sample": True, "temperature": options.temperature, "seed": seed} if sampled else {}
-        return list(generator.generate(ids, max_new_tokens=most, **how).token_ids)
+        ids = text.prompt if window is None else text.prompt[: max(1, window - most)]
+        how = {"do_sample": True, "temperature": options.temperature, "seed": text.seed} if text.sampled else {}
+        return generator.prepare(generator.encode(ids), **generator.arguments({"max_new_tokens": most, **how}))
+
+    def write(texts: "Sequence[Asked]", most: int) -> list[list[int]]:
+        lanes = write_all(generator.batch(), [prepare(text, most) for text in texts], TEXTS_AT_ONCE)
+        return [list(generator.result(lane).token_ids) for lane in lanes]
 
     with progress_bars() as tell:
         write_texts(out, sources, write, options, identity, tell)

@@ -53,7 +53,7 @@ class Resources:
     draft_model: Callable[[Any], Target] | None = None
     target: Target | None = None
 
-    def heads_for(self, method: str, named: str | None) -> str:
+    def heads_for(self, method: str, named: str | Path | None) -> str | Path:
         """Return where a method's trained heads are.
 
         Raises:

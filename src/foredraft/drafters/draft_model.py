@@ -2,7 +2,7 @@
 
 Gong et al., "Graph-Structured Speculative Decoding" (ACL 2024), with its baselines: speculative decoding with a single
 sequence (Leviathan et al. 2023; Chen et al. 2023) and with a token tree. Needs a draft model with the target's
-tokenizer: `model=NAME`, or `--draft-model NAME`.
+tokenizer: `model=NAME`, or `--draft-model NAME`; `foredraft train draft` makes one of a target's own layers.
 
 The three are one family here: they differ in the shape that they grow. Knows which draft model is wanted and the rules
 of growth; not the target.
@@ -15,6 +15,8 @@ from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.model.foresight import RolloutDrafter
 from foredraft.model.growth import GrowthRules
+from foredraft.model.heads import shipped_head
+from foredraft.model.target import TorchTarget
 from foredraft.options import shown
 
 
@@ -23,8 +25,8 @@ class ChainOptions:
     """Options of `draft_model`.
 
     Attributes:
-        model: the draft model: a hub id, a folder, a GGUF file, or a pair (transformers model, tokenizer); it
-            has to be named (vLLM's name).
+        model: the draft model (vLLM's name): a hub id, a folder, a GGUF file, a folder that `foredraft train draft`
+            wrote, or a pair (transformers model, tokenizer); None takes the one that a checkout holds for the model.
         levels: tokens drafted a step at most.
         least_probability: drafting stops behind a token less probable than this (theta_prob).
     """
@@ -118,14 +120,18 @@ def load_drafter(
     """Load the draft model that the options name; `sources` are those behind the method's own name.
 
     Raises:
-        UsageError: none is named, it does not fit the target, or there is no target.
+        UsageError: none is named and the checkout holds none, it does not fit the target, or there is no target.
     """
-    wanted = options.model
+    wanted, target = options.model, resources.target
+    if wanted is None and isinstance(target, TorchTarget):
+        wanted = shipped_head("draft", target.model)
     if wanted is None:
         raise UsageError(f"Method {method!r} needs a draft model; name one: model=NAME, or --draft-model NAME.")
     if resources.draft_model is None:
         raise UsageError(f"There is no model here that {shown(wanted)} could draft for; leave it out.")
-    return RolloutDrafter((method, *sources), options.rules(), resources.draft_model(wanted))
+    model = resources.draft_model(wanted)
+    ids = model.ids if isinstance(model, TorchTarget) else None
+    return RolloutDrafter((method, *sources), options.rules(), model, ids)
 
 
 class DraftModelDrafter:

@@ -18,7 +18,7 @@ from foredraft.errors import UsageError
 from foredraft.model.candidates import Candidates, Imitation
 from foredraft.model.foresight import Foresight
 from foredraft.model.growth import GrowthRules
-from foredraft.model.heads import AgreementPredictor, head_folder, load_exit_head, load_predictor
+from foredraft.model.heads import AgreementPredictor, head_folder, load_exit_head, load_predictor, shipped_head
 from foredraft.model.split import ExitModel, SplitCache, SplitTarget
 from foredraft.model.target import TorchTarget
 
@@ -30,8 +30,8 @@ class EesdOptions:
     """Options of `eesd`.
 
     Attributes:
-        head: a folder or a hub id that `foredraft train eesd` wrote; it has to be named; "none" exits without one,
-            through the target's own norm and LM head (which drafts poorly).
+        head: a folder or a hub id that `foredraft train eesd` wrote; None takes the one that a checkout holds for the
+            model; "none" exits without one, through the target's own norm and LM head (which drafts poorly).
         layers: layers before the exit; with a head, None or what it was trained for.
         out_degree: children of a node at most; 1 drafts chains.
         least_probability: drafting stops behind a token less probable than this.
@@ -103,7 +103,8 @@ class EesdDrafter:
         if options.head == NO_HEAD:
             assert options.layers is not None
             return cls(options, SplitTarget(target, options.layers, None))
-        location = head_folder(str(resources.heads_for("eesd", options.head)))
+        named = options.head or shipped_head("eesd", target.model)
+        location = head_folder(str(resources.heads_for("eesd", named)))
         card, head = load_exit_head(location, target.model)
         if options.layers not in (None, card.layers):
             raise UsageError(
@@ -126,7 +127,7 @@ class EesdDrafter:
         """
         if not isinstance(context.cache, SplitCache):
             raise UsageError("Method 'eesd' needs the cache of its own target, and cannot draft for another one here.")
-        imitation = Imitation.of(context.settings, context.seed, context.vocabulary)
+        imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self.target.drafted_ids)
         asked = not imitation.sampling.do_sample if self._calibrated is None else self._calibrated
         predictor = self._predictor if asked else None
         return EesdDrafting(self.target, self._rules, context, imitation, predictor)

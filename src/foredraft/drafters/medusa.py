@@ -20,7 +20,8 @@ from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.graph.tree import depths
 from foredraft.model.candidates import Imitation, candidates
-from foredraft.model.heads import RANKS, MedusaHeads, load_medusa, static_tree
+from foredraft.model.heads import RANKS, MedusaHeads, load_medusa, shipped_head, static_tree
+from foredraft.model.ranked import ids_of
 from foredraft.model.target import TorchTarget
 
 
@@ -29,7 +30,8 @@ class MedusaOptions:
     """Options of `medusa`.
 
     Attributes:
-        head: a folder or a hub id that `foredraft train medusa` wrote; they have to be named.
+        head: a folder or a hub id that `foredraft train medusa` wrote; None takes those that a checkout holds for the
+            model.
         nodes: of the tree at most; those whose paths were accepted most often when the heads were measured.
     """
 
@@ -52,7 +54,7 @@ class MedusaDrafter:
     Args:
         options: the tree's size.
         heads: on the target's last hidden state.
-        lm_head: the target's.
+        lm_head: the target's, or its rows for the most frequent tokens.
     """
 
     name: ClassVar[str] = "medusa"
@@ -75,8 +77,9 @@ class MedusaDrafter:
         target = resources.target
         if not isinstance(target, TorchTarget):
             raise UsageError("Method 'medusa' drafts from the target's hidden states, and no model is loaded here.")
-        _, heads = load_medusa(resources.heads_for("medusa", options.head), target.model)
-        return cls(options, heads, target.model.get_output_embeddings())
+        named = options.head or shipped_head("medusa", target.model)
+        _, heads, lm_head = load_medusa(resources.heads_for("medusa", named), target.model)
+        return cls(options, heads, lm_head)
 
     def open(self, context: DraftContext) -> "MedusaDrafting":
         """Begin drafting for one sequence."""
@@ -92,7 +95,7 @@ class MedusaDrafting:
         self._options, self._heads, self._lm_head = options, heads, lm_head
         # tokens are the best ones, never drawn, whatever the verification
         self._imitation = dataclasses.replace(
-            Imitation.of(context.settings, context.seed, context.vocabulary), draws=False
+            Imitation.of(context.settings, context.seed, context.vocabulary, ids_of(lm_head)), draws=False
         )
         self._accuracies = heads.accuracies.float().cpu().numpy()
         self._tree = lru_cache(partial(static_tree, self._accuracies))  # the same at nearly every step

@@ -15,6 +15,7 @@ import torch
 
 from foredraft.errors import NumericsError
 from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.model.ranked import in_full
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.filters import filter_row
 from foredraft.sampling.logits import top_probabilities
@@ -36,20 +37,22 @@ class Imitation:
         draws: whether nodes are drawn, for rejection verification, rather than chosen.
         draft: the number of the draft: each draws afresh.
         vocabulary: the ids that the target scores; None for all of the draft model's.
+        ids: int32[N], the token of each score of the draft model's; None where the i-th score is the i-th token's.
     """
 
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     draws: bool = False
     draft: int = 0
     vocabulary: int | None = None
+    ids: IntArray | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], seed: int, vocabulary: int) -> "Imitation":
+    def of(cls, settings: Mapping[str, Any], seed: int, vocabulary: int, ids: IntArray | None = None) -> "Imitation":
         """Return what `DraftContext.settings` ask for."""
         names = ("do_sample", "temperature", "top_k", "top_p", "min_p")
         sampling = SamplingOptions(seed=seed, **{name: settings[name] for name in names if name in settings})
         draws = sampling.do_sample and settings.get("verification") == "rejection"
-        return cls(sampling, draws, vocabulary=vocabulary)
+        return cls(sampling, draws, vocabulary=vocabulary, ids=ids)
 
 
 class Candidates(NamedTuple):
@@ -73,7 +76,7 @@ def candidates(logits: torch.Tensor, k: int, imitation: Imitation, positions: np
     drawn one's, what the row gives it.
 
     Args:
-        logits: float[R, V], of the draft model.
+        logits: float[R, V], of the draft model; float[R, N] where `imitation.ids` names the tokens.
         k: how many a row.
         imitation: how the target will choose.
         positions: int64[R], the absolute position of the token that follows each row.
@@ -81,13 +84,16 @@ def candidates(logits: torch.Tensor, k: int, imitation: Imitation, positions: np
     Raises:
         NumericsError: scores from which no token can be chosen.
     """
-    logits = logits[:, : imitation.vocabulary]
+    if imitation.ids is None:
+        logits = logits[:, : imitation.vocabulary]
     if imitation.draws:
         return _drawn(logits, k, imitation, positions)
     sampling = imitation.sampling.do_sample
     tokens, probabilities = top_probabilities(logits, max(k, _LOOKED_AT) if sampling else k)
     if not np.isfinite(probabilities).all():
         raise NumericsError(_UNUSABLE)
+    if imitation.ids is not None:
+        tokens = imitation.ids[tokens]
     if not sampling:
         return Candidates(tokens, probabilities)
     with np.errstate(divide="ignore"):  # a probability may be 0
@@ -104,6 +110,8 @@ def candidates(logits: torch.Tensor, k: int, imitation: Imitation, positions: np
 def _drawn(logits: torch.Tensor, k: int, imitation: Imitation, positions: npt.NDArray[np.int64]) -> Candidates:
     options, stream = imitation.sampling, _FIRST_STREAM + imitation.draft * _MOST_ROWS % _STREAMS
     rows = logits.float().cpu().numpy()
+    if imitation.ids is not None and imitation.vocabulary is not None:
+        rows = in_full(rows, imitation.ids, imitation.vocabulary)
     found = Candidates(
         np.full((len(rows), k), -1, np.int32), np.zeros((len(rows), k), np.float32),
         np.zeros((len(rows), k, rows.shape[1]), np.float32),

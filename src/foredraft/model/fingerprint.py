@@ -21,7 +21,9 @@ def fingerprint(model: Any) -> str:
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
         flat = weight.detach().reshape(-1)
-        picked = flat[torch.linspace(0, max(len(flat) - 1, 0), min(_SAMPLED, len(flat))).long().to(flat.device)]
+        count = min(_SAMPLED, len(flat))
+        places = torch.arange(count) * max(len(flat) - 1, 0) // max(count - 1, 1)  # whole numbers round nowhere
+        picked = flat[places.to(flat.device)]
         digest.update(f"{name} {tuple(weight.shape)}".encode())
         digest.update(picked.to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes())
     return digest.hexdigest()

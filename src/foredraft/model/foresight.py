@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Target, TokenIds, Verdict
+from foredraft.graph.tree import IntArray
 from foredraft.model.candidates import Imitation
 from foredraft.model.growth import Calibrate, Grown, GrowthRules, grow
 from foredraft.model.rollout import Rollout
@@ -78,26 +79,27 @@ class RolloutDrafter:
         sources: names for `Draft.source`, the method's own first.
         rules: what limits the shape.
         model: the draft model.
+        ids: int32[N], the token of each of its scores; None where the i-th is the i-th token's.
     """
 
     # the model reads what it missed when it is asked again; each level costs a pass, so when to stop matters most
     needs = Needs(every_step=False, control="cost_aware")
 
-    def __init__(self, sources: tuple[str, ...], rules: GrowthRules, model: Any) -> None:
+    def __init__(self, sources: tuple[str, ...], rules: GrowthRules, model: Any, ids: IntArray | None = None) -> None:
         self.name = sources[0]
         self.source_names = sources
-        self._rules, self._model = rules, model
+        self._rules, self._model, self._ids = rules, model, ids
 
     def open(self, context: DraftContext) -> "RolloutDrafting":
         """Begin drafting for one sequence."""
-        return RolloutDrafting(self._model, self._rules, context)
+        return RolloutDrafting(self._model, self._rules, context, self._ids)
 
 
 class RolloutDrafting:
     """One sequence's drafting by a draft model, whose cache follows the sequence."""
 
-    def __init__(self, model: Any, rules: GrowthRules, context: DraftContext) -> None:
-        imitation = Imitation.of(context.settings, context.seed, context.vocabulary)
+    def __init__(self, model: Any, rules: GrowthRules, context: DraftContext, ids: IntArray | None = None) -> None:
+        imitation = Imitation.of(context.settings, context.seed, context.vocabulary, ids)
         # a draw that is used again deeper in the tree would be kept or not for what it is: the law would not hold
         rules = dataclasses.replace(rules, tau=0) if imitation.draws else rules
         self._foresight = Foresight(model, rules, imitation, context.max_nodes)

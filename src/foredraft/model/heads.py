@@ -1,7 +1,8 @@
 """Trained heads as files and as modules: early exits (EESD), predictors of agreement (Cali-TS), Medusa.
 
-A head is a folder with `head.json`, which says whose it is, and `head.safetensors`. Knows states, weights and files;
-not how a head drafts or how it is trained.
+A head is a folder with `head.json`, which says whose it is, and `head.safetensors`. Where the file holds `lm_head.ids`,
+the head scores those tokens only (model/ranked.py); where it holds no weight of an LM head, the target's own rows are
+used. Knows states, weights and files; not how a head drafts or how it is trained.
 """
 
 import copy
@@ -23,13 +24,20 @@ from foredraft.atomic_file import write_file
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.fingerprint import fingerprint
 from foredraft.model.layers import model_parts
+from foredraft.model.ranked import ranked_head
 
 CONFIG_FILE, WEIGHTS_FILE = "head.json", "head.safetensors"
+
+SHIPPED = Path(__file__).parents[3] / "models"
+"""Heads that come with a checkout of the repository, MODEL/METHOD each; they are not in the wheel."""
 
 RANKS = 10
 """A Medusa head's accuracies are kept for so many of its best tokens."""
 POSITIONS = 10
 """Levels of a draft that a predictor of agreement tells apart."""
+_LM_HEAD = "lm_head."
+IDS = "lm_head.ids"
+"""The tensor of a file that says which tokens a head scores."""
 FOLDER = "agreement"
 """Where, in a head's folder, its predictor lies."""
 _LEAST = 1e-4  # estimates are kept so far from 0 and 1
@@ -74,16 +82,39 @@ class ExitHead(nn.Module):
         self.layer, self.norm, self.lm_head = layer, norm, lm_head
 
 
-def new_exit_head(model: Any) -> ExitHead:
+def new_exit_head(model: Any, ids: torch.Tensor | None = None) -> ExitHead:
     """Return a head that begins as the model's last layer, final norm and LM head; nothing is shared with the model.
+
+    Args:
+        model: the target.
+        ids: int64[N], the tokens that the head scores; None for all.
 
     Raises:
         UnsupportedModelError: the model's layers are no plain list.
+        UsageError: ids that the model does not have.
     """
     parts = model_parts(model)
-    layer, norm = model.get_submodule(parts.layers)[-1], model.get_submodule(parts.norm)
-    head = ExitHead(*(copy.deepcopy(each) for each in (layer, norm, model.get_output_embeddings())))
-    return head.requires_grad_(requires_grad=False)
+    layer, norm = (
+        copy.deepcopy(each) for each in (model.get_submodule(parts.layers)[-1], model.get_submodule(parts.norm))
+    )
+    return ExitHead(layer, norm, new_lm_head(model, ids)).requires_grad_(requires_grad=False)
+
+
+def new_lm_head(model: Any, ids: torch.Tensor | None) -> nn.Module:
+    """Return a copy of the model's LM head, or of its rows for the tokens `ids`, int64[N].
+
+    Raises:
+        UsageError: ids that the model does not have.
+    """
+    return copy.deepcopy(model.get_output_embeddings()) if ids is None else ranked_head(model, ids)
+
+
+def weights_of(head: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a head's weights as its file holds them: a frozen LM head is the target's, and only its ids are kept."""
+    frozen = {
+        name for name, weight in head.named_parameters() if name.startswith(_LM_HEAD) and not weight.requires_grad
+    }
+    return {name: weight for name, weight in head.state_dict().items() if name not in frozen}
 
 
 def card_for(
@@ -101,7 +132,10 @@ def save_head(folder: Path, card: HeadCard, weights: Mapping[str, torch.Tensor])
         StoreError: the folder cannot be written.
     """
     dtype = getattr(torch, card.dtype)
-    tensors = {name: weight.detach().to(dtype).contiguous().cpu() for name, weight in weights.items()}
+    tensors = {
+        name: (weight.detach().to(dtype) if weight.is_floating_point() else weight).contiguous().cpu()
+        for name, weight in weights.items()
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / WEIGHTS_FILE, save_tensors(tensors, {"format": "pt"}))
@@ -162,24 +196,32 @@ def load_exit_head(location: str | Path, model: Any) -> tuple[HeadCard, ExitHead
     """
     card, weights = read_head(location, "eesd")
     check_card(card, model, location)
-    head = new_exit_head(model)
+    head = new_exit_head(model, weights.get(IDS))
     fill(head, weights, location)
     return card, head
 
 
 def fill(module: nn.Module, weights: Mapping[str, torch.Tensor], location: str | Path) -> None:
-    """Put a head's weights into `module`.
+    """Put a head's weights into `module`; an LM head of which the file holds no weight stays as it is.
 
     Raises:
         StoreError: a weight is missing, unknown, of another shape, or not finite.
     """
     bad = [name for name, weight in weights.items() if not torch.isfinite(weight).all()]
+    own = {name: weight for name, weight in module.state_dict().items() if name.startswith(_LM_HEAD) and name != IDS}
     try:
-        module.load_state_dict(dict(weights))
+        module.load_state_dict({**({} if own.keys() & weights.keys() else own), **weights})
     except RuntimeError as error:
         raise StoreError(f"The head in {location} is damaged: {str(error).splitlines()[-1].strip()}") from error
     if bad:
         raise StoreError(f"The head in {location} is damaged: {bad[0]} holds NaN or infinity.")
+
+
+def shipped_head(method: str, model: Any) -> Path | None:
+    """Return the folder of the head that this checkout holds for a method and exactly this model; None without one."""
+    cards = sorted(SHIPPED.glob(f"*/{method}/{CONFIG_FILE}"))
+    own = fingerprint(model) if cards else ""
+    return next((card.parent for card in cards if json.loads(card.read_text())["fingerprint"] == own), None)
 
 
 def head_folder(location: str) -> Path:
@@ -234,8 +276,8 @@ class MedusaHeads(nn.Module):
         return torch.stack([hidden + nn.functional.silu(block(hidden)) for block in self.blocks])
 
 
-def load_medusa(location: str | Path, model: Any) -> tuple[HeadCard, MedusaHeads]:
-    """Read Medusa heads, in the model's dtype and on its device.
+def load_medusa(location: str | Path, model: Any) -> tuple[HeadCard, MedusaHeads, nn.Module]:
+    """Read Medusa heads, in the model's dtype and on its device, and the LM head that scores their states.
 
     Raises:
         UsageError: there are none, or they were trained for another model.
@@ -243,10 +285,11 @@ def load_medusa(location: str | Path, model: Any) -> tuple[HeadCard, MedusaHeads
     """
     card, weights = read_head(location, "medusa")
     check_card(card, model, location)
+    ids = weights.pop(IDS, None)
     heads = MedusaHeads(card.width, card.count)
     fill(heads, {name: weight.float() for name, weight in weights.items()}, location)
-    lm_head = model.get_output_embeddings().weight
-    return card, heads.to(lm_head.device, lm_head.dtype).requires_grad_(requires_grad=False)
+    lm_head = model.get_output_embeddings() if ids is None else ranked_head(model, ids)
+    return card, heads.to(lm_head.weight.device, lm_head.weight.dtype).requires_grad_(requires_grad=False), lm_head
 
 
 def static_tree(

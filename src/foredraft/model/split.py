@@ -24,6 +24,7 @@ from foredraft.model.heads import ExitHead
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.layers import ModelParts, model_parts, standing_in, with_layers
 from foredraft.model.quantized import relative_error, within_rounding
+from foredraft.model.ranked import ids_of
 from foredraft.model.target import PREFILL_ROWS, TorchTarget
 
 _ROOT_ROW = 0
@@ -128,6 +129,7 @@ class SplitTarget:
     Attributes:
         vocabulary: how many ids it scores.
         window: the most tokens a sequence may have, or None.
+        drafted_ids: int32[N], the tokens that the head scores; None for all.
         exit_hidden: float[R, D], what the head's LM head scored in its last pass.
 
     Raises:
@@ -146,6 +148,7 @@ class SplitTarget:
                 stacklevel=2,
             )
         self.vocabulary, self.window = target.vocabulary, target.window
+        self.drafted_ids = None if head is None else ids_of(head.lm_head)
         self._windows = target.support.windows
         self._left = self._taken = torch.empty(0)
         self._hidden = self.exit_hidden = torch.empty(0)
@@ -176,7 +179,7 @@ class SplitTarget:
 
     @torch.inference_mode()
     def draft(self, layout: Layout, first: TreeCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Do what `leave` does; return the states and the head's scores, float[R, V]."""
+        """Do what `leave` does; return the states and the head's scores, float[R, V], or [R, N] of `drafted_ids`."""
         logits = self._drafting.forward(layout, first).logits
         return self._left[0], logits
 

@@ -20,6 +20,7 @@ from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, run_pac
 from foredraft.model.kv_cache import Span, TreeCache
 from foredraft.model.mask import attention_mask, first_slots
 from foredraft.model.quantized import relative_error, warn_where_rows_depend, within_rounding
+from foredraft.model.ranked import ids_of
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.support import Support, inspect
 from foredraft.sampling.logits import bits_of
@@ -42,7 +43,8 @@ class TorchTarget:
         compiled: as given; may be set between passes.
         recordings: the same.
         support: what its configuration allows.
-        vocabulary: how many ids it scores.
+        vocabulary: how many ids it knows; it scores them all, unless `ids` says which.
+        ids: int32[N], the token of each score, for a draft model that scores frequent tokens only; else None.
         window: the most tokens a sequence may have, or None.
 
     Raises:
@@ -59,8 +61,9 @@ class TorchTarget:
         warn_where_rows_depend(model)
         self.support: Support = inspect(model.config)
         self.window = self.support.window
-        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
         embedding = model.get_input_embeddings().weight
+        self.ids = ids_of(model.get_output_embeddings())
+        self.vocabulary = int((model.get_output_embeddings().weight if self.ids is None else embedding).shape[0])
         self.device: torch.device = embedding.device
         self.dtype: torch.dtype = _compute_dtype(model)
         self._several_types = len(set(self.support.layer_types)) > 1

@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from foredraft.model.heads import POSITIONS, AgreementPredictor, ExitHead
+from foredraft.model.ranked import RankedHead
 from foredraft.training import Numbers
 from foredraft.training.exits import ExitTask
 from foredraft.training.traces import Traces
@@ -39,14 +40,15 @@ class AgreementTask:
     module: AgreementPredictor
 
     def __init__(self, model: Any, head: ExitHead, layers: int, traces: Traces) -> None:
-        self._exit = ExitTask(model, layers, traces, loss="tokens", states=None)
+        self._ids = head.lm_head.ids.long() if isinstance(head.lm_head, RankedHead) else None
+        self._exit = ExitTask(model, layers, traces, loss="tokens", states=None, ids=self._ids)
         self._exit.module.load_state_dict(head.state_dict())
         self._exit.module.eval().requires_grad_(requires_grad=False)
         self._exit.module.lm_head.register_forward_pre_hook(self._see)
         self._model, self._traces = model, traces
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._seen = torch.empty(0)
-        width = model.get_output_embeddings().weight.shape[1]
+        self._vocabulary, width = model.get_output_embeddings().weight.shape
         self.module = AgreementPredictor(width).to(self._device)
 
     def loss(self, windows: Numbers) -> torch.Tensor:
@@ -94,15 +96,20 @@ class AgreementTask:
         theirs, known = self._traces.labels(np.array([number]), self._device)
         if not _as_sampled(number):
             best = torch.softmax(scores, -1).max(-1)
-            return best.indices == theirs[:, 0], best.values
+            return self._full(best.indices) == theirs[:, 0], best.values
         generator = torch.Generator().manual_seed(number)
-        uniform = torch.rand(scores.shape, generator=generator).clamp(1e-10, 1 - 1e-7)
+        uniform = torch.rand((len(scores), self._vocabulary), generator=generator).clamp(1e-10, 1 - 1e-7)
         noise = -torch.log(-torch.log(uniform)).to(self._device)
         target = known.clamp_min(1e-8).log() / TEMPERATURE + noise.gather(1, theirs)
         ours = torch.log_softmax(scores, -1).topk(min(_LOOKED_AT, scores.shape[-1]))
-        best = torch.softmax(ours.values / TEMPERATURE + noise.gather(1, ours.indices), -1).max(-1)
-        chosen = ours.indices.gather(1, best.indices[:, None]) == theirs.gather(1, target.argmax(-1)[:, None])
+        drafted = self._full(ours.indices)
+        best = torch.softmax(ours.values / TEMPERATURE + noise.gather(1, drafted), -1).max(-1)
+        chosen = drafted.gather(1, best.indices[:, None]) == theirs.gather(1, target.argmax(-1)[:, None])
         return chosen[:, 0], best.values
+
+    def _full(self, places: torch.Tensor) -> torch.Tensor:
+        """Return the tokens, int64, of scores in these places."""
+        return places if self._ids is None else self._ids[places]
 
     def _see(self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         self._seen = inputs[0]

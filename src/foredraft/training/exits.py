@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.heads import ExitHead, new_exit_head
 from foredraft.model.layers import model_parts, with_layers
+from foredraft.model.ranked import ids_of, places_of
 from foredraft.training import Numbers
 from foredraft.training.traces import Traces
 
@@ -31,6 +32,8 @@ class ExitTask:
         traces: what to learn from.
         loss: "distribution" (the target's, of its most probable tokens) or "tokens" (the next token; the paper's).
         states: the file that keeps the exit's states; None computes them anew each time.
+        ids: int64[N], the tokens that the head scores, with the target's own LM head, which is not trained then; None
+            trains an LM head of its own for all of them.
 
     Attributes:
         module: the head, float32.
@@ -43,13 +46,24 @@ class ExitTask:
 
     module: ExitHead
 
-    def __init__(self, model: Any, layers: int, traces: Traces, *, loss: str, states: Path | None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        layers: int,
+        traces: Traces,
+        *,
+        loss: str,
+        states: Path | None,
+        ids: torch.Tensor | None = None,
+    ) -> None:
         if loss not in LOSSES:
             raise UsageError(f"loss is {loss!r}; it may be {' or '.join(LOSSES)}.")
         parts = model_parts(model)
         parts.check_exit(layers)
         self._traces, self._loss = traces, loss
-        self.module = new_exit_head(model).float().requires_grad_(requires_grad=True)
+        self.module = new_exit_head(model, ids).float().requires_grad_(requires_grad=True)
+        self.module.lm_head.requires_grad_(requires_grad=ids is None)
+        self._places = places_of(self.module.lm_head, model.get_output_embeddings().weight.shape[0])
         self.module.train()
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._taken = self._left = torch.empty(0)
@@ -70,20 +84,23 @@ class ExitTask:
         """Return the mean loss over the tokens of these windows."""
         logits = self.logits(windows).flatten(0, 1).float()
         if self._loss == "tokens":
-            following = self._traces.windows[windows, 1:].astype(np.int64)
-            return cross_entropy(logits, torch.from_numpy(following).to(self._device).flatten())
-        return distribution_loss(logits, *self._traces.labels(windows, self._device))
+            following = torch.from_numpy(self._traces.windows[windows, 1:].astype(np.int64)).to(self._device).flatten()
+            return cross_entropy(
+                logits, following if self._places is None else self._places[following], ignore_index=-1
+            )
+        return distribution_loss(logits, *self._traces.labels(windows, self._device), self._places)
 
     def agreement(self, windows: Numbers) -> float:
         """Return how often the head's most probable token is the target's."""
-        right = 0
+        right, ids = 0, ids_of(self.module.lm_head)
         for number in windows.tolist():
             chosen = self.logits(np.array([number]))[0].argmax(dim=-1).cpu().numpy()
+            chosen = chosen if ids is None else ids[chosen]
             right += int((chosen == self._traces.top_ids[number, :, 0]).sum())
         return float(right / (len(windows) * self._traces.window))
 
     def logits(self, windows: Numbers) -> torch.Tensor:
-        """Return the head's scores, float[B, T, V]."""
+        """Return the head's scores, float[B, T, V], or [B, T, N] of the tokens that it scores."""
         inputs = self._traces.inputs(windows, self._device)
         self._taken = self._states(windows, inputs)
         return self._behind(**inputs).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
@@ -108,18 +125,26 @@ class ExitTask:
         return self._taken
 
 
-def distribution_loss(logits: torch.Tensor, top_ids: torch.Tensor, top_probabilities: torch.Tensor) -> torch.Tensor:
+def distribution_loss(
+    logits: torch.Tensor, top_ids: torch.Tensor, top_probabilities: torch.Tensor, places: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return the mean cross-entropy to a distribution of which only the top is known; the rest counts as one token.
 
     Args:
         logits: float[R, V].
         top_ids: int64[R, K].
         top_probabilities: float[R, K].
+        places: int64[vocabulary], where each token is scored, -1 where it is not; None where all are. What the target
+            gives a token that is not scored is no part of the loss.
     """
-    found = log_softmax(logits, dim=-1).gather(-1, top_ids)
     left = (1 - top_probabilities.sum(-1)).clamp_min(0)
-    ours_left = (1 - found.exp().sum(-1)).clamp_min(1e-6).log()
-    return -((top_probabilities * found).sum(-1) + left * ours_left).mean()
+    scored = torch.ones_like(top_ids, dtype=torch.bool)
+    if places is not None:
+        top_ids = places[top_ids]
+        scored, top_ids = top_ids >= 0, top_ids.clamp_min(0)
+    found = log_softmax(logits, dim=-1).gather(-1, top_ids)
+    ours_left = (1 - (found.exp() * scored).sum(-1)).clamp_min(1e-6).log()
+    return -((top_probabilities * scored * found).sum(-1) + left * ours_left).mean()
 
 
 def _states_file(file: Path, shape: tuple[int, int, int]) -> np.memmap[Any, np.dtype[np.int16]]:

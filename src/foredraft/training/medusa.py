@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from foredraft.model.heads import RANKS, MedusaHeads
+from foredraft.model.ranked import places_of, ranked_head
 from foredraft.training import Numbers
 from foredraft.training.exits import distribution_loss
 from foredraft.training.traces import Traces
@@ -23,6 +24,7 @@ class MedusaTask:
         model: the target.
         count: how many heads.
         traces: what to learn from.
+        ids: int64[N], the tokens that the heads score; None for all.
 
     Attributes:
         module: the heads, float32.
@@ -30,9 +32,11 @@ class MedusaTask:
 
     module: MedusaHeads
 
-    def __init__(self, model: Any, count: int, traces: Traces) -> None:
+    def __init__(self, model: Any, count: int, traces: Traces, ids: torch.Tensor | None = None) -> None:
         self._model, self._traces = model.requires_grad_(requires_grad=False), traces
-        self._lm_head = model.get_output_embeddings()
+        whole = model.get_output_embeddings()
+        self._lm_head = whole if ids is None else ranked_head(model, ids)
+        self._ids, self._places = ids, places_of(self._lm_head, whole.weight.shape[0])
         self._device: torch.device = self._lm_head.weight.device
         self.module = MedusaHeads(self._lm_head.weight.shape[1], count).to(self._device)
 
@@ -40,7 +44,9 @@ class MedusaTask:
         """Return the heads' weighed loss over the tokens of these windows."""
         losses = [
             _DEEPER ** (head + 1)
-            * distribution_loss(scores.flatten(0, 1).float(), *self._traces.labels(windows, self._device, places))
+            * distribution_loss(
+                scores.flatten(0, 1).float(), *self._traces.labels(windows, self._device, places), self._places
+            )
             for head, (scores, places) in enumerate(self._scores(windows))
         ]
         return torch.stack(losses).sum()
@@ -56,7 +62,9 @@ class MedusaTask:
         for window in windows[:, None]:
             for head, (scores, places) in enumerate(self._scores(window)):
                 theirs, _ = self._traces.labels(window, self._device, places)
-                found[head] += (scores[0].topk(RANKS, dim=-1).indices == theirs[:, :1]).float().mean(0)
+                best = scores[0].topk(RANKS, dim=-1).indices
+                best = best if self._ids is None else self._ids.to(best.device)[best]
+                found[head] += (best == theirs[:, :1]).float().mean(0)
         return found / len(windows)
 
     def _scores(self, windows: Numbers) -> list[tuple[torch.Tensor, slice]]:

@@ -12,8 +12,9 @@ complete `windows.npy` int32[W, T + 1], `kinds.npy` uint8[W], `held.npy` bool[W]
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,28 @@ FORMAT = 1
 _LABELLED_TOKENS = 4096
 """Tokens of one pass that makes labels."""
 
-Write = Callable[[list[int], int, bool, int], list[int]]
-"""Writes behind a prompt: (ids, tokens at most, whether to sample, seed) to the new ids."""
+TOGETHER = 128
+"""Texts that are asked for at once: what a killed run writes again."""
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A text that the target is to write.
+
+    Attributes:
+        prompt: ids.
+        sampled: whether it is sampled rather than greedy.
+        seed: of its noise.
+    """
+
+    prompt: list[int]
+    sampled: bool
+    seed: int
+
+
+Write = Callable[[Sequence[Asked], int], list[list[int]]]
+"""Writes texts of so many new tokens at most; returns the new ids of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +142,19 @@ class Traces:
         )
 
 
+def frequent_tokens(traces: Traces, count: int, vocabulary: int) -> npt.NDArray[np.int64]:
+    """Return the `count` tokens that the texts to learn from hold most often, int64[count], the most frequent first.
+
+    Those that the target wrote count first; open texts, and then the smaller id, decide between equal ones.
+    """
+    is_open = np.asarray(traces.kinds) == KINDS.index("open")
+    written, opened = (
+        np.bincount(traces.windows[rows & ~np.asarray(traces.held)].reshape(-1), minlength=vocabulary)
+        for rows in (~is_open, is_open)
+    )
+    return np.lexsort((np.arange(vocabulary), -opened, -written))[:count]
+
+
 def inputs_of(ids: npt.NDArray[np.int32], device: torch.device) -> dict[str, Any]:
     """Return what a transformers model is called with to score `ids`, int32[B, T], without a cache."""
     known = torch.from_numpy(ids.astype(np.int64)).to(device)
@@ -166,12 +200,12 @@ def write_texts(
         tokens[text["kind"] == "open"] += len(text["ids"])
     try:
         with (folder / TEXTS).open("a") as file:
-            for number, source in enumerate(sources):
-                if number < done:
-                    continue
-                if tokens[False] >= options.written_tokens and tokens[True] >= options.open_tokens:
+            left = islice(enumerate(sources), done, None)
+            while tokens[False] < options.written_tokens or tokens[True] < options.open_tokens:
+                group = list(islice(left, TOGETHER))
+                if not group:
                     break
-                for text in _texts_of(number, source, write, options, tokens):
+                for text in _texts_of(group, write, options, tokens):
                     file.write(json.dumps(text) + "\n")
                     tokens[text["kind"] == "open"] += len(text["ids"])
                 file.flush()
@@ -247,17 +281,23 @@ def open_traces(folder: Path) -> Traces:
 
 
 def _texts_of(
-    number: int, source: Source, write: Write, options: TraceOptions, tokens: Mapping[bool, int]
+    group: list[tuple[int, Source]], write: Write, options: TraceOptions, tokens: Mapping[bool, int]
 ) -> Iterator[dict[str, Any]]:
-    """Yield what one source gives: a text of the target's, and the source's own."""
-    held = is_held_out(source.key, options.hold_out_one_in)
-    if tokens[False] < options.written_tokens:
-        greedy = int((number + 1) * options.greedy_share) > int(number * options.greedy_share)
-        new = write(source.prompt, options.answer_tokens, not greedy, options.seed + number)
-        kind = "greedy" if greedy else "sampled"
-        yield {"source": number, "kind": kind, "held": held, "ids": [*map(int, source.prompt), *map(int, new)]}
-    if tokens[True] < options.open_tokens:
-        yield {"source": number, "kind": "open", "held": held, "ids": [*map(int, source.text)]}
+    """Yield what numbered sources give, as long as it is wanted: a text of the target's each, and the source's own."""
+    asked = [Asked(source.prompt, not _is_greedy(n, options), options.seed + n) for n, source in group]
+    written = write(asked, options.answer_tokens) if tokens[False] < options.written_tokens else []
+    for place, (number, source) in enumerate(group):
+        held = is_held_out(source.key, options.hold_out_one_in)
+        if tokens[False] < options.written_tokens:
+            kind, ids = "sampled" if asked[place].sampled else "greedy", [*source.prompt, *written[place]]
+            yield {"source": number, "kind": kind, "held": held, "ids": [*map(int, ids)]}
+        if tokens[True] < options.open_tokens:
+            yield {"source": number, "kind": "open", "held": held, "ids": [*map(int, source.text)]}
+
+
+def _is_greedy(number: int, options: TraceOptions) -> bool:
+    """Say whether a source's text is greedy: evenly spread, whatever the number of files that take turns."""
+    return number * _GOLDEN % 1 >= 1 - options.greedy_share
 
 
 def _known_texts(folder: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
