@@ -12,7 +12,8 @@ without drafts and without other sequences.
 Products in float32 and bfloat16 (products.cpp.jinja): what the compiler writes keeps its sums in memory and not in
 registers once there are five rows or more, and widens bfloat16 one number at a time. Here both sides are widened to
 float32 and weights are asked for ahead of their use. Some processors multiply bfloat16 by pairs twice as fast (AMD's
-since Zen 4), others at half that rate, so it is tried. The compiler looks up how a product is divided among
+since Zen 4), others at half that rate, so it is tried. Where there are tiles (Intel's AMX), they are used
+(tile_products.cpp.jinja). The compiler looks up how a product is divided among
 threads and caches anew in each product whose number of rows is a symbol, and cuts the depth to what the smallest cache
 holds; here all but the rows is known, and a strip of the weights is read to its end (blocking.cpp.jinja).
 
@@ -22,6 +23,7 @@ here they are packed once, and sums are exact whatever their order.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from enum import Enum, auto
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -44,11 +46,20 @@ BYTES_AHEAD = 9 * 1024
 PAIR_TRIALS = 20
 """Products that are timed of each kind to say whether multiplying by pairs is quicker."""
 
+_TILE_DEPTH = 32  # numbers of each row that one instruction of AMX multiplies
 _WIDEST = 512  # bits of a vector register; there are enough of them then to score four slots for four queries at once
 _WIDEST_PADDING = 1 / 16  # of the columns; the last strip of weights is filled up with zeros, which take time too
 _INT8_AT_ONCE = 4  # numbers that one instruction multiplies and adds
 _PAIR_SHAPE = (16, 1024, 2048)  # rows, depth and columns of a product such as a forward has
 _PAIRS_QUICKER = 1.2
+
+
+class Way(Enum):
+    """How a product's numbers are multiplied: one by one, by pairs of bfloat16, or by tiles of them (Intel's AMX)."""
+
+    SINGLY = auto()
+    PAIRS = auto()
+    TILES = auto()
 
 
 @custom_op("foredraft::attend", mutates_args=())
@@ -148,7 +159,7 @@ def own_kernels() -> Iterator[None]:
         until_the_end.callback(lambda: table.update(theirs))
         table.update({angle: _kept(lowering) for angle, lowering in theirs.items()})
         replace(products, "micro_gemm_configs", _product_kernels(products.micro_gemm_configs))
-        ours = f"{{% if micro_gemm.own %}}{_source('blocking')}{{% else %}}{blocking}{{% endif %}}"
+        ours = f"{{% if micro_gemm.own is defined %}}{_source('blocking')}{{% else %}}{blocking}{{% endif %}}"
         replace(division, "GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED", ours)
         # torch forbids it at runtime, and writes code for it all the same
         replace(division.CppGemmTemplate, "maybe_k_slicing", lambda _self: False)
@@ -307,8 +318,12 @@ def _lowered_int8(rows: Any, weight: Any) -> Any:
 
 def _product_kernels(theirs: Mapping[Any, list[Any]]) -> dict[Any, list[Any]]:
     """Return the compiler's kernels of products by their class, with ours in the place of those that ours replace."""
-    kinds = (True, False) if pairs_are_quicker() else (False,)  # the compiler asks the first one first
-    ours = {_product_kernel(paired=paired): _configurations(paired=paired) for paired in kinds}
+    ways = [Way.SINGLY]
+    if pairs_are_quicker():
+        ways.insert(0, Way.PAIRS)  # the compiler asks the first one first
+    if torch.cpu._is_amx_tile_supported():  # noqa: SLF001  # torch has no public name for it
+        ways.insert(0, Way.TILES)
+    ours = {_product_kernel(way): _configurations(way) for way in ways}
     replaced = {_place(config) for configs in ours.values() for config in configs}
     return ours | {
         kind: [config for config in configs if _place(config) not in replaced] for kind, configs in theirs.items()
@@ -320,17 +335,14 @@ def _place(config: Any) -> tuple[Any, ...]:
     return (config.vec_isa_cls, config.input_dtype, config.input2_dtype, config.output_dtype, config.compute_dtype)
 
 
-def _product_kernel(*, paired: bool) -> Any:
-    """Return the kernel as the class that torch's compiler asks for; made here, as that is slow to import.
-
-    Args:
-        paired: the weights are laid out in pairs of lines, number by number beside each other.
-    """
+def _product_kernel(way: Way) -> Any:
+    """Return the kernel as the class that torch's compiler asks for; made here, as that is slow to import."""
     from torch._inductor.codegen import cpp_micro_gemm as kernels
     from torch._inductor.codegen.common import KernelTemplate
 
-    common: Any = kernels.CppMicroGemm  # torch leaves it without annotations
-    source = _source("products")
+    # torch's own kernel by tiles has the compiler set tiles up and release them
+    common: Any = kernels.CppMicroGemmAMX if way is Way.TILES else kernels.CppMicroGemm
+    source = _source("tile_products" if way is Way.TILES else "products")
 
     class OwnMicroGemm(common):  # type: ignore[misc]  # torch's interface: it asks for a subclass
         own = True  # which `own_kernels` has the compiler's template ask for
@@ -339,41 +351,51 @@ def _product_kernel(*, paired: bool) -> Any:
             rendered: str = KernelTemplate._template_from_string(source).render(  # noqa: SLF001  # what torch's own call
                 declare_kernel=self.get_kernel_declaration(),
                 kernel=kernel,
-                paired=paired,
+                paired=way is Way.PAIRS,
                 block_m=self.register_blocking.block_m,
                 block_n=self.register_blocking.block_n,
+                block_k=self.register_blocking.block_k,
                 ahead=BYTES_AHEAD // (self.register_blocking.block_n * self.input2_dtype.itemsize),
                 **self.get_common_options(),
             )
             return rendered
 
         def get_b_layout(self) -> Any:
-            return kernels.LayoutType.VNNI2 if paired else kernels.LayoutType.NORMAL
+            return kernels.LayoutType.NORMAL if way is Way.SINGLY else kernels.LayoutType.VNNI2
 
     return OwnMicroGemm
 
 
-def _configurations(*, paired: bool) -> list[Any]:
-    """Return which kernel sizes there are; eight rows by three vectors fill the registers of AVX-512, four of AVX2."""
+def _configurations(way: Way) -> list[Any]:
+    """Return which kernel sizes there are.
+
+    Eight rows by three vectors fill the registers of AVX-512, four by three those of AVX2, and two tiles by two the
+    tiles of AMX.
+    """
     from torch._inductor.codegen.cpp_micro_gemm import generate_gemm_config
-    from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512
+    from torch._inductor.cpu_vec_isa import VecAMX, VecAVX2, VecAVX512
 
     def taken(config: Any, _m: Any, n: Any, k: Any, alpha: float, *_: Any, **__: Any) -> bool:
         """Take the wider strip, unless it needs more filling up than is worth it."""
+        if way is Way.TILES:
+            return bool(alpha == 1 and k % _TILE_DEPTH == 0)
         block = config.register_blocking.block_n
         vectors = 3 if block % 3 == 0 else 2
         wide = block // vectors * 3
         filled = -n % wide <= n * _WIDEST_PADDING
-        return alpha == 1 and filled == (vectors == 3) and not (paired and k % 2)
+        return alpha == 1 and filled == (vectors == 3) and not (way is Way.PAIRS and k % 2)
 
-    sizes = ((VecAVX512, 8, 16),) if paired else ((VecAVX512, 8, 16), (VecAVX2, 4, 8))
+    wide = (VecAVX512, [(8, vectors * 16, 1 if way is Way.SINGLY else 2) for vectors in (3, 2)])
+    narrow = (VecAVX2, [(4, vectors * 8, 1) for vectors in (3, 2)])
+    tiles = (VecAMX, [(32, 32, _TILE_DEPTH)])
+    sizes = {Way.TILES: (tiles,), Way.PAIRS: (wide,), Way.SINGLY: (wide, narrow)}
     return [
         config
-        for dtype in ((torch.bfloat16,) if paired else (torch.bfloat16, torch.float32))
-        for instructions, rows, lanes in sizes
+        for dtype in ((torch.bfloat16, torch.float32) if way is Way.SINGLY else (torch.bfloat16,))
+        for instructions, blocks in sizes[way]
         for config in generate_gemm_config(
             instructions,
-            [(rows, vectors * lanes, 1 + paired) for vectors in (3, 2)],
+            blocks,
             input_dtype=dtype,
             output_dtype=torch.float32,
             compute_dtype=torch.float32,

@@ -174,6 +174,7 @@ def load_package(path: Path) -> Any:
     Raises:
         StoreError: torch cannot load it.
     """
+    torch.cpu._init_amx()  # noqa: SLF001  # asks the system for the tiles that kernels may use; torch's compiler does too
     try:  # what torch's documented loader wraps; that one imports the whole compiler first, which takes a second
         return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)  # noqa: SLF001  # see above
     except RuntimeError as error:
