@@ -1,4 +1,4 @@
-"""Heads and draft models that score frequent tokens only: the text of plain decoding, and files that hold no LM head."""
+"""Heads and draft models that score frequent tokens only: plain decoding's text, and files without an LM head."""
 
 import numpy as np
 import pytest
@@ -12,15 +12,14 @@ from foredraft.model.candidates import Imitation, candidates
 from foredraft.model.first_layers import KIND, draft_model, load_draft_model, new_first_layers
 from foredraft.model.heads import (
     IDS,
-    MedusaHeads,
     card_for,
     load_exit_head,
-    load_medusa,
     new_exit_head,
     save_head,
     weights_of,
 )
 from foredraft.model.layers import model_parts, with_layers
+from foredraft.model.medusa_heads import MedusaHeads, load_medusa
 from foredraft.model.ranked import ranked_head
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model

@@ -5,12 +5,11 @@ import functools
 import torch
 
 from foredraft.model.heads import (
-    RANKS,
-    MedusaHeads,
     card_for,
     new_exit_head,
     save_head,
 )
+from foredraft.model.medusa_heads import RANKS, MedusaHeads
 from support.exits import target_of
 
 HEADS = 3

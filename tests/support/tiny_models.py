@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from foredraft.model.heads import MedusaHeads, card_for, new_exit_head, save_head
+from foredraft.model.heads import card_for, new_exit_head, save_head
+from foredraft.model.medusa_heads import MedusaHeads
 from foredraft.model.target import TorchTarget
 from foredraft.testing import (
     VOCABULARY,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from foredraft.model.heads import RANKS, MedusaHeads
+from foredraft.model.medusa_heads import RANKS, MedusaHeads
 from foredraft.model.ranked import places_of, ranked_head
 from foredraft.training import Numbers
 from foredraft.training.exits import distribution_loss
