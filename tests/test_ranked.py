@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from foredraft.control import FixedControl
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UsageError
+from foredraft.model import heads
 from foredraft.model.candidates import Imitation, candidates
 from foredraft.model.first_layers import KIND, draft_model, load_draft_model, new_first_layers
 from foredraft.model.heads import (
@@ -184,3 +185,28 @@ def test_medusa_heads_bring_the_rows_that_score_them(tmp_path):
     _, heads, lm_head = load_medusa(medusa_folder("llama", tmp_path), target_of("llama").model)
     assert isinstance(heads, MedusaHeads)
     assert lm_head.weight.shape[0] == len(IDS_KEPT)
+
+
+def test_heads_of_a_checkout_are_found_for_their_own_model_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(heads, "SHIPPED", tmp_path)
+    head_folder("llama", tmp_path / "some" / "eesd")
+    draft_folder("llama", tmp_path / "some" / "draft")
+    target = target_of("llama")
+    resources = Resources(VOCABULARY, draft_model=lambda name: pair_draft_model(name, target, None), target=target)
+    for method in ("eesd", "draft_graph"):
+        assert written(
+            (drafter := make_drafter(method, {}, resources)).needs.target or target, "llama", "greedy", drafter
+        )[0] == plain("llama", "greedy")
+    with pytest.raises(UsageError, match="needs heads trained for this model"):
+        make_drafter("eesd", {}, Resources(VOCABULARY, target=target_of("qwen3")))
+
+
+def test_weights_in_eight_bits_are_right_to_half_a_step_of_their_row(tmp_path):
+    model = target_of("llama").model
+    first = new_first_layers(model, 2, IDS_KEPT)
+    save_head(tmp_path, card_for(model, KIND, "llama", layers=2, dtype="int8"), weights_of(first))
+    _, drafting = load_draft_model(tmp_path, model)
+    loaded, largest = dict(drafting.model.layers.named_parameters()), 127
+    for name, weight in first.layers.named_parameters():
+        step = weight.abs().amax(-1, keepdim=True) / largest
+        assert ((loaded[name] - weight).abs() <= step / 2 + 1e-6).all() or weight.dim() == 1

@@ -43,7 +43,7 @@ Vocabulary = Annotated[
     int,
     typer.Option(help="Score the N tokens most frequent in the traces only, with the model's own LM head; 0 for all"),
 ]
-SaveDtype = Annotated[str, typer.Option(help="dtype of the saved head")]
+SaveDtype = Annotated[str, typer.Option(help="dtype of the saved head; int8 rounds its matrices by row")]
 
 
 @app.command()
@@ -353,10 +353,11 @@ def _clock(max_minutes: float | None) -> "Clock":
 
 
 def _checked_dtype(name: str) -> str:
+    from foredraft.model.heads import INT8
     from foredraft.model.loading import DTYPES
 
-    if name not in DTYPES:
-        raise UsageError(f"--save-dtype is {name!r}; choose {', '.join(DTYPES)}.")
+    if name not in (*DTYPES, INT8):
+        raise UsageError(f"--save-dtype is {name!r}; choose {', '.join(DTYPES)}, {INT8}.")
     return name
 
 

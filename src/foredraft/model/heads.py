@@ -7,7 +7,7 @@ used. Knows states, weights and files; not how a head drafts or how it is traine
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ SHIPPED = Path(__file__).parents[3] / "models"
 
 POSITIONS = 10
 """Levels of a draft that a predictor of agreement tells apart."""
+INT8 = "int8"
+_LARGEST, _MATRIX, _SCALE = 127.0, 2, ".scale"
 _LM_HEAD = "lm_head."
 IDS = "lm_head.ids"
 """The tensor of a file that says which tokens a head scores."""
@@ -50,7 +52,7 @@ class HeadCard:
         vocabulary: ids that it scores.
         width: of the hidden states.
         layers: layers before the exit (N); 0 for heads on the last one.
-        dtype: of its weights, "bfloat16" for instance.
+        dtype: of its weights, "bfloat16" for instance; "int8" rounds matrices by row in the file only.
         count: how many heads; 1 but for Medusa.
     """
 
@@ -127,17 +129,38 @@ def save_head(folder: Path, card: HeadCard, weights: Mapping[str, torch.Tensor])
     Raises:
         StoreError: the folder cannot be written.
     """
-    dtype = getattr(torch, card.dtype)
-    tensors = {
-        name: (weight.detach().to(dtype) if weight.is_floating_point() else weight).contiguous().cpu()
-        for name, weight in weights.items()
-    }
+    tensors = {name: weight.contiguous() for name, weight in _stored(weights, card.dtype)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / WEIGHTS_FILE, save_tensors(tensors, {"format": "pt"}))
         write_file(folder / CONFIG_FILE, (json.dumps(asdict(card), indent=2) + "\n").encode())
     except OSError as error:
         raise StoreError(f"No head can be written to {folder} ({error.strerror}). Check its free space.") from error
+
+
+def _stored(weights: Mapping[str, torch.Tensor], dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a file; in eight bits each row of a matrix is whole numbers and a scale; ids stay."""
+    for name, weight in weights.items():
+        values = weight.detach().cpu()
+        if not values.is_floating_point():
+            yield name, values
+        elif dtype != INT8:
+            yield name, values.to(getattr(torch, dtype))
+        elif values.dim() < _MATRIX:
+            yield name, values.to(torch.bfloat16)
+        else:
+            scale = (values.float().abs().amax(-1, keepdim=True) / _LARGEST).clamp_min(1e-30)
+            yield name, (values.float() / scale).round().to(torch.int8)
+            yield name + _SCALE, scale
+
+
+def _loaded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights that a file's tensors stand for."""
+    scales = {name: tensors.pop(name) for name in list(tensors) if name.endswith(_SCALE)}
+    return {
+        name: weight.float() * scales[name + _SCALE] if name + _SCALE in scales else weight
+        for name, weight in tensors.items()
+    }
 
 
 def read_head(location: str | Path, kind: str) -> tuple[HeadCard, dict[str, torch.Tensor]]:
@@ -153,7 +176,7 @@ def read_head(location: str | Path, kind: str) -> tuple[HeadCard, dict[str, torc
         card = HeadCard(**{field.name: data[field.name] for field in fields(HeadCard) if field.name in data})
         if card.kind != kind:
             raise UsageError(f"{location} is a head for {card.kind}, not for {kind}.")
-        return card, load_tensors((folder / WEIGHTS_FILE).read_bytes())
+        return card, _loaded(load_tensors((folder / WEIGHTS_FILE).read_bytes()))
     except FileNotFoundError as error:
         raise UsageError(f"{location} holds no trained head: {Path(error.filename).name} is missing.") from error
     except UsageError:  # which is a ValueError too
