@@ -15,6 +15,7 @@ import uvicorn
 
 from foredraft.errors import UsageError
 from foredraft.generator import CACHE_BYTES, Generator
+from foredraft.model.compiled.library import release_threads
 from foredraft.server.app import Access, make_app
 from foredraft.server.generators import Generators
 from foredraft.server.metrics import Metrics
@@ -69,6 +70,7 @@ class Listening:
             generator, Generators(generator, config, stores), Metrics(name), most_at_once=options.max_num_seqs,
             most_waiting=options.max_waiting, cache_bytes=options.cache_bytes, timeout=options.timeout,
         )  # fmt: skip
+        release_threads()  # from now on the writer's thread runs the passes
         self._grace = options.grace
         app = make_app(self._service, stores, name, options.access, self._started)
         settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)

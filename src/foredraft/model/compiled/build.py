@@ -25,6 +25,7 @@ from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.model.compiled.export import CONTEXT, Subject, compiled_attention, merge_products
 from foredraft.model.compiled.kernels import own_kernels
+from foredraft.model.compiled.library import can_load
 from foredraft.model.compiled.package import (
     ANY,
     EAGER,
@@ -179,7 +180,7 @@ def _check(model: Any) -> None:
     """
     support = inspect(model.config)
     size = sum(each.numel() * each.element_size() for each in chain(model.parameters(), model.buffers()))
-    if not hasattr(torch._C._aoti.AOTIModelPackageLoader, "boxed_run"):  # noqa: SLF001  # what older torch lacks
+    if not can_load():
         raise UsageError(f"This is torch {torch.__version__}; foredraft compiles with 2.8 or newer.")
     if not runs_on_cpu(model):
         raise UsageError(f"The model is on {model.device}; foredraft compiles for the CPU. Load it with --device cpu.")
