@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def compile_model(
     model: Annotated[str, typer.Argument(help="smollm2, a GGUF file, a hub id, or a folder")] = SMOLLM2,
-    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's; int8 rounds layers")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads to compile for; else torch's number")] = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="Begin no further part after this many")] = None,
     again: Annotated[bool, typer.Option("--again", help="Compile also what was compiled before")] = False,

@@ -21,7 +21,7 @@ from foredraft.contracts import CostCurve
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import chain_parents
 from foredraft.model.fingerprint import architecture
-from foredraft.model.quantized import dtype_name
+from foredraft.model.rounding import dtype_name
 from foredraft.model.target import TorchTarget
 
 ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64)

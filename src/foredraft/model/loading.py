@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 
 from foredraft.errors import UnsupportedModelError, UsageError
 from foredraft.model.gguf import SMOLLM2, SUFFIX, gguf_folder, smollm2_file
-from foredraft.model.quantized import INT8, quantize
 from foredraft.options import nearest
 
 DTYPES = {
@@ -98,19 +97,19 @@ def load_model(
 
     Args:
         model: `smollm2`, a GGUF file, a hub id, or a folder.
-        dtype: a torch dtype or its name; "auto" takes the checkpoint's; "int8" rounds linear layers to eight bits.
+        dtype: a torch dtype or its name; "auto" takes the checkpoint's.
         device: where to put it, "auto" to spread it over what there is (accelerate), None for the first GPU or the CPU.
         **options: what transformers is given besides; `device_map` takes the place of `device`.
 
     Raises:
-        UsageError: nothing of that name, an unknown dtype, a device that is not there, or a model that int8 is not for.
+        UsageError: nothing of that name, an unknown dtype, or a device that is not there.
         UnsupportedModelError: transformers has no causal language model class for it.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     location = located(model)
-    chosen_dtype = _dtype("auto" if dtype == INT8 else dtype)
+    chosen_dtype = _dtype(dtype)
     given = _chosen(options, tuple(LoadingOptions.__annotations__))
     chosen_device = _device(device)
     if chosen_device == "auto":
@@ -125,7 +124,7 @@ def load_model(
         logging.enable_progress_bar()
     if "device_map" not in given and "quantization_config" not in given:
         loaded = loaded.to(chosen_device)  # type: ignore[arg-type]  # transformers wraps the method and drops its self
-    return (quantize(loaded) if dtype == INT8 else loaded).eval()
+    return loaded.eval()
 
 
 def located(model: str) -> str:
@@ -191,8 +190,10 @@ def _chosen(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any
 def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return dtype
+    if dtype == "int8":
+        raise UsageError("dtype is 'int8', to which foredraft no longer rounds; use bfloat16, or a GGUF file.")
     if dtype not in DTYPES:
-        raise UsageError(f"dtype is {dtype!r}; choose auto, {', '.join(DTYPES)}, {INT8}.")
+        raise UsageError(f"dtype is {dtype!r}; choose auto, {', '.join(DTYPES)}.")
     return DTYPES[dtype]
 
 

@@ -25,7 +25,7 @@ from foredraft.model.compiled.export import FunctionalForward
 from foredraft.model.device_draw import Record, RowDraws
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.mask import slot_mask
-from foredraft.model.quantized import relative_error, within_rounding
+from foredraft.model.rounding import relative_error, within_rounding
 from foredraft.model.support import inspect
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)

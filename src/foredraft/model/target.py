@@ -19,9 +19,9 @@ from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, run_package
 from foredraft.model.kv_cache import Span, TreeCache
 from foredraft.model.mask import attention_mask, first_slots
-from foredraft.model.quantized import relative_error, warn_where_rows_depend, within_rounding
 from foredraft.model.recordings import RecordedForward
-from foredraft.model.support import Support, inspect
+from foredraft.model.rounding import relative_error, within_rounding
+from foredraft.model.support import Support, inspect, warn_where_rows_depend
 from foredraft.sampling.logits import bits_of
 
 PREFILL_ROWS = 512
@@ -56,7 +56,7 @@ class TorchTarget:
         self.compiled = compiled
         self.recordings = recordings
         _check_model(model)
-        warn_where_rows_depend(model)
+        warn_where_rows_depend(model.config)
         self.support: Support = inspect(model.config)
         self.window = self.support.window
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])

@@ -14,7 +14,7 @@ import torch
 from foredraft.cache_folder import cache_folder
 from foredraft.errors import ForedraftWarning
 from foredraft.model.compiled.package import compiled_folder, read_record, record_path
-from foredraft.model.quantized import dtype_name
+from foredraft.model.rounding import dtype_name
 
 MOST_SECONDS = 900.0
 """A package that is begun within this time is finished; no other is begun after it."""

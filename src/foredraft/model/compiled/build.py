@@ -41,7 +41,7 @@ from foredraft.model.compiled.package import (
     runs_on_cpu,
     write_record,
 )
-from foredraft.model.quantized import INT8, dtype_name
+from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect
 
 MOST_BYTES = 2**30
@@ -55,13 +55,12 @@ _PROBED_ROWS = (*range(1, 17), 17, 24, 31, 32, 33, 48, 63, 64, 65, 128, 255)
 """Passes of so many rows are compared with one of the most: all row counts up to two blocks of any kernel, and those
 around the sizes at which rows are divided among threads and caches."""
 _PROBED_AT_LEAST = 32  # rows of the chain that each of them goes through, in several passes where need be
-_DTYPES = ("float32", "bfloat16", INT8)
+_DTYPES = ("float32", "bfloat16")
 
-_LEAST_SHARED, _LEAST_SHARED_FLOAT64 = 16 * 1024, 512
+_LEAST_SHARED = 16 * 1024
 """Numbers of each thread from which on what is made of them one by one is divided among threads.
 
-torch's 512 has two threads meet twelve times a layer for a draft of four rows. In float32 and bfloat16 that takes
-longer than the numbers do; in float64, which surrounds products in eight bits, it does not.
+torch's 512 has two threads meet twelve times a layer for a draft of four rows, which takes longer than the numbers do.
 """
 
 
@@ -71,21 +70,15 @@ class Recipe:
 
     Attributes:
         name: as the record has it.
-        own: whether with kernels and rewritings of our own, or with what torch's compiler writes.
-        backends: what products may be made of: "CPP" are kernels, "ATEN" calls into the vendor's library.
+        own: whether with kernels and rewritings of our own, or with what torch's compiler writes or the vendor's
+            library has.
     """
 
     name: str
     own: bool
-    backends: str
 
 
-RECIPES = (
-    Recipe("our kernels", own=True, backends="CPP"),
-    # without AVX-512 VNNI there is no kernel for products of integers
-    Recipe("our kernels and the vendor's products", own=True, backends="CPP,ATEN"),
-    Recipe("torch's kernels", own=False, backends="CPP,ATEN"),
-)
+RECIPES = (Recipe("our kernels", own=True), Recipe("torch's kernels", own=False))
 """The first that succeeds is taken."""
 
 
@@ -244,9 +237,10 @@ def _compile(subject: Subject, package: PackageRecord, recipe: Recipe, path: Pat
     """Trace a package and compile it by one recipe, into `path`."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
 
+    backends = "CPP" if recipe.own else "CPP,ATEN"  # of products: kernels, or calls into the vendor's library too
     options = {
-        "freezing": True, "max_autotune": True, "max_autotune_gemm_backends": recipe.backends,
-        "cpp.min_chunk_size": _LEAST_SHARED_FLOAT64 if subject.dtype == torch.float64 else _LEAST_SHARED,
+        "freezing": True, "max_autotune": True, "max_autotune_gemm_backends": backends,
+        "cpp.min_chunk_size": _LEAST_SHARED,
     }  # fmt: skip
     ranges = recipe.own and subject.takes_ranges
     token_ids = np.zeros(min(_TRACED_ROWS, package.most_rows), np.int64)
