@@ -18,10 +18,9 @@ import foredraft.model.compiled.build as compiling_module
 from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
-from foredraft.graph.tree import path_to
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
-from foredraft.model.compiled.export import FunctionalForward, Subject, compiled_attention
+from foredraft.model.compiled.export import FunctionalForward, Subject, compiled_attention, row_arguments
 from foredraft.model.compiled.kernels import PAIR_TRIALS, pairs_are_quicker
 from foredraft.model.compiled.package import (
     EAGER,
@@ -80,35 +79,14 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
     expected_scores = target.forward(layout, expected, hidden=True)
     buffers = given.reserved_buffers(layout.rows)
     ranges = Subject(model).takes_ranges
-    arguments = target._compiled_arguments(layout, given, ranges=ranges)
-    spans, layers = len(given.spans), len(buffers) // 2
-    parts = [arguments[2 + spans * part : 2 + spans * (part + 1)] or None for part in range(3)]
+    arguments = row_arguments(layout, given.spans.values(), target.dtype, ranges=ranges)
+    layers = len(buffers) // 2
     with torch.inference_mode(), compiled_attention(functional) if ranges else nullcontext():
-        scores, hidden = functional(*arguments[:2], *parts, buffers[:layers], buffers[layers:])
+        scores, hidden = functional(*arguments, buffers[:layers], buffers[layers:])
     for ours, theirs in ((scores, expected_scores.logits), (hidden, expected_scores.hidden)):
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
     for ours, theirs in zip(given.reserved_buffers(0), expected.reserved_buffers(0), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_slots_that_lie_together_are_committed_as_those_of_layers_apart():
-    """Paths that leave rows out, held rows, and texts that outgrow their buffers."""
-    target, rng = TorchTarget(small_model()), np.random.default_rng(5)
-    apart, together = target.new_cache(), target.new_cache()
-    for each in (apart, together):
-        target.prefill(prompt_of(250), each)
-    for _ in range(6):
-        tokens, parents = random_tree(rng, 7)
-        rows = [0, *(node + 1 for node in path_to(parents, 6))]
-        layout = lay_out(3, tokens, parents, apart.length)
-        together.reserved_buffers(layout.rows, together=True)
-        assert together.store is not None
-        expected, scores = (target.forward(layout, each).logits for each in (apart, together))
-        assert torch.equal(scores, expected)
-        for each in (apart, together):
-            each.commit(rows)
-    assert together.length == apart.length > 256
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ import torch
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import OutOfMemoryError, UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
+from foredraft.model.compiled.export import row_arguments
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, run_package
-from foredraft.model.kv_cache import Span, TreeCache
-from foredraft.model.mask import attention_mask, first_slots
+from foredraft.model.kv_cache import TreeCache
+from foredraft.model.mask import attention_mask
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.rounding import relative_error, within_rounding
 from foredraft.model.support import Support, inspect, warn_where_rows_depend
@@ -63,7 +64,6 @@ class TorchTarget:
         embedding = model.get_input_embeddings().weight
         self.device: torch.device = embedding.device
         self.dtype: torch.dtype = _compute_dtype(model)
-        self._several_types = len(set(self.support.layer_types)) > 1
         self._keeps_logits = _keeps_logits(model)
         if not self.support.tested:
             self._probe()
@@ -139,42 +139,25 @@ class TorchTarget:
             **options,
         )
 
-    def _own_logits(self, layout: Layout, cache: TreeCache) -> torch.Tensor:
-        logits: torch.Tensor = self._run(layout, cache).logits[0]
-        return logits
-
     def _run_compiled(self, layout: Layout, cache: TreeCache) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Run a pass with what was compiled; return scores and states, or None where the model as it is takes it."""
         package = self.compiled.package_for(layout.rows) if self.compiled is not None else None
         if package is None:
             return None
-        buffers = cache.reserved_buffers(layout.rows, together=True)
-        arguments = self._compiled_arguments(layout, cache, ranges=package.ranges)
-        return run_package(package.loader, [*arguments, *buffers]) if buffers else None
-
-    def _compiled_arguments(self, layout: Layout, cache: TreeCache, *, ranges: bool) -> list[torch.Tensor]:
-        """Return what precedes the buffers in the arguments of `FunctionalForward.forward`, flattened."""
-        spans = cache.spans.values()
-        return [
-            torch.from_numpy(layout.token_ids[None]),
-            torch.from_numpy(layout.positions[None]),
-            *(self._mask(layout, span) for span in spans),
-            *(torch.arange(span.stored, span.stored + layout.rows) for span in spans),
-            *(first_slots(layout.rows, span.stored + layout.rows) for span in spans if ranges),
-        ]
+        buffers = cache.reserved_buffers(layout.rows)
+        if not buffers:
+            return None
+        ids, positions, masks, slots, ranges = row_arguments(
+            layout, cache.spans.values(), self.dtype, ranges=package.ranges
+        )
+        return run_package(package.loader, [ids, positions, *masks, *slots, *(ranges or ()), *buffers])
 
     def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:
         if layout.rows == 1 and not cache.held and all(window is None for window in cache.spans):
             return None  # one row sees everything; without a mask, attention need not repeat grouped keys and values
-        by_window = {window: self._mask(layout, span) for window, span in cache.spans.items()}
-        if not self._several_types:
-            return next(iter(by_window.values()))
-        return {
-            kind: by_window[window] for kind, window in zip(self.support.layer_types, self.support.windows, strict=True)
-        }
-
-    def _mask(self, layout: Layout, span: Span) -> torch.Tensor:
-        return attention_mask(layout, span, self.dtype, self.device)
+        masks = {window: attention_mask(layout, span, self.dtype, self.device) for window, span in cache.spans.items()}
+        kinds = dict(zip(self.support.layer_types, self.support.windows, strict=True))
+        return masks[self.support.windows[0]] if len(kinds) == 1 else {kind: masks[kinds[kind]] for kind in kinds}
 
     @torch.inference_mode()
     def _probe(self) -> None:

@@ -15,7 +15,7 @@ from foredraft.contracts import Scores, TokenIds
 from foredraft.graph.layout import Layout
 from foredraft.model.arena import Arena, Lease
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, LoadedPackage, run_package
-from foredraft.model.mask import ranged_mask
+from foredraft.model.mask import joined_mask
 from foredraft.model.target import PREFILL_ROWS, TorchTarget
 from foredraft.sampling.logits import bits_of
 
@@ -95,7 +95,7 @@ class Together:
         arguments = [
             torch.from_numpy(np.concatenate([layout.token_ids for layout in layouts])[None]),
             torch.from_numpy(np.concatenate([layout.positions for layout in layouts])[None]),
-            ranged_mask(layouts, committed, self._dtype),
+            joined_mask(layouts, committed, self._dtype),
             torch.from_numpy(np.concatenate(slots)),
             torch.from_numpy(ranges),
         ]

@@ -4,7 +4,7 @@ The cache goes in as its buffers and is written in place; masks, positions and s
 transformers' forward and attention interface, and torch's exporter. Does not know how it is compiled, or who calls it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foredraft.errors import UsageError
-from foredraft.graph.layout import lay_out_text
+from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.model.compiled.kernels import LANES, attend
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import Span
@@ -194,20 +194,28 @@ class Subject:
 
     def arguments(self, token_ids: npt.NDArray[np.int64], at: int = CONTEXT, *, ranges: bool) -> tuple[Any, ...]:
         """Return the arguments of `FunctionalForward.forward` before the buffers: a chain behind `at` slots."""
-        layout, span = lay_out_text(token_ids, at), Span(None)
+        span = Span(None)
         span.stored = at
-        mask, positions = (
-            attention_mask(layout, span, self.dtype, torch.device("cpu")),
-            torch.from_numpy(layout.positions),
-        )
-        several = range(len(self._spans))
-        return (
-            torch.from_numpy(layout.token_ids)[None],
-            positions[None],
-            [mask.clone() for _ in several],
-            [positions.clone() for _ in several],
-            [first_slots(layout.rows, at + layout.rows) for _ in several] if ranges else None,
-        )
+        return row_arguments(lay_out_text(token_ids, at), [span] * len(self._spans), self.dtype, ranges=ranges)
+
+
+def row_arguments(layout: Layout, spans: Collection[Span], dtype: torch.dtype, *, ranges: bool) -> tuple[Any, ...]:
+    """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one sequence.
+
+    Args:
+        layout: the rows.
+        spans: the sequence's slots of each window.
+        dtype: the masks'.
+        ranges: whether the forward takes each row's own range of slots.
+    """
+    rows, stored = layout.rows, [span.stored for span in spans]
+    return (
+        torch.from_numpy(layout.token_ids[None]),
+        torch.from_numpy(layout.positions[None]),
+        [attention_mask(layout, span, dtype, torch.device("cpu")) for span in spans],
+        [torch.arange(first, first + rows) for first in stored],
+        [first_slots(rows, first + rows) for first in stored] if ranges else None,
+    )
 
 
 def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
