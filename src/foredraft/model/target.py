@@ -5,9 +5,9 @@ not know how rows were drafted or which of them will be kept.
 """
 
 import copy
-import inspect as python_inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class TorchTarget:
         embedding = model.get_input_embeddings().weight
         self.device: torch.device = embedding.device
         self.dtype: torch.dtype = _compute_dtype(model)
-        self._keeps_logits = _keeps_logits(model)
+        self._scores_last = "logits_to_keep" in signature(model.forward).parameters  # alone, if told to
         if not self.support.tested:
             self._probe()
 
@@ -79,7 +79,6 @@ class TorchTarget:
         """Return a target like this one that runs `model`, of the same configuration; layers.py makes such models."""
         twin = copy.copy(self)
         twin.model, twin.compiled, twin.recordings = model, None, None
-        twin._keeps_logits = _keeps_logits(model)  # noqa: SLF001  # the twin is one of our own
         return twin
 
     @torch.inference_mode()
@@ -128,7 +127,7 @@ class TorchTarget:
     def _run(self, layout: Layout, cache: TreeCache, *, last_row_only: bool = False, hidden: bool = False) -> Any:
         cache.reserve(layout.rows)
         options: dict[str, Any] = {"output_hidden_states": True} if hidden else {}
-        if last_row_only and self._keeps_logits:
+        if last_row_only and self._scores_last:
             options["logits_to_keep"] = 1
         return self.model(
             input_ids=torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device),
@@ -219,15 +218,7 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _keeps_logits(model: Any) -> bool:
-    """Say whether the model's forward can be told to score the last row alone."""
-    return "logits_to_keep" in python_inspect.signature(model.forward).parameters
-
-
 def _compute_dtype(model: Any) -> torch.dtype:
     """Return the dtype of the model's activations: that of its first normal floating-point weight."""
-    for parameter in model.parameters():
-        if parameter.dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-            dtype: torch.dtype = parameter.dtype
-            return dtype
-    return torch.get_default_dtype()
+    usual = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    return next((each.dtype for each in model.parameters() if each.dtype in usual), torch.get_default_dtype())
