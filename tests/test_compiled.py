@@ -70,7 +70,7 @@ def compiled_target(cache, dtype=torch.float32):
 def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
     model = tiny_model(configuration(family))
     target, ids = TorchTarget(model), prompt_of(12)
-    functional = FunctionalForward(model, target.support.layer_types, target.support.windows)
+    functional = FunctionalForward(model)
     expected, given = target.new_cache(), target.new_cache()
     for each in (expected, given):
         target.prefill(ids[:-1], each)

@@ -171,32 +171,29 @@ class TreeCache(Cache):
 
     Args:
         windows: for each layer, its sliding window, or None for full attention.
+
+    Attributes:
+        spans: the slots, by window.
+        length: how many tokens are committed.
+        held: how many rows are held: written, visible to later passes, and not committed.
+        store: the one tensor that every layer's slots lie in, where `move_into` gave one and they still do.
     """
 
     def __init__(self, windows: Sequence[int | None]) -> None:
         self.spans = {window: Span(window) for window in dict.fromkeys(windows)}
         self._tree_layers = [TreeLayer(self.spans[window]) for window in windows]
         super().__init__(layers=list(self._tree_layers))
-        self._store: torch.Tensor | None = None
+        self.store: torch.Tensor | None = None
+        self.length = 0
+        self.held = 0
+        self._rows = 0  # of the last pass
         self._buffers: list[torch.Tensor] = []  # as long as no layer gets others
-        self._planes: dict[int | None, npt.NDArray[np.int64]] = {}  # of each span, as long
-        self._length = 0
-        self._rows = 0
-        self._held = 0
-
-    @property
-    def held(self) -> int:
-        """How many rows are held: written, visible to later passes, and not committed."""
-        return self._held
-
-    @property
-    def length(self) -> int:
-        """How many tokens are committed."""
-        return self._length
+        # of each span, as long: where the slots on the CPU lie, and the buffers elsewhere
+        self._places: dict[int | None, tuple[npt.NDArray[np.int64], list[torch.Tensor]]] = {}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002  # transformers' signature
         """Return how many tokens are committed."""
-        return self._length
+        return self.length
 
     def take_shapes(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
         """Lay out every layer before anything is written to it, on the CPU.
@@ -215,7 +212,7 @@ class TreeCache(Cache):
         Rows that are to be held need their room before the first of them: slots cannot be shifted under them.
         """
         for span in self.spans.values():
-            drop = span.surplus(rows) if not self._held else 0
+            drop = span.surplus(rows) if not self.held else 0
             if drop:
                 self._resize(span, drop, span.capacity)
             capacity = span.needed_capacity(rows)
@@ -235,11 +232,6 @@ class TreeCache(Cache):
             self._buffers = [layer.keys for layer in layers] + [layer.values for layer in layers]
         return self._buffers
 
-    @property
-    def store(self) -> torch.Tensor | None:
-        """The one tensor that every layer's slots lie in, where `move_into` gave one and they still do."""
-        return self._store
-
     @torch.inference_mode()
     def move_into(self, store: torch.Tensor) -> None:
         """Keep all slots in `store` from now on, float[2 L, heads, C, head_dim]: the keys of L layers, then the values.
@@ -251,7 +243,7 @@ class TreeCache(Cache):
         for layer, keys, values in zip(self._tree_layers, *parts, strict=True):
             layer.move(keys, values, 0, span.stored)
         store[:, :, span.stored :] = 0  # whatever another sequence left there: weight 0 times NaN is NaN
-        span.capacity, self._store, self._buffers, self._planes = store.shape[2], store, [], {}
+        span.capacity, self.store, self._buffers, self._places = store.shape[2], store, [], {}
 
     def move_out(self) -> None:
         """Keep all slots in buffers of the layers' own again."""
@@ -264,47 +256,48 @@ class TreeCache(Cache):
         Raises:
             ValueError: rows that are not ascending, or beyond the last pass.
         """
-        kept = kept_rows(rows, self._held + self._rows)
+        kept = kept_rows(rows, self.held + self._rows)
         if len(kept) and kept[-1] >= len(kept):  # rows that are left out lie between them
             self._gather(kept)
         for span in self.spans.values():
-            span.stored += len(kept) - self._held
-        self._length += len(kept)
-        self._rows = self._held = 0
+            span.stored += len(kept) - self.held
+        self.length += len(kept)
+        self._rows = self.held = 0
 
     @torch.inference_mode()
     def _gather(self, rows: npt.NDArray[np.int64]) -> None:
         """Move these rows, int64[n], down to the first of the rows held or of the last pass."""
-        if self._store is not None:
-            _gather(self._store, self._length, rows)  # no window: slots are positions
+        if self.store is not None:
+            _gather(self.store, self.length, rows)  # no window: slots are positions
             return
         for window, span in self.spans.items():
-            # a layer that never writes, such as one that shares another's keys, has no buffers
-            layers = [layer for layer in self._tree_layers if layer.span is span and layer.is_initialized]
-            buffers = [buffer for layer in layers for buffer in (layer.keys, layer.values)]
-            if window not in self._planes:
-                self._planes[window] = planes_of(buffer for buffer in buffers if buffer.device.type == "cpu")
-            move_rows(self._planes[window], span.stored - self._held, rows)
-            for buffer in buffers:
-                if buffer.device.type != "cpu":
-                    _gather(buffer, span.stored - self._held, rows)
+            if window not in self._places:
+                # a layer that never writes, such as one that shares another's keys, has no buffers
+                layers = [layer for layer in self._tree_layers if layer.span is span and layer.is_initialized]
+                buffers = [buffer for layer in layers for buffer in (layer.keys, layer.values)]
+                elsewhere = [buffer for buffer in buffers if buffer.device.type != "cpu"]
+                self._places[window] = planes_of(each for each in buffers if each.device.type == "cpu"), elsewhere
+            planes, elsewhere = self._places[window]
+            move_rows(planes, span.stored - self.held, rows)
+            for buffer in elsewhere:
+                _gather(buffer, span.stored - self.held, rows)
 
     def hold(self) -> None:
         """Keep the rows of the last pass in sight of the passes that follow, until `commit` says which of them stay."""
         for span in self.spans.values():
             span.stored += self._rows
-        self._held += self._rows
+        self.held += self._rows
         self._rows = 0
 
     @torch.inference_mode()
     def _resize(self, span: Span, drop: int, capacity: int) -> None:
         """Give up the first `drop` slots; keep the others, those of the last pass included, in so many slots."""
-        anew = capacity != span.capacity or self._store is not None
+        anew = capacity != span.capacity or self.store is not None
         for layer in self._tree_layers:
             if layer.span is span and layer.is_initialized:
                 keys, values = (allocated(each, capacity) if anew else each for each in (layer.keys, layer.values))
                 layer.move(keys, values, drop, min(span.stored + self._rows, span.capacity))
-        self._store, self._buffers, self._planes = None, [], {}
+        self.store, self._buffers, self._places = None, [], {}
         span.base += drop
         span.stored -= drop
         span.capacity = capacity

@@ -72,7 +72,7 @@ class RecordedForward:
             raise UsageError(
                 f"This {support.family} model has sliding windows, which foredraft does not record; it runs as it is."
             )
-        self._functional = FunctionalForward(model, support.layer_types, support.windows)
+        self._functional = FunctionalForward(model)
         self._store: torch.Tensor | None = None
         self._passes: dict[tuple[int, int], _Pass] = {}
         self._stream: torch.cuda.Stream | None = None

@@ -4,7 +4,7 @@ The cache goes in as its buffers and is written in place; masks, positions and s
 transformers' forward and attention interface, and torch's exporter. Does not know how it is compiled, or who calls it.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -37,21 +37,20 @@ class FunctionalForward(nn.Module):
     """The logits and last hidden states of a pass, from its rows and the buffers of a cache.
 
     Args:
-        model: a causal language model in evaluation mode.
-        layer_types: for each layer, its attention type.
-        windows: for each layer, its sliding window, or None; layers of one window share slots and mask.
+        model: a causal language model in evaluation mode; layers of one sliding window share slots and mask.
 
     Attributes:
         ranges: of the pass that is run, by layer; empty where all rows have the first slots.
     """
 
-    def __init__(self, model: Any, layer_types: Sequence[str], windows: Sequence[int | None]) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        spans = list(dict.fromkeys(windows))
-        self._span_of = [spans.index(window) for window in windows]
-        self._type_of = dict(zip(layer_types, self._span_of, strict=True))
-        self.ranges: list[torch.Tensor] = []  # by layer, of the pass that is run
+        support = inspect(model.config)
+        spans = list(dict.fromkeys(support.windows))
+        self._span_of = [spans.index(window) for window in support.windows]
+        self._type_of = dict(zip(support.layer_types, self._span_of, strict=True))
+        self.ranges: list[torch.Tensor] = []
 
     def forward(
         self,
@@ -146,12 +145,11 @@ class Subject:
     """
 
     def __init__(self, model: Any) -> None:
-        support = inspect(model.config)
-        self.forward = FunctionalForward(model, support.layer_types, support.windows).eval()
+        self.forward = FunctionalForward(model).eval()
         self.config = model.config
         self.dtype = model.dtype
-        self._windows = support.windows
-        self._spans = list(dict.fromkeys(support.windows))
+        self._windows = inspect(model.config).windows
+        self._spans = list(dict.fromkeys(self._windows))
         self.shapes = tuple(_buffer_shapes(model))
 
     @cached_property
