@@ -4,18 +4,18 @@ Every mask of the package is made here. Knows layouts and the slots of a cache; 
 """
 
 from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from numba import njit
 
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import BoolArray
 from foredraft.model.kv_cache import Span
 
-_SIGNED = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+def seen_rows(layout: Layout) -> BoolArray:
+    """Return bool[R, H + R]: which of the H rows held and then of its own R each row of a pass may attend to."""
+    return np.tri(layout.rows, dtype=np.bool_) if layout.ancestors is None else layout.ancestors
 
 
 def attention_mask(layout: Layout, span: Span, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -43,38 +43,18 @@ def joined_mask(layouts: Sequence[Layout], committed: Sequence[int], dtype: torc
         layouts: R rows in all.
         committed: how many slots each sequence has committed; the rows held and the pass's own follow, and W is the
             most of all these together.
-        dtype: of the mask, of 16 bits or more.
+        dtype: of the mask.
     """
-    least = _least(dtype)
     rows = sum(layout.rows for layout in layouts)
     width = max(at + len(layout.held) + layout.rows for at, layout in zip(committed, layouts, strict=True))
-    bits = np.zeros((rows, width), least.dtype)
+    mask = torch.zeros((1, 1, rows, width), dtype=dtype)
     first = 0
     for layout, at in zip(layouts, committed, strict=True):
-        _block(bits[first : first + layout.rows, at:], layout.ancestors, least)
+        blocked = torch.from_numpy(~seen_rows(layout))
+        own = mask[0, 0, first : first + layout.rows, at : at + blocked.shape[1]]
+        own.masked_fill_(blocked, torch.finfo(dtype).min)
         first += layout.rows
-    return torch.from_numpy(bits[None, None]).view(dtype)
-
-
-@cache
-def _least(dtype: torch.dtype) -> np.signedinteger[npt.NBitBase]:
-    """Return a dtype's least value, as the integer that has the same bits: NumPy has no bfloat16."""
-    least: np.signedinteger[npt.NBitBase] = (
-        torch.full((1,), torch.finfo(dtype).min, dtype=dtype).view(_SIGNED[dtype.itemsize]).numpy()[0]
-    )
-    return least
-
-
-@njit(cache=True)
-def _block(bits: npt.NDArray[np.signedinteger], ancestors: BoolArray | None, least: np.signedinteger) -> None:
-    """Set `bits`, [R, S] from the first slot that is not committed on, to `least` where a row may not attend."""
-    for row in range(len(bits)):
-        if ancestors is None:  # a text: each row sees those before it
-            bits[row, row + 1 : len(bits)] = least
-        else:
-            for slot in range(ancestors.shape[1]):
-                if not ancestors[row, slot]:
-                    bits[row, slot] = least
+    return mask
 
 
 def first_slots(rows: int, count: int) -> torch.Tensor:

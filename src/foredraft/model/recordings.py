@@ -14,7 +14,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from foredraft.contracts import Scores, TokenIds
@@ -24,7 +23,7 @@ from foredraft.graph.tree import BoolArray
 from foredraft.model.compiled.export import FunctionalForward
 from foredraft.model.device_draw import RowDraws
 from foredraft.model.kv_cache import TreeCache
-from foredraft.model.mask import slot_mask
+from foredraft.model.mask import seen_rows, slot_mask
 from foredraft.model.rounding import relative_error, within_rounding
 from foredraft.model.support import inspect
 
@@ -274,12 +273,12 @@ def write_rows(numbers: TokenIds, sees: BoolArray, layout: Layout, stored: int) 
         layout: what is written.
         stored: how many slots are in use, those of the rows held included.
     """
-    count, seen = layout.rows, len(layout.held) + layout.rows
+    count, seen = layout.rows, seen_rows(layout)
     numbers[:_NUMBERS] = stored - len(layout.held), stored
     for row_of, values in zip(numbers[_NUMBERS:].reshape(2, -1), (layout.token_ids, layout.positions), strict=True):
         row_of[:count], row_of[count:] = values, values[0]
     sees[:] = False
-    sees[:count, :seen] = np.tri(count, dtype=np.bool_) if layout.ancestors is None else layout.ancestors
+    sees[:count, : seen.shape[1]] = seen
     sees[count:] = sees[0]
 
 
