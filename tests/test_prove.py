@@ -71,7 +71,6 @@ class CompiledTo:
     ("dtype", "compiled", "method", "nodes", "exact"),
     [
         ("float32", None, "adaptix", 16, True),
-        ("int8", None, "adaptix", 16, True),
         ("bfloat16", None, "adaptix", 16, False),
         ("bfloat16", CompiledTo(17), "adaptix", 16, True),
         ("bfloat16", CompiledTo(17), "adaptix", 17, False),

@@ -157,13 +157,10 @@ class Generator:
         """Whether the next text will need `cost`, which may have to be measured first."""
         return self.method != "none" and self._amount.needs_cost
 
-    def compile(self, *, seconds: float | None = None) -> None:
+    def compile(self) -> None:
         """Compile the model's forward for this machine and use it; what was compiled before is only timed anew.
 
         On a CUDA device nothing is compiled: passes are recorded when they are first asked for.
-
-        Args:
-            seconds: begin no further part after this many; the first is always compiled.
 
         Raises:
             UsageError: a model that cannot be compiled here, with the reason.
@@ -173,7 +170,7 @@ class Generator:
         if self.target.model.device.type == "cuda":
             self.target.recordings, self._curve = RecordedForward(self.target.model), None
             return
-        compile_forward(self.target.model, cache_folder(), seconds=seconds, progress=self._progress)
+        compile_forward(self.target.model, cache_folder(), progress=self._progress)
         self._take_compiled()
 
     def _take_compiled(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from foredraft.model.quantized import dtype_name
+from foredraft.model.rounding import dtype_name
 from foredraft.model.target import TorchTarget
 
 Environment = Mapping[str, Mapping[str, str]]

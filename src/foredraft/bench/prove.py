@@ -18,7 +18,7 @@ from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError
 from foredraft.graph.layout import lay_out_text
-from foredraft.model.quantized import EXACT, dtype_name
+from foredraft.model.rounding import EXACT, dtype_name
 from foredraft.request import GenerationOptions
 from foredraft.sampling.filters import filter_row, penalize
 from foredraft.sampling.noise import gumbel_noise
@@ -147,7 +147,7 @@ def _difference(
 def is_exact(generator: Generator) -> bool:
     """Say whether rounding excuses no difference between the generator's method and plain decoding.
 
-    So it is in float32, float64 and int8, and in any dtype where every pass that verifies is compiled and a row was
+    So it is in float32 and float64, and in any dtype where every pass that verifies is compiled and a row was
     found to come out the same to the last bit beside others. Drafters that go on from passes of their own verify with
     the model as it is.
     """

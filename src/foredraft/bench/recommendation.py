@@ -21,7 +21,7 @@ from foredraft.bench.summary import ALL, Summary, overall, summarize_cells
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import CostCurve
 from foredraft.errors import UsageError
-from foredraft.model.quantized import EXACT
+from foredraft.model.rounding import EXACT
 
 CANDIDATES = ("auto", "adaptix", "rest", "prompt_lookup")
 """Methods that need nothing beside the model, compared with plain decoding."""

@@ -91,7 +91,7 @@ def _run(generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], i
     from foredraft.bench.metrics import first_difference, repeated_share
     from foredraft.bench.prove import is_exact
     from foredraft.bench.turns import write_by_turns
-    from foredraft.model.quantized import dtype_name
+    from foredraft.model.rounding import dtype_name
 
     with ExitStack() as screen:
         tell = screen.enter_context(working("warming up"))

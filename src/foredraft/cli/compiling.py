@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
 def compile_model(
     model: Annotated[str, typer.Argument(help="smollm2, a GGUF file, a hub id, or a folder")] = SMOLLM2,
-    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's; int8 rounds layers")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads to compile for; else torch's number")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0, help="Begin no further part after this many")] = None,
     again: Annotated[bool, typer.Option("--again", help="Compile also what was compiled before")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
     background: Annotated[bool, typer.Option("--background", help="Give way to other processes")] = False,
@@ -42,7 +41,7 @@ def compile_model(
         if threads is not None:
             torch.set_num_threads(threads)
         loaded = load_model(model, dtype, "cpu")
-        folder, record = compile_forward(loaded, cache_folder(), again=again, seconds=seconds, progress=tell)
+        folder, record = compile_forward(loaded, cache_folder(), again=again, progress=tell)
         size = sum((folder / package.file).stat().st_size for package in record.packages)
     if as_json:
         milliseconds = {name: [1e3 * each for each in times] for name, times in _times(record).items()}

@@ -44,7 +44,7 @@ NodesOption = Annotated[
     int | None,
     _drafts(help="Draft this many a step; else as many as the measured cost repays"),
 ]
-DtypeOption = Annotated[str, _model(help="auto takes the checkpoint's; float32 and int8 compare exactly")]
+DtypeOption = Annotated[str, _model(help="auto takes the checkpoint's; float32 compares exactly")]
 MemoryOption = Annotated[
     str | None,
     _drafts(help="Folder that keeps what was said, for later drafts; off unless it is named"),

@@ -74,7 +74,7 @@ def _measured(model: str, dtype: str, device: str | None) -> dict[str, Any]:
     with working(f"loading {model}") as tell:
         from foredraft.model.compiled.package import kept_forward
         from foredraft.model.loading import load_model
-        from foredraft.model.quantized import dtype_name
+        from foredraft.model.rounding import dtype_name
         from foredraft.model.target import TorchTarget
 
         loaded = load_model(model, dtype, device)

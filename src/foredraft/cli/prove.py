@@ -27,7 +27,7 @@ def prove(
     max_new_tokens: Annotated[int, typer.Option(help="Tokens a text")] = 128,
     temperature: Annotated[float, typer.Option(help="Of the sampled half of the comparison; 0 leaves it out")] = 0.7,
     top_p: Annotated[float, typer.Option(help="Of the sampled half")] = 1.0,
-    dtype: Annotated[str, typer.Option(help="float32 and int8 must hold without exception")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32 must hold without exception")] = "float32",
     eager: EagerOption = False,
     seed: Annotated[int, typer.Option(help="Of the sampling")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,

@@ -234,16 +234,9 @@ def _trained(
 
 
 def _generator(model: str, dtype: str, device: str | None) -> Any:
-    """Load a model to write with; drafts would only pay with a table made for its texts.
-
-    Raises:
-        UsageError: a model in eight bits, through which no head can be trained.
-    """
+    """Load a model to write with; drafts would only pay with a table made for its texts."""
     import foredraft
-    from foredraft.model.quantized import INT8
 
-    if dtype == INT8:
-        raise UsageError(f"dtype is {INT8!r}; heads are trained with a model in floating point: leave --dtype out.")
     with working(f"loading {model}") as tell:
         return foredraft.load(model, method="none", dtype=dtype, device=device, progress=tell)
 
