@@ -2,7 +2,7 @@
 
 Tokens are taken a block at a time; every few million, the tri-grams are sorted, counted and put on disk as a sorted
 run beside the output; at the end the runs are merged a range of keys at a time. Knows symbols (tokens and the separator
-behind each document) and the table's arrays. Does not know files of text, models, or what the table is used for.
+after each document) and the table's arrays. Does not know files of text, models, or what the table is used for.
 """
 
 import os
@@ -138,7 +138,7 @@ def _counted(symbols: npt.NDArray[Any], end: int, bits: int) -> tuple[U64, I64]:
     """Return the sorted distinct keys of all windows whose first two symbols are tokens, and how often each occurs.
 
     The key of `a, b, c` is `a << 2 * bits | b << bits | c`. A last symbol `end` marks where a document ended with
-    `a, b`: not a tri-gram, but an occurrence of `b` behind `a`.
+    `a, b`: not a tri-gram, but an occurrence of `b` after `a`.
     """
     inside = symbols != end
     wide = symbols.astype(np.uint64)
@@ -201,7 +201,7 @@ def _merged(runs: Sequence[_Run], bits: int, samples_at_once: int) -> Iterator[t
 
 
 def _group_bounds(keys: U64) -> I64:
-    """Return where each group of equal neighbours starts, and the length behind the last: int64[groups + 1]."""
+    """Return where each group of equal neighbours starts, and the length after the last: int64[groups + 1]."""
     changes = np.flatnonzero(keys[1:] != keys[:-1]) + 1
     return np.concatenate([[0], changes, [len(keys)]]).astype(np.int64) if len(keys) else np.zeros(1, np.int64)
 

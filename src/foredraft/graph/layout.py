@@ -41,7 +41,7 @@ class Layout:
 
 
 def lay_out(root: int, tokens: IntArray, parents: IntArray, at: int) -> Layout:
-    """Lay a tree out behind its root.
+    """Lay a tree out after its root.
 
     Args:
         root: token id of the last emitted token.

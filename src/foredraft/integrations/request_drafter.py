@@ -40,7 +40,7 @@ class _Request:
         drafting: its own.
         prompt_length: its tokens when it was first seen.
         ids: int64[n], its text when it was last seen.
-        chain: what was drafted behind it.
+        chain: what was drafted after it.
         seen: the step in which that was.
     """
 
@@ -142,7 +142,7 @@ class RequestDrafter:
             request.drafting.close()
 
     def _chain(self, request: _Request, ids: TokenIds) -> Draft:
-        """Return the best path of what is drafted behind a request's text."""
+        """Return the best path of what is drafted after a request's text."""
         ids.flags.writeable = False
         # the target adds a token of its own after the draft, which must fit too
         depth = min(self._most, self._longest - len(ids) - 1)
