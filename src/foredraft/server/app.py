@@ -97,8 +97,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         if stream:
             return streamed(service, answers, shape.events(answers), failed)
         with service.attending(answers):
-            async with asyncio.timeout(service.timeout):
-                return JSONResponse(await _unless_gone(request, shape.whole(answers)))
+            return JSONResponse(await _unless_gone(request, shape.whole(answers)))
 
     def failed_openai(failure: RequestError) -> bytes:
         return event(openai.error_shape(failure))
