@@ -4,13 +4,13 @@ Reads the configuration first, so that an unsupported model is refused before it
 a model is supported; `foredraft.model.support` does.
 """
 
-import json
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foredraft.cli.screen import working
+from foredraft.cli import flags
+from foredraft.cli.screen import show_facts, show_json, working
 from foredraft.cli.tables import cost_rows, show_cost
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.gguf import SMOLLM2
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def info(
-    model: Annotated[str, typer.Argument(help="smollm2, a GGUF file, a hub id, or a folder")] = SMOLLM2,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    model: flags.ModelArgument = SMOLLM2,
+    as_json: flags.JsonOption = False,
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Read the configuration, load no weights")] = False,
-    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's")] = "auto",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, auto (spread); else the first GPU or the CPU")] = None,
+    dtype: flags.DtypeOption = "auto",
+    device: flags.DeviceOption = None,
 ) -> None:
     """Say whether and how a model is supported, and measure what verifying drafts costs."""
     with working(f"reading {model}"):
@@ -41,7 +41,7 @@ def info(
         except UsageError as error:  # the configuration says much without the weights
             facts |= {"note": f"Not measured. {error}"}
     if as_json:
-        typer.echo(json.dumps(facts, indent=2))
+        show_json(facts)
     else:
         _print(facts)
 
@@ -119,9 +119,7 @@ def _print(facts: dict[str, Any]) -> None:
         "supported": "every method, chains and trees; greedy decoding and sampling",
         "note": facts.get("note", ""),
     }
-    for name, value in lines.items():
-        if value:
-            typer.echo(f"{name:12} {value}")
+    show_facts(lines)
     if "cost" in facts:
         show_cost(facts["cost"])
     for sentence in facts.get("compiled", ()):
