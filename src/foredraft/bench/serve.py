@@ -107,7 +107,7 @@ def own_server(model: str) -> Iterator[str]:
         ForedraftError: it does not start.
     """
     command = [sys.executable, "-m", "foredraft", "serve", model, "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  # ourselves
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  # our own command
         assert process.stdout is not None, "it was asked for"
         try:
             address = process.stdout.readline().partition("/v1 ")[0]

@@ -59,10 +59,8 @@ def generate(
 ) -> None:
     """Write the continuation of a prompt: the same text as plain decoding, in fewer forward passes."""
     text = prompt_text(prompt, file)
-    if as_json and color:
-        raise UsageError("--json and --color exclude each other; leave one of them out.")
-    if raw and system is not None:
-        raise UsageError("--raw and --system exclude each other; leave one of them out.")
+    _refuse_both("--json", as_json, "--color", bool(color))
+    _refuse_both("--raw", raw, "--system", system is not None)
     options = {
         "max_new_tokens": max_new_tokens, "do_sample": do_sample, "temperature": temperature, "top_k": top_k,
         "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty, "stop_strings": stop_strings,
@@ -78,13 +76,13 @@ def generate(
         system, raw, color=wants_color(color) and not as_json,
     )  # fmt: skip
     generator = job.load()
-    if compare:
-        from foredraft.cli.compare import compare_with_plain
+    write = _compare if compare else _write
+    write(generator, job, job.worded(generator, text), as_json=as_json)
 
-        if not compare_with_plain(generator, job, job.worded(generator, text), as_json=as_json):
-            raise typer.Exit(1)
-    else:
-        _write(generator, job, job.worded(generator, text), as_json=as_json)
+
+def _refuse_both(one: str, has_one: bool, other: str, has_other: bool) -> None:
+    if has_one and has_other:
+        raise UsageError(f"{one} and {other} exclude each other; leave one of them out.")
 
 
 def summary(generation: "Generation", *, seed: bool, interrupted: bool = False) -> str:
@@ -99,6 +97,13 @@ def summary(generation: "Generation", *, seed: bool, interrupted: bool = False) 
         f"finish: {'interrupted' if interrupted else generation.finish_reason}",
     ]
     return "; ".join([*parts, f"seed {generation.seed}"] if seed else parts)
+
+
+def _compare(generator: "Generator", job: Job, prompt: "Prompt", *, as_json: bool) -> None:
+    from foredraft.cli.compare import compare_with_plain
+
+    if not compare_with_plain(generator, job, prompt, as_json=as_json):
+        raise typer.Exit(1)
 
 
 def _write(generator: "Generator", job: Job, prompt: "Prompt", *, as_json: bool) -> None:

@@ -5,21 +5,17 @@ a model is supported; `foredraft.model.support` does.
 """
 
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from foredraft.cli import flags
 from foredraft.cli.screen import show_facts, show_json, working
 from foredraft.cli.tables import cost_rows, show_cost
-from foredraft.errors import StoreError, UsageError
+from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
 NOT_COMPILED = "Nothing is compiled of this model for this machine; `foredraft compile MODEL` does it (CPU only)."
-
-if TYPE_CHECKING:
-    from foredraft.contracts import CostCurve
-    from foredraft.model.target import TorchTarget
 
 
 def info(
@@ -72,7 +68,9 @@ def _described(model: str, config: Any) -> dict[str, Any]:
 def _measured(model: str, dtype: str, device: str | None) -> dict[str, Any]:
     """Load the weights; return what only they tell, and what passes cost by their rows."""
     with working(f"loading {model}") as tell:
+        from foredraft.cache_folder import cache_path
         from foredraft.model.compiled.package import kept_forward
+        from foredraft.model.cost import measured_cost
         from foredraft.model.loading import load_model
         from foredraft.model.quantized import dtype_name
         from foredraft.model.target import TorchTarget
@@ -80,7 +78,7 @@ def _measured(model: str, dtype: str, device: str | None) -> dict[str, Any]:
         loaded = load_model(model, dtype, device)
         target = TorchTarget(loaded, kept_forward(loaded))
         tell(0.0, "measuring what verification costs")
-        curve = _cost(target)
+        curve = measured_cost(target, cache_path())  # the figures that generation uses on this machine
         compiled = target.compiled.record.told() if target.compiled is not None else [NOT_COMPILED]
     return {
         "dtype": dtype_name(target.model),
@@ -88,17 +86,6 @@ def _measured(model: str, dtype: str, device: str | None) -> dict[str, Any]:
         "cost": cost_rows(curve),
         "compiled": compiled,
     }
-
-
-def _cost(target: "TorchTarget") -> "CostCurve":
-    """Return the figures that generation uses on this machine."""
-    from foredraft.cache_folder import cache_folder
-    from foredraft.model.cost import measured_cost
-
-    try:
-        return measured_cost(target, cache_folder())
-    except StoreError:  # nowhere to keep figures is no reason not to measure
-        return measured_cost(target, None)
 
 
 def _print(facts: dict[str, Any]) -> None:
