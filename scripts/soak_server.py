@@ -2,8 +2,8 @@
 
 `python scripts/soak_server.py --minutes 20 --clients 64`. Clients ask by streams and whole, cancel half-way, read
 slowly, send bodies that are no requests, and fill and remove stores, all at the same time. Each finished text is
-compared with the one that plain decoding writes alone. At the end the server is killed in the middle of its work and started again:
-its stores must be whole. Exit status 1 where a text differs, an answer is lost, or a store is damaged.
+compared with the one that plain decoding writes alone. At the end the server is killed in the middle of its work and
+started again: its stores must be whole. Exit status 1 where a text differs, an answer is lost, or a store is damaged.
 """
 
 import argparse

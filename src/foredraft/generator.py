@@ -257,7 +257,7 @@ class Generator:
         return self.begin(ids, **arguments)
 
     def _checked(self, prompt: Prompt, options: Mapping[str, Any], *, chat: bool) -> tuple[TokenIds, dict[str, Any]]:
-        """Return the ids of a prompt, and the arguments of `begin` that follow them."""
+        """Return the ids of a prompt, and the arguments of `prepare` that follow them."""
         if chat:
             if not isinstance(prompt, str):
                 raise UsageError(f"chat=True is for a prompt that is a text; this one is a {type(prompt).__name__}.")
@@ -266,7 +266,7 @@ class Generator:
         return self.encode(prompt), arguments
 
     def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of `begin` behind its first one, from those of `generate`.
+        """Return the arguments of `prepare` after its first one, from those of `generate`.
 
         Raises:
             UsageError: what cannot be honoured.
@@ -297,7 +297,11 @@ class Generator:
         expected = Prediction(np.asarray(ids, np.int64))
         return lambda drafter: ForetoldDrafter(drafter, expected)
 
-    def begin(
+    def begin(self, ids: TokenIds, sampling: SamplingOptions, **arguments: Any) -> Run:
+        """Begin to write after token ids; takes and raises what `prepare` does."""
+        return Run(self.prepare(ids, sampling, **arguments), self.drafter.needs.target or self.target)
+
+    def prepare(
         self,
         ids: TokenIds,
         sampling: SamplingOptions,
@@ -307,8 +311,8 @@ class Generator:
         processors: Sequence[LogitsProcessor] = (),
         stop: Callable[[int], bool] | None = None,
         around: Around = lambda drafter: drafter,
-    ) -> Run:
-        """Begin to write behind token ids, where it is decided already how tokens are chosen and what ends the text.
+    ) -> Prepared:
+        """Check a text before it has a cache, where how tokens are chosen and what ends the text is decided already.
 
         Args:
             ids: int64[n], the prompt; at least one.
@@ -322,23 +326,6 @@ class Generator:
         Raises:
             UsageError: a prompt that fills the model's window.
         """
-        prepared = self.prepare(
-            ids, sampling, max_new_tokens=max_new_tokens, eos=eos, processors=processors, stop=stop, around=around
-        )
-        return Run(prepared, self.drafter.needs.target or self.target)
-
-    def prepare(
-        self,
-        ids: TokenIds,
-        sampling: SamplingOptions,
-        *,
-        max_new_tokens: int,
-        eos: Sequence[int] = (),
-        processors: Sequence[LogitsProcessor] = (),
-        stop: Callable[[int], bool] | None = None,
-        around: Around = lambda drafter: drafter,
-    ) -> Prepared:
-        """Check a text before it has a cache; takes and raises what `begin` does."""
         if self._compilation is not None and self._compilation.has_news():
             self._take_compiled()
         window = self.target.window
@@ -348,16 +335,9 @@ class Generator:
                 f"{window - 1}."
             )
         begin = partial(
-            SequenceState,
-            ids,
-            sampling=sampling,
-            max_new_tokens=max_new_tokens,
-            window=window,
-            eos=eos,
-            processors=processors,
-            stop=stop,
-            verification=self.verification,
-        )
+            SequenceState, ids, sampling=sampling, max_new_tokens=max_new_tokens, window=window, eos=eos,
+            processors=processors, stop=stop, verification=self.verification,
+        )  # fmt: skip
         settings = {**asdict(sampling), "verification": self.verification}
         context = DraftContext(self.target.vocabulary, sampling.seed, self._amount.most_nodes, settings)
         drafter, shared = GuardedDrafter(around(self.drafter)), self.method != "none" and self._amount.is_measured
@@ -398,16 +378,13 @@ class Generator:
     def eos_token_ids(self) -> tuple[int, ...]:
         """Return the ids that end a text by default: the model's generation configuration's, else the tokenizer's."""
         given = getattr(getattr(self.target.model, "generation_config", None), "eos_token_id", None)
-        if given is None:
-            given = self.tokenizer.eos_token_id
+        given = self.tokenizer.eos_token_id if given is None else given
         if given is None:
             return ()
         return (given,) if isinstance(given, int) else tuple(given)
 
     def _control(self, seed: int) -> Control:
-        if self.method == "none":
-            return FixedControl(0)
-        return self._amount.make(lambda: self.cost, seed, self._costs)
+        return FixedControl(0) if self.method == "none" else self._amount.make(lambda: self.cost, seed, self._costs)
 
 
 def _check_vocabulary(target: TorchTarget, tokenizer: Any) -> None:
