@@ -478,7 +478,7 @@ def test_methods_lists_the_controls_with_their_options(run):
     assert all(name in text and entry["summary"] for name, entry in found.items())
     assert [name for name, entry in found.items() if entry["default"]] == ["measured"]
     assert {option["name"]: option["default"] for option in found["beta_ts"]["options"]} == {
-        "alpha0": 1.0, "beta0": 1.0, "cap": None,
+        "alpha0": 1.0, "beta0": 1.0,
     }  # fmt: skip
     assert all(option["description"] for entry in found.values() for option in entry["options"])
 

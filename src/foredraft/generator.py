@@ -13,8 +13,7 @@ import numpy as np
 
 from foredraft.cache_folder import cache_folder, cache_path
 from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, Learner, TokenIds, Verification
-from foredraft.control import FixedControl, StepCosts, choose_control
-from foredraft.control.joint import BatchControl
+from foredraft.control import BatchControl, FixedControl, StepCosts, choose_control
 from foredraft.corpus.words import vocabulary_size
 from foredraft.drafters import make_drafter
 from foredraft.drafters.prediction import ForetoldDrafter, Prediction

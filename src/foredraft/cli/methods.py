@@ -22,7 +22,8 @@ _OF_METHODS = (
 )
 _OF_CONTROLS = (
     "A control says how much a step drafts, with any method, as in --speculative-config "
-    '\'{"control": "beta_ts", "control_options": {"cap": 8}}\'. num_speculative_tokens caps it, and alone means fixed.'
+    '\'{"control": "confidence", "control_options": {"threshold": 0.5}}\'. num_speculative_tokens caps it, and alone '
+    "means fixed."
 )
 
 
