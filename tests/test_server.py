@@ -399,6 +399,15 @@ def test_keys_keep_strangers_out_and_apart(tmp_path):
     thread.join()
 
 
+def test_pages_of_other_sites_are_kept_out(server):
+    address = server[0].address
+    body = {"model": "toy", "messages": QUESTION, "max_tokens": 2}
+    for headers in ({"origin": "https://evil.example"}, {"origin": "null"}, {"host": "evil.example:80"}):
+        assert httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers).status_code == 403
+        assert httpx.get(f"{address}/v1/stores", headers=headers).status_code == 403
+    assert httpx.post(f"{address}/v1/chat/completions", json=body, headers={"origin": address}).status_code == 200
+
+
 def test_tools_are_told_and_their_calls_found(server, client, monkeypatch):
     """By a template that knows them; the model's text is made to be a call by a constraint of its form."""
     monkeypatch.setattr(server[1].tokenizer, "chat_template", TEMPLATE)
