@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from foredraft.bench.environment import Environment, describe_environment
-from foredraft.bench.figures import LIGHT, Theme, check_matplotlib, picture
+from foredraft.bench.figures import COLORS, check_matplotlib, picture
 from foredraft.bench.metrics import speed_up
+from foredraft.bench.report import markdown_table
 from foredraft.bench.tasks import DEFAULT_TASKS, load_task
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.target import TorchTarget
@@ -286,15 +287,15 @@ def page(
     for temperature, figures in tables.items():
         lines += [f"## Temperature {temperature:g}", ""]
         heads = ["peer", "ms / token", *tasks, "tokens / step", f"of {BASE}' speed [95%]", f"{BASE}' ids"]
-        lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+        rows = []
         for each in figures:
             name = f"**{each.name}**" if each.name.startswith(OURS) else each.name
             spread = f"{each.milliseconds:.2f} [{min(each.rounds):.2f}, {max(each.rounds):.2f}]"
             steps = "-" if each.steps is None else f"{each.steps:.2f}"
             parts = [f"{each.tasks[task]:.2f}" if task in each.tasks else "-" for task in tasks]
             cells = [name, spread, *parts, steps, each.against or "-", f"{each.same}/{each.texts}"]
-            lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
+            rows.append(cells)
+        lines.append(markdown_table(heads, rows))
     lines += ["![Milliseconds a token](peers.png)", "", "## Versions", ""]
     lines += [f"- {library}: {found}" for library, found in versions.items()]
     lines += [f"- commit: {environment['code']['commit'] or 'not known'}", ""]
@@ -306,12 +307,12 @@ def page(
 def bars(tables: Mapping[float, Sequence[Figures]]) -> bytes:
     """Return the picture: a bar for each peer, a column for each temperature, foredraft's in colour."""
 
-    def draw(figure: Any, theme: Theme) -> None:
+    def draw(figure: Any) -> None:
         names = [each.name for each in next(iter(tables.values()))][::-1]
         columns = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
         for axes, (temperature, figures) in zip(columns, tables.items(), strict=True):
             values = {each.name: each.milliseconds for each in figures}
-            colors = [theme.series[0] if name.startswith(OURS) else theme.series[6] for name in names]
+            colors = [COLORS[0 if name.startswith(OURS) else 6] for name in names]
             drawn = axes.barh(names, [values.get(name, 0.0) for name in names], color=colors)
             axes.bar_label(drawn, fmt="%.1f", padding=3, fontsize=8)
             axes.margins(x=0.15)
@@ -319,7 +320,7 @@ def bars(tables: Mapping[float, Sequence[Figures]]) -> bytes:
             axes.set_xlabel(f"ms / token, temperature {temperature:g}", fontsize=9)
 
     height = 1 + 0.25 * max(len(figures) for figures in tables.values())
-    return picture("peers", "Milliseconds a token of each peer.", height, draw).png[LIGHT.name]
+    return picture("peers", "Milliseconds a token of each peer.", height, draw).png
 
 
 def parsed() -> argparse.Namespace:

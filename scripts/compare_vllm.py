@@ -34,7 +34,7 @@ class Tally:
         answers: one a prompt.
         seconds: of each group of prompts.
         drafted: tokens, by vLLM's counter.
-        accepted: tokens, by vLLM's counter, which goes on behind a text's last token.
+        accepted: tokens, by vLLM's counter, which goes on after a text's last token.
         iterations: passes of the model, by vLLM's counter.
         streams: requests at once.
     """
@@ -58,10 +58,10 @@ class Tally:
         One request at a time, steps are passes of the model. At once, they are told apart by what was accepted only,
         which makes the last step of a text look longer than it is.
         """
-        behind_first = self.tokens - len(self.answers)
+        after_first = self.tokens - len(self.answers)
         if self.streams == 1:
-            return behind_first / (self.iterations - len(self.answers))
-        return behind_first / (behind_first - self.accepted)
+            return after_first / (self.iterations - len(self.answers))
+        return after_first / (after_first - self.accepted)
 
     @property
     def speeds(self) -> list[float]:
@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=8, help="num_speculative_tokens of every method")
     parser.add_argument("--streams", type=int, action="append", help="concurrent requests; 1 and 8 by default")
     parser.add_argument("--table", help="for adaptix; the embedded model's own by default")
-    parser.add_argument("--store", help="a datastore for auto, and for rest beside the embedded model's own")
+    parser.add_argument("--store", help="a datastore for auto, and for rest besides the embedded model's own")
     parser.add_argument("--method", action="append", help="one of the table's methods; all by default, none always")
     parser.add_argument("--json", type=Path, help="write the raw counts here too")
     given = parser.parse_args()

@@ -115,7 +115,7 @@ def timed_passes(target: TorchTarget, rows: list[int], context: int) -> list[dic
 
 
 def our_seconds_per_token(target: TorchTarget, prompt: np.ndarray, tokens: int = _TOKENS) -> float:
-    """Return what a token of plain greedy decoding takes behind `prompt`, int64[n]: of two texts, the quicker."""
+    """Return what a token of plain greedy decoding takes after `prompt`, int64[n]: of two texts, the quicker."""
     generator = Generator(target, None, method="none", options={}, nodes=None)
     seconds = []
     for _ in range(2):

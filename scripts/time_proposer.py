@@ -55,8 +55,8 @@ def main() -> None:
     print("| method | median | 95th percentile | reading the prompts |")
     print("|---|---|---|---|")
     for label, own in METHODS.items():
-        options = parse_proposer_options({"method": label.partition(",")[0].partition(" ")[0], **own})
-        drafter = served_drafter(options, model, vocabulary)
+        options, theirs = parse_proposer_options({"method": label.partition(",")[0].partition(" ")[0], **own})
+        drafter = served_drafter(options.method, theirs, model, vocabulary)
         sizes: dict[str, Any] = {
             "vocabulary": vocabulary,
             "most": given.most,

@@ -394,7 +394,7 @@ def test_use_changes_the_method_and_refuses_unknown_ones(pair):
         generator.use("prompt_lookup", nodes=-2)
     with pytest.raises(UsageError, match="no control 'beta'"):
         generator.use("prompt_lookup", control="beta")
-    generator.use("prompt_lookup", control="beta_ts", control_options={"cap": 1})
+    generator.use("prompt_lookup", control="exit_threshold", control_options={"cap": 1})
     capped = generator.generate("the", max_new_tokens=12, eos_token_id=[])
     assert capped.token_ids == before.token_ids
     assert max(step.drafted for step in after.steps) > max(step.drafted for step in capped.steps) == 1

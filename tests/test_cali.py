@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.control import CONTROLS, CaliOptions, CaliRule, Outcome, choose_control
+from foredraft.control import CONTROLS, choose_control
+from foredraft.control.bandits import CaliOptions, CaliRule
+from foredraft.control.levels import Outcome
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UsageError
 from foredraft.model.heads import (
@@ -57,27 +59,20 @@ def test_a_level_follows_as_often_as_the_last_one_is_predicted_to_be_accepted():
     rule = CaliRule(CaliOptions(sigma_model=0.01), seed=1)
     went_on = np.zeros(2)
     for _ in range(4000):
-        rule.begins(8)
-        went_on += rule.more(1, 0.8), rule.more(2, 0.8 * 0.3)  # chances are of the whole path
+        went_on += rule.more(1, 0.8, 0.8), rule.more(2, 0.8 * 0.3, 0.3)
     assert went_on / 4000 == pytest.approx([0.8, 0.3], abs=0.03)
 
 
 def test_without_an_estimate_the_counts_decide_and_draws_stay_chances():
     rule = CaliRule(CaliOptions(sigma_model=5.0, theta0=1.0), seed=2)
-    rule.begins(8)
-    assert {rule.more(1, None) for _ in range(200)} == {True, False}  # wide draws are clipped, not refused
+    assert {rule.more(1, None, None) for _ in range(200)} == {True, False}  # wide draws are clipped, not refused
     sure = CaliRule(CaliOptions(sigma_model=1e-6, theta0=1.0), seed=2)
-    sure.begins(8)
-    assert all(sure.more(level, None) for level in range(1, 9))
-    assert not sure.more(9, 0.0)
-    assert not sure.more(10, 0.0)  # behind a chance of 0 nothing is divided by it
+    assert all(sure.more(level, None, None) for level in range(1, 9))
+    assert not sure.more(9, 0.0, 0.0)
 
 
-def test_the_cap_ends_a_draft_and_a_plain_step_is_no_verification():
-    rule = CaliRule(CaliOptions(theta0=1.0, sigma_model=1e-6, cap=2), seed=0)
-    rule.begins(8)
-    assert rule.more(1, 1.0)
-    assert not rule.more(2, 1.0)
+def test_a_plain_step_is_no_verification():
+    rule = CaliRule(CaliOptions(), seed=0)
     rule.observe(outcome(0, 0))
     assert rule.verifications == 0
     rule.observe(outcome(2, 0))
@@ -90,7 +85,6 @@ def test_the_cap_ends_a_draft_and_a_plain_step_is_no_verification():
         ({"sigma_model": 0}, "sigma_model is 0"),
         ({"sigma_sample": 2000.0}, "sigma_sample is 2000"),
         ({"theta0": 1.5}, "theta0 is 1.5"),
-        ({"cap": 0}, "cap is 0"),
         ({"sigma": 1}, "has no option 'sigma'"),
     ],
 )

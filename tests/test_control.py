@@ -9,17 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, CostCurve, Draft, Verdict
-from foredraft.control import MOST_NODES, FixedControl, MeasuredControl, StepCosts, cut
-from foredraft.control.evidence import (
-    USUAL_SCORE,
+from foredraft.control import MOST_NODES, BatchControl, FixedControl, MeasuredControl, StepCosts, cut
+from foredraft.control.payoff import (
+    PATIENCE,
     Evidence,
-    best_count,
-    chances,
+    Rests,
+    best_number,
+    bin_of,
     credit,
     empty_evidence,
-    halvings,
+    expected_tokens,
+    kept_promises,
 )
-from foredraft.control.step_costs import widths_of
 from foredraft.errors import UsageError
 from foredraft.graph.tree import chain_parents, depths
 
@@ -252,46 +253,53 @@ def test_one_hopeless_draft_among_good_ones_does_not_stop_drafting():
 
 
 def random_evidence(rng, most):
-    seen = rng.integers(0, most, 12).astype(np.float64)
-    return Evidence(seen, np.floor(seen * rng.random(12)), seen * rng.random(12))
+    promised = rng.random(12) * most * 0.5 ** np.arange(12)
+    return Evidence(promised * rng.random(12), promised)
 
 
 @pytest.mark.kernels
-def test_nodes_are_accepted_as_their_scores_say_until_there_is_evidence():
-    found = chances(empty_evidence())
-    np.testing.assert_allclose(found, USUAL_SCORE / 2.0 ** np.arange(12))
+def test_scores_are_believed_until_there_is_evidence():
+    found = kept_promises(empty_evidence())
+    np.testing.assert_allclose(found, 1.0)
     evidence = empty_evidence()
-    evidence.seen[1], evidence.accepted[1], evidence.promised[1] = 10_000, 1_000, 3_500
-    doubted = chances(evidence)
-    assert doubted[1] == pytest.approx(0.1, abs=0.01), "what was seen outweighs what was promised"
-    others = np.delete(doubted, 1)
-    assert (others < np.delete(found, 1) / 2).all(), "scores that promised too much are believed less everywhere"
-    evidence.accepted[1] = 10_000
-    assert (chances(evidence) <= 1).all()
+    evidence.accepted[1], evidence.promised[1] = 1_000, 3_500
+    doubted = kept_promises(evidence)
+    assert doubted[1] == pytest.approx(1_000 / 3_500, abs=0.01), "what was seen outweighs what was promised"
+    assert (np.delete(doubted, 1) < 0.5).all(), "scores that promised too much are believed less everywhere"
+    score = np.full(3, 0.9, np.float32)
+    assert expected_tokens(score, Evidence(np.full(12, 90.0), np.full(12, 30.0)), 9)[-1] == 3, "none counts twice"
 
 
 @pytest.mark.kernels
 def test_a_score_lies_in_the_bin_of_its_power_of_two():
-    assert [halvings(score) for score in (1.0, 0.6, 0.4, 0.3, 0.2, 0.1, 1e-9, 0.0)] == [0, 0, 1, 1, 2, 3, 11, 11]
+    assert [bin_of(score) for score in (1.0, 0.6, 0.4, 0.3, 0.2, 0.1, 1e-9, 0.0)] == [0, 0, 1, 1, 2, 3, 11, 11]
 
 
 @pytest.mark.kernels
 @settings(deadline=None)  # the first call compiles
 @given(seed=st.integers(0, 10_000))
-def test_the_best_count_has_the_most_tokens_a_second_of_all_counts(seed):
+def test_the_best_nodes_come_first_in_what_is_expected(seed):
     rng = np.random.default_rng(seed)
     evidence, score = random_evidence(rng, 420), rng.random(rng.integers(1, 40)).astype(np.float32) ** 3
-    passes, depth = np.cumsum(rng.random(34)), int(rng.integers(1, 9))
-    plain, beside, least = passes[1] + rng.random(), rng.random(), int(rng.integers(1, 12))
-    found = best_count(score, evidence, passes, (plain, beside), depth, (least, 1.05))
-    chance = chances(evidence)
-    likely = [chance[halvings(each)] for each in np.sort(score)[::-1]][: len(passes) - 2]
-    counts = range(1, len(likely) + 1)
-    rates = {n: (1 + min(sum(likely[:n]), depth)) / (passes[n + 1] + beside) for n in counts}
-    few = min(least, len(likely))
-    best = max(counts[few:], key=rates.get, default=few)
-    best = best if best > few and rates[best] > 1.05 * rates[few] else few
-    assert found == (best if rates[best] > 1 / plain else 0)
+    most = int(rng.integers(1, 50))
+    kept = kept_promises(evidence)
+    likely = [min(kept[bin_of(each)] * each, 1.0) for each in np.sort(score)[::-1]][:most]
+    np.testing.assert_allclose(expected_tokens(score, evidence, most), [0.0, *np.cumsum(likely)], rtol=1e-6)
+
+
+@pytest.mark.kernels
+@settings(deadline=None)  # the first call compiles
+@given(seed=st.integers(0, 10_000))
+def test_the_best_number_has_the_most_tokens_a_second_of_all(seed):
+    rng = np.random.default_rng(seed)
+    count, least = int(rng.integers(2, 40)), int(rng.integers(0, 12))
+    tokens, seconds = 1 + np.cumsum(rng.random(count)), np.cumsum(rng.random(count) + 0.1)
+    rates = tokens / seconds
+    assert best_number(tokens, seconds) == int(rates.argmax())
+    few = min(least, count - 1)
+    best = max(range(few, count), key=rates.__getitem__)
+    best = best if rates[best] > 1.05 * rates[few] else few
+    assert best_number(tokens, seconds, least, 1.05) == (best if rates[best] > rates[0] else 0)
 
 
 @pytest.mark.kernels
@@ -305,13 +313,36 @@ def test_every_node_is_counted_once_and_what_is_old_counts_for_less_at_the_same_
     before = [each.sum() for each in evidence]
     credit(evidence, score, path)
     added = [each.sum() - old for each, old in zip(evidence, before, strict=True)]
-    assert added == pytest.approx([len(score), len(path), float(score.sum())])
-    full = Evidence(np.full(12, 399.0), np.full(12, 100.0), np.full(12, 200.0))
+    assert added == pytest.approx([len(path), float(score.sum())], abs=1e-5)
+    full = Evidence(np.full(12, 100.0), np.full(12, 399.0) * 0.5 ** np.arange(12))
     credit(full, np.full(5, 0.3, np.float32), np.array([], np.int32))
-    assert full.seen[1] == 404 / 2
-    assert full.accepted[1] / full.seen[1] == pytest.approx(100 / 404)
-    assert full.promised[1] / full.seen[1] == pytest.approx(201.5 / 404)
-    assert (np.delete(full.seen, 1) == 399).all()
+    assert full.promised[1] == pytest.approx((399 / 2 + 1.5) / 2)
+    assert full.accepted[1] == 50
+    assert (np.delete(full.accepted, 1) == 100).all()
+
+
+def test_rests_double_until_something_pays():
+    rests, tried = Rests(), []
+    for step in range(300):
+        if rests.left:
+            rests.passed()
+        else:
+            tried.append(step)
+            rests.tried(paid=False)
+    gaps = np.diff(tried)
+    assert gaps[: PATIENCE - 1].tolist() == [1] * (PATIENCE - 1)
+    assert gaps[PATIENCE - 1 :].tolist()[:7] == [2, 3, 5, 9, 17, 33, 65]
+    assert rests.is_trial
+    rests.tried(paid=True)
+    assert (rests.left, rests.is_trial) == (0, False)
+
+
+def test_drawn_drafts_of_a_batch_are_cut_by_the_budget_alone():
+    q = np.full((3, 4), 0.25, np.float32)
+    drawn = Draft(np.arange(3, dtype=np.int32), chain_parents(3), np.array([0.9, 0.01, 0.001], np.float32), q)
+    control = BatchControl(lambda: DEAR, 32, 8)
+    kept = control.trim([drawn, drawn], [Budget(2, 9), Budget(8, 9)], 0)
+    assert [len(each) for each in kept] == [2, 3]
 
 
 def test_drafts_without_scores_are_sized_by_what_was_accepted_at_their_depth():
@@ -369,7 +400,7 @@ def test_a_draft_that_pays_ends_the_rests():
     hopeless_steps(MeasuredControl(MODERATE, costs=costs), 100)
     sizes = decide(MeasuredControl(MODERATE, costs=costs), lambda number: 8, honest(MODERATE), steps=400)
     assert min(sizes[-50:]) > 0
-    assert costs.unpaid == 0
+    assert costs.rests.unpaid == 0
 
 
 def test_what_a_drafted_step_takes_beside_its_pass_is_known_to_the_next_text():
@@ -388,13 +419,13 @@ def test_a_machine_that_changes_its_pace_is_followed_by_passes_of_any_size(slow)
     told = lambda number, rows: slow * honest(MODERATE)(0, rows)  # noqa: E731  # one line says it
     sizes = decide(MeasuredControl(MODERATE, costs=costs), lambda number: int(rng.integers(0, 6)), told)
     rows = np.array(sizes[-50:]) + 1
-    paces = costs.passes(np.ones(70), widths_of(70))[rows]
+    paces = costs.passes(np.ones(70))[rows]
     np.testing.assert_allclose(paces, slow, rtol=0.1)
 
 
 def test_wide_passes_that_cost_more_than_the_curve_says_make_drafts_smaller():
     truth, sizes = honest(MODERATE), []
-    for more in (0.0, 0.2):
+    for more in (0.0, 0.4):
         rng = np.random.default_rng(0)
         accepted = lambda number: int(rng.geometric(0.2)) - 1  # noqa: B023, E731  # used within this turn of the loop
         seconds = partial(lambda more, number, rows: truth(0, rows) * (1 + more * (rows - 1)), more)

@@ -6,9 +6,8 @@ import torch
 
 from foredraft.contracts import Scores
 from foredraft.errors import ForedraftWarning, NumericsError
-from foredraft.model import device_draw, recordings
+from foredraft.model import device_draw
 from foredraft.model.device_draw import LAW, RowDraws, drawn_rows, gumbel_rows
-from foredraft.model.recordings import recorded
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.chooser import Sampler, drawn
@@ -30,13 +29,12 @@ def assert_drawn_as_on_the_host(device, dtype, options, rows=96, vocabulary=1003
     spreads = rng.choice([0.5, 3.0, 12.0], (rows, 1))
     logits = torch.from_numpy((rng.standard_normal((rows, vocabulary)) * spreads).astype(np.float32)).to(dtype)
     positions = torch.from_numpy(rng.integers(0, 100_000, rows))
-    draws = RowDraws(positions.to(device), lambda compute: compute)
     wanted = NO_FILTERS | options
     expected = [
         drawn(row, np.uint64(SEED), at + 1, **wanted)
         for row, at in zip(logits.float().numpy(), positions.tolist(), strict=True)
     ]
-    assert draws.draw(logits.to(device), SEED, **wanted) == expected
+    assert RowDraws().draw(logits.to(device), positions, SEED, **wanted) == expected
     assert len(set(expected)) > 1 or options.get("top_k") == 1
 
 
@@ -123,7 +121,7 @@ def assert_told_once(sentence):
     sampling = {"do_sample": True, "seed": 3}
     target = recorded_target(small_model())
     caches, runs = caches_of(target), [begun(target, length, **sampling) for length in (20, 25)]
-    with pytest.warns(ForedraftWarning, match="Drawing tokens cannot be recorded") as told:
+    with pytest.warns(ForedraftWarning, match="Tokens cannot be drawn on this device") as told:
         texts = [finished(run) for run in runs]
     assert len(told) == 1
     assert sentence in str(told[0].message)
@@ -131,36 +129,23 @@ def assert_told_once(sentence):
     assert texts == [finished(begun(TorchTarget(small_model()), length, **sampling)) for length in (20, 25)]
 
 
-def test_a_failure_to_record_is_told_once_and_the_host_draws(monkeypatch):
+def test_a_failure_is_told_once_and_the_host_draws(monkeypatch):
     def fails(*_, **__):
-        raise RuntimeError("operation not permitted when stream is capturing")
+        raise RuntimeError("no compiler for this device")
 
     monkeypatch.setattr(device_draw, "drawn_rows", fails)
-    assert_told_once("(RuntimeError: operation not permitted when stream is capturing); the host draws them")
+    assert_told_once("(RuntimeError: no compiler for this device); the host draws them")
 
 
-def test_a_recording_that_draws_other_tokens_is_not_used(monkeypatch):
-    def wrong(compute, **_):
-        return lambda: compute() + 1 if isinstance(compute(), torch.Tensor) else compute()
+def test_a_fused_draw_that_gives_other_tokens_is_not_used(monkeypatch):
+    def wrong(*rows, filters):
+        return drawn_rows(*rows, filters=filters) + 1
 
-    monkeypatch.setattr(recordings, "recorded", wrong)
-    assert_told_once("gives other tokens than it gave unrecorded")
+    monkeypatch.setattr(device_draw, "quickest_draw", lambda _device: wrong)
+    assert_told_once("fused into one kernel, drawing gives other tokens")
 
 
 @pytest.mark.gpu
 @WITH_FILTERS
 def test_a_gpu_draws_as_the_host_does(options):
     assert_drawn_as_on_the_host("cuda", torch.bfloat16, options)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("options", [{}, {"top_k": 20, "top_p": 0.9}])
-def test_a_recorded_draw_follows_its_scores_and_its_law(options):
-    stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
-    logits, positions = torch.zeros(4, 1003, device="cuda"), torch.arange(4, device="cuda")
-    draws = RowDraws(positions, lambda compute: recorded(compute, stream, pool))
-    for seed in range(6):
-        logits.normal_()
-        wanted = NO_FILTERS | options | {"temperature": 0.5 + seed}
-        expected = [drawn(row, np.uint64(seed), at + 1, **wanted) for at, row in enumerate(logits.cpu().numpy())]
-        assert draws.draw(logits, seed, **wanted) == expected

@@ -16,7 +16,8 @@ from foredraft.engine.statistics import add_up, summarize
 from foredraft.errors import ForedraftWarning, NumericsError, OutOfMemoryError
 from foredraft.graph.layout import lay_out, lay_out_text
 from foredraft.graph.tree import chain_parents, path_to
-from foredraft.model.kv_cache import BLOCK, TreeCache, TreeLayer
+from foredraft.model import kv_cache
+from foredraft.model.kv_cache import BLOCK, TreeCache
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.testing import (
@@ -507,14 +508,14 @@ def test_the_cache_after_random_accepts_equals_a_fresh_prefill(llama, seed):
 def test_memory_that_runs_out_ends_the_text_with_what_is_written(llama, monkeypatch):
     prompt, whole = np.arange(BLOCK - 10) % 97, 40
     plain, _ = run(ORACLE, nodes=0, target=llama, prompt=prompt, max_new_tokens=whole)
-    allocated = TreeLayer._allocated
+    allocated = kv_cache.allocated
 
     def limited(like, capacity):
         if capacity > BLOCK:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
         return allocated(like, capacity)
 
-    monkeypatch.setattr(TreeLayer, "_allocated", staticmethod(limited))
+    monkeypatch.setattr(kv_cache, "allocated", limited)
     with pytest.warns(ForedraftWarning, match=r"no memory left for 1 more rows behind 256 tokens.*ends here"):
         cut, _ = run(ORACLE, nodes=0, target=llama, prompt=prompt, max_new_tokens=whole)
     assert cut.finish == "memory"

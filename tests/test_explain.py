@@ -39,7 +39,7 @@ def test_an_account_adds_up_by_hand():
     assert [tuple(each.values()) for each in account.sources] == [
         ("one", 3, 1, 2), ("other", 2, 1, 1)
     ]  # fmt: skip
-    found = {each.low: (each.nodes, each.believed, each.happened) for each in account.counts.reliability}
+    found = {each.low: (each.nodes, each.estimate, each.accepted) for each in account.counts.reliability}
     assert found == {
         0.0: (1, pytest.approx(0.03), 0.0),
         0.1: (1, pytest.approx(0.1), 0.0),
@@ -48,12 +48,14 @@ def test_an_account_adds_up_by_hand():
         0.8: (1, pytest.approx(0.9), 1.0),
     }
     assert account.plain_steps == 1
-    assert account.tokens_believed == pytest.approx((1 + 1.43 + 1 + 0.4) / 2)
-    assert account.tokens_happened == 2
-    assert (account.plain_milliseconds_believed, account.plain_milliseconds_happened) == (2, 2)
-    assert account.drafted_milliseconds_believed == pytest.approx((5 + 4) / 2)
-    assert account.drafted_milliseconds_happened == 3.5
-    assert account.beside_milliseconds == 1
+    assert account.expected == {
+        "tokens": pytest.approx((1 + 1.43 + 1 + 0.4) / 2),
+        "plain_milliseconds": 2,
+        "drafted_milliseconds": pytest.approx((5 + 4) / 2),
+    }
+    assert account.measured == {
+        "tokens": 2, "plain_milliseconds": 2, "drafted_milliseconds": 3.5, "overhead_milliseconds": 1,
+    }  # fmt: skip
 
 
 @pytest.mark.slow
@@ -86,7 +88,7 @@ def test_plain_decoding_has_an_account_too(capsys):
     assert main(["explain", PROMPT, "--max-new-tokens", "8", "--method", "none", "--json"]) == 0
     account = json.loads(capsys.readouterr().out)
     assert account["plain_steps"] == account["statistics"]["steps"] == 8
-    assert account["tokens_happened"] is None
+    assert account["measured"]["tokens"] is None
 
 
 def test_an_empty_prompt_is_refused(capsys):

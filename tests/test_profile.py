@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import draft_graph_loans
 from foredraft.api import load
 from foredraft.bench.method import parse_method
 from foredraft.bench.micro import step_cost
@@ -21,19 +22,8 @@ def prompts(tmp_path):
 @pytest.mark.slow
 def test_a_profile_counts_what_was_emitted_and_where_it_came_from(prompts, capsys):
     graph = f'draft_graph:{{"model": "{TOY_DRAFT}", "num_speculative_tokens": 16, "tau": 1, "least_probability": 0.05}}'
-    options = [
-        "--data",
-        str(prompts),
-        "--task",
-        "gsm8k",
-        "--prompts",
-        "2",
-        "--max-new-tokens",
-        "40",
-        "--dtype",
-        "float32",
-        "--json",
-    ]
+    options = ["--data", str(prompts), "--task", "gsm8k", "--prompts", "2", "--max-new-tokens", "40"]
+    options += ["--dtype", "float32", "--json"]
     assert main(["bench", "profile", *options, "--method", graph, "--method", "prompt_lookup"]) == 0
     plain, drafted, lookup = json.loads(capsys.readouterr().out)
     assert (plain["method"], drafted["method"], lookup["method"]) == ("none", graph, "prompt_lookup")
@@ -48,23 +38,23 @@ def test_a_profile_counts_what_was_emitted_and_where_it_came_from(prompts, capsy
         assert sum(each["reached"]) * figures["steps"] == pytest.approx(figures["accepted"], abs=2)
         v_d, r_d = figures["accepted"] / figures["drafted"], figures["accepted"] / figures["emitted"]
         assert figures["harmonic_mean"] == pytest.approx(2 / (1 / v_d + 1 / r_d))
-        steps, drafting = 1 - r_d, r_d / v_d * each["cost_ratio"]  # of a token, in plain steps
-        assert each["modelled_speed_up"] == pytest.approx(1 / (steps + drafting))
-    assert plain["modelled_speed_up"] == 1
-    assert 0 <= drafted["merged"] <= drafted["statistics"]["accepted"]
-    assert lookup["merged"] == 0
+        assert sum(each["accepted_by_source"].values()) == figures["accepted"]
     assert plain["reliability"] == []
     verified, kept = drafted["statistics"]["drafted"], drafted["statistics"]["accepted"]
     assert sum(each["nodes"] for each in drafted["reliability"]) == verified <= 16 * drafted["statistics"]["steps"]
-    assert sum(each["nodes"] * each["happened"] for each in drafted["reliability"]) == pytest.approx(kept, abs=2)
+    assert sum(each["nodes"] * each["accepted"] for each in drafted["reliability"]) == pytest.approx(kept, abs=2)
     assert main(["bench", "profile", *options[:-1], "--method", "prompt_lookup"]) == 0
-    assert "modelled" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "who drafted what" in shown
+    assert "reached depth" in shown
 
 
 @pytest.mark.slow
-def test_loans_are_counted_by_shape_and_compared_with_the_truth(prompts, capsys):
+def test_loans_are_counted_by_shape_and_compared_with_the_truth(prompts, capsys, monkeypatch):
     options = ["--data", str(prompts), "--task", "gsm8k", "--prompts", "2", "--max-new-tokens", "64", "--json"]
-    assert main(["bench", "loans", TOY_DRAFT, *options, "--dtype", "float32"]) == 0
+    command = ["draft_graph_loans.py", TOY_DRAFT, *options, "--model", TOY, "--dtype", "float32"]
+    monkeypatch.setattr("sys.argv", command)
+    draft_graph_loans.main()
     chain, tree, *graphs = json.loads(capsys.readouterr().out)
     assert [each["shape"] for each in (chain, tree, *graphs)] == [
         "chain", "tree", *(f"graph, tau {tau}" for tau in (1, 2, 3, 4))
@@ -88,4 +78,4 @@ def test_the_parts_of_a_step_and_what_lies_between_two_are_timed():
     assert cost.nodes == 4
     assert min(cost.parts) > 0
     assert cost.between > 0
-    assert cost.beside_forward > cost.between
+    assert cost.overhead > cost.between

@@ -53,7 +53,7 @@ def test_the_verdict_is_a_sentence_and_a_piped_table_is_whole(capsys):
     assert main(["prove", *OPTIONS, "--method", "prompt_lookup", "--temperature", "0"]) == 0
     shown = capsys.readouterr()
     assert "beyond rounding" in shown.out
-    assert re.search(r"Proved: all 2 texts \(\d+ tokens\) are plain decoding's; every rule holds\.", shown.err)
+    assert re.search(r"Proved: all 2 texts \([\d,]+ tokens\) are plain decoding's; every rule holds\.", shown.err)
 
 
 class CompiledTo:
@@ -71,7 +71,6 @@ class CompiledTo:
     ("dtype", "compiled", "method", "nodes", "exact"),
     [
         ("float32", None, "adaptix", 16, True),
-        ("int8", None, "adaptix", 16, True),
         ("bfloat16", None, "adaptix", 16, False),
         ("bfloat16", CompiledTo(17), "adaptix", 16, True),
         ("bfloat16", CompiledTo(17), "adaptix", 17, False),
@@ -89,11 +88,11 @@ def test_rounding_excuses_nothing_where_all_verifying_passes_round_alike(dtype, 
 
 
 def test_a_near_tie_is_excused_unless_the_comparison_is_exact():
-    tie, more = (Difference("task", 0, "method", 3, gap, 0.1) for gap in (0.05, 0.5))
+    tie, more = (Difference("task[0]", 3, gap, 0.1) for gap in (0.05, 0.5))
     for differences, exact, holds in (
         ((), True, True), ((), False, True), ((tie,), False, True), ((tie,), True, False), ((tie, more), False, False),
     ):  # fmt: skip
-        assert Proof("method", 9, 9 - len(differences), 99, differences, exact).holds is holds
+        assert Proof("method", 9, 99, differences, exact).holds is holds
 
 
 def redraws_after_a_mismatch(draft, scores, policy, at):

@@ -21,7 +21,7 @@ from foredraft.model.recordings import (
     COLUMNS,
     ROW_COUNTS,
     RecordedForward,
-    as_rows,
+    empty_rows,
     recorded_forward,
     scored,
     slot_mask,
@@ -233,7 +233,7 @@ def test_what_is_recorded_neither_waits_for_values_nor_copies_from_the_host(fami
     target.model.to("meta")
     rows, visible = 8, 512
     store = torch.empty((len(keys), keys[0].shape[1], visible, keys[0].shape[3]), device="meta")
-    received = as_rows(torch.empty(8 * (2 + 2 * rows) + rows * COLUMNS, dtype=torch.uint8, device="meta"), rows)
+    received = empty_rows(rows, device="meta")
     with torch.inference_mode(), Watch() as watch:
         logits, hidden, best = scored(target.recordings._functional, store, received, visible)
     assert (logits.shape, hidden.shape, best.shape) == ((rows, VOCABULARY), (rows, 32), (rows,))
@@ -257,7 +257,7 @@ def test_a_row_sees_what_is_committed_and_what_it_is_told_to(committed, width):
 
 def test_missing_rows_repeat_the_first():
     layout = lay_out(7, np.array([8, 9], np.int32), np.array([-1, 0], np.int32), at=20)
-    numbers, sees = (each.numpy() for each in as_rows(torch.ones(8 * 10 + 4 * COLUMNS, dtype=torch.uint8), 4))
+    numbers, sees = (torch.ones_like(each).numpy() for each in empty_rows(4))
     write_rows(numbers, sees, layout, stored=20)
     assert numbers.tolist() == [20, 20, 7, 8, 9, 7, 20, 21, 22, 20]
     assert [np.flatnonzero(row).tolist() for row in sees] == [[0], [0, 1], [0, 1, 2], [0]]

@@ -17,7 +17,9 @@ import foredraft.engine.state as state_module
 from foredraft.bench.method import parse_method
 from foredraft.bench.prove import prove
 from foredraft.contracts import Budget, CostCurve, Draft, DraftContext, Scores
-from foredraft.control import ConfidenceOptions, ConfidenceRule, FixedControl, MeasuredControl, StoppingControl, cut
+from foredraft.control import FixedControl, MeasuredControl, cut
+from foredraft.control.levels import LevelControl
+from foredraft.control.thresholds import ConfidenceOptions, ConfidenceRule
 from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
 from foredraft.engine.step import check_draft
@@ -363,7 +365,7 @@ def test_a_drawn_draft_is_cut_in_order_whatever_its_scores(control):
 def test_a_rule_is_not_told_the_scores_of_drawn_tokens(threshold):
     world, trimmed = World(3, SETTINGS["plain"]), []
     for draft, probability in merged(world, deeper=True):
-        control = StoppingControl(ConfidenceRule(ConfidenceOptions(threshold)), 20)
+        control = LevelControl(ConfidenceRule(ConfidenceOptions(threshold)), 20)
         trimmed.append((control.trim(with_score(draft), control.budget(9)), probability))
     assert distance(world, trimmed) < EXACT
 

@@ -11,8 +11,7 @@ from foredraft.errors import ForedraftWarning
 from foredraft.graph.tree import best_chain, chain_parents
 from foredraft.index.datastore import open_datastore
 from foredraft.index.datastore_writer import DatastoreWriter
-from foredraft.integrations.request_drafter import RequestDrafter
-from foredraft.integrations.request_table import PATIENCE, RequestTable
+from foredraft.integrations.request_drafter import PATIENCE, RequestDrafter
 from foredraft.testing import VOCABULARY, OracleDrafter
 from support import tokenizers
 from support.toys import build_trigram_table, text_documents
@@ -257,60 +256,88 @@ def test_tokens_less_probable_than_asked_are_left_out():
     assert sizes[0] >= sizes[1]
 
 
-# --- the table
+# --- which request is which
 
 
-def found(table, rows, **given):
-    token_ids = np.zeros((len(rows), 40), np.int32)
-    for number, row in enumerate(rows):
-        token_ids[number, : len(row)] = row
-    lengths = np.array([len(row) for row in rows])
-    slots, known, dropped = table.find(token_ids, lengths, given.get("only", np.arange(len(rows))))
-    return slots.tolist(), known.tolist(), dropped
+class Noting:
+    """A drafter that notes, by the number of each drafting, the texts that it was shown and what was closed."""
+
+    name, needs, source_names = "noting", Needs(), ("noting",)
+
+    def __init__(self, rows):
+        self.texts, self.closed = [], []
+        self.requests = RequestDrafter(self, vocabulary=VOCABULARY, most=MOST, rows=rows, longest=LONGEST)
+
+    def open(self, context):
+        self.texts.append([])
+        return NotingOne(self, len(self.texts) - 1)
+
+    def step(self, *rows):
+        """Take a step of a batch with these rows; None stands for one without a new token."""
+        server = Server([np.array(row or [0], np.int32) for row in rows])
+        server.show([len(row or [0]) for row in rows])
+        self.requests.propose([[1] if row else [] for row in rows], server.lengths, server.token_ids)
 
 
-def test_a_request_keeps_its_slot_and_a_new_one_gets_its_own():
-    table = RequestTable(4, 40)
-    first, known, _ = found(table, [[1, 2, 3], [4, 5]])
-    assert known == [0, 0]
-    slots, known, dropped = found(table, [[4, 5, 6], [1, 2, 3, 7], [1, 2, 9]])
-    assert slots[:2] == first[::-1]
-    assert known == [2, 3, 0]
-    assert dropped == []
-    assert len(set(slots)) == 3
+class NotingOne:
+    def __init__(self, drafter, number):
+        self.drafter, self.number = drafter, number
+
+    def propose(self, view, budget):
+        self.drafter.texts[self.number].append(view.ids.tolist())
+        return EMPTY_DRAFT
+
+    def observe(self, verdict):
+        assert len(self.drafter.texts[self.number][-1]) == verdict.at + 1  # it is told from where it left off
+
+    def close(self):
+        self.drafter.closed.append(self.number)
+
+
+def test_a_request_keeps_its_drafting_and_a_new_one_gets_its_own():
+    drafter = Noting(3)
+    drafter.step([1, 2, 3], [4, 5])
+    drafter.step([4, 5, 6], [1, 2, 3, 7], [1, 2, 9])
+    assert drafter.texts == [[[1, 2, 3], [1, 2, 3, 7]], [[4, 5], [4, 5, 6]], [[1, 2, 9]]]
+    assert drafter.closed == []
 
 
 def test_the_longest_text_that_fits_is_gone_on_with():
-    table = RequestTable(4, 40)
-    slots, _, _ = found(table, [[1, 2], [1, 2, 3, 4]])
-    again, known, _ = found(table, [[8], [1, 2, 3, 4, 5]], only=np.array([1]))
-    assert (again, known) == ([slots[1]], [4])
+    drafter = Noting(2)
+    drafter.step([1, 2], [1, 2, 3, 4])
+    drafter.step(None, None)
+    drafter.step([1, 2, 3, 4, 5], None)
+    assert drafter.texts[0] == [[1, 2], [1, 2, 3, 4, 5]]  # the row's own, which fits too, is asked first
+    drafter = Noting(3)
+    drafter.step(None, [1, 2], [1, 2, 3, 4])
+    drafter.step([1, 2, 3, 4, 5], None, None)
+    assert drafter.texts == [[[1, 2]], [[1, 2, 3, 4], [1, 2, 3, 4, 5]]]
 
 
-def test_equal_texts_have_slots_of_their_own():
-    table = RequestTable(4, 40)
-    slots, _, _ = found(table, [[1, 2], [1, 2]])
-    again, known, _ = found(table, [[1, 2, 3], [1, 2, 4]])
-    assert sorted(again) == sorted(slots)
-    assert known == [2, 2]
+def test_equal_texts_have_draftings_of_their_own():
+    drafter = Noting(2)
+    drafter.step([1, 2], [1, 2])
+    drafter.step([1, 2, 3], [1, 2, 4])
+    assert drafter.texts == [[[1, 2], [1, 2, 3]], [[1, 2], [1, 2, 4]]]
 
 
-def test_texts_that_nobody_goes_on_with_are_dropped_in_time():
-    table = RequestTable(4, 40)
-    gone = found(table, [[1, 2, 3]])[0]
-    dropped = []
+def test_requests_that_nobody_goes_on_with_are_closed_in_time():
+    drafter = Noting(2)
+    drafter.step([1, 2, 3])
     for length in range(1, PATIENCE + 3):
-        dropped += found(table, [[5] * min(length, 38)])[2]
-    assert dropped == gone
+        assert drafter.closed == ([] if length <= PATIENCE + 1 else [0])
+        drafter.step([5] * length)
+    assert drafter.closed == [0]
 
 
-def test_where_slots_run_out_the_one_not_seen_for_longest_is_taken():
-    table = RequestTable(2, 40)
-    oldest = found(table, [[1, 2, 3]])[0]
-    found(table, [[4, 5]])
-    slots, known, dropped = found(table, [[6, 7]])
-    assert slots == dropped == oldest
-    assert known == [0]
+def test_where_there_is_no_room_the_request_not_seen_for_longest_goes():
+    drafter = Noting(1)
+    drafter.step([1, 2, 3])
+    drafter.step([4, 5])
+    drafter.step([6, 7])
+    assert drafter.closed == [0]
+    drafter.step([4, 5, 8])
+    assert drafter.texts[1] == [[4, 5], [4, 5, 8]]
 
 
 @pytest.mark.kernels

@@ -1,5 +1,6 @@
 """The server, by the clients that people use: what is asked for is honoured or refused, and texts are the library's."""
 
+import asyncio
 import json
 import re
 import threading
@@ -181,7 +182,7 @@ def test_a_prediction_is_drafted_from(client, plain):
     text = plain(max_new_tokens=80).text
     middle = len(text) // 2
     expected = f"{text[:middle]} something else {text[middle + 5 :]}"
-    fields = {"temperature": 0, "max_tokens": 80}
+    fields = {"temperature": 0, "max_tokens": 80, "speculative": {"num_speculative_tokens": 16}}
     without = asked(client, **fields)
     answer = asked(client, prediction={"type": "content", "content": expected}, **fields)
     assert answer.choices[0].message.content == text
@@ -193,7 +194,7 @@ def test_a_prediction_is_drafted_from(client, plain):
     wrong = asked(client, prediction={"type": "content", "content": "Nothing of the kind. " * 20}, **fields)
     assert wrong.choices[0].message.content == text
     with pytest.raises(openai.BadRequestError, match="prediction"):
-        asked(client, prediction={"type": "content", "content": "x"}, speculative=False, **fields)
+        asked(client, prediction={"type": "content", "content": "x"}, **fields | {"speculative": False})
 
 
 def test_completions_take_texts_and_ids(client, plain):
@@ -248,6 +249,12 @@ def test_messages_of_anthropics_client(server, plain):
     ("fields", "words"),
     [
         ({"reasoning_effort": "low"}, "no field 'reasoning_effort'"),
+        ({"stream_options": {"include_usage": True}}, "need stream"),
+        ({"return_sources": True}, "need stream"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"response_format": {"type": "text", "pattern": "a"}}, "pattern"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "strict"),
         ({"temperature": 3}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "the same field"),
@@ -286,11 +293,14 @@ def test_stores_are_filled_used_and_removed(server, client, plain):
     added = httpx.post(f"{address}/v1/stores/mine/texts", json={"texts": [text] * 3}).json()
     assert added["tokens"] > 0
     assert [each["id"] for each in httpx.get(f"{address}/v1/stores").json()["data"]] == ["mine"]
-    answer = asked(client, temperature=0, max_tokens=60, speculative={"method": "rest", "stores": ["mine"]})
+    way = {"method": "rest", "stores": ["mine"], "num_speculative_tokens": 8}
+    answer = asked(client, temperature=0, max_tokens=60, speculative=way)
     assert answer.choices[0].message.content == text
     assert answer.metrics["speculative_decoding"]["num_accepted_draft_tokens"] > 10
     assert httpx.delete(f"{address}/v1/stores/mine").json()["deleted"]
     assert httpx.get(f"{address}/v1/stores").json()["data"] == []
+    with pytest.raises(openai.BadRequestError, match="no store 'mine'"):
+        asked(client, temperature=0, max_tokens=5, speculative=way)
     refused = httpx.post(f"{address}/v1/stores/..%2Fup/texts", json={"texts": ["x"]})
     assert refused.status_code in (400, 404)
 
@@ -326,6 +336,26 @@ def test_an_answer_that_nobody_reads_is_not_written_on(server, client):
     assert writer.running == 1
     stream.close()
     until(lambda: writer.running == 0)
+
+
+def test_a_client_that_goes_before_the_first_event_is_not_written_for(tmp_path):
+    """By the application alone, so that the client is gone before the response begins."""
+    listening = Listening(load(TOY, method="none", compile=False), "toy", {}, ServerOptions(port=0, stores=tmp_path))
+    writer = listening._service.writer
+    body = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True, "stream": True}
+    given = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
+
+    async def receive():
+        return next(given, {"type": "http.disconnect"})
+
+    async def send(_message):
+        """Nobody reads."""
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b"",
+             "asgi": {"spec_version": "2.3"}}  # fmt: skip
+    asyncio.run(listening._server.config.app(scope, receive, send))
+    until(lambda: writer.running + writer.waiting == 0)
+    writer.close(0.0)
 
 
 def test_too_many_requests_are_told_to_come_back(tmp_path):
@@ -369,6 +399,15 @@ def test_keys_keep_strangers_out_and_apart(tmp_path):
     thread.join()
 
 
+def test_pages_of_other_sites_are_kept_out(server):
+    address = server[0].address
+    body = {"model": "toy", "messages": QUESTION, "max_tokens": 2}
+    for headers in ({"origin": "https://evil.example"}, {"origin": "null"}, {"host": "evil.example:80"}):
+        assert httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers).status_code == 403
+        assert httpx.get(f"{address}/v1/stores", headers=headers).status_code == 403
+    assert httpx.post(f"{address}/v1/chat/completions", json=body, headers={"origin": address}).status_code == 200
+
+
 def test_tools_are_told_and_their_calls_found(server, client, monkeypatch):
     """By a template that knows them; the model's text is made to be a call by a constraint of its form."""
     monkeypatch.setattr(server[1].tokenizer, "chat_template", TEMPLATE)
@@ -385,6 +424,8 @@ def test_tools_are_told_and_their_calls_found(server, client, monkeypatch):
         content += chunk.choices[0].delta.content or ""
         calls += chunk.choices[0].delta.tool_calls or []
     assert (content.strip(), calls[0].function.arguments) == ("Well:", call.arguments)
+    uncalled = asked(client, tools=tools, tool_choice="none", **fields).choices[0]
+    assert (uncalled.finish_reason, uncalled.message.tool_calls) == ("stop", None)
     told = [*QUESTION, {"role": "assistant", "tool_calls": [answer.message.tool_calls[0].model_dump()]},
             {"role": "tool", "tool_call_id": "1", "content": "7"}]  # fmt: skip
     assert asked(client, told, tools=tools, max_tokens=5).choices[0].message.content is not None

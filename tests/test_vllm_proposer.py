@@ -119,7 +119,7 @@ REFUSED = {
     "unknown method": ({"method": "adaptics"}, "Did you mean 'adaptix'"),
     "unknown option": ({"tabel": "none"}, "Did you mean 'table'"),
     "own option misspelt": ({"tree_node": 3}, "Did you mean 'tree_nodes'"),
-    "method of another type": ({"method": 3}, "give a method's name as text"),
+    "method of another type": ({"method": 3}, "it must be a text"),
     "tree_nodes": ({"tree_nodes": 0}, "tree_nodes is 0; it must be a whole number, 1 to 1024"),
     "least_probability": ({"least_probability": 2}, "it must be a number from 0 to 1"),
     "feedback": ({"method": "adaptix", "feedback": "topk"}, "tells a proposer no probabilities"),

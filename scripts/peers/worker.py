@@ -81,7 +81,7 @@ def transformers(model: str, threads: int, **options: Any) -> Ask:
             given["temperature"] = request["temperature"]
         written = write(request["ids"], given)
         text = generator.tokenizer.decode(written.token_ids, skip_special_tokens=True)
-        return answer(written.total_seconds, written.token_ids, written.steps, text)
+        return answer(written.total_seconds, written.token_ids, written.statistics.steps, text)
 
     return ask
 
@@ -100,7 +100,7 @@ def llama_cpp(folder: str, threads: int, kind: str, lookup: int = 0) -> Ask:
     end = llama.token_eos()
 
     def ask(request: Mapping[str, Any]) -> Answer:
-        llama.reset()  # else it would go on behind what the last prompt shares with this one
+        llama.reset()  # else it would go on after what the last prompt shares with this one
         llama.set_seed(request["seed"])
         before, tokens = counted.calls, []
         start = time.perf_counter()

@@ -47,8 +47,7 @@ def load(
             cost of verification measured on this machine. `control` and `control_options` choose another way to say
             how much to draft, which `num_speculative_tokens` then caps: see docs/explanation/control.md.
             `verification` is "matched" (default) or "rejection": see docs/explanation/sampling.md.
-        dtype: a torch dtype or its name; "auto" takes the checkpoint's; "int8" rounds linear layers: see
-            docs/explanation/int8.md.
+        dtype: a torch dtype or its name; "auto" takes the checkpoint's.
         device: "cpu", "cuda", "auto" (spread), ...; None takes the first GPU, else the CPU.
         compile: "auto" uses what `foredraft compile` compiled of the model for this machine; True also compiles what is
             missing of a named model, in a process beside this one, and switches when it is ready, and on one CUDA

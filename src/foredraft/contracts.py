@@ -86,7 +86,7 @@ class Draft:
 
 
 def _check_q(q: FloatArray, tokens: IntArray, parents: IntArray) -> None:
-    """Assert that each node can have been drawn from its row, behind its earlier siblings.
+    """Assert that each node can have been drawn from its row, after its earlier siblings.
 
     Raises:
         ValueError: naming the node.
@@ -388,4 +388,4 @@ class Chooser(Protocol):
     """Chooses the target's token after a row; called once for each row that the accepted path visits."""
 
     def __call__(self, row: int, path: Sequence[int]) -> int:
-        """Return the token after `row`, which lies behind the emitted tokens `path`."""
+        """Return the token after `row`, which lies after the emitted tokens `path`."""

@@ -3,7 +3,7 @@
 Knows a sequence, a drafter, a control and a target that were put together for it, and how ids become text.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -123,7 +123,7 @@ class Stream:
     def __init__(self, run: Run, tokenizer: Any) -> None:
         self._run = run
         self._tokenizer = tokenizer
-        self._pieces = self._iterate()
+        self._pieces = pieces(run.steps(), tokenizer)
 
     def __iter__(self) -> Iterator[Piece]:
         """Return the pieces; there is one pass."""
@@ -138,11 +138,13 @@ class Stream:
         """What has been written so far; complete once the pieces are exhausted."""
         return self._run.result(self._tokenizer)
 
-    def _iterate(self) -> Iterator[Piece]:
-        text = TextStream(self._tokenizer)
-        for record in self._run.steps():
-            for token, source in zip(record.emitted, record.sources, strict=True):
-                yield Piece(text.push(token), token, source)
-        rest = text.finish()
-        if rest:
-            yield Piece(rest, -1, None)
+
+def pieces(records: Iterable[StepRecord], tokenizer: Any) -> Iterator[Piece]:
+    """Yield the pieces of a text as its steps come."""
+    text = TextStream(tokenizer)
+    for record in records:
+        for token, source in zip(record.emitted, record.sources, strict=True):
+            yield Piece(text.push(token), token, source)
+    rest = text.finish()
+    if rest:
+        yield Piece(rest, -1, None)

@@ -13,8 +13,7 @@ import numpy as np
 
 from foredraft.cache_folder import cache_folder, cache_path
 from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, Learner, TokenIds, Verification
-from foredraft.control import FixedControl, StepCosts, choose_control
-from foredraft.control.joint import BatchControl
+from foredraft.control import BatchControl, FixedControl, StepCosts, choose_control
 from foredraft.corpus.words import vocabulary_size
 from foredraft.drafters import make_drafter
 from foredraft.drafters.prediction import ForetoldDrafter, Prediction
@@ -157,13 +156,10 @@ class Generator:
         """Whether the next text will need `cost`, which may have to be measured first."""
         return self.method != "none" and self._amount.needs_cost
 
-    def compile(self, *, seconds: float | None = None) -> None:
+    def compile(self) -> None:
         """Compile the model's forward for this machine and use it; what was compiled before is only timed anew.
 
         On a CUDA device nothing is compiled: passes are recorded when they are first asked for.
-
-        Args:
-            seconds: begin no further part after this many; the first is always compiled.
 
         Raises:
             UsageError: a model that cannot be compiled here, with the reason.
@@ -173,7 +169,7 @@ class Generator:
         if self.target.model.device.type == "cuda":
             self.target.recordings, self._curve = RecordedForward(self.target.model), None
             return
-        compile_forward(self.target.model, cache_folder(), seconds=seconds, progress=self._progress)
+        compile_forward(self.target.model, cache_folder(), progress=self._progress)
         self._take_compiled()
 
     def _take_compiled(self) -> None:
@@ -260,7 +256,7 @@ class Generator:
         return self.begin(ids, **arguments)
 
     def _checked(self, prompt: Prompt, options: Mapping[str, Any], *, chat: bool) -> tuple[TokenIds, dict[str, Any]]:
-        """Return the ids of a prompt, and the arguments of `begin` that follow them."""
+        """Return the ids of a prompt, and the arguments of `prepare` that follow them."""
         if chat:
             if not isinstance(prompt, str):
                 raise UsageError(f"chat=True is for a prompt that is a text; this one is a {type(prompt).__name__}.")
@@ -269,7 +265,7 @@ class Generator:
         return self.encode(prompt), arguments
 
     def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of `begin` behind its first one, from those of `generate`.
+        """Return the arguments of `prepare` after its first one, from those of `generate`.
 
         Raises:
             UsageError: what cannot be honoured.
@@ -300,7 +296,11 @@ class Generator:
         expected = Prediction(np.asarray(ids, np.int64))
         return lambda drafter: ForetoldDrafter(drafter, expected)
 
-    def begin(
+    def begin(self, ids: TokenIds, sampling: SamplingOptions, **arguments: Any) -> Run:
+        """Begin to write after token ids; takes and raises what `prepare` does."""
+        return Run(self.prepare(ids, sampling, **arguments), self.drafter.needs.target or self.target)
+
+    def prepare(
         self,
         ids: TokenIds,
         sampling: SamplingOptions,
@@ -310,8 +310,8 @@ class Generator:
         processors: Sequence[LogitsProcessor] = (),
         stop: Callable[[int], bool] | None = None,
         around: Around = lambda drafter: drafter,
-    ) -> Run:
-        """Begin to write behind token ids, where it is decided already how tokens are chosen and what ends the text.
+    ) -> Prepared:
+        """Check a text before it has a cache, where how tokens are chosen and what ends the text is decided already.
 
         Args:
             ids: int64[n], the prompt; at least one.
@@ -325,23 +325,6 @@ class Generator:
         Raises:
             UsageError: a prompt that fills the model's window.
         """
-        prepared = self.prepare(
-            ids, sampling, max_new_tokens=max_new_tokens, eos=eos, processors=processors, stop=stop, around=around
-        )
-        return Run(prepared, self.drafter.needs.target or self.target)
-
-    def prepare(
-        self,
-        ids: TokenIds,
-        sampling: SamplingOptions,
-        *,
-        max_new_tokens: int,
-        eos: Sequence[int] = (),
-        processors: Sequence[LogitsProcessor] = (),
-        stop: Callable[[int], bool] | None = None,
-        around: Around = lambda drafter: drafter,
-    ) -> Prepared:
-        """Check a text before it has a cache; takes and raises what `begin` does."""
         if self._compilation is not None and self._compilation.has_news():
             self._take_compiled()
         window = self.target.window
@@ -351,16 +334,9 @@ class Generator:
                 f"{window - 1}."
             )
         begin = partial(
-            SequenceState,
-            ids,
-            sampling=sampling,
-            max_new_tokens=max_new_tokens,
-            window=window,
-            eos=eos,
-            processors=processors,
-            stop=stop,
-            verification=self.verification,
-        )
+            SequenceState, ids, sampling=sampling, max_new_tokens=max_new_tokens, window=window, eos=eos,
+            processors=processors, stop=stop, verification=self.verification,
+        )  # fmt: skip
         settings = {**asdict(sampling), "verification": self.verification}
         context = DraftContext(self.target.vocabulary, sampling.seed, self._amount.most_nodes, settings)
         drafter, shared = GuardedDrafter(around(self.drafter)), self.method != "none" and self._amount.is_measured
@@ -401,16 +377,13 @@ class Generator:
     def eos_token_ids(self) -> tuple[int, ...]:
         """Return the ids that end a text by default: the model's generation configuration's, else the tokenizer's."""
         given = getattr(getattr(self.target.model, "generation_config", None), "eos_token_id", None)
-        if given is None:
-            given = self.tokenizer.eos_token_id
+        given = self.tokenizer.eos_token_id if given is None else given
         if given is None:
             return ()
         return (given,) if isinstance(given, int) else tuple(given)
 
     def _control(self, seed: int) -> Control:
-        if self.method == "none":
-            return FixedControl(0)
-        return self._amount.make(lambda: self.cost, seed, self._costs)
+        return FixedControl(0) if self.method == "none" else self._amount.make(lambda: self.cost, seed, self._costs)
 
 
 def _check_vocabulary(target: TorchTarget, tokenizer: Any) -> None:

@@ -64,7 +64,7 @@ class GenerationOptions:
         top_p: keep the smallest set with this mass.
         min_p: drop tokens below this share of the most probable one's probability.
         repetition_penalty: above 1 discourages tokens that occurred.
-        stop_strings: the text ends behind any of them, which it includes, as in transformers.
+        stop_strings: the text ends after any of them, which it includes, as in transformers.
         eos_token_id: ids that end the text; None takes the model's own, an empty list none.
         logits_processor: transformers' processors, called with each emitted position's own prefix, in order.
         seed: of the sampling; None draws one, which the result reports.

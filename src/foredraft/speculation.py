@@ -33,7 +33,7 @@ class Speculation:
 
 
 def parse_speculation(method: str | None, config: Any) -> Speculation:
-    """Read a configuration and a method named beside it.
+    """Read a configuration and a method named besides it.
 
     Raises:
         UsageError: something that is no mapping, two methods, or a shared key's value that cannot be honoured.

@@ -1,26 +1,28 @@
-"""A cell: one method on one prompt, beside plain decoding of the same prompt in the same process; and its file.
+"""A cell: one method on one prompt, beside plain decoding of the same prompt in one process; and the file of cells.
 
-Knows records and JSON. A cell's place in a folder is its identity, so what exists need not be measured again, and a
-run that was killed goes on where it was. Does not know how texts are written.
+Knows records and JSON. A cell's place is its identity, so what the file holds need not be measured again, and a run
+that was killed goes on where it was. Does not know how texts are written.
 """
 
 import dataclasses
-import hashlib
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foredraft.atomic_file import write_file
-from foredraft.bench.drafts import DraftCounts, Guesses
-from foredraft.bench.environment import Environment
+from foredraft.atomic_file import store_file
+from foredraft.bench.drafts import DraftCounts
+from foredraft.bench.environment import Environment, differences
 from foredraft.bench.metrics import repeated_share
+from foredraft.contracts import CostCurve
+from foredraft.engine.statistics import Statistics
 from foredraft.errors import StoreError, UsageError
+from foredraft.model.cost import sound_curve
 
-FORMAT = "foredraft bench cell"
-VERSION = 2
+CELLS_FILE, COST_FILE = "cells.jsonl", "verification.json"
+VERSION = 3
+"""Of the lines of the file of cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,47 +32,43 @@ class Writing:
     Attributes:
         token_ids: emitted.
         prompt_tokens: of the prompt.
-        steps: target forwards after prefill; for the peer all its forwards, of which the first reads the prompt too.
-        drafting_steps: steps that drafted something.
-        drafted: nodes verified.
-        accepted: drafted tokens emitted.
-        prefill_seconds: before the first step; 0 for the peer, which does not tell it apart.
-        decode_seconds: in steps, without those stalled; the peer's are all its seconds.
-        stalled_seconds: in passes that the machine held up, beyond what such a pass takes; 0 for the peer.
+        statistics: counts, and the times of prefill and of steps without those stalled. For the peer, steps are all its
+            forwards, of which the first reads the prompt too, and `decode_seconds` are all its seconds.
         total_seconds: by the clock, those stalled included.
         parts: seconds of draft, forward, verify, commit, other, without those stalled; empty for the peer.
+        stalled_seconds: of passes that the machine held up, beyond what such a pass takes; 0 for the peer.
     """
 
     token_ids: tuple[int, ...]
     prompt_tokens: int
-    steps: int
-    drafting_steps: int
-    drafted: int
-    accepted: int
-    prefill_seconds: float
-    decode_seconds: float
+    statistics: Statistics
     total_seconds: float
     parts: Mapping[str, float]
     stalled_seconds: float = 0.0
-
-    @property
-    def tokens(self) -> int:
-        """How many were emitted."""
-        return len(self.token_ids)
 
     @property
     def repeated(self) -> float:
         """The share of repeated 8-grams."""
         return repeated_share(self.token_ids)
 
+    @property
+    def seconds_per_token(self) -> float:
+        """Decode time of a token; for the peer, whole time."""
+        return self.statistics.decode_seconds / max(len(self.token_ids), 1)
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> "Writing":
+        """Return the writing that `dataclasses.asdict` and JSON made dictionaries and lists of."""
+        return cls(**{**body, "token_ids": tuple(body["token_ids"]), "statistics": Statistics(**body["statistics"])})
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a cell is a measurement of; as a path, its identity.
+    """What a cell is a measurement of: its identity.
 
     Attributes:
         model: as the user calls it.
-        dtype: the weights'.
+        dtype: of the weights.
         settings: the generation arguments, as `settings_name` words them.
         task: the task, with its category where it has several: `spec_bench/qa`.
         method: the method's label.
@@ -86,11 +84,9 @@ class Place:
     number: int
     turn: int = 1
 
-    def path(self) -> Path:
-        """Return the identity as a relative path."""
-        named = [self.model, self.dtype, self.settings, self.task]
-        folders = [_safe(part) for name in named for part in name.split("/") if part] + [_safe(self.method)]
-        return Path(*folders, f"{self.number:05d}-{self.turn}.json")
+    def __str__(self) -> str:
+        """Return the place as messages name it."""
+        return f"{self.task}[{self.number}] turn {self.turn}, {self.method}, {self.settings}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +101,6 @@ class Cell:
         base: plain decoding.
         own: the method's; None where it failed.
         counts: what became of the drafts; None for the peer and for a failure.
-        example: every step, in the first prompt of each task.
         learned_texts: how many texts a warm drafter had read before.
         failure: what it raised, as a sentence; empty where it did not.
     """
@@ -117,7 +112,6 @@ class Cell:
     base: Writing | None
     own: Writing | None
     counts: DraftCounts | None = None
-    example: tuple[Guesses, ...] = ()
     learned_texts: int = 0
     failure: str = ""
 
@@ -126,131 +120,113 @@ class Cell:
         """Plain decoding and the method, where both were written."""
         return (self.base, self.own) if self.base is not None and self.own is not None else None
 
-    def as_json(self) -> bytes:
-        """Return the file's bytes: a line of JSON with its format, its version and a hash of its content."""
-        body = json.dumps(dataclasses.asdict(self), sort_keys=True)
-        digest = hashlib.sha256(body.encode()).hexdigest()
-        return f'{{"format": "{FORMAT}", "version": {VERSION}, "sha256": "{digest}", "cell": {body}}}\n'.encode()
-
-
-class CellFolder:
-    """The cells under a folder.
-
-    Args:
-        folder: made if need be by `write`.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def check_writable(self) -> None:
-        """Make the folder, and write and remove a file in it.
-
-        Raises:
-            UsageError: it cannot be written to.
-        """
-        trial = self.folder / "trial.part"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            trial.write_bytes(b"")
-            trial.unlink()
-        except OSError as error:
-            raise UsageError(
-                f"Results cannot be written to {self.folder} ({error.strerror}); give another folder."
-            ) from error
-
-    def read(self, place: Place) -> Cell | None:
-        """Return the cell at a place; None where there is none.
-
-        Raises:
-            StoreError: it is damaged.
-            UsageError: another version of foredraft wrote it.
-        """
-        path = self.folder / place.path()
-        return read_cell(path) if path.exists() else None
-
-    def write(self, cell: Cell) -> None:
-        """Put a cell in its place, whole or not at all.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
-        write_result(self.folder / cell.place.path(), cell.as_json())
-
-    def paths(self) -> Iterator[Path]:
-        """Yield the files that are named as cells, in order."""
-        yield from sorted(path for path in self.folder.rglob("*.json") if _CELL_NAME.fullmatch(path.name))
-
-
-def read_cell(path: Path) -> Cell:
-    """Read a cell's file.
-
-    Raises:
-        StoreError: it is damaged.
-        UsageError: another version of foredraft wrote it.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        outer = json.loads(text)
-        if outer["format"] != FORMAT:
-            raise ValueError(f"its format is {outer['format']!r}")
-        if outer["version"] != VERSION:
-            raise UsageError(
-                f"The cell {path} is of version {outer['version']}, and this foredraft reads version {VERSION}; give "
-                "another folder, or measure again."
-            )
-        body = json.dumps(outer["cell"], sort_keys=True)
-        if hashlib.sha256(body.encode()).hexdigest() != outer["sha256"]:
-            raise ValueError("its hash is not that of its content")
-        return _cell(outer["cell"])
-    except UsageError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise StoreError(f"The cell {path} is damaged ({reason}); run the benchmark again to replace it.") from error
-
-
-def write_result(path: Path, data: bytes) -> None:
-    """Put `data` in the place of `path`, whose folder is made if need be; the old file stays until it is done.
-
-    Raises:
-        StoreError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, data)
-    except OSError as error:
-        raise StoreError(f"The results {path} cannot be written ({error.strerror}); give another folder.") from error
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> "Cell":
+        """Return the cell that `dataclasses.asdict` and JSON made dictionaries and lists of."""
+        base, own = (None if body[name] is None else Writing.from_json(body[name]) for name in ("base", "own"))
+        counts = None if body["counts"] is None else DraftCounts.from_json(body["counts"])
+        return cls(**{**body, "place": Place(**body["place"]), "base": base, "own": own, "counts": counts})
 
 
 def settings_name(settings: Mapping[str, Any]) -> str:
-    """Word generation arguments for a path and a heading: `greedy-128-seed0`, `temperature0.7-128-seed0`."""
+    """Word generation arguments for a heading: `greedy-128-seed0`, `temperature0.7-128-seed0`."""
     sampled = [f"{name}{settings[name]:g}" for name in ("temperature", "top_p", "top_k", "min_p") if name in settings]
     return "-".join([*(sampled or ["greedy"]), str(settings["max_new_tokens"]), f"seed{settings['seed']}"])
 
 
-_CELL_NAME = re.compile(r"\d{5,}-\d+\.json")
+def prepare_folder(folder: Path) -> None:
+    """Make the folder, and end a line of its cells that a killed run left unfinished.
+
+    Raises:
+        UsageError: it cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / CELLS_FILE).open("ab+") as file:
+            if file.tell():
+                file.seek(-1, 2)
+                if file.read() != b"\n":
+                    file.write(b"\n")
+    except OSError as error:
+        raise UsageError(f"Results cannot be written to {folder} ({error.strerror}); give another folder.") from error
 
 
-def _cell(body: dict[str, Any]) -> Cell:
-    writings = [None if body[name] is None else _writing(body[name]) for name in ("base", "own")]
-    steps = tuple(Guesses(**{name: tuple(values) for name, values in step.items()}) for step in body["example"])
-    counts = None if body["counts"] is None else _counts(body["counts"])
-    given = {**body, "place": Place(**body["place"]), "base": writings[0], "own": writings[1]}
-    return Cell(**{**given, "example": steps, "counts": counts})
+def append_cell(folder: Path, cell: Cell) -> None:
+    """Add a cell to the file of a folder; of two cells of one place, the later one counts.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    line = json.dumps({"version": VERSION, **dataclasses.asdict(cell)}) + "\n"
+    try:
+        with (folder / CELLS_FILE).open("ab") as file:
+            file.write(line.encode())
+    except OSError as error:
+        raise StoreError(
+            f"The results in {folder} cannot be written ({error.strerror}); give another folder."
+        ) from error
 
 
-def _writing(body: dict[str, Any]) -> Writing:
-    return Writing(**{**body, "token_ids": tuple(body["token_ids"])})
+def read_cells(folder: Path) -> tuple[dict[Place, Cell], list[str]]:
+    """Return the cells of a folder by place, and a sentence on each line of its file that is damaged.
+
+    Raises:
+        UsageError: the file cannot be read, or another version of foredraft wrote it.
+    """
+    path, cells, damaged = folder / CELLS_FILE, dict[Place, Cell](), list[str]()
+    try:
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}); give another folder.") from error
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            body = json.loads(line)
+            version = body.pop("version")
+            if version == VERSION:
+                cell = Cell.from_json(body)
+                cells[cell.place] = cell
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            damaged.append(f"Line {number} of {path} is damaged ({reason}); its cell is measured again by `bench run`.")
+            continue
+        if version != VERSION:
+            raise UsageError(
+                f"Line {number} of {path} is of version {version}, and this foredraft reads version {VERSION}; give "
+                "another folder, or measure again."
+            )
+    return cells, damaged
 
 
-def _counts(body: dict[str, Any]) -> DraftCounts:
-    by_depth = {name: tuple(body[name]) for name in ("drafted_by_depth", "accepted_by_depth")}
-    estimated = tuple(map(tuple, body.get("estimated", ())))  # older cells have none
-    return DraftCounts(**{**body, **by_depth, "estimated": estimated})
+def check_alike(cells: list[Cell]) -> None:
+    """Refuse cells whose figures must not be compared.
+
+    Raises:
+        UsageError: naming what differs.
+    """
+    for cell in cells[1:]:
+        unlike = differences(cells[0].environment, cell.environment)
+        if unlike:
+            raise UsageError(
+                f"The cells {cells[0].place} and {cell.place} are of unlike environments ({'; '.join(unlike[:3])}), so "
+                "they are not compared; report each folder by itself."
+            )
 
 
-def _safe(text: str) -> str:
-    """Return `text` as the name of a folder; what had to be changed gets a hash, so that no two texts share a name."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("._")[:80]
-    return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+def keep_cost(curve: CostCurve, folder: Path) -> None:
+    """Write what a pass costs by its rows beside the cells.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    store_file(folder / COST_FILE, json.dumps(dataclasses.asdict(curve)).encode() + b"\n")
+
+
+def read_cost(folder: Path) -> CostCurve | None:
+    """Return what a pass costs by its rows; None where there is no file of it that can be read."""
+    try:
+        body = json.loads((folder / COST_FILE).read_text(encoding="utf-8"))
+        return sound_curve(body["rows"], body["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

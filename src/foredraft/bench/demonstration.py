@@ -1,6 +1,6 @@
 """What drafting is good for, and what it is not, on two texts: each written by transformers, plainly, and drafted.
 
-Measures and words what was measured. Does not know the terminal, or how a model is prepared.
+Measures, and puts what was measured into words. Does not know the terminal, or how a model is prepared.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,13 +10,15 @@ from typing import Any
 
 from foredraft.api import Generator, Prompt
 from foredraft.bench.method import Method
-from foredraft.bench.metrics import first_difference
 from foredraft.bench.peer import prepared_peer
-from foredraft.bench.turns import write_by_turns
 from foredraft.generation import Generation, Stream
 
+ROUNDS = 3
+"""Times that each text is written; the median counts."""
+
+_WARM_UP_TOKENS = 16
 _PAYS = 1.05
-"""From this speed-up on the page says that drafting paid; less lies within the noise of one short text."""
+"""A speed-up below this lies within the noise of one short text, and is not called a gain."""
 
 _CODE = '''def load_orders(path):
     """Read the orders of a CSV file, one dictionary a row."""
@@ -56,13 +58,13 @@ class Scene:
         title: what is written.
         prompt: what the user asks for.
         options: generation arguments.
-        foreseeable: whether most of the text stands in the prompt.
+        predictable: whether most of the text stands in the prompt.
     """
 
     title: str
     prompt: str
     options: Mapping[str, Any]
-    foreseeable: bool
+    predictable: bool
 
 
 SCENES = (
@@ -70,13 +72,13 @@ SCENES = (
         "A page of code, rewritten with a small change (greedy)",
         f"Rewrite this code, with the word customer replaced by client. Change nothing else.\n\n```python\n{_CODE}```",
         {"max_new_tokens": 240},
-        foreseeable=True,
+        predictable=True,
     ),
     Scene(
         "Fresh prose (temperature 0.7)",
         "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
         {"max_new_tokens": 160, "do_sample": True, "temperature": 0.7, "seed": 1},
-        foreseeable=False,
+        predictable=False,
     ),
 )
 
@@ -91,8 +93,6 @@ class Outcome:
         method: the generator's method.
         drafted: the text as the method wrote it.
         same: whether plain decoding wrote the same ids.
-        transformers_differs: the first token in which transformers' own text differs, counted from 1; 0 for none, None
-            where texts are sampled, for which transformers draws otherwise.
     """
 
     scene: Scene
@@ -100,7 +100,6 @@ class Outcome:
     method: str
     drafted: Generation
     same: bool
-    transformers_differs: int | None
 
     def sentence(self) -> str:
         """Say in one sentence, or two, how quick it was and why."""
@@ -112,10 +111,12 @@ class Outcome:
             f"decoding; {text}."
         )
         counts = self.drafted.statistics
-        if self.scene.foreseeable or by_plain >= _PAYS:
+        if self.scene.predictable or by_plain >= _PAYS:
             kept = f"{counts.accepted} of its {counts.emitted} tokens were drafted"
             return f"{said} {kept}, so {counts.emitted} tokens took {counts.steps} passes of the model."
-        return f"{said} Little of new prose can be foreseen: {counts.accepted} of {counts.emitted} tokens were drafted."
+        return (
+            f"{said} Little of new prose can be predicted: {counts.accepted} of {counts.emitted} tokens were drafted."
+        )
 
 
 def perform(generator: Generator, scene: Scene, show: Callable[[Stream], None] = lambda _: None) -> Outcome:
@@ -128,23 +129,56 @@ def perform(generator: Generator, scene: Scene, show: Callable[[Stream], None] =
     """
     prompt: Prompt = [{"role": "user", "content": scene.prompt}]
     options = {"seed": 0, **scene.options}
-    written, plain = write_by_turns(generator, prompt, options, show)
+    written, plain = write_in_rounds(generator, prompt, options, show)
     peer = prepared_peer(generator, Method("transformers", "transformers"))(prompt, options)
-    own, drafted = plain[0].token_ids, written[0]
-    place = first_difference(own, peer.token_ids)
-    sampled = bool(options.get("do_sample"))
-    return Outcome(
-        scene,
-        {
-            "transformers": 1e3 * peer.total_seconds / len(peer.token_ids),
-            "none": _milliseconds(plain),
-            generator.method: _milliseconds(written),
-        },
-        generator.method,
-        drafted,
-        drafted.token_ids == own,
-        None if sampled else (place + 1 if place < max(len(own), len(peer.token_ids)) else 0),
-    )
+    milliseconds = {
+        "transformers": 1e3 * peer.seconds_per_token,
+        "none": _milliseconds(plain),
+        generator.method: _milliseconds(written),
+    }
+    return Outcome(scene, milliseconds, generator.method, written[0], written[0].token_ids == plain[0].token_ids)
+
+
+def write_in_rounds(
+    generator: Generator,
+    prompt: Prompt,
+    options: Mapping[str, Any],
+    show: Callable[[Stream], None],
+    tell: Callable[[float], None] = lambda _: None,
+) -> tuple[list[Generation], list[Generation]]:
+    """Write a text with the generator's method and with plain decoding, each `ROUNDS` times.
+
+    What is loaded and compiled once belongs to no text, so a short one is written first. Each text begins with
+    everything forgotten: it would else be drafted from what was learned when it was written before.
+
+    Args:
+        generator: with the method.
+        prompt: as `Generator.generate` takes it.
+        options: generation arguments, `seed` among them where the text is sampled.
+        show: is given the first drafted text as a stream; what it leaves is read here.
+        tell: told the share of the texts that are written.
+
+    Returns:
+        The drafted texts and the plain ones, in the order in which they were written.
+    """
+    plain = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
+    brief = {**options, "max_new_tokens": min(_WARM_UP_TOKENS, options.get("max_new_tokens", _WARM_UP_TOKENS))}
+    for each in (generator, plain):
+        each.generate(prompt, **brief)
+    generator.forget()
+    stream = generator.stream(prompt, **options)
+    show(stream)
+    for _ in stream:
+        pass
+    drafted: list[Generation] = [stream.generation]
+    undrafted: list[Generation] = []
+    rest = [drafts for number in range(ROUNDS) for drafts in ((True, False) if number % 2 == 0 else (False, True))][1:]
+    for number, drafts in enumerate(rest):
+        tell(number / len(rest))
+        generator.forget()
+        written = (generator if drafts else plain).generate(prompt, **options)
+        (drafted if drafts else undrafted).append(written)
+    return drafted, undrafted
 
 
 def _milliseconds(runs: list[Generation]) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from foredraft.model.quantized import dtype_name
+from foredraft.model.rounding import dtype_name
 from foredraft.model.target import TorchTarget
 
 Environment = Mapping[str, Mapping[str, str]]
@@ -79,7 +79,7 @@ def model_hash(model: Any) -> str:
 
 
 def code_commit() -> str:
-    """Return the commit of the source tree that this package runs from, with `-dirty` behind it, or an empty text."""
+    """Return the commit of the source tree that this package runs from, with `-dirty` after it, or an empty text."""
     git = shutil.which("git")
     root = Path(__file__).resolve().parents[3]
     if git is None or not (root / ".git").exists():

@@ -30,9 +30,7 @@ class Method:
         label: what it is called in the report.
         name: the method, or `transformers` for the peer.
         options: the method's own.
-        nodes: drafted nodes a step, or their cap; None follows the measured cost, or what `control` does without.
-        control: the name of a control; None for the one that `nodes` implies.
-        control_options: the control's own.
+        amount: how much to draft, as `Generator.use` takes it: `nodes`, `control`, `control_options`.
         verification: "matched" or "rejection"; under the latter sampled texts differ from plain decoding's.
         memory: "cold" where it shares what it learns between texts and is measured without having seen any; "warm"
             where it has read plain decoding's earlier texts of the task; "" where it keeps nothing between texts.
@@ -41,16 +39,9 @@ class Method:
     label: str
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    nodes: int | None = None
-    control: str | None = None
-    control_options: Mapping[str, Any] | None = None
+    amount: Mapping[str, Any] = field(default_factory=dict)
     verification: Verification = "matched"
     memory: Memory = ""
-
-    @property
-    def amount(self) -> dict[str, Any]:
-        """How much to draft, as `Generator.use` and `attach` take it."""
-        return {"nodes": self.nodes, "control": self.control, "control_options": self.control_options}
 
 
 def parse_method(text: str) -> Method:
@@ -63,10 +54,8 @@ def parse_method(text: str) -> Method:
         UsageError: what follows the colon is not a JSON object, or an amount that cannot be honoured.
     """
     name, _, rest = text.partition(":")
-    if not rest:
-        return Method(name, name)
     try:
-        options = json.loads(rest)
+        options = json.loads(rest or "{}")
     except ValueError as error:
         raise UsageError(f"The options of {name!r} are not JSON ({error}): {rest}") from error
     if not isinstance(options, dict):
@@ -74,29 +63,7 @@ def parse_method(text: str) -> Method:
     if name == PEER:
         return Method(text, name, options)
     amount, verification = take_amount(options), take_verification(options)
-    return Method(text, name, options, **amount, verification=verification)
-
-
-def cold_and_warm(methods: Sequence[Method]) -> list[Method]:
-    """Return the methods, each one that shares what it learns between texts twice: cold, then warm."""
-    columns = []
-    for method in methods:
-        shares = method.options.get("share") is True or method.options.get("learn") == "shared"
-        kinds: tuple[Memory, ...] = ("cold", "warm") if shares else ("",)
-        columns += [replace(method, label=f"{method.label} {kind}".strip(), memory=kind) for kind in kinds]
-    return columns
-
-
-def check_labels(methods: Sequence[Method]) -> None:
-    """Refuse two columns of one name.
-
-    Raises:
-        UsageError: naming it.
-    """
-    labels = [method.label for method in methods]
-    twice = [label for label in labels if labels.count(label) > 1]
-    if twice:
-        raise UsageError(f"The method {twice[0]} is given twice; give each once.")
+    return Method(text, name, options, amount, verification)
 
 
 def chosen_methods(texts: Sequence[str], known: Sequence[str]) -> list[Method]:
@@ -116,8 +83,19 @@ def chosen_methods(texts: Sequence[str], known: Sequence[str]) -> list[Method]:
             raise UsageError(
                 f"There is no method {method.name!r}.{nearest(method.name, names)} Methods are: {', '.join(names)}."
             )
-    check_labels(methods)
+        if texts.count(method.label) > 1:
+            raise UsageError(f"The method {method.label} is given twice; give each once.")
     return methods
+
+
+def cold_and_warm(methods: Sequence[Method]) -> list[Method]:
+    """Return the methods, each one that shares what it learns between texts twice: cold, then warm."""
+    columns = []
+    for method in methods:
+        shares = method.options.get("share") is True or method.options.get("learn") == "shared"
+        kinds: tuple[Memory, ...] = ("cold", "warm") if shares else ("",)
+        columns += [replace(method, label=f"{method.label} {kind}".strip(), memory=kind) for kind in kinds]
+    return columns
 
 
 def use(generator: Generator, method: Method) -> None:

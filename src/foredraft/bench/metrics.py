@@ -16,6 +16,9 @@ LOOP_SHARE = 0.2
 LEAST_PAIRS = 4
 """Fewer pairs than this resample to next to nothing, and an interval from them would say more than is known."""
 
+_RESAMPLES = 2000
+"""Bootstrap draws of an interval."""
+
 FloatVector = npt.NDArray[np.float64]
 
 
@@ -70,8 +73,6 @@ def speed_up(
     base_tokens: FloatVector,
     seconds: FloatVector,
     tokens: FloatVector,
-    *,
-    resamples: int = 2000,
 ) -> Ratio:
     """Return the base's seconds per token over the method's, resampling prompts, which stay paired.
 
@@ -80,7 +81,6 @@ def speed_up(
         base_tokens: float64[P].
         seconds: float64[P], of the method.
         tokens: float64[P].
-        resamples: bootstrap draws.
     """
     if not len(seconds):
         return NO_RATIO
@@ -90,21 +90,21 @@ def speed_up(
         own = seconds[pick].sum(-1) / tokens[pick].sum(-1)
         return np.asarray(base / own)
 
-    return _resampled(ratio, len(seconds), resamples)
+    return _resampled(ratio, len(seconds))
 
 
-def mean_speed_up(ratios: FloatVector, *, resamples: int = 2000) -> Ratio:
+def mean_speed_up(ratios: FloatVector) -> Ratio:
     """Return the geometric mean of the prompts' own speed-ups, float64[P]: each prompt counts the same."""
     if not len(ratios):
         return NO_RATIO
     logs = np.log(ratios)
-    return _resampled(lambda pick: np.asarray(np.exp(logs[pick].mean(-1))), len(ratios), resamples)
+    return _resampled(lambda pick: np.asarray(np.exp(logs[pick].mean(-1))), len(ratios))
 
 
-def _resampled(figure: Callable[[npt.NDArray[np.int64]], FloatVector], count: int, resamples: int) -> Ratio:
+def _resampled(figure: Callable[[npt.NDArray[np.int64]], FloatVector], count: int) -> Ratio:
     value = float(figure(np.arange(count)))
     if count < LEAST_PAIRS:
         return Ratio(value, 0.0, float("inf"))
-    draws = np.random.default_rng(0).integers(0, count, (resamples, count))
+    draws = np.random.default_rng(0).integers(0, count, (_RESAMPLES, count))
     low, high = np.quantile(figure(draws), [0.025, 0.975])
     return Ratio(value, float(low), float(high))

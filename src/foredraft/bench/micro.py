@@ -3,7 +3,7 @@
 Knows the clock and the generator's surface.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
@@ -33,20 +33,19 @@ class StepCost:
         nodes: drafted a step, at most.
         parts: microseconds of draft, layout, forward, verify, commit, observe.
         between: microseconds from the end of a step to the beginning of the next.
-        beside_forward: median of everything that is not the forward, `between` included.
+        overhead: median of everything that is not the forward, `between` included.
     """
 
     method: str
     nodes: int
     parts: tuple[float, ...]
     between: float
-    beside_forward: float
+    overhead: float
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures by name."""
         parts = dict(zip(PARTS, self.parts, strict=True))
-        beside = {"between": self.between, "beside_forward": self.beside_forward}
-        return {"method": self.method, "nodes": self.nodes, "parts": parts, **beside}
+        return {**asdict(self), "parts": parts}
 
 
 def step_cost(generator: Generator, method: Method, prompt: str, tokens: int = 64, repeats: int = 2) -> StepCost:
@@ -55,8 +54,8 @@ def step_cost(generator: Generator, method: Method, prompt: str, tokens: int = 6
     _timed_steps(generator, prompt, _WARM_UP, 0)
     times = np.concatenate([_timed_steps(generator, prompt, tokens, seed) for seed in range(1, repeats + 1)])
     *parts, between = np.median(times, axis=0).tolist()
-    beside = float(np.median(times.sum(axis=1) - times[:, PARTS.index("forward")]))
-    return StepCost(method.label, method.nodes or 0, tuple(parts), between, beside)
+    overhead = float(np.median(times.sum(axis=1) - times[:, PARTS.index("forward")]))
+    return StepCost(method.label, method.amount.get("nodes") or 0, tuple(parts), between, overhead)
 
 
 def _timed_steps(generator: Generator, prompt: str, tokens: int, seed: int) -> FloatVector:

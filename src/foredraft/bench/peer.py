@@ -1,7 +1,7 @@
 """transformers' own `generate` as a column of the comparison: plain, with prompt lookup, or with an assistant model.
 
-Knows transformers' arguments. Its sampled texts follow the same law as ours but not the same draws, so only greedy ones
-can be identical; and it tells nothing of its drafts, so its forwards are counted from outside.
+Knows transformers' arguments. Its sampled texts have the same distribution as ours but are drawn otherwise, so only
+greedy ones can be identical; and it says nothing of its drafts, so its forwards are counted from outside.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,6 +13,7 @@ import torch
 from foredraft.api import Generator
 from foredraft.bench.cell import Writing
 from foredraft.bench.method import Method
+from foredraft.engine.statistics import Statistics
 from foredraft.errors import UsageError
 from foredraft.model.loading import load_model
 from foredraft.options import nearest
@@ -64,7 +65,5 @@ def _write(generator: Generator, prompt: Any, arguments: Mapping[str, Any], peer
         seconds = perf_counter() - start
     finally:
         counting.remove()
-    return Writing(
-        token_ids=new, prompt_tokens=ids.shape[1], steps=forwards, drafting_steps=0, drafted=0, accepted=0,
-        prefill_seconds=0.0, decode_seconds=seconds, total_seconds=seconds, parts={},
-    )  # fmt: skip
+    statistics = Statistics(len(new), forwards, 0, 0, 0, prefill_seconds=0.0, decode_seconds=seconds)
+    return Writing(new, ids.shape[1], statistics, seconds, parts={})

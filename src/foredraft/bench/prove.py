@@ -1,7 +1,7 @@
 """Is the text the same? Every method against plain decoding, token for token, with an account of each difference.
 
-Knows the generator's surface. A pass over several rows rounds otherwise than a pass over one, so in 16-bit numbers the
-two best tokens can change places where they are nearly tied; a difference is called a near-tie only then.
+Knows the generator's surface. A pass over several rows rounds differently from a pass over one, so in 16-bit numbers
+the two best tokens can change places where they are nearly tied; a difference is called a near-tie only then.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from foredraft.api import Generator
+from foredraft.api import Generator, Prompt
 from foredraft.bench.method import PEER, Method, use
 from foredraft.bench.metrics import first_difference
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError
 from foredraft.graph.layout import lay_out_text
-from foredraft.model.quantized import EXACT, dtype_name
+from foredraft.model.rounding import EXACT, dtype_name
 from foredraft.request import GenerationOptions
 from foredraft.sampling.filters import filter_row, penalize
 from foredraft.sampling.noise import gumbel_noise
@@ -29,20 +29,16 @@ NEAR_TIE_STEPS = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a method's text first leaves plain decoding's.
+    """Where a method's text first differs from plain decoding's.
 
     Attributes:
-        task: the prompt's task.
-        number: its place in it.
-        method: the method's label.
+        prompt: the task and the prompt's number in it, as in "gsm8k[3]"; "" for a prompt of the user's.
         position: index of the first id that differs among the emitted ones.
         gap: between the two best perturbed logits there (temperature and noise included).
-        tolerance: a gap below this is within rounding of the dtype.
+        tolerance: a gap up to this is within rounding of the dtype.
     """
 
-    task: str
-    number: int
-    method: str
+    prompt: str
     position: int
     gap: float
     tolerance: float
@@ -60,18 +56,21 @@ class Proof:
     Attributes:
         method: its label.
         texts: compared.
-        identical: equal token for token.
         tokens: compared, of plain decoding.
-        differences: the others'.
+        differences: one for each text that is not plain decoding's token for token.
         exact: whether rounding excuses none of them; else it does near-ties.
     """
 
     method: str
     texts: int
-    identical: int
     tokens: int
     differences: tuple[Difference, ...]
     exact: bool
+
+    @property
+    def identical(self) -> int:
+        """How many texts are equal, token for token."""
+        return self.texts - len(self.differences)
 
     @property
     def holds(self) -> bool:
@@ -111,44 +110,47 @@ def prove(
             raise UsageError("transformers is not proved here; `foredraft bench run` compares its texts with ours.")
         if not keeps_tokens(method, settings, generator.target.vocabulary):
             raise UsageError(
-                f"{method.label} samples under rejection, which keeps the law of the text and not its tokens; compare "
-                "it without sampling (--temperature 0)."
+                f"{method.label} samples under rejection, which keeps the distribution of the text and not its tokens; "
+                "compare it without sampling (--temperature 0)."
             )
-    arguments = [{**settings, "seed": seed + prompt.number} for prompt in prompts]
-    plain = []
+    texts = [(f"{each.task}[{each.number}]", each.prompt, {**settings, "seed": seed + each.number}) for each in prompts]
+
+    def written() -> list[tuple[int, ...]]:
+        found = []
+        for _, prompt, given in texts:
+            found.append(generator.generate(prompt, **given).token_ids)
+            done()
+        return found
+
     generator.use("none")
-    for prompt, given in zip(prompts, arguments, strict=True):
-        plain.append(generator.generate(prompt.prompt, **given).token_ids)
-        done()
-    proofs = []
+    plain, proofs = written(), []
     for method in methods:
         use(generator, method)
-        differences = []
-        for prompt, given, expected in zip(prompts, arguments, plain, strict=True):
-            actual = generator.generate(prompt.prompt, **given).token_ids
-            if actual != expected:
-                differences.append(_difference(generator, method.label, prompt, given, actual, expected))
-            done()
-        tokens, found = sum(len(ids) for ids in plain), tuple(differences)
-        proofs.append(Proof(method.label, len(prompts), len(prompts) - len(found), tokens, found, is_exact(generator)))
+        differences = [
+            difference_between(generator, prompt, given, actual, expected, label)
+            for (label, prompt, given), actual, expected in zip(texts, written(), plain, strict=True)
+            if actual != expected
+        ]
+        tokens = sum(len(ids) for ids in plain)
+        proofs.append(Proof(method.label, len(texts), tokens, tuple(differences), is_exact(generator)))
     return proofs
 
 
-def _difference(
-    generator: Generator, label: str, prompt: TaskPrompt, given: Mapping[str, Any],
-    actual: tuple[int, ...], expected: tuple[int, ...],
+def difference_between(
+    generator: Generator, prompt: Prompt, given: Mapping[str, Any], actual: Sequence[int], expected: Sequence[int],
+    label: str = "",
 ) -> Difference:  # fmt: skip
+    """Return where `actual` ids first differ from those of plain decoding, and how near a tie it was."""
     position = first_difference(actual, expected)
-    prefix = np.concatenate([generator.encode(prompt.prompt), np.array(expected[:position], np.int64)])
-    gap, tolerance = top_two_gap(generator, prefix, given)
-    return Difference(prompt.task, prompt.number, label, position, gap, tolerance)
+    prefix = np.concatenate([generator.encode(prompt), np.array(expected[:position], np.int64)])
+    return Difference(label, position, *top_two_gap(generator, prefix, given))
 
 
 def is_exact(generator: Generator) -> bool:
     """Say whether rounding excuses no difference between the generator's method and plain decoding.
 
-    So it is in float32, float64 and int8, and in any dtype where every pass that verifies is compiled and a row was
-    found to come out the same to the last bit beside others. Drafters that go on from passes of their own verify with
+    So it is in float32 and float64, and in any dtype where every pass that verifies is compiled and a row was
+    found to come out the same to the last bit with other rows. Drafters that go on from passes of their own verify with
     the model as it is.
     """
     if dtype_name(generator.target.model) in EXACT:

@@ -1,7 +1,7 @@
 """Which method to use for this model, on this machine, for these prompts: a short comparison, and what figures say.
 
-Knows the paired run, summaries and their environment. Says nothing that the intervals do not carry, and does not know
-the terminal.
+Knows the paired run, summaries and their environment. Says nothing that the intervals do not support, and does not
+know the terminal.
 """
 
 import random
@@ -21,17 +21,17 @@ from foredraft.bench.summary import ALL, Summary, overall, summarize_cells
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import CostCurve
 from foredraft.errors import UsageError
-from foredraft.model.quantized import EXACT
+from foredraft.model.rounding import EXACT
 
 CANDIDATES = ("auto", "adaptix", "rest", "prompt_lookup")
-"""Methods that need nothing beside the model, compared with plain decoding."""
+"""Methods that need nothing besides the model, compared with plain decoding."""
 _WANTED_PROMPTS = 12
 """Texts are short enough for so many prompts to fit into the time, if each token took a pass of its own."""
 _LEAST_TOKENS, _MOST_TOKENS = 16, 128
 _ENOUGH_TEXTS = 8
-"""Texts without loops from which they are spoken of instead of all."""
+"""With at least this many texts without loops, the recommendation is by those alone."""
 _MUCH_STALLED = 0.05
-"""The share of the time held up from which it is spoken of; a few in a hundred are usual where cores are shared."""
+"""A larger share of stalled time is reported; a few in a hundred are usual where cores are shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def recommend(
         generator: loaded; its method is changed.
         model: as the user calls it.
         prompts: to draw from; of every task in turn.
-        sampling: generation arguments beside the length and the seed.
+        sampling: generation arguments besides the length and the seed.
         seconds: no prompt is begun that would probably end later; one is always written.
         tell: told the share of the time, or of the prompts, that is done.
 
@@ -94,25 +94,25 @@ def recommend(
 
     methods = [parse_method(name) for name in CANDIDATES]
     plan = Plan(model, methods, drawn, [{**sampling, "max_new_tokens": tokens, "seed": 0}])
-    account = run_plan(generator, plan, enough=enough)
-    summaries = summarize_cells(account.cells)
+    result = run_plan(generator, plan, enough=enough)
+    summaries = summarize_cells(result.cells)
     ranked = _ranked([each for each in overall(summaries) if each.texts])
     if not ranked:
-        reason = account.failures[0].failure if account.failures else "the time was too short"
+        reason = result.failures[0].failure if result.failures else "the time was too short"
         raise UsageError(f"No prompt could be written ({reason}); give other prompts or more time.")
-    environment = account.cells[0].environment
-    helps = _figure(ranked[0], _is_honest(ranked)).low > 1
-    use, *more = advise(summaries, environment)
-    if ranked[0].texts < LEAST_PAIRS:
-        use = f"Only {ranked[0].texts} of the prompts could be measured, too few for an interval: give more time. {use}"
+    best = ranked[0]
+    helps = _figure(best, _loops_left_out(ranked)).low > 1
+    use, *more = advise(summaries, result.cells[0].environment)
+    if best.texts < LEAST_PAIRS:
+        use = f"Only {best.texts} of the prompts could be measured, too few for an interval: give more time. {use}"
     return Recommendation(
-        method=ranked[0].method if helps else BASE,
+        method=best.method if helps else BASE,
         ranked=tuple(ranked),
         curve=curve,
-        prompts=ranked[0].texts,
+        prompts=best.texts,
         tokens=tokens,
-        sentences=(use, *_reasons(ranked[0], curve, helps), *more),
-        failures=tuple(account.failures),
+        sentences=(use, *_reasons(best, curve, helps), *more),
+        failures=tuple(result.failures),
     )
 
 
@@ -158,45 +158,45 @@ def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
     ranked = _ranked([each for each in whole if not _is_baseline(each) and each.texts])
     if not ranked:
         return ["There is no method of foredraft among these cells to recommend."]
-    honest = _is_honest(ranked)
-    sentences = [_recommendation(ranked, honest, environment)]
-    if _figure(ranked[0], honest).low > 1:
+    calm = _loops_left_out(ranked)
+    sentences = [_recommendation(ranked, calm, environment)]
+    if _figure(ranked[0], calm).low > 1:
         sentences += _exceptions(summaries, ranked[0])
-    return [*sentences, *_loops(ranked[0], honest), *_controls(whole), *_identity(ranked, environment), *_stalls(whole)]
+    return [*sentences, *_loops(ranked[0], calm), *_controls(whole), *_identity(ranked, environment), *_stalls(whole)]
 
 
-def _is_honest(own: Sequence[Summary]) -> bool:
+def _loops_left_out(ranked: Sequence[Summary]) -> bool:
     """Say whether enough texts do not loop to speak of those alone."""
-    return min(each.texts_without_loops for each in own) >= _ENOUGH_TEXTS
+    return min(each.texts_without_loops for each in ranked) >= _ENOUGH_TEXTS
 
 
 def _ranked(own: Sequence[Summary]) -> list[Summary]:
     """Return methods that wrote texts, the fastest first."""
-    honest = bool(own) and _is_honest(own)
-    return sorted(own, key=lambda each: _figure(each, honest).value, reverse=True)
+    calm = bool(own) and _loops_left_out(own)
+    return sorted(own, key=lambda each: _figure(each, calm).value, reverse=True)
 
 
 def _is_baseline(summary: Summary) -> bool:
     return summary.method == BASE or summary.method.partition(":")[0] == PEER
 
 
-def _figure(summary: Summary, honest: bool) -> Ratio:
-    return summary.speed_up_without_loops if honest else summary.speed_up
+def _figure(summary: Summary, calm: bool) -> Ratio:
+    return summary.speed_up_without_loops if calm else summary.speed_up
 
 
-def _recommendation(ranked: Sequence[Summary], honest: bool, environment: Environment) -> str:
+def _recommendation(ranked: Sequence[Summary], calm: bool, environment: Environment) -> str:
     best, where = ranked[0], f"{environment['model']['name']} in {environment['model']['dtype']} on this machine"
-    figure = _figure(best, honest)
+    figure = _figure(best, calm)
     if figure.low <= 1:
         return (
             f"For {where}, no method is faster than plain decoding beyond doubt: the best, {best.method}, has "
             f"{figure} of its speed. Leave drafting off, or measure more prompts."
         )
-    texts = "over the texts that do not loop" if honest else "over all texts"
+    texts = "over the texts that do not loop" if calm else "over all texts"
     sentence = f"For {where}, use {best.method}: {texts} it is {figure} times as fast as plain decoding (95% interval)."
-    equal = [each.method for each in ranked[1:] if _figure(each, honest).high >= figure.low]
+    equal = [each.method for each in ranked[1:] if _figure(each, calm).high >= figure.low]
     if equal:
-        sentence += f" {_joined(equal)} cannot be told apart from it here."
+        sentence += f" Its interval overlaps that of {', '.join(equal)}."
     return sentence
 
 
@@ -218,12 +218,12 @@ def _exceptions(summaries: Sequence[Summary], best: Summary) -> list[str]:
     return sentences
 
 
-def _loops(best: Summary, honest: bool) -> list[str]:
+def _loops(best: Summary, calm: bool) -> list[str]:
     looping = best.texts - best.texts_without_loops
     if not looping:
         return []
     says = f"{looping} of {best.texts} plain texts loop, which flatters every method that copies"
-    if honest:
+    if calm:
         return [f"{says}; with them, {best.method} is {best.speed_up} times as fast."]
     return [f"{says}; there are too few others to speak of by themselves, so read these figures as an upper bound."]
 
@@ -232,9 +232,9 @@ def _controls(whole: Sequence[Summary]) -> list[str]:
     sentences = []
     for each in whole:
         if each.method == BASE:
-            holds = "as it should" if each.speed_up.low <= 1 <= each.speed_up.high else "which it should not"
-            inside = "contains" if each.speed_up.low <= 1 <= each.speed_up.high else "leaves out"
-            sentences.append(f"Plain decoding against itself gives {each.speed_up}, which {inside} 1, {holds}.")
+            sound = each.speed_up.low <= 1 <= each.speed_up.high
+            verdict = "contains 1, as it should" if sound else "leaves out 1, which it should not"
+            sentences.append(f"Plain decoding against itself gives {each.speed_up}, which {verdict}.")
         elif _is_baseline(each) and each.texts:
             sentences.append(f"{each.method}, timed whole, has {each.speed_up} of the speed of our plain decoding.")
     return sentences
@@ -257,12 +257,5 @@ def _stalls(whole: Sequence[Summary]) -> list[str]:
     most = max((each.stalled for each in whole), default=0.0)
     if most < _MUCH_STALLED:
         return []
-    sentence = (
-        f"The machine held passes up for {most:.1%} of the time, which the figures leave out: it was doing something "
-        "else as well. Do not trust small differences."
-    )
-    return [sentence]
-
-
-def _joined(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    busy = "it was doing something else as well. Do not trust small differences."
+    return [f"The machine held passes up for {most:.1%} of the time, which the figures leave out: {busy}"]

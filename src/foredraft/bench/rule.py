@@ -1,8 +1,8 @@
 """Is the verification rule sound under these sampling options? Exact enumeration, and a chi-square test of whole texts.
 
-Knows the small worlds of `foredraft.testing`, in which the target's law is known exactly; the user's model has no part
-in it. Under matched verification nothing is random once the seed is given, so there is nothing to enumerate: its texts
-are plain decoding's, and the test is whether those follow the law.
+Knows the small worlds of `foredraft.testing`, in which the target's distribution is known exactly; the user's model has
+no part in it. Under matched verification nothing is random once the seed is given, so there is nothing to enumerate:
+its texts are plain decoding's, and the test is whether those have the distribution.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ from foredraft.sampling import SamplingOptions
 from foredraft.testing.enumeration import PROMPT, Setting, TableTarget, World, distance, drawn_tree
 
 ROUNDING = 1e-9
-"""Laws of sound rules differ by less than this."""
+"""Distributions of sound rules differ by less than this."""
 LEAST_P = 1e-6
 """A sound rule falls below this once in a million runs."""
 _VOCABULARY = 4
-_SHAPES = ((1, 1), (3,), (2, 1))
-_TEXTS, _LENGTH, _NODES = 3000, 2, 4
-_LEAST_EXPECTED = 5.0
+_SHAPES = ((1, 1), (3,), (2, 1))  # widths of the levels of drawn trees
+_TEXTS, _LENGTH, _NODES = 3000, 2, 4  # texts of the chi-square test, tokens of each, drafted nodes a step
+_LEAST_EXPECTED = 5.0  # counts of a class, the usual rule for the chi-square test
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,12 @@ class RuleProof:
 
     @property
     def holds(self) -> bool:
-        """Whether the rule keeps the target's law, as far as this test tells."""
+        """Whether the rule keeps the target's distribution, as far as this test tells."""
         return self.figure < self.limit if self.test == "enumeration" else self.figure >= self.limit
 
 
 def prove_rule(rule: Verification, sampling: SamplingOptions) -> list[RuleProof]:
-    """Test a verification rule under sampling options; greedy choices have no law to keep, and give no test.
+    """Test a verification rule under sampling options; greedy decoding has no distribution to keep, and gives no test.
 
     Args:
         rule: "matched" or "rejection".
@@ -74,12 +74,12 @@ def prove_rule(rule: Verification, sampling: SamplingOptions) -> list[RuleProof]
 
 
 def _p_value(rule: Verification, world: World) -> float:
-    """Write short texts with many seeds; return how probable counts as unlike the law as theirs are, or more so."""
+    """Write short texts with many seeds; return the p-value of their counts under the target's distribution."""
     counts = Counter(_text(rule, world, seed) for seed in range(_TEXTS))
-    law = world.going_on({(): 1.0}, _LENGTH)
-    if counts.keys() - law.keys():
+    exact = world.going_on({(): 1.0}, _LENGTH)
+    if counts.keys() - exact.keys():
         return 0.0  # a text that the target cannot write
-    return chi_square_p([counts[text] for text in law], [_TEXTS * share for share in law.values()])
+    return chi_square_p([counts[text] for text in exact], [_TEXTS * share for share in exact.values()])
 
 
 def _text(rule: Verification, world: World, seed: int) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {PLAIN: {"speculative": False}, DRAFTED:
 """What a request says besides its prompt, by the way in which it is answered."""
 
 _WARM_UP = 4  # requests a way before any is timed
-_EDITS = 5
+_EDITS = 5  # words of a prediction that are replaced
 _FILE = "\n".join(
     f"def area_{i}(width, height):\n    # The area of shape number {i}.\n    return {i} * width * height\n"
     for i in range(1, 27)
@@ -37,47 +37,77 @@ class Reply:
 
     Attributes:
         text: the whole of it.
-        tokens: that were written.
         first: seconds to the first text.
         seconds: to the end.
         usage: what the server counted.
     """
 
     text: str
-    tokens: int
     first: float
     seconds: float
     usage: Mapping[str, Any]
 
+    @property
+    def tokens(self) -> int:
+        """How many the server says it wrote."""
+        return int(self.usage.get("completion_tokens", 0))
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many streams at once, answered in one way.
+    """Several streams at once, answered in one way.
 
     Attributes:
         streams: how many.
         way: one of `WAYS`.
-        tokens_a_second: of all streams together.
+        tokens_per_second: of all streams together.
         first: median seconds to the first text.
         texts: what was written, by request.
     """
 
     streams: int
     way: str
-    tokens_a_second: float
+    tokens_per_second: float
     first: float
     texts: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """A text of a thousand tokens, written with predictions and without.
+
+    Attributes:
+        seconds: by "plain" and "drafted", without a prediction; "edited", with the text itself as the prediction, but
+            for five words; "wrong", with another text as the prediction.
+        tokens: that were written.
+        accepted: of the edited prediction.
+        same: whether all texts are the same.
+    """
+
+    seconds: Mapping[str, float]
+    tokens: int
+    accepted: int
+    same: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Two turns of a conversation of about 1,500 tokens: seconds to the first text of each."""
+
+    first: float
+    second: float
+    prompt_tokens: int
+
+
 @contextmanager
-def own_server(model: str, arguments: Sequence[str] = ()) -> Iterator[str]:
+def own_server(model: str) -> Iterator[str]:
     """Run a server in a process of its own; yield its address.
 
     Raises:
         ForedraftError: it does not start.
     """
-    command = [sys.executable, "-m", "foredraft", "serve", model, "--port", "0", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  # ourselves
+    command = [sys.executable, "-m", "foredraft", "serve", model, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  # our own command
         assert process.stdout is not None, "it was asked for"
         try:
             address = process.stdout.readline().partition("/v1 ")[0]
@@ -86,6 +116,13 @@ def own_server(model: str, arguments: Sequence[str] = ()) -> Iterator[str]:
             yield address
         finally:
             process.terminate()
+
+
+def bodies_of(prompts: Sequence[TaskPrompt], model: str, tokens: int, temperature: float) -> list[dict[str, Any]]:
+    """Return a request for each prompt, whose text may not end before its limit: every stream is then as long."""
+    said = [[{"role": "user", "content": each.turns[0]}] for each in prompts]
+    how = {"model": model, "max_tokens": tokens, "temperature": temperature, "ignore_eos": True}
+    return [{**how, "messages": messages, "seed": number} for number, messages in enumerate(said)]
 
 
 async def asked(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Reply:
@@ -111,22 +148,36 @@ async def asked(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Reply:
                 if text := choice["delta"].get("content"):
                     first = first or time.perf_counter() - start
                     texts.append(text)
-    return Reply("".join(texts), usage.get("completion_tokens", 0), first, time.perf_counter() - start, usage)
+    return Reply("".join(texts), first, time.perf_counter() - start, usage)
 
 
-def bodies_of(prompts: Sequence[TaskPrompt], model: str, tokens: int, temperature: float) -> list[dict[str, Any]]:
-    """Return a request for each prompt, whose text may not end before its limit: every stream is then as long."""
-    said = [[{"role": "user", "content": each.turns[0]}] for each in prompts]
-    how = {"model": model, "max_tokens": tokens, "temperature": temperature, "ignore_eos": True}
-    return [{**how, "messages": messages, "seed": number} for number, messages in enumerate(said)]
+def _client(address: str, streams: int = 1) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=streams)
+    return httpx.AsyncClient(base_url=address, timeout=None, limits=limits)  # noqa: S113  # a request waits its turn
 
 
-async def load_of(address: str, bodies: Sequence[Mapping[str, Any]], streams: int, way: str) -> Load:
-    """Have all bodies answered, so many at a time."""
+def _by_turns(turn: int, ways: Sequence[str]) -> Sequence[str]:
+    """Return the ways in an order that alternates, so that none is always the first."""
+    return ways if turn % 2 == 0 else ways[::-1]
+
+
+def loads(
+    address: str, bodies: Sequence[Mapping[str, Any]], streams: Sequence[int], rounds: int, ways: Sequence[str]
+) -> Iterator[Load]:
+    """Yield loads by turns: every way, for every number of streams, in every round."""
+    for way in ways:
+        asyncio.run(_load(address, bodies[:_WARM_UP], 1, way))
+    for turn in range(rounds):
+        for count in streams:
+            for way in _by_turns(turn, ways):
+                yield asyncio.run(_load(address, bodies, count, way))
+
+
+async def _load(address: str, bodies: Sequence[Mapping[str, Any]], streams: int, way: str) -> Load:
+    """Have all bodies answered, as many at a time as there are streams."""
     waiting = iter(range(len(bodies)))
     replies: dict[int, Reply] = {}
-    limits = httpx.Limits(max_connections=streams)
-    async with httpx.AsyncClient(base_url=address, timeout=None, limits=limits) as client:  # noqa: S113  # a load may wait
+    async with _client(address, streams) as client:
 
         async def stream() -> None:
             for number in waiting:
@@ -140,47 +191,6 @@ async def load_of(address: str, bodies: Sequence[Mapping[str, Any]], streams: in
     return Load(streams, way, written / seconds, first, tuple(replies[number].text for number in range(len(bodies))))
 
 
-def loads(
-    address: str, bodies: Sequence[Mapping[str, Any]], streams: Sequence[int], rounds: int, ways: Sequence[str]
-) -> Iterator[Load]:
-    """Yield loads by turns: every way, for every number of streams, in every round."""
-
-    async def warm_up() -> None:
-        async with httpx.AsyncClient(base_url=address, timeout=None) as client:  # noqa: S113  # a load may wait
-            for body in bodies[:_WARM_UP]:
-                for way in ways:
-                    await asked(client, {**body, **WAYS[way]})
-
-    asyncio.run(warm_up())
-    for turn in range(rounds):
-        for count in streams:
-            for way in ways if turn % 2 == 0 else reversed(ways):
-                yield asyncio.run(load_of(address, bodies, count, way))
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """A text of a thousand tokens, written with predictions and without; the seconds of each.
-
-    Attributes:
-        plain: without drafts.
-        drafted: without a prediction.
-        edited: with the text itself as the prediction, but for five edits.
-        wrong: with another text as the prediction.
-        tokens: that were written.
-        accepted: of the edited prediction.
-        same: whether all texts are the same.
-    """
-
-    plain: float
-    drafted: float
-    edited: float
-    wrong: float
-    tokens: int
-    accepted: int
-    same: bool
-
-
 def predictions(address: str, model: str, rounds: int) -> list[Predicted]:
     """Measure predictions, by turns."""
     said = [{"role": "user", "content": f"Repeat this file, with comments in French:\n\n{_FILE}"}]
@@ -190,20 +200,18 @@ def predictions(address: str, model: str, rounds: int) -> list[Predicted]:
 
 async def _predictions(address: str, body: Mapping[str, Any], rounds: int) -> list[Predicted]:
     found = []
-    async with httpx.AsyncClient(base_url=address, timeout=None) as client:  # noqa: S113  # a load may wait
+    async with _client(address) as client:
         text = (await asked(client, body)).text
         other = " ".join(sorted(set(text.split()))) + " and nothing else that was asked for. " * 60
-        predicted = {"edited": edited(text), "wrong": other}
+        ways = dict(WAYS)
+        for name, content in (("edited", edited(text)), ("wrong", other)):
+            ways[name] = {"prediction": {"type": "content", "content": content}}
         for turn in range(rounds):
-            ways: dict[str, dict[str, Any]] = {PLAIN: {"speculative": False}, DRAFTED: {}}
-            ways |= {name: {"prediction": {"type": "content", "content": each}} for name, each in predicted.items()}
-            replies = {}
-            for name in ways if turn % 2 == 0 else reversed(ways):
-                replies[name] = await asked(client, {**body, **ways[name]})
-            seconds = {name: reply.seconds for name, reply in replies.items()}
+            replies = {name: await asked(client, {**body, **ways[name]}) for name in _by_turns(turn, tuple(ways))}
             accepted = replies["edited"].usage["completion_tokens_details"]["accepted_prediction_tokens"]
             same = len({reply.text for reply in replies.values()}) == 1
-            found.append(Predicted(**seconds, tokens=replies[PLAIN].tokens, accepted=accepted, same=same))
+            seconds = {name: replies[name].seconds for name in ways}
+            found.append(Predicted(seconds, replies[PLAIN].tokens, accepted, same))
     return found
 
 
@@ -215,15 +223,6 @@ def edited(text: str) -> str:
     return " ".join(words)
 
 
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """Two turns of a conversation of about 1,500 tokens: seconds to the first text of each."""
-
-    first: float
-    second: float
-    prompt_tokens: int
-
-
 def turns(address: str, model: str, rounds: int) -> list[Turns]:
     """Measure what a conversation's second turn has of the first one's prompt; each conversation is another."""
     return asyncio.run(_turns(address, {"model": model, "max_tokens": 16, "temperature": 0}, rounds))
@@ -231,14 +230,10 @@ def turns(address: str, model: str, rounds: int) -> list[Turns]:
 
 async def _turns(address: str, body: Mapping[str, Any], rounds: int) -> list[Turns]:
     found = []
-    async with httpx.AsyncClient(base_url=address, timeout=None) as client:  # noqa: S113  # a load may wait
+    async with _client(address) as client:
         for number in range(rounds):
-            said = [
-                {
-                    "role": "user",
-                    "content": f"Number {number}. Here is a file:\n{_FILE}\n{_FILE[:1400]}\nWhat does it do?",
-                }
-            ]
+            question = f"Number {number}. Here is a file:\n{_FILE}\n{_FILE[:1400]}\nWhat does it do?"
+            said = [{"role": "user", "content": question}]
             one = await asked(client, {**body, "messages": said})
             said += [{"role": "assistant", "content": one.text}, {"role": "user", "content": "Say it in one word."}]
             two = await asked(client, {**body, "messages": said})

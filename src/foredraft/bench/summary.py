@@ -4,26 +4,24 @@ Knows cells and the definitions of the figures. Every figure is worked out from 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from foredraft.bench.cell import Cell, Writing
-from foredraft.bench.drafts import DraftCounts, add_counts
-from foredraft.bench.environment import differences
+from foredraft.bench.cell import Cell, Writing, check_alike
+from foredraft.bench.drafts import DraftCounts, Reliability, add_counts
 from foredraft.bench.metrics import LOOP_SHARE, NO_RATIO, Ratio, finite, mean, mean_speed_up, speed_up
 from foredraft.engine.statistics import Statistics, add_up
-from foredraft.errors import UsageError
 
 ALL = "all"
 """The row over all tasks."""
 
-DEPTHS = 8
-"""As deep as a table tells the steps that reached it."""
-
 PARTS = ("draft", "forward", "verify", "commit", "other")
+
+_DEPTHS = 8
+"""Depths of which a table shows the share of steps that reached them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,6 @@ class Summary:
         speed_up_without_loops: of the sums, over the texts whose plain output does not loop.
         texts_without_loops: how many those are.
         repeated: mean share of repeated 8-grams in the output.
-        prefill_seconds: mean over texts; NaN for the peer.
         milliseconds: of an emitted token, by part.
         counts: what became of the drafts.
         whole_time: whether times are whole calls, prefill included, which is all the peer tells.
@@ -65,15 +62,9 @@ class Summary:
     speed_up_without_loops: Ratio
     texts_without_loops: int
     repeated: float
-    prefill_seconds: float
-    milliseconds: dict[str, float]
+    milliseconds: Mapping[str, float]
     counts: DraftCounts
     whole_time: bool
-
-    @property
-    def wasted(self) -> int:
-        """Drafted tokens that were not emitted."""
-        return self.statistics.drafted - self.statistics.accepted
 
     @property
     def nodes_per_step(self) -> float:
@@ -81,42 +72,21 @@ class Summary:
         return self.statistics.drafted / max(self.statistics.steps, 1)
 
     @property
-    def merged(self) -> int:
-        """Accepted tokens that came through a loan of a draft graph."""
-        accepted = self.counts.accepted_by_source.items()
-        return sum(count for source, count in accepted if source.endswith(", merged"))
-
-    @property
     def reached(self) -> tuple[float, ...]:
         """Of all target steps, the share that accepted at least 1, 2, ... drafted tokens."""
         return tuple(count / max(self.statistics.steps, 1) for count in self.counts.accepted_by_depth)
-
-    @property
-    def cost_ratio(self) -> float:
-        """Time of drafting one token over that of a plain step, EESD's alpha; 0 where nothing was drafted."""
-        plain = self.speed_up.value * self.statistics.decode_seconds_per_token
-        drafted_a_token = self.statistics.drafted / max(self.statistics.emitted, 1)
-        return self.milliseconds["draft"] / 1e3 / drafted_a_token / max(plain, 1e-12) if drafted_a_token else 0.0
-
-    @property
-    def modelled_speed_up(self) -> float:
-        """What EESD's cost model expects (its equations 13 and 14), where a verification costs what a plain step does.
-
-        A text of L tokens takes r_d L / v_d drafted tokens and (1 - r_d) L steps.
-        """
-        v_d, r_d = self.statistics.draft_acceptance_rate, self.statistics.drafted_share
-        return v_d / ((self.cost_ratio - v_d) * r_d + v_d) if v_d else 1.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures by name, for JSON; None where there is nothing to tell, as JSON has no other numbers."""
         figures = asdict(self)
         counts = figures.pop("counts")
         del counts["estimated"]
-        more = ("wasted", "nodes_per_step", "merged", "reached", "cost_ratio", "modelled_speed_up")
-        figures |= {**counts, "statistics": self.statistics.as_dict(), **{name: getattr(self, name) for name in more}}
+        figures |= counts
+        figures |= {"nodes_per_step": self.nodes_per_step, "reached": self.reached}
+        figures["statistics"] = self.statistics.as_dict()
         figures["reliability"] = [asdict(each) for each in self.counts.reliability]
-        ratios = ("speed_up", "speed_up_macro", "speed_up_without_loops")
-        figures |= {name: {key: finite(value) for key, value in figures[name].items()} for name in ratios}
+        for name in ("speed_up", "speed_up_macro", "speed_up_without_loops"):
+            figures[name] = {key: finite(value) for key, value in figures[name].items()}
         return {name: finite(value) if isinstance(value, float) else value for name, value in figures.items()}
 
 
@@ -128,15 +98,14 @@ def summarize_cells(cells: Iterable[Cell]) -> list[Summary]:
     """
     cells = list(cells)
     check_alike(cells)
+    several = len({cell.place.task for cell in cells}) > 1
     groups: dict[tuple[str, str, str], list[Cell]] = {}
+    whole: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.place.settings, cell.place.method, cell.place.task), []).append(cell)
-    summaries = [_summary(task, group) for (_, _, task), group in groups.items()]
-    whole: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        whole.setdefault((cell.place.settings, cell.place.method), []).append(cell)
-    tasks = {cell.place.task for cell in cells}
-    return [*summaries, *(_summary(ALL, group) for group in whole.values() if len(tasks) > 1)]
+        if several:
+            whole.setdefault((cell.place.settings, cell.place.method, ALL), []).append(cell)
+    return [_summary(*key, group) for key, group in (groups | whole).items()]
 
 
 def overall(summaries: Sequence[Summary]) -> list[Summary]:
@@ -144,113 +113,113 @@ def overall(summaries: Sequence[Summary]) -> list[Summary]:
     return [each for each in summaries if each.task == ALL] or list(summaries)
 
 
-def check_alike(cells: Sequence[Cell]) -> None:
-    """Refuse cells whose figures must not be compared.
-
-    Raises:
-        UsageError: naming what is unlike.
-    """
-    for cell in cells[1:]:
-        unlike = differences(cells[0].environment, cell.environment)
-        if unlike:
-            raise UsageError(
-                f"The cells {cells[0].place.path()} and {cell.place.path()} are of unlike environments "
-                f"({'; '.join(unlike[:3])}), so they are not compared; report each folder by itself."
-            )
-
-
-def _summary(task: str, group: Sequence[Cell]) -> Summary:
+def _summary(settings: str, method: str, task: str, group: Sequence[Cell]) -> Summary:
     pairs = [cell.whole for cell in group if cell.whole is not None]
     own = [writing for _, writing in pairs]
     whole_time = any(not writing.parts for writing in own)
     calm = [pair for pair in pairs if pair[0].repeated <= LOOP_SHARE]
-    tokens = max(sum(writing.tokens for writing in own), 1)
+    tokens = max(sum(len(writing.token_ids) for writing in own), 1)
+    stalled = sum(writing.stalled_seconds for writing in own)
+    statistics = add_up([writing.statistics for writing in own])
     return Summary(
-        settings=group[0].place.settings,
+        settings=settings,
         task=task,
-        method=group[0].place.method,
+        method=method,
         texts=len(pairs),
         failed=sum(bool(cell.failure) for cell in group),
-        stalled=_stalled(own),
+        stalled=stalled / max(stalled + statistics.decode_seconds, 1e-9),
         identical=sum(base.token_ids == writing.token_ids for base, writing in pairs),
-        statistics=add_up([_counted(each) for each in own]),
-        tokens_per_target_step_macro=mean(writing.tokens / max(writing.steps, 1) for writing in own),
+        statistics=statistics,
+        tokens_per_target_step_macro=mean(writing.statistics.tokens_per_target_step for writing in own),
         speed_up=_micro(pairs, whole_time),
         speed_up_macro=_macro(pairs, whole_time),
         speed_up_without_loops=_micro(calm, whole_time),
         texts_without_loops=len(calm),
         repeated=mean(writing.repeated for writing in own),
-        prefill_seconds=float("nan") if whole_time else mean(writing.prefill_seconds for writing in own),
         milliseconds={part: 1e3 * sum(each.parts.get(part, 0.0) for each in own) / tokens for part in PARTS},
         counts=add_counts([cell.counts for cell in group if cell.counts is not None]),
         whole_time=whole_time,
     )
 
 
-def _counted(each: Writing) -> Statistics:
-    return Statistics(
-        each.tokens, each.steps, each.drafting_steps, each.drafted, each.accepted, each.prefill_seconds,
-        each.decode_seconds,
-    )  # fmt: skip
-
-
-def _stalled(writings: Sequence[Writing]) -> float:
-    stalled = sum(each.stalled_seconds for each in writings)
-    return stalled / max(stalled + sum(each.decode_seconds for each in writings), 1e-9)
-
-
 def _seconds(writing: Writing, whole_time: bool) -> float:
-    return writing.total_seconds if whole_time else writing.decode_seconds
+    return writing.total_seconds if whole_time else writing.statistics.decode_seconds
 
 
 def _micro(pairs: Sequence[tuple[Writing, Writing]], whole_time: bool) -> Ratio:
     if not pairs:
         return NO_RATIO
-    columns = [[(_seconds(each, whole_time), each.tokens) for each in side] for side in zip(*pairs, strict=True)]
-    (base_seconds, base_tokens), (seconds, tokens) = (np.array(column, np.float64).T for column in columns)
+    figures = [[(_seconds(each, whole_time), len(each.token_ids)) for each in pair] for pair in pairs]
+    (base_seconds, base_tokens), (seconds, tokens) = np.array(figures, np.float64).transpose(1, 2, 0)
     return speed_up(base_seconds, base_tokens, seconds, tokens)
 
 
 def _macro(pairs: Sequence[tuple[Writing, Writing]], whole_time: bool) -> Ratio:
-    a_token = [[_seconds(each, whole_time) / max(each.tokens, 1) for each in pair] for pair in pairs]
+    a_token = [[_seconds(each, whole_time) / max(len(each.token_ids), 1) for each in pair] for pair in pairs]
     return mean_speed_up(np.array([base / own for base, own in a_token], np.float64))
 
 
+# --- tables
+
+
+def table(summaries: Iterable[Summary], columns: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the rows of a table.
+
+    Args:
+        summaries: a row each.
+        columns: names of the figures of `shown`, and their headings.
+    """
+    rows = [shown(each) for each in summaries]
+    return list(columns.values()), [[row[name] for name in columns] for row in rows]
+
+
 def shown(each: Summary) -> dict[str, str]:
-    """Return a row's figures as texts, for every table; `-` where there is nothing to tell."""
+    """Return a row's figures as texts; `-` where there is nothing to tell."""
     counts, drafts = each.statistics, each.statistics.drafted > 0
+    draft, forward = each.milliseconds["draft"], each.milliseconds["forward"]
+    split = draft, forward, sum(each.milliseconds.values()) - draft - forward
     return {
         "method": each.method,
         "task": each.task,
         "texts": f"{each.texts} ({each.failed} failed)" if each.failed else str(each.texts),
         "speed_up": _told(each.speed_up),
-        "honest": f"{_told(each.speed_up_without_loops)} ({each.texts_without_loops})",
-        "modelled": f"{each.modelled_speed_up:.2f}",
-        "merged": str(each.merged),
-        "reached": " ".join(f"{share:.2f}" for share in each.reached[:DEPTHS]) or "-",
-        "split": " + ".join(f"{part:.2f}" for part in _split(each)),
-        "mean": _told(each.speed_up_macro),
-        "tokens_a_step": f"{counts.tokens_per_target_step:.2f}",
-        "tokens_a_step_macro": f"{each.tokens_per_target_step_macro:.2f}",
-        "nodes_a_step": f"{each.nodes_per_step:.1f}" if drafts else "-",
+        "speed_up_without_loops": f"{_told(each.speed_up_without_loops)} ({each.texts_without_loops})",
+        "speed_up_macro": _told(each.speed_up_macro),
+        "reached": " ".join(f"{share:.2f}" for share in each.reached[:_DEPTHS]) or "-",
+        "split": " + ".join(f"{part:.2f}" for part in split),
+        "tokens_per_step": f"{counts.tokens_per_target_step:.2f}",
+        "tokens_per_step_macro": f"{each.tokens_per_target_step_macro:.2f}",
+        "nodes_per_step": f"{each.nodes_per_step:.1f}" if drafts else "-",
         "acceptance": f"{counts.draft_acceptance_rate:.2f}" if drafts else "-",
         "share": f"{counts.drafted_share:.2f}" if drafts else "-",
-        "harmonic": f"{counts.harmonic_mean:.2f}" if drafts else "-",
+        "harmonic_mean": f"{counts.harmonic_mean:.2f}" if drafts else "-",
         "length": f"{counts.mean_acceptance_length:.2f}" if drafts else "-",
-        "wasted": str(each.wasted) if drafts else "-",
         "milliseconds": f"{1e3 * counts.decode_seconds_per_token:.2f}",
-        "prefill": "-" if math.isnan(each.prefill_seconds) else f"{1e3 * each.prefill_seconds:.0f}",
+        "prefill": "-" if each.whole_time else f"{1e3 * counts.prefill_seconds / max(each.texts, 1):.0f}",
         "identical": f"{each.identical}/{each.texts}",
         "repeated": f"{each.repeated:.2f}",
-        "stalled": "-" if math.isnan(each.prefill_seconds) else f"{each.stalled:.1%}",
+        "stalled": "-" if each.whole_time else f"{each.stalled:.1%}",
     }
+
+
+def source_table(summaries: Iterable[Summary]) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the rows of who drafted what."""
+    rows = []
+    for each in summaries:
+        for source, drafted in sorted(each.counts.drafted_by_source.items()):
+            accepted = each.counts.accepted_by_source.get(source, 0)
+            rows.append([each.method, source, str(drafted), str(accepted), f"{accepted / max(drafted, 1):.2f}"])
+    return ["method", "source", "drafted", "accepted", "share"], rows
+
+
+def reliability_table(curve: Iterable[Reliability]) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the rows of how far estimates of acceptance were right."""
+    rows = [
+        [f"{each.low:g} to {each.high:g}", str(each.nodes), f"{each.estimate:.3f}", f"{each.accepted:.3f}"]
+        for each in curve
+    ]
+    return ["estimate", "nodes", "mean estimate", "accepted"], rows
 
 
 def _told(ratio: Ratio) -> str:
     return "-" if math.isnan(ratio.value) else str(ratio)
-
-
-def _split(each: Summary) -> tuple[float, float, float]:
-    """Return the milliseconds of drafting, forwards and all else of an emitted token."""
-    draft, forward = each.milliseconds["draft"], each.milliseconds["forward"]
-    return draft, forward, sum(each.milliseconds.values()) - draft - forward

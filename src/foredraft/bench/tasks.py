@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foredraft.bench.hub import fetch_task
 from foredraft.errors import UsageError
 from foredraft.options import nearest
 
@@ -25,9 +24,9 @@ class TaskPrompt:
     """One prompt.
 
     Attributes:
-        task: the task's name, and behind a slash the category where it has several.
+        task: the task's name, and after a slash the category where it has several.
         number: its place in the file, from 0.
-        turns: what the user says; each turn after the first is asked behind the model's own answer to the ones before.
+        turns: what the user says; each turn is asked after the model's own answers to those before.
         is_question: whether it is said in a conversation; False for a text to continue.
     """
 
@@ -42,7 +41,7 @@ class TaskPrompt:
         return self.asked(())
 
     def asked(self, answers: tuple[str, ...]) -> str | tuple[Mapping[str, str], ...]:
-        """Return the turn behind `answers`, with what was said before it, as `Generator.generate` takes it."""
+        """Return the turn after `answers`, with what was said before it, as `Generator.generate` takes it."""
         if not self.is_question:
             return self.turns[0]
         said = []
@@ -53,27 +52,44 @@ class TaskPrompt:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a task's rows lie: the file, the field of the text, whether it is a question, the field of the category."""
+    """Where a task's rows lie.
+
+    Attributes:
+        file: its name in the user's folder.
+        field: of the text.
+        is_question: whether it is said in a conversation.
+        category: the field of the category; "" for none.
+        hub: repository, commit and path of the same rows on the Hugging Face hub; None where they are not fetched. The
+            commit is pinned, so that a task stays the same task.
+    """
 
     file: str
     field: str
     is_question: bool = True
     category: str = ""
+    hub: tuple[str, str, str] | None = None
 
 
 _TASKS: Mapping[str, _Source] = {
     EMBEDDED: _Source("embedded.jsonl", "turns", category="category"),
-    "humaneval": _Source("humaneval.jsonl", "prompt", is_question=False),
-    "gsm8k": _Source("gsm8k_test.jsonl", "question"),
-    "mt_bench": _Source("mt_bench.jsonl", "turns"),
+    "humaneval": _Source("humaneval.jsonl", "prompt", is_question=False, hub=(
+        "openai/openai_humaneval", "7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544",
+        "openai_humaneval/test-00000-of-00001.parquet",
+    )),
+    "gsm8k": _Source("gsm8k_test.jsonl", "question", hub=(
+        "openai/gsm8k", "e53f048856ff4f594e959d75785d2c2d37b678ee", "main/test-00000-of-00001.parquet",
+    )),
+    "mt_bench": _Source("mt_bench.jsonl", "turns", hub=(
+        "HuggingFaceH4/mt_bench_prompts", "e3a795c5e9a82ee40611c416b8a7786c73198991", "raw/question.jsonl",
+    )),
     "spec_bench": _Source("spec_bench.jsonl", "turns", category="category"),
-}
+}  # fmt: skip
 
 _USUAL_FIELDS = ("prompt", "question", "turns", "text")
 """Where a file of prompts is given without a field, the first of these that it has."""
 
 DEFAULT_TASKS = ("humaneval", "gsm8k", "mt_bench")
-"""With a folder of files; without one, the embedded set."""
+"""Tasks of a run that names none but gives a folder of files; without one, the embedded set."""
 
 _MT_BENCH = frozenset(("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"))
 """Spec-Bench names these by their MT-Bench category; together they are one of its six."""
@@ -110,7 +126,7 @@ def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:
     file = _file_of(task)
     if file is not None:
         path, field = file
-        return _spread(_prompts(path.name, path, _Source(str(path), field)), limit)
+        return spread(_prompts(path.name, path, _Source(str(path), field)), limit)
     name, _, category = task.partition("/")
     source = _TASKS[name]
     groups: dict[str, list[TaskPrompt]] = {}
@@ -123,7 +139,7 @@ def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:
             f"{', '.join(known) or 'none'}."
         )
     wanted = [groups[task]] if category else list(groups.values())
-    return [prompt for group in wanted for prompt in _spread(group, limit)]
+    return [prompt for group in wanted for prompt in spread(group, limit)]
 
 
 def task_of_file(file: str) -> str:
@@ -164,11 +180,36 @@ def _located(task: str, source: _Source, folder: Path | None) -> Path:
     if task == EMBEDDED:
         return EMBEDDED_FILE
     if folder is None:
-        return fetch_task(task)
+        return _fetched(task, source)
     path = next((folder / each for each in (source.file, source.file + ".gz") if (folder / each).exists()), None)
     if path is None:
         raise UsageError(f"The task {task} needs the file {source.file} in {folder}; give its folder with --data.")
     return path
+
+
+def _fetched(task: str, source: _Source) -> Path:
+    """Return a task's file, fetched from the hub or found in its cache, offline too.
+
+    Raises:
+        UsageError: the hub has no file of this task, or cannot be reached.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    if source.hub is None:
+        fetched = ", ".join(name for name, each in _TASKS.items() if each.hub is not None)
+        raise UsageError(
+            f"The task {task} is not fetched from the hub; give a folder with its file as --data, or choose one of: "
+            f"{fetched}."
+        )
+    repository, revision, path = source.hub
+    try:
+        return Path(hf_hub_download(repository, path, repo_type="dataset", revision=revision))
+    except (OSError, HfHubHTTPError, LocalEntryNotFoundError, RuntimeError) as error:
+        raise UsageError(
+            f"The task {task} is not here and {repository} cannot be fetched from the hub ({type(error).__name__}); "
+            "give a folder with its file as --data, or use the task embedded."
+        ) from error
 
 
 def _prompts(task: str, path: Path, source: _Source) -> list[TaskPrompt]:
@@ -204,7 +245,8 @@ def _turns(value: Any) -> tuple[str, ...]:
     return tuple(values) if all(isinstance(each, str) and each.strip() for each in values) else ()
 
 
-def _spread(prompts: list[TaskPrompt], limit: int) -> list[TaskPrompt]:
+def spread(prompts: list[TaskPrompt], limit: int) -> list[TaskPrompt]:
+    """Return at most `limit` prompts, evenly spread over those given."""
     count = min(limit, len(prompts))
     return [prompts[i * len(prompts) // count] for i in range(count)]
 

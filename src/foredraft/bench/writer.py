@@ -1,14 +1,15 @@
-"""A method made ready to write: build its drafter once, then time a text and count what became of its drafts.
+"""A method made ready to write: its drafter is built once, then texts are timed and their drafts counted.
 
 A text is written a slice at a time, so that several methods can write the same text by turns: what the machine does
 meanwhile, faster in one second and slower in the next, then happens to all of them alike. Knows the generator's surface
-and the clock. Does not know cells, tasks or whose turn it is.
+and the clock. Does not know cells or tasks.
 """
 
+import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -16,184 +17,169 @@ import numpy as np
 
 from foredraft.api import Generator
 from foredraft.bench.cell import Writing
-from foredraft.bench.drafts import DraftCounts, Guesses, RecordedDrafter
+from foredraft.bench.drafts import DraftCounts, RecordedDrafter
 from foredraft.bench.method import BASE, PEER, Method, attach, use
 from foredraft.bench.peer import prepared_peer
 from foredraft.bench.replay import replay_steps
-from foredraft.contracts import CostCurve, Drafter, Learner, StepRecord, TokenIds
+from foredraft.contracts import CostCurve, Learner, StepRecord, TokenIds
 from foredraft.control import StepCosts
-from foredraft.errors import ForedraftWarning
-from foredraft.generation import Generation
+from foredraft.errors import ForedraftWarning, told
 
-_TAUGHT_NODES = 16
+_TAUGHT_NODES = 16  # drafted a step while a warm drafter reads earlier texts
 _SLICE = 16  # tokens: the machine's pace lasts longer than writing them takes, and the caches are warm for most of them
 _STALL = 5.0
-"""A pass of n rows takes a known time; what it takes beyond this many times that, the machine was held up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A timed text.
-
-    Attributes:
-        writing: what it took.
-        counts: what became of its drafts; None where nothing could be noted.
-        steps: tells every step of it as text.
-    """
-
-    writing: Writing
-    counts: DraftCounts | None
-    steps: Callable[[], tuple[Guesses, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A text of which nothing is written yet.
-
-    Attributes:
-        go_on: writes the next slice; returns whether there is more.
-        written: what it came to, once there is no more.
-    """
-
-    go_on: Callable[[], bool]
-    written: Callable[[], Written]
-
+"""A pass of n rows takes a known time; what it takes beyond this many times that, the machine held it up."""
 
 Earlier = Sequence[tuple[TokenIds, TokenIds]]
 """Texts that a warm drafter has read: prompt ids and output ids, int64[n] each."""
 
-Begin = Callable[[Any, Mapping[str, Any], Earlier], Begun]
-"""Takes a prompt, generation arguments, and what a warm drafter has read before."""
+
+Written = tuple[Writing, DraftCounts | None]
+"""What a text took, and what became of its drafts; None where that cannot be known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A method whose drafter is built.
+class MethodWriter:
+    """A writer of foredraft's own; a drafter that raises while it writes is the caller's to see."""
 
-    Attributes:
-        begin: begins and times a text; what the drafter and the control learn goes on from text to text.
-        forget: makes the next text the first one.
-    """
+    def __init__(self, generator: Generator, method: Method) -> None:
+        use(generator, method)
+        self._generator, self._method = generator, method
+        self._drafter, self._costs = generator.drafter, StepCosts()
 
-    begin: Begin
-    forget: Callable[[], None]
+    def begin(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> "SlicedText":
+        """Begin a text; what the drafter and the control learn is kept for the next text.
+
+        Args:
+            prompt: as `Generator.generate` takes it.
+            arguments: generation arguments.
+            earlier: what a warm drafter has read before; cold and warm ones are made anew for each text.
+        """
+        drafter = self._drafter
+        if self._method.memory:
+            use(self._generator, self._method)
+            drafter = self._generator.drafter
+        if self._method.memory == "warm":
+            for read, written in earlier:
+                for _ in replay_steps(drafter, read, written, _TAUGHT_NODES, self._generator.target.vocabulary):
+                    pass
+        recorded = None if self._method.name == BASE else RecordedDrafter(drafter)
+        attach(self._generator, self._method, recorded or drafter, self._costs)
+        return SlicedText(self._generator, recorded, prompt, arguments)
+
+    def forget(self) -> None:
+        """Make the next text the first one."""
+        self._costs = StepCosts()
+        if isinstance(self._drafter, Learner):
+            self._drafter.forget()
 
 
-def make_ready(generator: Generator, method: Method) -> Ready:
+class SlicedText:
+    """A text by what is attached to the generator; one slice where passes are recordings, made over one cache."""
+
+    def __init__(
+        self, generator: Generator, recorded: RecordedDrafter | None, prompt: Any, arguments: Mapping[str, Any]
+    ) -> None:
+        self._generator, self._recorded, self._seconds = generator, recorded, 0.0
+        self._slice = _SLICE if generator.target.recordings is None else float("inf")
+        with self._timed():
+            self._run = generator.start(prompt, **arguments)
+        self._steps = self._run.steps()
+
+    def go_on(self) -> bool:
+        """Write the next slice; return whether there is more."""
+        tokens = 0
+        with self._timed():
+            for step in self._steps:
+                tokens += len(step.emitted)
+                if tokens >= self._slice:
+                    return True
+        return False
+
+    def result(self) -> Written:
+        """Return what the text took, and what became of its drafts."""
+        with self._timed():
+            text = self._run.result(self._generator.tokenizer)
+        stalled, parts = stalled_seconds(text.steps, self._generator.cost), time_split(text.steps)
+        statistics = replace(text.statistics, decode_seconds=text.statistics.decode_seconds - stalled)
+        parts["forward"] -= stalled
+        writing = Writing(text.token_ids, text.prompt_length, statistics, self._seconds, parts, stalled)
+        return writing, self._recorded.counts() if self._recorded is not None else None
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", category=ForedraftWarning)  # a drafter that failed is a failed cell
+            start = perf_counter()
+            yield
+            self._seconds += perf_counter() - start
+
+
+class PeerWriter:
+    """A writer by transformers' own `generate`, which writes a text in one slice and learns nothing."""
+
+    def __init__(self, generator: Generator, method: Method) -> None:
+        self._write = prepared_peer(generator, method)
+
+    def begin(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> "PeerText":  # noqa: ARG002  # it learns nothing
+        """Begin a text."""
+        return PeerText(lambda: self._write(prompt, arguments))
+
+    def forget(self) -> None:
+        """Do nothing, as nothing is remembered."""
+
+
+class PeerText:
+    """A text by transformers' own `generate`."""
+
+    def __init__(self, write: Callable[[], Writing]) -> None:
+        self._write = write
+
+    def go_on(self) -> bool:
+        """Write the whole text."""
+        self._writing = self._write()
+        return False
+
+    def result(self) -> Written:
+        """Return what the text took."""
+        return self._writing, None
+
+
+Writer = MethodWriter | PeerWriter
+Text = SlicedText | PeerText
+
+
+def make_writer(generator: Generator, method: Method) -> Writer:
     """Build what the method needs to write.
-
-    A drafter that raises while it writes is the caller's to see, other than in `Generator.generate`. Where passes are
-    recordings, which are made over one sequence's store at a time, and for the peer, a text is one slice.
 
     Raises:
         UsageError: an unknown name, option or value.
         StoreError: a table that is damaged or belongs to another tokenizer.
     """
-    if method.name == PEER:
-        return _by_peer(generator, method)
-    use(generator, method)
-    kept, costs = generator.drafter, StepCosts()  # a process that writes text after text keeps them
-
-    def begin(prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Begun:
-        drafter = kept
-        if method.memory:
-            use(generator, method)  # a fresh drafter, which has read nothing
-            drafter = generator.drafter
-            if method.memory == "warm":
-                _teach(drafter, earlier, generator.target.vocabulary)
-        recorded = None if method.name == BASE else RecordedDrafter(drafter)
-        attach(generator, method, recorded or drafter, costs)
-        return _by_slices(generator, recorded, prompt, arguments)
-
-    def forget() -> None:
-        nonlocal costs
-        costs = StepCosts()
-        if isinstance(kept, Learner):
-            kept.forget()
-
-    return Ready(begin, forget)
+    return PeerWriter(generator, method) if method.name == PEER else MethodWriter(generator, method)
 
 
-def _by_peer(generator: Generator, method: Method) -> Ready:
-    """Return what writes a text with transformers' `generate`, in one slice."""
-    peer = prepared_peer(generator, method)
+def write_by_turns(begins: Mapping[str, Callable[[], Text]], order: random.Random) -> dict[str, Written | str]:
+    """Write texts slice by slice, in an order that is drawn anew for each round of slices.
 
-    def begin(prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Begun:  # noqa: ARG001  # it remembers nothing
-        writings: list[Writing] = []
+    Args:
+        begins: begins a text, by the label of who writes it.
+        order: draws.
 
-        def go_on() -> bool:
-            writings.append(peer(prompt, arguments))
-            return False
-
-        return Begun(go_on, lambda: Written(writings[-1], None, tuple))
-
-    return Ready(begin, lambda: None)
-
-
-def _by_slices(
-    generator: Generator, recorded: RecordedDrafter | None, prompt: Any, arguments: Mapping[str, Any]
-) -> Begun:
-    """Begin a text with what is attached to the generator."""
-    seconds = 0.0
-
-    @contextmanager
-    def timed() -> Iterator[None]:
-        nonlocal seconds
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", category=ForedraftWarning)  # a drafter that failed is a failed cell
-            start = perf_counter()
-            yield
-            seconds += perf_counter() - start
-
-    with timed():
-        run = generator.start(prompt, **arguments)
-    steps = run.steps()
-    whole = generator.target.recordings is not None
-
-    def go_on() -> bool:
-        tokens = 0
-        with timed():
-            for step in steps:
-                tokens += len(step.emitted)
-                if tokens >= _SLICE and not whole:
-                    return True
-        return False
-
-    def written() -> Written:
-        with timed():
-            result = run.result(generator.tokenizer)
-        writing = _writing(result, seconds, generator.cost)
-        if recorded is None:
-            return Written(writing, None, tuple)
-        return Written(writing, recorded.counts(), lambda: recorded.guesses(generator.tokenizer, result))
-
-    return Begun(go_on, written)
-
-
-def _teach(drafter: Drafter, texts: Earlier, vocabulary: int) -> None:
-    """Let a drafter see texts as if the target had written them."""
-    for prompt, output in texts:
-        for _ in replay_steps(drafter, prompt, output, _TAUGHT_NODES, vocabulary):
-            pass
-
-
-def _writing(result: Generation, seconds: float, cost: CostCurve) -> Writing:
-    counts = result.statistics
-    stalled = stalled_seconds(result.steps, cost)
-    parts = time_split(result.steps)
-    return Writing(
-        token_ids=result.token_ids,
-        prompt_tokens=result.prompt_length,
-        steps=counts.steps,
-        drafting_steps=counts.drafting_steps,
-        drafted=counts.drafted,
-        accepted=counts.accepted,
-        prefill_seconds=counts.prefill_seconds,
-        decode_seconds=counts.decode_seconds - stalled,
-        stalled_seconds=stalled,
-        total_seconds=seconds,
-        parts={**parts, "forward": parts["forward"] - stalled},
-    )
+    Returns:
+        What was written, by label; where a method raised, the sentence on it.
+    """
+    begun: dict[str, Text] = {}
+    written: dict[str, Written | str] = {}
+    while unfinished := [label for label in begins if label not in written]:
+        order.shuffle(unfinished)
+        for label in unfinished:
+            try:
+                begun[label] = begun[label] if label in begun else begins[label]()
+                if not begun[label].go_on():
+                    written[label] = begun[label].result()
+            except Exception as error:  # noqa: BLE001  # whatever it is, the others go on
+                written[label] = told(error)
+    return written
 
 
 def time_split(steps: Sequence[StepRecord]) -> dict[str, float]:

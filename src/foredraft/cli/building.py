@@ -26,7 +26,6 @@ ModelOption = Annotated[
 ]
 TokenizerOption = Annotated[Path | None, typer.Option(help="tokenizer.json, or a folder that has one")]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first line that cannot be used")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 _UNITS = {"tokenising": "bytes", "merging": "tri-grams"}
 

@@ -10,22 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foredraft.cli.generate import (
-    ColorOption,
-    ConfigOption,
-    DeviceOption,
-    DtypeOption,
-    EagerOption,
-    Job,
-    MemoryOption,
-    MethodOption,
-    ModelOption,
-    NodesOption,
-    SystemOption,
-    generation_flag,
-    speculative_options,
-    summary,
-)
+from foredraft.cli import flags
+from foredraft.cli.flags import generation_flag
+from foredraft.cli.generate import summary
+from foredraft.cli.job import Job, speculative_options
 from foredraft.cli.screen import Ink, say, wants_color
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
@@ -39,31 +27,28 @@ _LEAST_ROOM = 4  # a quarter of the window, at most, is kept free for the answer
 
 def chat(
     prompt: Annotated[str | None, typer.Argument(help="The first message; else lines are read")] = None,
-    model: ModelOption = SMOLLM2,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = None,
-    eager: EagerOption = False,
-    method: MethodOption = None,
-    speculative_config: ConfigOption = None,
-    num_speculative_tokens: NodesOption = None,
-    memory: MemoryOption = None,
+    model: flags.ModelOption = SMOLLM2,
+    dtype: flags.DtypeOption = "auto",
+    device: flags.DeviceOption = None,
+    eager: flags.EagerOption = False,
+    method: flags.MethodOption = None,
+    speculative_config: flags.ConfigOption = None,
+    num_speculative_tokens: flags.NodesOption = None,
+    memory: flags.MemoryOption = None,
     max_new_tokens: Annotated[int | None, generation_flag("max_new_tokens")] = None,
     temperature: Annotated[float | None, generation_flag("temperature")] = None,
     top_p: Annotated[float | None, generation_flag("top_p")] = None,
     seed: Annotated[int | None, generation_flag("seed", "of the sampling; else one is drawn and reported")] = None,
-    system: SystemOption = None,
-    color: ColorOption = None,
+    system: flags.SystemOption = None,
+    color: flags.ColorOption = None,
 ) -> None:
     """Converse: a message a line, until an empty one; /reset starts over, Ctrl-C ends an answer."""
     if prompt == "-":
         raise UsageError("chat reads the conversation from standard input; give the first message as PROMPT, or none.")
+    config = speculative_options(speculative_config, num_speculative_tokens=num_speculative_tokens, memory=memory)
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-    job = Job(
-        model, dtype, device, method,
-        speculative_options(speculative_config, num_speculative_tokens, memory=memory),
-        {name: value for name, value in options.items() if value is not None},
-        system, color=wants_color(color), raw=False, as_json=False, eager=eager,
-    )  # fmt: skip
+    given = {name: value for name, value in options.items() if value is not None}
+    job = Job(model, dtype, device, eager, method, config, given, system, color=wants_color(color))
     converse(job.load(), job, prompt)
 
 

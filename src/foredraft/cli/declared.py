@@ -1,18 +1,15 @@
 """What option dataclasses say of themselves: names, types, defaults, and the Attributes section of their docstrings.
 
-Reads classes, or the source of a module that would be slow to import. Does not know what any option means.
+Reads the source of modules, without importing them: torch takes seconds. Does not know what any option means.
 """
 
 import ast
-import dataclasses
 import importlib.util
-import inspect
 import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.abc import InspectLoader
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 _ENTRY = re.compile(r"(\w+): (.*)")
 _LITERAL = re.compile(r"Literal\[(.*?)\]")
@@ -25,7 +22,7 @@ class Declared:
     Attributes:
         name: its name.
         type: its type, as Python writes it.
-        default: its default; None also where there is none to show.
+        default: its default; where that is no literal, how the source spells it.
         required: whether it has no default.
         description: what the docstring says.
     """
@@ -35,24 +32,6 @@ class Declared:
     default: Any
     required: bool
     description: str
-
-
-def options_of(kind: type) -> list[Declared]:
-    """Return the options that a dataclass declares, in order."""
-    described = attributes(inspect.getdoc(kind) or "")
-    hints = get_type_hints(kind)
-    found = []
-    for field in dataclasses.fields(kind):
-        factory = field.default_factory
-        default = field.default if factory is dataclasses.MISSING else factory()
-        required = default is dataclasses.MISSING
-        found.append(
-            Declared(
-                field.name, _type_name(hints[field.name]), None if required else default, required,
-                described.get(field.name, ""),
-            )
-        )  # fmt: skip
-    return found
 
 
 @cache
@@ -71,22 +50,27 @@ def class_in_source(module: str, kind: str) -> ast.ClassDef | None:
 
 @cache
 def options_in_source(module: str, kind: str) -> dict[str, Declared]:
-    """Return the options of dataclass `kind` in `module` by name, without importing the module.
-
-    Defaults are literals in such a class.
-    """
+    """Return the options of dataclass `kind` in `module` by name; none where the module is shipped without source."""
     node = class_in_source(module, kind)
-    if node is None:  # shipped without sources: help shows no descriptions, and everything else works
+    if node is None:
         return {}
     described = attributes(ast.get_docstring(node) or "")
     found = {}
     for field in node.body:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             name = field.target.id
-            default = ast.literal_eval(field.value) if field.value is not None else None
             kind_of = _LITERAL.sub(lambda choices: choices[1].replace(", ", " | "), ast.unparse(field.annotation))
-            found[name] = Declared(name, kind_of, default, field.value is None, described.get(name, ""))
+            found[name] = Declared(name, kind_of, _value(field.value), field.value is None, described.get(name, ""))
     return found
+
+
+def _value(node: ast.expr | None) -> Any:
+    if node is None:
+        return None
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
 
 
 def attributes(docstring: str) -> dict[str, str]:
@@ -105,13 +89,3 @@ def attributes(docstring: str) -> dict[str, str]:
         elif line.strip() and name:
             found[name] += " " + line.strip()
     return found
-
-
-def _type_name(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return " | ".join(repr(choice) for choice in get_args(hint))
-    if isinstance(hint, UnionType) or get_origin(hint) is Union:
-        return " | ".join(_type_name(part) for part in get_args(hint))
-    if hint is type(None):
-        return "None"
-    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("typing.", "")

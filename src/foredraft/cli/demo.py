@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foredraft.atomic_file import check_place, write_file
-from foredraft.cli.screen import Ink, say, wants_color, working
-from foredraft.cli.tables import show_table
+from foredraft.cli import flags
+from foredraft.cli.screen import Ink, say, show_table, wants_color, working
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.model.gguf import SMOLLM2
 
@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 
 
 def demo(
-    model: Annotated[str, typer.Option(help="smollm2, a GGUF file, a hub id, or a folder")] = SMOLLM2,
-    method: Annotated[str | None, typer.Option(help="How to draft; see foredraft methods")] = None,
-    color: Annotated[
-        bool | None, typer.Option("--color/--no-color", help="Colour drafted tokens; else on a terminal only")
-    ] = None,
+    model: flags.ModelOption = SMOLLM2,
+    method: flags.MethodOption = None,
+    color: flags.ColorOption = None,
     picture: Annotated[Path | None, typer.Option(help="Save the first text, coloured, as an SVG picture")] = None,
 ) -> None:
     """Rewrite a page and write a story: by transformers, plainly, and drafted, each timed on this machine."""

@@ -1,88 +1,77 @@
-"""`foredraft explain`: write a text, and account for its drafts: who guessed what, what was wasted, what was believed.
+"""`foredraft explain`: write a text, and account for its drafts: who drafted what, what was wasted, what was expected.
 
 Parses and prints; the account is `foredraft.bench.account`.
 """
 
-import json
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from foredraft.cli.generate import (
-    ColorOption,
-    ConfigOption,
-    DeviceOption,
-    EagerOption,
-    FileOption,
-    Job,
-    MethodOption,
-    ModelOption,
-    NodesOption,
-    PromptArgument,
-    prompt_text,
-    speculative_options,
-)
-from foredraft.cli.screen import Ink, wants_color, working
-from foredraft.cli.tables import show_reliability, show_table
+from foredraft.cli import flags
+from foredraft.cli.job import Job, prompt_text, setting, speculative_options
+from foredraft.cli.screen import Ink, show_json, show_table, wants_color, working
 from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
     from foredraft.api import Generator
     from foredraft.bench.account import Account
 
+_FIGURES = {
+    "tokens": "tokens of a step with a draft",
+    "plain_milliseconds": "ms of a plain pass",
+    "drafted_milliseconds": "ms of a pass with a draft",
+    "overhead_milliseconds": "ms of overhead of a step with a draft",
+}
+
 
 def explain(
-    prompt: PromptArgument = None,
-    file: FileOption = None,
-    model: ModelOption = SMOLLM2,
-    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's")] = "auto",
-    device: DeviceOption = None,
-    eager: EagerOption = False,
-    method: MethodOption = None,
-    speculative_config: ConfigOption = None,
-    num_speculative_tokens: NodesOption = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens at most")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the sampling")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object")] = False,
-    color: ColorOption = None,
+    prompt: flags.PromptArgument = None,
+    file: flags.FileOption = None,
+    model: flags.ModelOption = SMOLLM2,
+    dtype: flags.DtypeOption = "auto",
+    device: flags.DeviceOption = None,
+    eager: flags.EagerOption = False,
+    method: flags.MethodOption = None,
+    speculative_config: flags.ConfigOption = None,
+    num_speculative_tokens: flags.NodesOption = None,
+    max_new_tokens: flags.TokensOption = 128,
+    temperature: flags.TemperatureOption = 0.0,
+    seed: flags.SeedOption = 0,
+    as_json: flags.JsonOption = False,
+    color: flags.ColorOption = None,
 ) -> None:
-    """Write a text and say which sources drafted it, what each contributed, what was wasted, and what was believed."""
-    text = prompt_text(prompt, file) or ""
-    options = {"max_new_tokens": max_new_tokens, "seed": seed}
-    job = Job(
-        model, dtype, device, method, speculative_options(speculative_config, num_speculative_tokens),
-        {**options, "temperature": temperature} if temperature else options,
-        None, color=wants_color(color), raw=False, as_json=as_json, eager=eager,
-    )  # fmt: skip
+    """Write a text and say which sources drafted it, what each contributed, what was wasted, and what was expected."""
+    text = prompt_text(prompt, file)
+    config = speculative_options(speculative_config, num_speculative_tokens=num_speculative_tokens)
+    options = setting(temperature, max_new_tokens=max_new_tokens, seed=seed)
+    job = Job(model, dtype, device, eager, method, config, options, color=wants_color(color))
     generator = job.load()
     with working("writing"):
         from foredraft.bench.account import account_for
 
         account = account_for(generator, job.worded(generator, text), job.options)
     if as_json:
-        typer.echo(json.dumps({"text": account.generation.text, **account.as_dict()}))
+        show_json({"text": account.generation.text, **account.as_dict()})
         return
     _write(generator, account, job.color)
     _print(account)
 
 
 def _write(generator: "Generator", account: "Account", color: bool) -> None:
-    """Write the text again, now that it is whole, each token in the colour of who guessed it."""
-    from foredraft.generation import Piece
-    from foredraft.text import TextStream
+    """Write the text again, now that it is whole, each token in the colour of its source."""
+    from foredraft.generation import pieces
 
-    ink, stream = Ink(color, generator.drafter.source_names), TextStream(generator.tokenizer)
-    for step in account.generation.steps:
-        for token, source in zip(step.emitted, step.sources, strict=True):
-            ink.write(Piece(stream.push(token), token, source))
-    ink.write(Piece(stream.finish(), -1, None))
+    ink = Ink(color, generator.drafter.source_names)
+    for piece in pieces(account.generation.steps, generator.tokenizer):
+        ink.write(piece)
     ink.finish()
     ink.legend()
 
 
 def _print(account: "Account") -> None:
+    from foredraft.bench.summary import reliability_table
+
     counts = account.generation.statistics
     typer.echo(
         f"{counts.emitted} tokens in {counts.steps} steps, {account.plain_steps} of them without a draft: "
@@ -90,12 +79,7 @@ def _print(account: "Account") -> None:
     )
     sources = [[str(value) for value in each.values()] for each in account.sources]
     show_table(("source", "drafted", "accepted", "wasted"), sources, "who drafted")
-    show_reliability("how far estimates were right", account.counts.reliability)
-    rows = (
-        ("tokens of a step with a draft", account.tokens_believed, account.tokens_happened),
-        ("ms of a plain pass", account.plain_milliseconds_believed, account.plain_milliseconds_happened),
-        ("ms of a pass with a draft", account.drafted_milliseconds_believed, account.drafted_milliseconds_happened),
-        ("ms beside a pass with a draft", math.nan, account.beside_milliseconds),
-    )
-    told = [[name, *("-" if math.isnan(figure) else f"{figure:.2f}" for figure in figures)] for name, *figures in rows]
-    show_table(("", "believed", "happened"), told, "what steps cost and gave")
+    show_table(*reliability_table(account.counts.reliability), "how far estimates were right")
+    pairs = {name: (account.expected.get(name, math.nan), account.measured[name]) for name in _FIGURES}
+    rows = [[_FIGURES[name], *("-" if math.isnan(each) else f"{each:.2f}" for each in pairs[name])] for name in pairs]
+    show_table(("", "expected", "measured"), rows, "what steps cost and gave")

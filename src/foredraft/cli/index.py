@@ -4,16 +4,15 @@ Parses, prints, and brings together the tokenizer, the shards and the store. Doe
 function turns them into a sentence and an exit status.
 """
 
-import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foredraft.cli import flags
 from foredraft.cli.building import (
     Inputs,
-    JsonOption,
     ModelOption,
     StrictOption,
     TokenizerOption,
@@ -22,12 +21,12 @@ from foredraft.cli.building import (
     resumable_shards,
     words_of,
 )
+from foredraft.cli.screen import show_json, show_table
 from foredraft.errors import UsageError
 
 if TYPE_CHECKING:  # reading, tokenising and sorting are imported when a verb runs, so that help stays quick
     from foredraft.corpus.shards import Shard, Spread
     from foredraft.corpus.words import Words
-    from foredraft.index.datastore_writer import DatastoreWriter
 
 app = typer.Typer(no_args_is_help=True, help="Build, extend, merge, describe and check datastores.")
 
@@ -49,21 +48,16 @@ def build(
     segment_tokens: SegmentOption = SEGMENT_TOKENS,
     hold_out: HoldOutOption = 0.0,
     strict: StrictOption = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the store if it exists")] = False,
+    overwrite: flags.OverwriteOption = False,
     ray: RayOption = False,
     ray_address: AddressOption = None,
 ) -> None:
     """Make a store of a corpus; what a killed build had tokenised, the same command uses again."""
-    from foredraft.corpus.documents import find_inputs
-    from foredraft.corpus.shards import plan_shards
-    from foredraft.index.datastore_writer import DatastoreWriter
-
-    words = words_of(model, tokenizer)
-    shards = plan_shards(find_inputs(inputs), hold_out=hold_out, strict=strict)
-    with DatastoreWriter(
-        out, tokenizer_hash=words.tokenizer_hash, vocabulary=words.vocabulary, create=True, overwrite=overwrite
-    ) as writer:
-        _add_inputs(writer, shards, words, segment_tokens, _spread(ray, ray_address))
+    words, shards = words_of(model, tokenizer), _planned(inputs, hold_out, strict)
+    _add(
+        shards, words, segment_tokens, _spread(ray, ray_address),
+        out, tokenizer_hash=words.tokenizer_hash, vocabulary=words.vocabulary, create=True, overwrite=overwrite,
+    )  # fmt: skip
 
 
 @app.command()
@@ -79,14 +73,8 @@ def add(
     ray_address: AddressOption = None,
 ) -> None:
     """Add text to a store as new segments, such as yesterday's answers; generators take them up as they are."""
-    from foredraft.corpus.documents import find_inputs
-    from foredraft.corpus.shards import plan_shards
-    from foredraft.index.datastore_writer import DatastoreWriter
-
-    words = words_of(model, tokenizer)
-    shards = plan_shards(find_inputs(inputs), hold_out=hold_out, strict=strict)
-    with DatastoreWriter(store, tokenizer_hash=words.tokenizer_hash) as writer:
-        _add_inputs(writer, shards, words, segment_tokens, _spread(ray, ray_address))
+    words, shards = words_of(model, tokenizer), _planned(inputs, hold_out, strict)
+    _add(shards, words, segment_tokens, _spread(ray, ray_address), store, tokenizer_hash=words.tokenizer_hash)
 
 
 @app.command()
@@ -112,7 +100,7 @@ def remove(store: StoreArgument, segment: Annotated[str, typer.Argument(help="It
 
 
 @app.command()
-def info(store: StoreArgument, as_json: JsonOption = False) -> None:
+def info(store: StoreArgument, as_json: flags.JsonOption = False) -> None:
     """Describe a store."""
     from dataclasses import asdict
 
@@ -122,15 +110,15 @@ def info(store: StoreArgument, as_json: JsonOption = False) -> None:
     manifest = open_datastore(store).manifest
     left = [path.name for path in leftovers(store)]
     if as_json:
-        typer.echo(json.dumps(asdict(manifest) | {"tokens": manifest.tokens, "leftovers": left}, indent=2))
+        show_json(asdict(manifest) | {"tokens": manifest.tokens, "leftovers": left})
         return
     size = sum(entry.bytes for entry in manifest.segments)
     typer.echo(f"{store}: {manifest.tokens:,} tokens in {len(manifest.segments):,} segments, {size / 2**20:,.1f} MiB")
     typer.echo(f"vocabulary {manifest.vocabulary:,}, tokenizer {manifest.tokenizer_hash[:16]}")
-    for entry in manifest.segments:
-        typer.echo(f"{entry.name} {entry.tokens:14,} tokens {entry.documents:10,} documents")
+    rows = [(entry.name, f"{entry.tokens:,}", f"{entry.documents:,}") for entry in manifest.segments]
+    show_table(("segment", "tokens", "documents"), rows)
     if left:
-        typer.echo(f"Left behind by a killed writer, and removed by the next: {', '.join(left)}")
+        typer.echo(f"Left by a killed writer, and removed by the next: {', '.join(left)}")
 
 
 @app.command()
@@ -148,15 +136,28 @@ def check(store: StoreArgument) -> None:
 # --- building
 
 
-def _add_inputs(
-    writer: "DatastoreWriter", shards: "list[Shard]", words: "Words", segment_tokens: int, spread: "Spread | None"
+def _planned(inputs: list[Path], hold_out: float, strict: bool) -> "list[Shard]":
+    """Find the inputs and divide them into shards, before anything is written."""
+    from foredraft.corpus.documents import find_inputs
+    from foredraft.corpus.shards import plan_shards
+
+    return plan_shards(find_inputs(inputs), hold_out=hold_out, strict=strict)
+
+
+def _add(
+    shards: "list[Shard]", words: "Words", segment_tokens: int, spread: "Spread | None", store: Path, **options: Any
 ) -> None:
-    """Tokenise the inputs, sort them into segments, and commit these."""
+    """Tokenise the shards, sort them into segments, and commit these to a store, which `options` open or make."""
     from foredraft.corpus.documents import ReadReport
     from foredraft.corpus.segments import build_segment, plan_segments
     from foredraft.corpus.shards import tokenize_shards
+    from foredraft.index.datastore_writer import DatastoreWriter
 
-    with building_bars() as tell, resumable_shards(writer.folder) as folder:
+    with (
+        DatastoreWriter(store, **options) as writer,
+        building_bars() as tell,
+        resumable_shards(writer.folder) as folder,
+    ):
         finished = list(tokenize_shards(shards, words, folder, spread=spread, progress=tell))
         total = sum((shard.report for shard in finished), ReadReport())
         if not total.tokens:
@@ -164,10 +165,7 @@ def _add_inputs(
         vocabulary = writer.manifest.vocabulary
         plan = plan_segments([shard.path for shard in finished], vocabulary, segment_tokens)
         build = partial(
-            build_segment,
-            folder=writer.folder.absolute(),
-            tokenizer_hash=writer.manifest.tokenizer_hash,
-            vocabulary=vocabulary,
+            build_segment, folder=writer.folder.absolute(), tokenizer_hash=words.tokenizer_hash, vocabulary=vocabulary
         )
         built = spread(build, plan) if spread else (build(stretches, progress=tell) for stretches in plan)
         added = [writer.adopt(entry) for entry in built]

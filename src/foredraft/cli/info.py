@@ -4,30 +4,26 @@ Reads the configuration first, so that an unsupported model is refused before it
 a model is supported; `foredraft.model.support` does.
 """
 
-import json
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from foredraft.cli.screen import working
+from foredraft.cli import flags
+from foredraft.cli.screen import show_facts, show_json, working
 from foredraft.cli.tables import cost_rows, show_cost
-from foredraft.errors import StoreError, UsageError
+from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
 NOT_COMPILED = "Nothing is compiled of this model for this machine; `foredraft compile MODEL` does it (CPU only)."
 
-if TYPE_CHECKING:
-    from foredraft.contracts import CostCurve
-    from foredraft.model.target import TorchTarget
-
 
 def info(
-    model: Annotated[str, typer.Argument(help="smollm2, a GGUF file, a hub id, or a folder")] = SMOLLM2,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    model: flags.ModelArgument = SMOLLM2,
+    as_json: flags.JsonOption = False,
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Read the configuration, load no weights")] = False,
-    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's")] = "auto",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, auto (spread); else the first GPU or the CPU")] = None,
+    dtype: flags.DtypeOption = "auto",
+    device: flags.DeviceOption = None,
 ) -> None:
     """Say whether and how a model is supported, and measure what verifying drafts costs."""
     with working(f"reading {model}"):
@@ -41,7 +37,7 @@ def info(
         except UsageError as error:  # the configuration says much without the weights
             facts |= {"note": f"Not measured. {error}"}
     if as_json:
-        typer.echo(json.dumps(facts, indent=2))
+        show_json(facts)
     else:
         _print(facts)
 
@@ -72,15 +68,17 @@ def _described(model: str, config: Any) -> dict[str, Any]:
 def _measured(model: str, dtype: str, device: str | None) -> dict[str, Any]:
     """Load the weights; return what only they tell, and what passes cost by their rows."""
     with working(f"loading {model}") as tell:
+        from foredraft.cache_folder import cache_path
         from foredraft.model.compiled.package import kept_forward
+        from foredraft.model.cost import measured_cost
         from foredraft.model.loading import load_model
-        from foredraft.model.quantized import dtype_name
+        from foredraft.model.rounding import dtype_name
         from foredraft.model.target import TorchTarget
 
         loaded = load_model(model, dtype, device)
         target = TorchTarget(loaded, kept_forward(loaded))
         tell(0.0, "measuring what verification costs")
-        curve = _cost(target)
+        curve = measured_cost(target, cache_path())  # the figures that generation uses on this machine
         compiled = target.compiled.record.told() if target.compiled is not None else [NOT_COMPILED]
     return {
         "dtype": dtype_name(target.model),
@@ -88,17 +86,6 @@ def _measured(model: str, dtype: str, device: str | None) -> dict[str, Any]:
         "cost": cost_rows(curve),
         "compiled": compiled,
     }
-
-
-def _cost(target: "TorchTarget") -> "CostCurve":
-    """Return the figures that generation uses on this machine."""
-    from foredraft.cache_folder import cache_folder
-    from foredraft.model.cost import measured_cost
-
-    try:
-        return measured_cost(target, cache_folder())
-    except StoreError:  # nowhere to keep figures is no reason not to measure
-        return measured_cost(target, None)
 
 
 def _print(facts: dict[str, Any]) -> None:
@@ -119,9 +106,7 @@ def _print(facts: dict[str, Any]) -> None:
         "supported": "every method, chains and trees; greedy decoding and sampling",
         "note": facts.get("note", ""),
     }
-    for name, value in lines.items():
-        if value:
-            typer.echo(f"{name:12} {value}")
+    show_facts(lines)
     if "cost" in facts:
         show_cost(facts["cost"])
     for sentence in facts.get("compiled", ()):

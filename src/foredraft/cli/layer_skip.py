@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foredraft.cli import flags
 from foredraft.cli.building import words_of
 from foredraft.cli.screen import working
 from foredraft.errors import UsageError
@@ -34,19 +35,19 @@ def layer_skip(
         typer.Option(help="Texts whose beginnings are prompts: .txt .md .py .jsonl (.gz), .parquet, a folder"),
     ],
     out: Annotated[Path, typer.Option(help="The file to write, for layer_skip's option skipped")],
-    model: Annotated[str, typer.Option(help="smollm2, a GGUF file, a hub id, or a folder")] = SMOLLM2,
+    model: flags.ModelOption = SMOLLM2,
     trials: Annotated[int, typer.Option(help="Sets of sub-layers to try")] = 300,
     minutes: Annotated[float | None, typer.Option(help="End the search after so long, whatever was tried")] = None,
     texts: Annotated[int, typer.Option(help="Texts to write; one in four only checks the result")] = 16,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of each document to begin with")] = 48,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to write behind them")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to write after them")] = 64,
     temperature: Annotated[float, typer.Option(help="Of the texts; 0 is greedy")] = 0.7,
-    top_p: Annotated[float, typer.Option(help="Where a temperature is given")] = 1.0,
+    top_p: flags.TopPOption = 1.0,
     levels: Annotated[int, typer.Option(help="Tokens drafted a step at most")] = 12,
-    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's")] = "auto",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; else the first GPU or the CPU")] = None,
+    dtype: flags.DtypeOption = "auto",
+    device: flags.DeviceOption = None,
     seed: Annotated[int, typer.Option(help="Of the texts and the search")] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists")] = False,
+    overwrite: flags.OverwriteOption = False,
 ) -> None:
     """Search for the sub-layers that a model can do without when it drafts for itself (Self-SD)."""
     _check(out, overwrite, trials=trials, texts=texts, levels=levels, prompt=prompt_tokens, new=max_new_tokens)
@@ -141,7 +142,7 @@ def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) ->
 
 
 def _written(generator: "Generator", prompt: list[int], arguments: dict[str, Any], new_tokens: int) -> "WrittenText":
-    """Let the model write behind a prompt."""
+    """Let the model continue a prompt."""
     import numpy as np
 
     from foredraft.request import GenerationOptions

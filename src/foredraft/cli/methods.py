@@ -6,12 +6,13 @@ Does not know any of them; third-party methods are listed like foredraft's own.
 import ast
 import json
 import sys
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
 
-from foredraft.cli.declared import Declared, class_in_source, options_in_source, options_of, source_of
+from foredraft.cli.declared import class_in_source, options_in_source, source_of
+from foredraft.cli.flags import JsonOption
+from foredraft.cli.screen import show_json, show_table
 from foredraft.errors import UsageError
 from foredraft.options import nearest
 
@@ -21,14 +22,15 @@ _OF_METHODS = (
 )
 _OF_CONTROLS = (
     "A control says how much a step drafts, with any method, as in --speculative-config "
-    '\'{"control": "beta_ts", "control_options": {"cap": 8}}\'. num_speculative_tokens caps it, and alone means fixed.'
+    '\'{"control": "confidence", "control_options": {"threshold": 0.5}}\'. num_speculative_tokens caps it, and alone '
+    "means fixed."
 )
 
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show this one only")] = None,
     controls: Annotated[bool, typer.Option("--controls", help="List the controls instead: how much to draft")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the drafting methods and their options.
 
@@ -43,66 +45,61 @@ def methods(
         from foredraft.drafters import method_names
 
         names = method_names()
-    if name is not None:
+    if name is not None and name not in names:
         kind = "control" if controls else "method"
-        if name not in names:
-            raise UsageError(f"There is no {kind} {name!r}; choose one of {', '.join(names)}.{nearest(name, names)}")
-        names = [name]
-    found = [_control(each) if controls else _described(each) for each in names]
+        raise UsageError(f"There is no {kind} {name!r}; choose one of {', '.join(names)}.{nearest(name, names)}")
+    found = [_control(each) if controls else _method(each) for each in (names if name is None else [name])]
     if as_json:
-        typer.echo(json.dumps(found, indent=2, default=str))
-    else:
-        _print(found, _OF_CONTROLS if controls else _OF_METHODS)
+        show_json(found)
+        return
+    for entry in found:
+        typer.echo(f"{entry['name']}{' (default)' if entry['default'] else ''}: {entry['summary']}")
+        if len(found) == 1 and entry["about"]:
+            typer.echo(entry["about"])
+        rows = [
+            (each["name"], json.dumps(each["default"]) if "default" in each else "required", each["type"],
+             each["description"])
+            for each in entry["options"]
+        ]  # fmt: skip
+        show_table(("option", "default", "type", "what it says"), rows)
+    typer.echo(_OF_CONTROLS if controls else _OF_METHODS)
 
 
 def _control(name: str) -> dict[str, Any]:
     from foredraft.control import CONTROLS, choose_control
 
     kind = CONTROLS[name]
-    default = name == choose_control().name
-    return {"name": name, "default": default, "summary": kind.summary, "options": _shown(options_of(kind.options))}
+    return _entry(name, name == choose_control().name, kind.summary, "", kind.options.__module__, kind.options.__name__)
 
 
-def _shown(options: Iterable[Declared]) -> list[dict[str, Any]]:
-    return [
-        {"name": each.name, "type": each.type, "description": each.description}
-        | ({} if each.required else {"default": each.default})
-        for each in options
-    ]
-
-
-def _described(name: str) -> dict[str, Any]:
+def _method(name: str) -> dict[str, Any]:
     from foredraft.drafters import drafter_class, own_place
     from foredraft.speculation import DEFAULT_METHOD
 
-    entry = {"name": name, "default": name == DEFAULT_METHOD, "summary": "", "about": "", "options": []}
-    place = own_place(name)
-    if place is not None and (read := _read(*place.split(":"))):
-        return entry | read
+    place, default = own_place(name), name == DEFAULT_METHOD
+    if place is not None:
+        module, _, kind_name = place.partition(":")
+        said = _assigned(module, kind_name)
+        if {"summary", "Options"} <= said.keys():
+            summary, options = ast.literal_eval(said["summary"]), ast.unparse(said["Options"])
+            return _entry(name, default, summary, _about(ast.get_docstring(source_of(module))), module, options)
     try:
         kind = drafter_class(name)
     except UsageError as error:  # a registered method that cannot be imported must not hide the others
-        return entry | {"summary": str(error)}
+        return {"name": name, "default": default, "summary": str(error), "about": "", "options": []}
     about = _about(sys.modules[kind.create.__module__].__doc__)
-    return entry | {"summary": kind.summary, "about": about, "options": _shown(options_of(kind.Options))}
+    return _entry(name, default, kind.summary, about, kind.Options.__module__, kind.Options.__name__)
 
 
-def _read(module: str, kind: str) -> dict[str, Any]:
-    """Return what a drafter's source says of it; importing it would import torch. Nothing where it says too little."""
+def _assigned(module: str, kind: str) -> dict[str, ast.expr]:
+    """Return what a class of a module's source assigns in its body, by name; importing it would import torch."""
     node = class_in_source(module, kind)
-    said: dict[str, ast.expr] = {}
+    found: dict[str, ast.expr] = {}
     for each in node.body if node is not None else ():
         target = each.targets[0] if isinstance(each, ast.Assign) else getattr(each, "target", None)
         if isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None and isinstance(target, ast.Name):
-            said[target.id] = each.value
-    options = said.get("Options")
-    if "summary" not in said or not isinstance(options, ast.Name):
-        return {}
-    return {
-        "summary": ast.literal_eval(said["summary"]),
-        "about": _about(ast.get_docstring(source_of(module))),
-        "options": _shown(options_in_source(module, options.id).values()),
-    }
+            found[target.id] = each.value
+    return found
 
 
 def _about(docstring: str | None) -> str:
@@ -110,25 +107,10 @@ def _about(docstring: str | None) -> str:
     return " ".join((docstring or "").split("\n\n")[1:2]).replace("\n", " ")
 
 
-def _print(found: list[dict[str, Any]], closing: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    for entry in found:
-        mark = " (default)" if entry["default"] else ""
-        console.print(Text.assemble((entry["name"], "bold"), f"{mark}: {entry['summary']}"))
-        if len(found) == 1 and entry.get("about"):
-            console.print(Text(entry["about"]))
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(no_wrap=True)
-        grid.add_column()
-        for option in entry["options"]:
-            value = json.dumps(option["default"], default=str) if "default" in option else "required"
-            choices = f" ({option['type']})"
-            grid.add_row(Text(f"  {option['name']} = {value}"), Text(f"{option['description']}{choices}"))
-        if entry["options"]:
-            console.print(grid)
-        console.print()
-    console.print(Text(closing))
+def _entry(name: str, default: bool, summary: str, about: str, module: str, options: str) -> dict[str, Any]:
+    listed = [
+        {"name": each.name, "type": each.type, "description": each.description}
+        | ({} if each.required else {"default": each.default})
+        for each in options_in_source(module, options).values()
+    ]
+    return {"name": name, "default": default, "summary": summary, "about": about, "options": listed}

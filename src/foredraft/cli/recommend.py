@@ -3,17 +3,16 @@
 Parses and prints; the comparison and the words are `foredraft.bench.recommendation`'s.
 """
 
-import json
 import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foredraft.cli.bench import DtypeOption, JsonOption, setting
-from foredraft.cli.generate import EagerOption
+from foredraft.cli import flags
 from foredraft.cli.info import NOT_COMPILED
-from foredraft.cli.screen import say, working
-from foredraft.cli.tables import cost_rows, show_cost, show_summaries
+from foredraft.cli.job import load_plain, setting
+from foredraft.cli.screen import say, show_json, show_table, working
+from foredraft.cli.tables import RECOMMEND_COLUMNS, cost_rows, show_cost
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
@@ -21,26 +20,20 @@ if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quic
     from foredraft.bench.recommendation import Recommendation
 
 _PROMPTS_OF_A_TASK = 60
-_COLUMNS = {
-    "method": "method", "speed_up": "speed-up [95%]", "honest": "without loops [95%]",
-    "tokens_a_step": "tokens / pass", "nodes_a_step": "drafted / pass", "acceptance": "accepted",
-    "milliseconds": "ms / token",
-}  # fmt: skip
 
 
 def recommend(
-    model: Annotated[str, typer.Argument(help="smollm2, a GGUF file, a hub id, or a folder")] = SMOLLM2,
+    model: flags.ModelArgument = SMOLLM2,
     data: Annotated[
-        str | None, typer.Option(help="Your prompts: FILE or FILE:FIELD of JSON lines or Parquet [default: embedded]")
+        str | None, flags.in_text(help="Your prompts: FILE or FILE:FIELD of JSON lines or Parquet [default: embedded]")
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    temperature: flags.TemperatureOption = 0.0,
     minutes: Annotated[float, typer.Option(help="Time to measure, once the model is loaded")] = 3.0,
-    dtype: DtypeOption = "auto",
-    eager: EagerOption = False,
-    as_json: JsonOption = False,
+    dtype: flags.DtypeOption = "auto",
+    eager: flags.EagerOption = False,
+    as_json: flags.JsonOption = False,
 ) -> None:
     """Say which drafting method to use, how much faster it is here, and why; or that none helps."""
-    from foredraft.api import load
     from foredraft.bench.recommendation import recommend as compare
     from foredraft.bench.tasks import EMBEDDED, load_task, task_of_file
 
@@ -49,30 +42,30 @@ def recommend(
     sampling = setting(temperature)
     prompts = load_task(EMBEDDED if data is None else task_of_file(data), None, _PROMPTS_OF_A_TASK)
     with working("loading") as tell:
-        generator = load(model, method="none", dtype=dtype, compile=False if eager else "auto", progress=tell)
+        generator = load_plain(model, dtype, eager, tell)
         subject = f"comparing methods (minutes at most: {minutes:g})"
         tell(0.0, subject)
         found = compare(generator, model, prompts, sampling, 60 * minutes, lambda share: tell(share, subject))
-    lines = {"command": _command(model, found.method, dtype, temperature, eager)}
     chat = bool(getattr(generator.tokenizer, "chat_template", None))
-    lines["python"] = _python(model, found.method, dtype, temperature, eager, chat=chat)
+    command = _command(model, found.method, dtype, temperature, eager)
+    python = _python(model, found.method, dtype, temperature, eager, chat=chat)
     if as_json:
-        print(json.dumps({**_as_json(found), **lines}, indent=1))  # the command's output
+        show_json({**_as_json(found), "command": command, "python": python})
         return
     _show(found)
     if generator.target.compiled is None and not eager:
         typer.echo(NOT_COMPILED)
-    typer.echo(f"\n{lines['command']}\n{lines['python']}")
+    typer.echo(f"\n{command}\n{python}")
     for cell in found.failures:
         say(f"{cell.place.method} failed on {cell.place.task}[{cell.place.number}]: {cell.failure}.")
 
 
 def _command(model: str, method: str, dtype: str, temperature: float, eager: bool) -> str:
-    given = {"--model": model, "--method": method}
-    given |= {"--dtype": dtype} if dtype != "auto" else {}
-    given |= {"--temperature": f"{temperature:g}"} if temperature else {}
-    flags = " ".join(f"{flag} {shlex.quote(value)}" for flag, value in given.items())
-    return f'foredraft generate {flags}{" --eager" if eager else ""} "..."'
+    given = ["--model", shlex.quote(model), "--method", method]
+    given += ["--dtype", dtype] if dtype != "auto" else []
+    given += ["--temperature", f"{temperature:g}"] if temperature else []
+    given += ["--eager"] if eager else []
+    return f'foredraft generate {" ".join(given)} "..."'
 
 
 def _python(model: str, method: str, dtype: str, temperature: float, eager: bool, *, chat: bool) -> str:
@@ -84,9 +77,11 @@ def _python(model: str, method: str, dtype: str, temperature: float, eager: bool
 
 
 def _show(found: "Recommendation") -> None:
+    from foredraft.bench.summary import table
+
     show_cost(cost_rows(found.curve))
-    title = f"beside plain decoding (prompts: {found.prompts}, tokens at most: {found.tokens})"
-    show_summaries(found.ranked, _COLUMNS, title)
+    title = f"Compared with plain decoding (prompts: {found.prompts}, tokens at most: {found.tokens})"
+    show_table(*table(found.ranked, RECOMMEND_COLUMNS), title)
     for sentence in found.sentences:
         typer.echo(sentence)
 

@@ -1,19 +1,22 @@
-"""What the command line writes with: sentences and progress on standard error, coloured text on standard output.
+"""What the command line writes with: sentences and progress on standard error, texts and tables on standard output.
 
 Knows streams, terminals and colours, and pieces of text with the name of who drafted them. Does not know what for.
 """
 
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from threading import Timer
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
 
 
 _PICTURE_WIDTH = 90  # columns of a saved text
-_PIPE_WIDTH = 160  # columns of a table where no terminal says its own
+_PIPE_WIDTH = 160  # columns of a table where there is no terminal
 _PATIENCE = 2.0  # seconds; what is done sooner is not worth a line
 
 
@@ -34,10 +37,31 @@ def say(sentence: str, style: str = "red") -> None:
     console.print(Text(" ".join(sentence.split()), style), soft_wrap=True)
 
 
-def wide_console() -> Console:
-    """Return a console for tables: as wide as the terminal, and wide enough for every column where there is none."""
+def show_json(value: object) -> None:
+    """Print a value as one line of JSON on standard output."""
+    sys.stdout.write(json.dumps(value, default=str) + "\n")
+
+
+def show_facts(facts: Mapping[str, object]) -> None:
+    """Print a line for each fact that there is something to say of."""
+    width = max(map(len, facts), default=0)
+    for name, value in facts.items():
+        if value not in (None, ""):
+            sys.stdout.write(f"{name:{width}}  {f'{value:,}' if isinstance(value, int) else value}\n")
+
+
+def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
+    """Print a table on standard output, columns of figures set to the right; nothing where there is no row."""
+    if not rows:
+        return
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for place, heading in enumerate(headings):
+        figures = all(row[place].lstrip("-")[:1].isdigit() or row[place] in ("", "-") for row in rows)
+        table.add_column(heading, justify="right" if figures and place else "left")
+    for row in rows:
+        table.add_row(*map(Text, row))
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
+    (console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)).print(table)
 
 
 def wants_color(asked: bool | None) -> bool:

@@ -9,17 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from foredraft.cli.generate import (
-    ConfigOption,
-    DeviceOption,
-    DtypeOption,
-    EagerOption,
-    Job,
-    MemoryOption,
-    MethodOption,
-    NodesOption,
-    speculative_options,
-)
+from foredraft.cli import flags
+from foredraft.cli.job import Job, speculative_options
 from foredraft.cli.screen import say
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
@@ -30,7 +21,7 @@ _EXTRA = "The server needs packages that are not installed ({}); pip install 'fo
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="smollm2, a GGUF file, a hub id, or a folder")] = SMOLLM2,
+    model: flags.ModelArgument = SMOLLM2,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one", min=0, max=65535)] = 8000,
     name: Annotated[str | None, typer.Option(help="The model's name for clients; else its file's or folder's")] = None,
@@ -42,13 +33,13 @@ def serve(
     max_waiting: Annotated[int, typer.Option(help="Texts that wait; more are refused for now", min=0)] = 64,
     kv_cache_gib: Annotated[float, typer.Option(help="Memory for keys and values", min=0.01)] = 1.0,
     timeout: Annotated[float, typer.Option(help="Seconds after which an answer is given up", min=1)] = 600.0,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = None,
-    eager: EagerOption = False,
-    method: MethodOption = None,
-    speculative_config: ConfigOption = None,
-    num_speculative_tokens: NodesOption = None,
-    memory: MemoryOption = None,
+    dtype: flags.DtypeOption = "auto",
+    device: flags.DeviceOption = None,
+    eager: flags.EagerOption = False,
+    method: flags.MethodOption = None,
+    speculative_config: flags.ConfigOption = None,
+    num_speculative_tokens: flags.NodesOption = None,
+    memory: flags.MemoryOption = None,
 ) -> None:
     """Serve a model to OpenAI's and Anthropic's clients: /v1/chat/completions, /v1/messages, and a page."""
     keys = _keys(api_key)
@@ -57,13 +48,12 @@ def serve(
         from foredraft.server.running import Listening, ServerOptions
     except ImportError as error:
         raise UsageError(_EXTRA.format(error.name)) from error
-    config = speculative_options(speculative_config, num_speculative_tokens, memory=memory)
-    job = Job(model, dtype, device, method, config, {}, None, color=False, raw=False, as_json=False, eager=eager)
+    config = speculative_options(speculative_config, num_speculative_tokens=num_speculative_tokens, memory=memory)
     options = ServerOptions(
         host, port, max_num_seqs, max_waiting, int(kv_cache_gib * 2**30), timeout, stores=stores,
         access=Access(keys),
     )  # fmt: skip
-    generator = job.load()
+    generator = Job(model, dtype, device, eager, method, config).load()
     own: dict[str, Any] = {name: value for name, value in config.items() if name != "method"}
     called = name or (model if "/" in model and not Path(model).exists() else Path(model).stem)
     listening = Listening(generator, called, own, options)

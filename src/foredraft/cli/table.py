@@ -4,16 +4,15 @@ Parses, prints, and brings together the tokenizer, the reader and the builder. D
 main function turns them into a sentence and an exit status.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from foredraft.cli import flags
 from foredraft.cli.building import (
     Inputs,
-    JsonOption,
     ModelOption,
     StrictOption,
     TokenizerOption,
@@ -22,6 +21,7 @@ from foredraft.cli.building import (
     resumable_shards,
     words_of,
 )
+from foredraft.cli.screen import show_facts, show_json
 
 app = typer.Typer(no_args_is_help=True, help="Build, describe and check tri-gram tables.")
 
@@ -37,7 +37,7 @@ def build(
     keep: Annotated[int, typer.Option(help="Successors kept of each pair of tokens")] = 12,
     least: Annotated[int, typer.Option(help="Leave out pairs of tokens that occur fewer times")] = 1,
     strict: StrictOption = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists")] = False,
+    overwrite: flags.OverwriteOption = False,
 ) -> None:
     """Count the tri-grams of a corpus into a table; what a killed build had tokenised, the same command uses again."""
     # imported here, as in every verb, so that help stays quick
@@ -57,17 +57,10 @@ def build(
                 yield shard.path
 
         count_trigrams(
-            shard_symbols(finished()),
-            words.tokenizer_hash,
-            words.vocabulary,
-            out,
-            keep=keep,
-            least=least,
-            eos_token_id=words.eos_token_id,
-            overwrite=overwrite,
-            metadata={"inputs": [path.name for path in inputs]},
-            progress=tell,
-        )
+            shard_symbols(finished()), words.tokenizer_hash, words.vocabulary, out, keep=keep, least=least,
+            eos_token_id=words.eos_token_id, overwrite=overwrite,
+            metadata={"inputs": [path.name for path in inputs]}, progress=tell,
+        )  # fmt: skip
     made = table_info(out)
     noted = made["metadata"]
     typer.echo(
@@ -79,16 +72,15 @@ def build(
 
 
 @app.command()
-def info(file: FileArgument, as_json: JsonOption = False) -> None:
+def info(file: FileArgument, as_json: flags.JsonOption = False) -> None:
     """Describe a table."""
     from foredraft.index.trigram import table_info
 
     fields = table_info(file)
     if as_json:
-        typer.echo(json.dumps(fields, indent=2))
+        show_json(fields)
         return
-    for name, value in (fields | fields.pop("metadata")).items():
-        typer.echo(f"{name.replace('_', ' '):18} {f'{value:,}' if isinstance(value, int) else value}")
+    show_facts({name.replace("_", " "): value for name, value in (fields | fields.pop("metadata")).items()})
 
 
 @app.command()

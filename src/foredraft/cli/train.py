@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from foredraft.cli import flags
 from foredraft.cli.building import progress_bars
 from foredraft.cli.layer_skip import layer_skip
 from foredraft.cli.screen import say, working
@@ -36,8 +37,6 @@ Sets = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the
 TraceSets = Annotated[
     list[str] | None, typer.Option("--traces", help="NAME=VALUE of the traces, such as written_tokens=50000")
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the first GPU if there is one")]
-Dtype = Annotated[str, typer.Option(help="dtype of the model: auto, float32, bfloat16, ...")]
 Minutes = Annotated[float | None, typer.Option(help="Stop after so many minutes of training, with a finished head")]
 Vocabulary = Annotated[
     int,
@@ -54,8 +53,8 @@ def traces(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE, such as written_tokens=50000, open_tokens=0")
     ] = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
+    device: flags.DeviceOption = None,
+    dtype: flags.DtypeOption = "auto",
 ) -> None:
     """Let the model write texts, mix them with open text, and note what it would have said at each place."""
     from foredraft.training.traces import open_traces
@@ -82,8 +81,8 @@ def eesd(
     trace_settings: TraceSets = None,
     max_minutes: Minutes = None,
     save_dtype: SaveDtype = "bfloat16",
-    device: Device = None,
-    dtype: Dtype = "auto",
+    device: flags.DeviceOption = None,
+    dtype: flags.DtypeOption = "auto",
 ) -> None:
     """Train an early-exit head, for `--method eesd`; the same command goes on where a killed one was."""
     from foredraft.model.heads import card_for, save_head, weights_of
@@ -98,7 +97,7 @@ def eesd(
     states = run / "states.npy" if keep_states and options.epochs > 1 else None
     ids = _scored(opened, vocabulary, transformer)
     task = ExitTask(transformer, layers, opened, loss=loss, states=states, ids=ids)
-    del generator, transformer  # what lies behind the exit is not needed any more
+    del generator, transformer  # what comes after the exit is not needed any more
     identity = {"kind": "eesd", "layers": layers, "loss": loss, "texts": texts, "vocabulary": vocabulary}
     identity["model"] = card.fingerprint
     outcome = _trained(task, run, opened, texts, options, clock, identity)
@@ -116,8 +115,8 @@ def cali(
     settings: Sets = None,
     trace_settings: TraceSets = None,
     max_minutes: Minutes = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
+    device: flags.DeviceOption = None,
+    dtype: flags.DtypeOption = "auto",
 ) -> None:
     """Train a head's predictor of agreement, for the control `cali_ts`."""
     from foredraft.model.fingerprint import fingerprint
@@ -152,8 +151,8 @@ def draft(
     trace_settings: TraceSets = None,
     max_minutes: Minutes = None,
     save_dtype: SaveDtype = "bfloat16",
-    device: Device = None,
-    dtype: Dtype = "auto",
+    device: flags.DeviceOption = None,
+    dtype: flags.DtypeOption = "auto",
 ) -> None:
     """Train a draft model of the model's own layers, for `--method draft_model`, `draft_tree` and `draft_graph`."""
     from foredraft.model.first_layers import KIND
@@ -182,8 +181,8 @@ def medusa(
     trace_settings: TraceSets = None,
     max_minutes: Minutes = None,
     save_dtype: SaveDtype = "bfloat16",
-    device: Device = None,
-    dtype: Dtype = "auto",
+    device: flags.DeviceOption = None,
+    dtype: flags.DtypeOption = "auto",
 ) -> None:
     """Train Medusa heads, for `--method medusa`, and measure how often each is right."""
     from foredraft.model.heads import IDS, card_for, save_head
@@ -296,16 +295,9 @@ def _trained(
 
 
 def _generator(model: str, dtype: str, device: str | None) -> Any:
-    """Load a model to write with; drafts would only pay with a table made for its texts.
-
-    Raises:
-        UsageError: a model in eight bits, through which no head can be trained.
-    """
+    """Load a model to write with, plainly: drafts would only pay with a table made for its texts."""
     import foredraft
-    from foredraft.model.quantized import INT8
 
-    if dtype == INT8:
-        raise UsageError(f"dtype is {INT8!r}; heads are trained with a model in floating point: leave --dtype out.")
     with working(f"loading {model}") as tell:
         return foredraft.load(model, method="none", dtype=dtype, device=device, progress=tell)
 

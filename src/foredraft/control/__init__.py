@@ -8,48 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from foredraft.contracts import Control, CostCurve
-from foredraft.control.beta import BetaOptions, BetaRule
-from foredraft.control.cali import CaliOptions, CaliRule
-from foredraft.control.confidence import ConfidenceOptions, ConfidenceRule
+from foredraft.control.bandits import BetaOptions, BetaRule, CaliOptions, CaliRule
 from foredraft.control.cost_aware import CostAwareOptions, CostAwareRule
-from foredraft.control.cutting import cut
-from foredraft.control.exit_threshold import ExitThresholdOptions, ExitThresholdRule
-from foredraft.control.fixed import FixedControl, FixedOptions
-from foredraft.control.measured import MOST_NODES, MeasuredControl, MeasuredOptions
+from foredraft.control.fixed import FixedControl, FixedOptions, cut
+from foredraft.control.levels import LevelControl, Rule
+from foredraft.control.measured import MOST_NODES, BatchControl, MeasuredControl, MeasuredOptions
 from foredraft.control.step_costs import StepCosts
-from foredraft.control.stopping import Outcome, Rule, StoppingControl
+from foredraft.control.thresholds import ConfidenceOptions, ConfidenceRule, ExitThresholdOptions, ExitThresholdRule
 from foredraft.control.whole import WholeControl, WholeOptions
 from foredraft.errors import UsageError
 from foredraft.options import nearest, options_from, shown
 
 __all__ = [
-    "BetaOptions",
-    "BetaRule",
-    "CONTROLS",
-    "CaliOptions",
-    "CaliRule",
-    "ConfidenceOptions",
-    "ConfidenceRule",
-    "ControlChoice",
-    "ControlKind",
-    "CostAwareOptions",
-    "CostAwareRule",
-    "ExitThresholdOptions",
-    "ExitThresholdRule",
-    "FixedControl",
-    "FixedOptions",
-    "MOST_NODES",
-    "MeasuredControl",
-    "MeasuredOptions",
-    "Outcome",
-    "Rule",
-    "StepCosts",
-    "StoppingControl",
-    "WholeControl",
-    "WholeOptions",
-    "choose_control",
-    "cut",
-]
+    "CONTROLS", "MOST_NODES", "BatchControl", "ControlChoice", "ControlKind", "FixedControl", "MeasuredControl",
+    "StepCosts", "choose_control", "cut",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +56,7 @@ CONTROLS: Mapping[str, ControlKind] = {
         "Levels while the tokens they promise are worth the measured seconds.", CostAwareOptions, True
     ),
     "whole": ControlKind(
-        "The whole draft, while drafted steps write more tokens a second than plain ones.", WholeOptions
+        "The whole draft, while drafted steps write more tokens a second than plain ones.", WholeOptions, True
     ),
 }
 """Every control by name."""
@@ -118,12 +91,7 @@ class ControlChoice:
         """Whether measured costs alone decide, which they can do for several sequences together."""
         return self.name == "measured" and self.nodes != 0
 
-    def make(
-        self,
-        curve: Callable[[], CostCurve],
-        seed: int,
-        costs: StepCosts | None = None,
-    ) -> Control:
+    def make(self, curve: Callable[[], CostCurve], seed: int, costs: StepCosts | None = None) -> Control:
         """Return the control of one sequence.
 
         Args:
@@ -131,24 +99,26 @@ class ControlChoice:
             seed: decides every random draw.
             costs: what `measured` found in earlier sequences, kept up to date.
         """
-        if self.name == "fixed" or self.nodes == 0:
-            return FixedControl(self.most_nodes)
+        nodes = self.most_nodes
+        if self.name == "fixed" or nodes == 0:
+            return FixedControl(nodes)
         if self.name == "measured":
-            return MeasuredControl(curve(), self.most_nodes, costs)
+            return MeasuredControl(curve(), nodes, costs)
         if self.name == "whole":
-            return WholeControl(self.options, self.most_nodes)
-        return StoppingControl(self._rule(curve, seed), self.most_nodes)
+            return WholeControl(curve(), nodes)
+        return LevelControl(self._rule(curve, seed), nodes, self.options.cap if self.name == "exit_threshold" else None)
 
     def _rule(self, curve: Callable[[], CostCurve], seed: int) -> Rule:
-        if self.name == "confidence":
-            return ConfidenceRule(self.options)
-        if self.name == "beta_ts":
-            return BetaRule(self.options, seed)
-        if self.name == "exit_threshold":
-            return ExitThresholdRule(self.options)
-        if self.name == "cali_ts":
-            return CaliRule(self.options, seed)
-        return CostAwareRule(curve(), self.options, self.most_nodes)
+        match self.name:
+            case "confidence":
+                return ConfidenceRule(self.options)
+            case "exit_threshold":
+                return ExitThresholdRule(self.options)
+            case "beta_ts":
+                return BetaRule(self.options, seed)
+            case "cali_ts":
+                return CaliRule(self.options, seed)
+        return CostAwareRule(curve(), self.most_nodes)
 
 
 def choose_control(nodes: int | None = None, control: Any = None, control_options: Any = None) -> ControlChoice:

@@ -1,13 +1,32 @@
-"""The fixed control: the same number of nodes at every step.
+"""Cutting a draft to a budget, and the control whose budget is always the same.
 
 Knows nothing of what drafts gave or cost.
 """
 
 from dataclasses import dataclass
 
-from foredraft.contracts import NO_BUDGET, Budget, Draft, Verdict
-from foredraft.control.cutting import cut
+import numpy as np
+
+from foredraft.contracts import EMPTY_DRAFT, NO_BUDGET, Budget, Draft, Verdict
 from foredraft.errors import UsageError
+from foredraft.graph.tree import FloatArray, depths, top_nodes
+
+
+def cut(draft: Draft, budget: Budget, score: FloatArray | None = None) -> Draft:
+    """Return the best prefix-closed part of `draft` within `budget`; by `score`, else the draft's, else in order.
+
+    A draft with q is always cut in order: were drawn tokens kept for their scores, they would not be distributed as q.
+    """
+    if budget.nodes <= 0 or budget.depth <= 0 or len(draft) == 0:
+        return EMPTY_DRAFT
+    fits = len(draft) <= budget.depth or int(depths(draft.parents).max()) <= budget.depth
+    if len(draft) <= budget.nodes and fits:
+        return draft
+    score = score if score is not None else draft.score
+    if score is None or draft.q is not None:
+        score = -np.arange(len(draft), dtype=np.float32)
+    kept = top_nodes(draft.parents, score, budget.nodes, budget.depth)
+    return draft.take(kept) if len(kept) else EMPTY_DRAFT
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +54,7 @@ class FixedControl:
         return Budget(self._nodes, depth) if depth > 0 and self._nodes > 0 else NO_BUDGET
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
-        """Cut a draft that exceeds the budget to its best prefix-closed part."""
+        """Cut a draft that exceeds the budget."""
         return cut(draft, budget)
 
     def observe(

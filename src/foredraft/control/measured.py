@@ -1,25 +1,28 @@
 """The measured control: as many nodes as the measured cost of verifying them repays, and a rest where none do.
 
-Does not know the drafter or the model; sees drafts with scores, verdicts, and seconds.
+For one text, and for all texts of a batch together. Does not know the drafter or the model; sees drafts with scores,
+verdicts, and seconds.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from foredraft.contracts import EMPTY_DRAFT, NO_BUDGET, Budget, CostCurve, Draft, Verdict
-from foredraft.control.cutting import cut
-from foredraft.control.evidence import best_count, credit, guessed_scores
-from foredraft.control.step_costs import StepCosts, widths_of
-from foredraft.graph.tree import IntArray
+from foredraft.control.fixed import cut
+from foredraft.control.payoff import F64, best_number, credit, expected_tokens, scores_of
+from foredraft.control.step_costs import StepCosts
+from foredraft.graph.tree import FloatArray
 
 MOST_NODES = 64
 """The largest draft that a measured budget asks for."""
 
-_CHEAP = 1.15  # a pass of so many times the seconds of one row is taken whole: every row teaches the drafter
+_CHEAP = 1.15  # a pass of so many times the seconds of its roots alone is filled: every row teaches the drafter
 _MARGIN = 1.05  # more nodes than that must promise so many times the tokens a second: estimates err, the best most
-_PATIENCE = 4  # drafts in a row that were not worth verifying, before drafting rests
-_LONGEST_REST = 64  # plain steps before drafting is tried again: a try for nothing takes less than half a step
+_HEADROOM = 1.5  # times as many nodes are asked for as were worth verifying of late
+_LEAST = 2  # nodes asked for, lest nothing be known of drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +30,123 @@ class MeasuredOptions:
     """The measured control has no options; `num_speculative_tokens` caps its number."""
 
 
-class MeasuredControl:
-    """As many nodes as maximise expected tokens per second under a measured cost curve.
+class BatchControl:
+    """As many nodes over all sequences of a batch as maximise expected tokens a second under a measured cost curve.
 
-    The expected tokens of the best n nodes are 1 plus the sum of their chances, where a node's chance is its score, put
-    right by what became of nodes with a like score. The seconds of n nodes are the curve's, scaled by how fast passes
-    of their size have been of late, plus what a step takes beside its pass. Nodes that a pass takes at hardly any cost
-    are verified with the others. When some drafts in a row were not worth verifying, drafting rests, each time for
-    twice as many steps, until one is; from text to text.
+    With n nodes a step is expected to write one token for each sequence and the sum of the nodes' chances, where a
+    chance is the node's score, put right by what became of nodes with a like score. Its seconds are the curve's, scaled
+    by how fast passes have been of late, and the overhead. Nodes that the pass takes at hardly any cost are verified
+    with the others. Where no number beats a plain step, the step is plain, and drafting rests as `Rests` says, from
+    text to text.
+
+    Args:
+        curve: gives the target's cost by rows; asked when it is first needed, as it may have to be measured.
+        most_rows: that a pass may have.
+        most_nodes: that one sequence may draft.
+        costs: what earlier steps told; kept up to date. None begins with nothing known.
+    """
+
+    def __init__(
+        self, curve: Callable[[], CostCurve], most_rows: int, most_nodes: int, costs: StepCosts | None = None
+    ) -> None:
+        self._ask, self._most_rows, self._most_nodes = curve, most_rows, most_nodes
+        self._costs = StepCosts() if costs is None else costs
+        self._each = float(most_nodes)  # nodes of a sequence worth verifying, smoothed
+        self._asked = False
+
+    @cached_property
+    def _curve(self) -> F64:
+        """Seconds of a pass by rows."""
+        return self._ask().table(self._most_rows)
+
+    def budget(self, depth: int, lanes: int) -> Budget:
+        """Return how much one of `lanes` sequences is to draft; nothing while drafting rests."""
+        room = min(self._most_nodes, self._most_rows // lanes - 1)
+        self._asked = self._costs.rests.left == 0
+        if not self._asked or depth <= 0 or room <= 0:
+            return NO_BUDGET
+        least = max(self._cheap(lanes) // lanes, _LEAST)
+        return Budget(min(room, max(least, int(_HEADROOM * self._each))), depth)
+
+    def trim(self, drafts: Sequence[Draft], budgets: Sequence[Budget], other_rows: int) -> list[Draft]:
+        """Cut drafts to the nodes with the best expected tokens a second of the whole batch.
+
+        Args:
+            drafts: one for each sequence that shares this control.
+            budgets: what each was asked for.
+            other_rows: of the pass.
+        """
+        self._asked = self._asked and any(budget.nodes > 0 for budget in budgets)
+        if any(draft.q is not None for draft in drafts):  # drawn tokens must not decide whether they are kept
+            return [cut(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)]
+        scores = [scores_of(draft) for draft in drafts]
+        together = np.concatenate(scores) if scores else np.empty(0, np.float32)
+        if not len(together):
+            return list(drafts)
+        lanes, rests, base = len(drafts), self._costs.rests, len(drafts) + other_rows
+        least = max(self._cheap(base), lanes)
+        best = self._best_count(together, lanes, base, least, sum(budget.depth for budget in budgets))
+        trial = rests.is_trial
+        rests.tried(paid=best > 0)
+        if best == 0 and not trial:
+            return [EMPTY_DRAFT] * lanes
+        best = min(max(best, least), len(together), self._most_rows - base)
+        counts = _shares(scores, together, best)
+        each = best / lanes
+        filled = max(counts) >= max(budget.nodes for budget in budgets)
+        self._each = min(2 * each, self._most_nodes) if filled else 0.8 * self._each + 0.2 * each
+        given = zip(drafts, budgets, counts, scores, strict=True)
+        return [
+            cut(draft, Budget(min(most, budget.nodes), budget.depth), score) for draft, budget, most, score in given
+        ]
+
+    def observe(
+        self, verdicts: Sequence[Verdict], rows: int, forward_seconds: float, other_seconds: float,
+        draft_seconds: float,
+    ) -> None:  # fmt: skip
+        """Compare what the step gave with what its scores promised, and its time with what the curve says."""
+        lanes = len(verdicts)
+        drafting = draft_seconds / lanes if self._asked else None
+        self._costs.see(self._curve, rows, forward_seconds, other_seconds / lanes, drafting)
+        if not self._asked:
+            self._costs.rests.passed()
+        for verdict in verdicts:
+            if len(verdict.draft):
+                credit(self._costs.evidence, scores_of(verdict.draft), np.array(verdict.path, np.int32))
+
+    def _cheap(self, rows: int) -> int:
+        """Return how many nodes a pass of `rows` roots takes at hardly any cost."""
+        return max(int(np.searchsorted(self._curve, _CHEAP * self._curve[rows], "right")) - 1 - rows, 0)
+
+    def _best_count(self, score: FloatArray, lanes: int, base: int, least: int, depth: int) -> int:
+        """Return how many of the best nodes are worth verifying, 0 for none.
+
+        Args:
+            score: float32[N].
+            lanes: sequences, each of which writes one token in any case.
+            base: rows of the pass without these nodes.
+            least: nodes that are verified wherever one is.
+            depth: no more tokens than that can be accepted.
+        """
+        costs = self._costs
+        passes = costs.passes(self._curve)[base:]
+        accepted = expected_tokens(score, costs.evidence, len(passes) - 1)
+        seconds = passes[: len(accepted)] + costs.drafted * lanes
+        seconds[0] = passes[0] + costs.plain * lanes
+        return best_number(lanes + np.minimum(accepted, depth), seconds, least, _MARGIN)
+
+
+def _shares(scores: Sequence[FloatArray], together: FloatArray, best: int) -> list[int]:
+    """Return how many of the `best` nodes of all drafts are each draft's."""
+    if len(scores) == 1:
+        return [best]
+    owner = np.repeat(np.arange(len(scores)), [len(score) for score in scores])
+    chosen = np.argsort(-together, kind="stable")[:best]
+    return np.bincount(owner[chosen], minlength=len(scores)).tolist()  # type: ignore[no-any-return]  # numpy's Any
+
+
+class MeasuredControl:
+    """What `BatchControl` is for a batch, for one text.
 
     Args:
         curve: the target's cost by rows.
@@ -43,58 +155,20 @@ class MeasuredControl:
     """
 
     def __init__(self, curve: CostCurve, most_nodes: int = MOST_NODES, costs: StepCosts | None = None) -> None:
-        self._curve = curve.table(most_nodes + 1)
-        self._widths = widths_of(len(self._curve))
-        self._most_nodes = most_nodes
-        self._costs = StepCosts() if costs is None else costs
-        self._cheap = int(np.searchsorted(self._curve, _CHEAP * self._curve[1], "right")) - 2  # nodes beside the root
-        self._cheap = min(max(self._cheap, 1), most_nodes)
-        self._worth = float(most_nodes)  # nodes worth verifying, smoothed
-        self._asked = False
-        self._costs.begin_text()
+        costs = StepCosts() if costs is None else costs
+        costs.begin_text()
+        self._batch = BatchControl(lambda: curve, most_nodes + 1, most_nodes, costs)
 
     def budget(self, depth: int) -> Budget:
         """Return the largest draft worth proposing; none while drafting rests."""
-        self._asked = depth > 0 and self._costs.rest == 0
-        if not self._asked:
-            return NO_BUDGET
-        return Budget(min(self._most_nodes, max(self._cheap, int(1.5 * self._worth))), depth)
+        return self._batch.budget(depth, 1)
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
-        """Cut a draft to the number of nodes with the best expected tokens per second."""
-        if draft.q is not None:  # drawn: scores, and even how many were drawn, may tell what; only the budget may cut
-            return cut(draft, budget)
-        if len(draft) == 0:
-            return draft
-        score = draft.score if draft.score is not None else guessed_scores(draft.parents)
-        passes, costs = self._costs.passes(self._curve, self._widths), self._costs
-        plain = float(passes[1]) + costs.plain
-        best = best_count(score, costs.evidence, passes, (plain, costs.drafted), budget.depth, (self._cheap, _MARGIN))
-        trial, costs.unpaid = costs.unpaid >= _PATIENCE, 0 if best else costs.unpaid + 1
-        costs.rest = self._next_rest()
-        if best == 0 and not trial:
-            return EMPTY_DRAFT
-        best = max(best, self._cheap)  # a trial is verified whatever it promises, lest old evidence stand for ever
-        self._worth = min(2.0 * best, self._most_nodes) if best >= budget.nodes else 0.8 * self._worth + 0.2 * best
-        return cut(draft, Budget(min(best, budget.nodes), budget.depth), score)
+        """Cut a draft to the number of nodes with the best expected tokens a second."""
+        return self._batch.trim([draft], [budget], 0)[0]
 
     def observe(
         self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
     ) -> None:
-        """Compare what the step gave with what its scores promised, and its time with what the curve says."""
-        drafted = len(verdict.draft)
-        if 0 < forward_seconds < np.inf and 0 <= other_seconds < np.inf:  # a clock may jump
-            width, expected = float(self._widths[drafted + 1]), float(self._curve[drafted + 1])
-            drafting = draft_seconds if self._asked else None
-            self._costs.see(width, expected, forward_seconds, other_seconds, drafting)
-        if not self._asked:
-            self._costs.rest = max(self._costs.rest - 1, 0)
-        elif drafted:
-            score = verdict.draft.score if verdict.draft.score is not None else guessed_scores(verdict.draft.parents)
-            path: IntArray = np.array(verdict.path, np.int32)
-            credit(self._costs.evidence, score, path)
-
-    def _next_rest(self) -> int:
-        """Return how many plain steps follow a draft, by how many in a row were not worth verifying."""
-        beyond = self._costs.unpaid - _PATIENCE
-        return 0 if beyond < 0 else min(1 << beyond, _LONGEST_REST)
+        """Learn what the step gave, and what it took."""
+        self._batch.observe([verdict], len(verdict.draft) + 1, forward_seconds, other_seconds, draft_seconds)

@@ -4,65 +4,61 @@ For drafts whose nodes cannot be weighed one by one, because some of them pay in
 not the drafter, and no scores.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
 
-from foredraft.contracts import Budget, Draft, Verdict
-from foredraft.control.cutting import cut
-from foredraft.control.trial import Trial
-from foredraft.errors import UsageError
+import numpy as np
+
+from foredraft.contracts import NO_BUDGET, Budget, CostCurve, Draft, Verdict
+from foredraft.control.fixed import cut
+from foredraft.control.payoff import best_number
+from foredraft.control.step_costs import StepCosts
+
+_SHARE = 0.2  # of the last drafted step in what is expected of the next one
 
 
 @dataclass(frozen=True, slots=True)
 class WholeOptions:
-    """Options of `whole`.
-
-    Attributes:
-        warm_up: drafted steps that a drafter is given to learn in, unless they are slower than plain ones by more than
-            half as many tokens again would make up for.
-    """
-
-    warm_up: int = 24
-
-    def __post_init__(self) -> None:
-        """Refuse a comparison with nothing.
-
-        Raises:
-            UsageError: a warm-up outside 1 to 10000.
-        """
-        if not 1 <= self.warm_up <= 10_000:
-            raise UsageError(f"warm_up is {self.warm_up}; it must be 1 to 10000.")
+    """This control has no options; `num_speculative_tokens` caps the draft."""
 
 
 class WholeControl:
     """The whole draft, or none.
 
+    A drafted step's tokens and seconds are those of recent drafted steps, a plain step's seconds those of a pass of one
+    row and the overhead. Where drafted steps write less a second, drafting rests as `Rests` says.
+
     Args:
-        options: the warm-up.
+        curve: the target's cost by rows.
         most_nodes: never more than these are drafted.
-        clock: seconds.
     """
 
-    def __init__(self, options: WholeOptions, most_nodes: int, clock: Callable[[], float] = perf_counter) -> None:
-        self._trial = Trial(clock, options.warm_up)
+    def __init__(self, curve: CostCurve, most_nodes: int) -> None:
+        self._curve = curve.table(most_nodes + 1)
         self._most_nodes = most_nodes
+        self._costs = StepCosts()
+        self._asked = False
+        self._tokens = 0.0  # of a drafted step, smoothed; 0 until there was one
 
     def budget(self, depth: int) -> Budget:
-        """Return all that may be drafted, or nothing while plain steps are quicker."""
-        drafts = self._trial.begins() and depth > 0
-        return Budget(self._most_nodes if drafts else 0, max(depth, 0))
+        """Return all that may be drafted, or nothing in a rest."""
+        self._asked = depth > 0 and self._costs.rests.left == 0
+        return Budget(self._most_nodes, depth) if self._asked else NO_BUDGET
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
-        """Cut a draft that goes beyond the budget."""
+        """Cut a draft that exceeds the budget."""
         return cut(draft, budget)
 
     def observe(
-        self,
-        verdict: Verdict,
-        forward_seconds: float,  # noqa: ARG002  # the protocol's; the trial has a clock of its own
-        other_seconds: float,  # noqa: ARG002  # likewise, the protocol's
-        draft_seconds: float = 0.0,  # noqa: ARG002  # likewise, the protocol's
+        self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
     ) -> None:
-        """Count the step's tokens against its time."""
-        self._trial.ends(len(verdict.tokens))
+        """Compare the tokens a second of drafted steps with a plain step's."""
+        costs, rows = self._costs, len(verdict.draft) + 1
+        costs.see(self._curve, rows, forward_seconds, other_seconds, draft_seconds if self._asked else None)
+        if not self._asked:
+            costs.rests.passed()
+            return
+        written = float(len(verdict.tokens))
+        self._tokens += _SHARE * (written - self._tokens) if self._tokens else written
+        passes = costs.passes(self._curve)
+        seconds = np.array([passes[1] + costs.plain, passes[rows] + costs.drafted])
+        costs.rests.tried(paid=best_number(np.array([1.0, self._tokens]), seconds) > 0)

@@ -41,7 +41,7 @@ class Part:
         mtime_ns: when the file was last written, in nanoseconds since 1970.
         bytes: how many of the file's bytes the part stands for; over a file's parts they add up to `file_bytes`.
         start: the first byte (.jsonl) or row group (.parquet) of the range; 0 for files of other kinds.
-        stop: the byte or row group behind the range; None for the end of the file.
+        stop: the byte or row group after the range; None for the end of the file.
     """
 
     path: Path
@@ -134,7 +134,7 @@ def find_inputs(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
         elif not input_kind(given):
             raise UsageError(
                 f"The input {given} is of a kind that cannot be read. Give files ending in {', '.join(SUFFIXES)}, "
-                "any but .parquet with .gz behind it too, or folders of them."
+                "any but .parquet with .gz after it too, or folders of them."
             )
         else:
             files = [given]
@@ -344,7 +344,7 @@ def _unpacked(path: Path, raw: IO[bytes]) -> IO[bytes]:
 
 
 def _line_start(file: IO[bytes], start: int, stop: float) -> int:
-    """Move `file` to the first line that begins at `start` or behind it, or past `stop`; return where it is then."""
+    """Move `file` to the first line that begins at `start` or later, or past `stop`; return where it is then."""
     if not start:
         return 0
     file.seek(start - 1)  # a line begins at `start` if the byte before it ends one
@@ -389,8 +389,8 @@ def _without_surrogates(text: str) -> str:
 
 
 def cut_at_line_end(text: str, limit: int) -> int:
-    """Return where to cut `text`, at most at `limit`: behind its last line end, else before its last space."""
-    for mark, behind in (("\n", 1), (" ", 0)):
+    """Return where to cut `text`, at most at `limit`: after its last line end, else before its last space."""
+    for mark, after in (("\n", 1), (" ", 0)):
         if (at := text.rfind(mark, 1, limit)) > 0:
-            return at + behind
+            return at + after
     return limit

@@ -53,7 +53,7 @@ def plan_segments(shards: Sequence[Path], separator: int, most: int = SEGMENT_TO
 
     Args:
         shards: finished shards, in order.
-        separator: stands behind every document.
+        separator: stands after every document.
         most: tokens and separators of a segment.
 
     Raises:
@@ -87,6 +87,6 @@ def _symbols(shard: Path) -> Symbols:
 
 
 def _document_ends(symbols: Symbols, separator: int) -> npt.NDArray[np.int64]:
-    """Return the places behind each separator; found in steps, so that no mask of a whole shard is made."""
+    """Return the places after each separator; found in steps, so that no mask of a whole shard is made."""
     steps = range(0, len(symbols), _STEP)
     return np.concatenate([[0], *(np.flatnonzero(symbols[at : at + _STEP] == separator) + at + 1 for at in steps)])[1:]

@@ -2,7 +2,7 @@
 
 Tokens are taken a block at a time; every few million, the tri-grams are sorted, counted and put on disk as a sorted
 run beside the output; at the end the runs are merged a range of keys at a time. Knows symbols (tokens and the separator
-behind each document) and the table's arrays. Does not know files of text, models, or what the table is used for.
+after each document) and the table's arrays. Does not know files of text, models, or what the table is used for.
 """
 
 import os
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from foredraft.errors import StoreError, UsageError
 from foredraft.index.datastore import Progress
@@ -139,7 +138,7 @@ def _counted(symbols: npt.NDArray[Any], end: int, bits: int) -> tuple[U64, I64]:
     """Return the sorted distinct keys of all windows whose first two symbols are tokens, and how often each occurs.
 
     The key of `a, b, c` is `a << 2 * bits | b << bits | c`. A last symbol `end` marks where a document ended with
-    `a, b`: not a tri-gram, but an occurrence of `b` behind `a`.
+    `a, b`: not a tri-gram, but an occurrence of `b` after `a`.
     """
     inside = symbols != end
     wide = symbols.astype(np.uint64)
@@ -202,7 +201,7 @@ def _merged(runs: Sequence[_Run], bits: int, samples_at_once: int) -> Iterator[t
 
 
 def _group_bounds(keys: U64) -> I64:
-    """Return where each group of equal neighbours starts, and the length behind the last: int64[groups + 1]."""
+    """Return where each group of equal neighbours starts, and the length after the last: int64[groups + 1]."""
     changes = np.flatnonzero(keys[1:] != keys[:-1]) + 1
     return np.concatenate([[0], changes, [len(keys)]]).astype(np.int64) if len(keys) else np.zeros(1, np.int64)
 
@@ -215,26 +214,12 @@ def _group_sums(counts: npt.NDArray[Any], bounds: I64) -> I64:
 # --- from sorted runs to the table
 
 
-@njit(cache=True)
-def _keep_most_frequent(
-    bounds: I64, tokens: I64, counts: I64, kept_bounds: I64, kept_tokens: I64, kept_counts: I64
-) -> None:
-    """Fill each row of `kept_*` with the row's most frequent tokens, the lower token first among equals.
-
-    Rows of `tokens` ascend. A row of `kept_*` has room for at least 1 and for no more tokens than the row has.
-    """
-    for row in range(len(bounds) - 1):
-        start, end = kept_bounds[row], kept_bounds[row]
-        for i in range(bounds[row], bounds[row + 1]):
-            if end < kept_bounds[row + 1]:
-                end += 1
-            elif counts[i] <= kept_counts[end - 1]:
-                continue
-            at = end - 1
-            while at > start and kept_counts[at - 1] < counts[i]:
-                kept_tokens[at], kept_counts[at] = kept_tokens[at - 1], kept_counts[at - 1]
-                at -= 1
-            kept_tokens[at], kept_counts[at] = tokens[i], counts[i]
+def _most_frequent(bounds: I64, counts: I64, keep: int) -> I64:
+    """Return each row's `keep` most frequent entries, falling, the first among equals; rows lie between `bounds`."""
+    lengths = np.diff(bounds)
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    order = np.lexsort((-counts, rows))
+    return order[np.arange(len(counts)) - np.repeat(bounds[:-1], lengths) < keep]
 
 
 def _probabilities(counts: I64, totals: I64) -> npt.NDArray[np.uint16]:
@@ -278,12 +263,9 @@ class _TableWriter:
 
     def _append_successors(self, prefix: str, bounds: I64, tokens: U64, counts: I64, totals: I64, keep: int) -> I64:
         """Append each row's most frequent successors; return how many each row kept."""
-        lengths = np.minimum(np.diff(bounds), keep)
-        kept_bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        kept_tokens, kept_counts = np.empty(kept_bounds[-1], np.int64), np.empty(kept_bounds[-1], np.int64)
-        _keep_most_frequent(bounds, tokens.astype(np.int64), counts, kept_bounds, kept_tokens, kept_counts)
-        self.writer.append(prefix + "tokens", kept_tokens.astype(token_dtype(self.vocabulary)))
-        self.writer.append(prefix + "probabilities", _probabilities(kept_counts, np.repeat(totals, lengths)))
+        lengths, kept = np.minimum(np.diff(bounds), keep), _most_frequent(bounds, counts, keep)
+        self.writer.append(prefix + "tokens", tokens[kept].astype(token_dtype(self.vocabulary)))
+        self.writer.append(prefix + "probabilities", _probabilities(counts[kept], np.repeat(totals, lengths)))
         return lengths
 
     def _add_pairs(self, pairs: U64, counts: I64, last: bool = False) -> None:

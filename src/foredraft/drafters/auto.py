@@ -28,11 +28,10 @@ from foredraft.contracts import (
     TokenIds,
     Verdict,
 )
-from foredraft.control.evidence import guessed_scores
+from foredraft.control.payoff import scores_of
 from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
-from foredraft.graph.tree import FloatArray
 from foredraft.index.blend import NOTHING_TOLD, Told, advance, room_for
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
 from foredraft.index.own_words import (
@@ -362,7 +361,7 @@ class _Neural:
         # the control is not asked how deep to go: it cuts what comes of all sources
         draft = self._drafting.propose(view, Budget(budget.nodes, min(budget.depth, self._levels), self.worth.goes_on))
         draft.check()
-        score: FloatArray = draft.score if draft.score is not None else guessed_scores(draft.parents)
+        score = scores_of(draft)
         self.worth.answered()
         return Foreseen(draft.tokens, draft.parents, score)
 
@@ -371,7 +370,7 @@ class _Neural:
         made = verdict.draft
         unnamed = Draft(made.tokens, made.parents, made.score)  # the numbers of sources are auto's
         self._drafting.observe(Verdict(verdict.tokens, verdict.path, unnamed, verdict.at, hidden=verdict.hidden))
-        self.worth.ends(len(verdict.tokens), len(verdict.draft), len(verdict.path))
+        self.worth.ends(len(verdict.tokens), len(verdict.draft))
 
     def close(self) -> None:
         """Have it forget the sequence."""

@@ -10,8 +10,8 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from foredraft.contracts import Budget, Draft, DraftContext, Drafter, Drafting, SequenceView, TokenIds, Verdict
-from foredraft.control.cutting import cut
-from foredraft.control.evidence import guessed_scores
+from foredraft.control.fixed import cut
+from foredraft.control.payoff import scores_of
 
 PREDICTION = "prediction"
 """The name of the source."""
@@ -158,7 +158,7 @@ class ForetoldDrafting:
 
     def _joined(self, draft: Draft, chains: list[Chain], depth: int) -> Draft:
         tokens, parents = draft.tokens.tolist(), draft.parents.tolist()
-        score = (guessed_scores(draft.parents) if draft.score is None else draft.score).tolist()
+        score = scores_of(draft).tolist()
         source = [0] * len(draft) if draft.source is None else draft.source.tolist()
         child_of = draft.child_of()
         for chain in chains:

@@ -35,7 +35,7 @@ PIECE = 64
 rows takes four times as long as one of one row (docs/results/index.md)."""
 
 _AHEAD = 512
-"""Slots that a text has behind its prompt at first; it moves to a larger range when it needs one."""
+"""Slots that a text has after its prompt at first; it moves to a larger range when it needs one."""
 
 
 class BatchTarget(Protocol):

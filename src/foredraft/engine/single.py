@@ -26,7 +26,7 @@ def decode(
     """Yield the records of steps until `seq` ends; the sequence must be prefilled.
 
     The drafting is closed whatever happens: at the end, on an error, or when the iterator is dropped. Where memory runs
-    out behind the first token, the text ends there with the reason "memory", and a warning says so.
+    out after the first token, the text ends there with the reason "memory", and a warning says so.
 
     Raises:
         OutOfMemoryError: there is no memory for the first step.

@@ -4,7 +4,7 @@ Knows step records only. Only emitted tokens count: nothing after an end id, a s
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from foredraft.contracts import StepRecord
 
@@ -86,15 +86,7 @@ def summarize(records: Iterable[StepRecord], prefill_seconds: float) -> Statisti
 
 def add_up(parts: Sequence[Statistics]) -> Statistics:
     """Return the sum of several generations' counts: the micro average's ingredients."""
-    return Statistics(
-        emitted=sum(part.emitted for part in parts),
-        steps=sum(part.steps for part in parts),
-        drafting_steps=sum(part.drafting_steps for part in parts),
-        drafted=sum(part.drafted for part in parts),
-        accepted=sum(part.accepted for part in parts),
-        prefill_seconds=sum(part.prefill_seconds for part in parts),
-        decode_seconds=sum(part.decode_seconds for part in parts),
-    )
+    return Statistics(**{each.name: sum(getattr(part, each.name) for part in parts) for each in fields(Statistics)})
 
 
 def harmonic_mean(one: float, other: float) -> float:

@@ -8,8 +8,6 @@ from itertools import pairwise
 from time import perf_counter_ns
 
 import numpy as np
-import numpy.typing as npt
-from numba import njit
 
 from foredraft.contracts import (
     EMPTY_DRAFT,
@@ -25,14 +23,12 @@ from foredraft.contracts import (
 )
 from foredraft.engine.state import SequenceState
 from foredraft.graph.layout import lay_out
-from foredraft.graph.tree import FloatArray, IntArray, is_tree, top_nodes
+from foredraft.graph.tree import IntArray, is_tree, top_nodes
 from foredraft.sampling.logits import top_probabilities
 from foredraft.verify import verify
 
 PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")
 """Of a step, in their order."""
-
-_NO_SCORES, _NO_SOURCES = np.empty(0, np.float32), np.empty(0, np.uint8)
 
 
 def step(
@@ -117,11 +113,6 @@ def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
         ValueError: no tree of the target's tokens, scores that are not finite, a q of another shape, or a source
             without a name.
     """
-    scores = _NO_SCORES if draft.score is None else draft.score
-    sources = _NO_SOURCES if draft.source is None else draft.source
-    scored = draft.score is None or len(draft.score) == len(draft)
-    if draft.q is None and scored and _is_sound(draft.tokens, draft.parents, vocabulary, scores, sources, drafters):
-        return
     if not is_tree(draft.tokens, draft.parents, vocabulary):
         draft.check()
         raise ValueError(
@@ -134,21 +125,6 @@ def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
         draft.check()
     if draft.source is not None and len(draft) and int(draft.source.max()) >= drafters:
         raise ValueError(f"The draft names source {int(draft.source.max())}; the drafter has {drafters} source names.")
-
-
-@njit(cache=True)
-def _is_sound(
-    tokens: IntArray, parents: IntArray, vocabulary: int, scores: FloatArray, sources: npt.NDArray[np.uint8],
-    drafters: int,
-) -> bool:  # fmt: skip
-    """Say whether a draft can be verified, in one compiled call."""
-    for score in scores:
-        if not np.isfinite(score):
-            return False
-    for source in sources:
-        if source >= drafters:
-            return False
-    return is_tree(tokens, parents, vocabulary)
 
 
 def _with_needs(verdict: Verdict, scores: Scores, needs: Needs) -> Verdict:
@@ -167,17 +143,6 @@ def _top_rows(verdict: Verdict, most: int) -> IntArray:
     draft = verdict.draft
     if len(draft) + 1 <= most:
         return np.arange(len(draft) + 1, dtype=np.int32)
-    score = -np.arange(len(draft), dtype=np.float32) if draft.score is None else draft.score
-    return _path_and_best(draft.parents, score, np.array(verdict.path, np.int32), most)
-
-
-@njit(cache=True)
-def _path_and_best(parents: IntArray, score: FloatArray, path: IntArray, most: int) -> IntArray:
-    """Return `most` rows: the root's, the path's, and those of the nodes with the best scores."""
-    worth = score.copy()
-    for node in path:
-        worth[node] = np.inf
-    best = top_nodes(parents, worth, most - 1, len(parents))
-    rows = np.zeros(len(best) + 1, np.int32)
-    rows[1:] = best + 1
-    return rows
+    worth = -np.arange(len(draft), dtype=np.float32) if draft.score is None else draft.score.copy()
+    worth[list(verdict.path)] = np.inf
+    return np.append(np.int32(0), top_nodes(draft.parents, worth, most - 1, len(draft)) + np.int32(1))

@@ -73,7 +73,7 @@ def _before(grams: Grams, place: int) -> int:
 
 @njit(cache=True)
 def _is_gram_of(grams: Grams, node: int, parent: int, token: int) -> bool:
-    """Say whether `node` ends in the gram that `token` completes behind the place `parent`."""
+    """Say whether `node` ends in the gram that `token` completes after the place `parent`."""
     if grams.tokens[node] != token:
         return False
     one, other = int(grams.parents[node]), parent
@@ -103,7 +103,7 @@ def _slot(grams: Grams, parent: int, token: int) -> int:
 
 @njit(cache=True)
 def first_occurrence(grams: Grams, parent: int, token: int) -> int:
-    """Return the first remembered node that ends in the gram that `token` completes behind `parent`, or -1.
+    """Return the first remembered node that ends in the gram that `token` completes after `parent`, or -1.
 
     The others follow by `grams.later`, in the order in which they were remembered. `parent` is a place.
     """
@@ -112,7 +112,7 @@ def first_occurrence(grams: Grams, parent: int, token: int) -> int:
 
 @njit(cache=True)
 def remember(grams: Grams, node: int) -> None:
-    """Add a node, whose token and parent are known, behind the nodes with the same gram."""
+    """Add a node, whose token and parent are known, after the nodes with the same gram."""
     slot = _slot(grams, int(grams.parents[node]), int(grams.tokens[node]))
     if grams.slots[slot] < 0:
         grams.slots[slot] = node

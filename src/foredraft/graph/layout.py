@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from foredraft.graph.tree import BoolArray, IntArray, ancestor_mask, depths
 
@@ -42,7 +41,7 @@ class Layout:
 
 
 def lay_out(root: int, tokens: IntArray, parents: IntArray, at: int) -> Layout:
-    """Lay a tree out behind its root.
+    """Lay a tree out after its root.
 
     Args:
         root: token id of the last emitted token.
@@ -52,19 +51,10 @@ def lay_out(root: int, tokens: IntArray, parents: IntArray, at: int) -> Layout:
     """
     if not len(tokens):  # a plain step
         return lay_out_text(np.array([root], np.int64), at)
-    return Layout(*_rows_of(root, tokens, parents, at), at)
-
-
-@njit(cache=True)
-def _rows_of(
-    root: int, tokens: IntArray, parents: IntArray, at: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], BoolArray]:
-    """Return the first three attributes of a tree's `Layout`, in one compiled call."""
-    token_ids, positions = np.empty(len(tokens) + 1, np.int64), np.empty(len(tokens) + 1, np.int64)
-    token_ids[0], positions[0] = root, at
+    token_ids, positions = np.full(len(tokens) + 1, root, np.int64), np.full(len(tokens) + 1, at, np.int64)
     token_ids[1:] = tokens
-    positions[1:] = depths(parents) + at
-    return token_ids, positions, ancestor_mask(parents)
+    positions[1:] += depths(parents)
+    return Layout(token_ids, positions, ancestor_mask(parents), at)
 
 
 def lay_out_text(token_ids: npt.NDArray[np.int64], at: int) -> Layout:

@@ -6,7 +6,7 @@ Knows the folder and the manifest; segments are written by index/datastore.py.
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,7 @@ from foredraft.index.datastore import (
     segment_path,
     write_segment,
 )
+from foredraft.index.groups import grouped
 from foredraft.index.storage import BUILDING_SUFFIX, unwritable, write_lock
 from foredraft.index.suffix_array import Symbols
 
@@ -165,7 +166,7 @@ class DatastoreWriter:
         """
         before = self.manifest.segments
         merged: list[SegmentEntry] = []
-        for group in _groups(before, most_tokens):
+        for group in grouped(before, lambda entry: entry.tokens, most_tokens):
             texts = [open_segment(self.folder, self.manifest, entry).symbols for entry in group]
             merged.append(self._write(texts, progress) if len(group) > 1 else group[0])
         self._set_segments(merged)
@@ -212,15 +213,3 @@ def _remove(paths: Iterable[Path]) -> None:
         else:
             with contextlib.suppress(OSError):  # Windows keeps a file that is mapped; the next commit tries again
                 path.unlink(missing_ok=True)
-
-
-def _groups(entries: Sequence[SegmentEntry], most_tokens: int) -> Iterator[list[SegmentEntry]]:
-    """Yield runs of neighbours that hold at most `most_tokens` together; a larger segment stays alone."""
-    group: list[SegmentEntry] = []
-    for entry in entries:
-        if group and sum(each.tokens for each in group) + entry.tokens > most_tokens:
-            yield group
-            group = []
-        group.append(entry)
-    if group:
-        yield group

@@ -1,22 +1,59 @@
 """Drafts for a server's batch, step by step: which request is which, what is drafted for it, and when it is forgotten.
 
-Chains only: a tree is cut to its best path. Knows token arrays and drafters' protocols. Does not know vLLM: its class
-hands arrays over and gets lists.
+vLLM tells a proposer no request ids, and rows move. So a request is known by its content: the text that is a prefix of
+the row's. Chains only: a tree is cut to its best path. Knows token arrays and drafters' protocols. Does not know vLLM:
+its class hands arrays over and gets lists.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Drafter, Drafting, SequenceView, Verdict
+from foredraft.contracts import (
+    EMPTY_DRAFT,
+    Budget,
+    Draft,
+    DraftContext,
+    Drafter,
+    Drafting,
+    SequenceView,
+    TokenIds,
+    Verdict,
+)
 from foredraft.engine.guard import GuardedDrafter
 from foredraft.graph.tree import IntArray, best_chain, chain_parents
-from foredraft.integrations.request_table import RequestTable
 
+PATIENCE = 64
+"""Steps for which a request is kept that no row goes on with: preempted ones come back, finished ones do not."""
 _SPARE = 2
-"""Slots for each row of a batch: requests that were preempted wait in the others."""
+"""Requests kept for each row of a batch, so that preempted ones are among them."""
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A request that is being written.
+
+    Attributes:
+        drafting: its own.
+        prompt_length: its tokens when it was first seen.
+        ids: int64[n], its text when it was last seen.
+        chain: what was drafted after it.
+        seen: the step in which that was.
+    """
+
+    drafting: Drafting
+    prompt_length: int
+    ids: TokenIds
+    chain: Draft = EMPTY_DRAFT
+    seen: int = 0
+
+    def goes_on_in(self, ids: TokenIds) -> bool:
+        """Say whether `ids` begin with the request's text."""
+        length = len(self.ids)
+        return length <= len(ids) and self.ids[-1] == ids[length - 1] and np.array_equal(self.ids, ids[:length])
 
 
 class RequestDrafter:
@@ -42,10 +79,11 @@ class RequestDrafter:
     ) -> None:  # fmt: skip
         self._drafter = GuardedDrafter(drafter)
         self._context = DraftContext(vocabulary, max_nodes=max(tree_nodes, most))
-        self._most, self._longest = most, longest
+        self._most, self._longest, self._kept = most, longest, _SPARE * rows
         self._tree_nodes, self._least = tree_nodes, least_probability
-        self._table = RequestTable(_SPARE * rows, longest)
-        self._open: dict[int, tuple[Drafting, Draft, int]] = {}  # by slot; the last chain, and the prompt's length
+        self._requests: list[_Request] = []
+        self._rows: dict[int, _Request] = {}  # of the last step
+        self._step = 0
 
     def propose(
         self, sampled: Sequence[Sequence[int]], lengths: npt.NDArray[Any], token_ids: IntArray
@@ -57,51 +95,67 @@ class RequestDrafter:
             lengths: int[B or more], tokens of each row, the sampled ones included.
             token_ids: int32[B or more, L].
         """
-        rows = np.array([row for row, new in enumerate(sampled) if len(new) and lengths[row] < self._longest], np.int64)
+        wanted = [row for row, new in enumerate(sampled) if len(new) and lengths[row] < self._longest]
+        texts = {row: token_ids[row, : lengths[row]].astype(np.int64) for row in wanted}
         drafts: list[list[int]] = [[] for _ in sampled]
-        if not len(rows):
+        if not texts:
             return drafts
-        slots, known, dropped = self._table.find(token_ids, lengths.astype(np.int64), rows)
-        for slot in dropped:
-            self._forget(slot)
-        for row, slot, had in zip(rows.tolist(), slots.tolist(), known.tolist(), strict=True):
-            drafts[row] = self._chain(slot, token_ids[row, : lengths[row]].astype(np.int64), had)
+        self._step += 1
+        self._rows = self._found(texts)
+        for request in self._rows.values():
+            request.seen = self._step
+        self._forget(len(texts) - len(self._rows))
+        for row, ids in texts.items():
+            if row in self._rows:
+                request = self._rows[row]
+                request.drafting.observe(_verdict(request.chain, ids, len(request.ids)))
+            else:
+                request = _Request(self._drafter.open(self._context), len(ids), ids, seen=self._step)
+                self._requests.append(request)
+                self._rows[row] = request
+            request.ids, request.chain = ids, self._chain(request, ids)
+            drafts[row] = request.chain.tokens.tolist()
         return drafts
 
-    def _forget(self, slot: int) -> None:
-        opened = self._open.pop(slot, None)
-        if opened is not None:
-            opened[0].close()
+    def _found(self, texts: dict[int, TokenIds]) -> dict[int, _Request]:
+        """Return the request that each row goes on with, none twice: the row's last one, else the longest that fits."""
+        found = {row: self._rows[row] for row in texts if row in self._rows and self._rows[row].goes_on_in(texts[row])}
+        left = [request for request in self._requests if request not in found.values()]
+        for row, ids in texts.items():
+            fitting = [] if row in found else [request for request in left if request.goes_on_in(ids)]
+            if fitting:
+                found[row] = max(fitting, key=lambda request: len(request.ids))
+                left.remove(found[row])
+        return found
 
-    def _chain(self, slot: int, ids: npt.NDArray[np.int64], known: int) -> list[int]:
-        """Let a request's drafting see what became of its last chain, and ask it for the next one.
+    def _forget(self, new: int) -> None:
+        """Close the requests that nobody goes on with, and those not seen for longest where `new` others need room."""
+        self._requests.sort(key=lambda request: request.seen)
+        excess = len(self._requests) + new - self._kept
+        gone = [
+            request
+            for place, request in enumerate(self._requests)
+            if place < excess or request.seen < self._step - PATIENCE
+        ]
+        self._requests = self._requests[len(gone) :]
+        for request in gone:
+            request.drafting.close()
 
-        Args:
-            slot: the request's.
-            ids: int64[n], its tokens.
-            known: how many of them it had before; 0 for a new request.
-        """
-        if slot not in self._open:
-            self._open[slot] = (self._drafter.open(self._context), EMPTY_DRAFT, len(ids))
-        drafting, last, prompt_length = self._open[slot]
-        if known:
-            drafting.observe(_verdict(last, ids, known))
+    def _chain(self, request: _Request, ids: TokenIds) -> Draft:
+        """Return the best path of what is drafted after a request's text."""
         ids.flags.writeable = False
         # the target adds a token of its own after the draft, which must fit too
         depth = min(self._most, self._longest - len(ids) - 1)
         budget = Budget(max(self._tree_nodes, depth) if depth > 0 else 0, depth)
-        draft = drafting.propose(SequenceView(ids, prompt_length), budget)
+        draft = request.drafting.propose(SequenceView(ids, request.prompt_length), budget)
         # without scores, all nodes are as good: the deepest path
         score = np.ones(len(draft), np.float32) if draft.score is None else draft.score
         kept = best_chain(draft.parents, score, depth, self._least)
         # what is observed is at most what was drafted
-        own = None if draft.score is None else score[kept]
-        chain = Draft(draft.tokens[kept], chain_parents(len(kept)), own)
-        self._open[slot] = (drafting, chain, prompt_length)
-        return list(chain.tokens.tolist())
+        return Draft(draft.tokens[kept], chain_parents(len(kept)), None if draft.score is None else score[kept])
 
 
-def _verdict(draft: Draft, ids: npt.NDArray[np.int64], known: int) -> Verdict:
+def _verdict(draft: Draft, ids: TokenIds, known: int) -> Verdict:
     """Return what became of a chain that was drafted after `ids[:known]`: all tokens but the last may be of it."""
     new = tuple(ids[known:].tolist())
     accepted = 0

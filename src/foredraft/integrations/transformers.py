@@ -44,7 +44,7 @@ def generate(
     synced_gpus: bool = False,
     **model_kwargs: Any,
 ) -> Any:
-    """Write behind `input_ids`; called by `model.generate(..., custom_generate=foredraft.generate)`.
+    """Write after `input_ids`; called by `model.generate(..., custom_generate=foredraft.generate)`.
 
     Sampling is matched: with the same `torch.manual_seed`, the text is the same with every method of foredraft. Each
     call that samples draws one seed a row from torch's default generator. `assistant_model`,

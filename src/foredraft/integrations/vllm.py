@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from foredraft.contracts import Drafter
 from foredraft.drafters import drafter_class, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
 from foredraft.integrations.bound_tokenizer import tokenizer_for
 from foredraft.integrations.request_drafter import RequestDrafter
-from foredraft.options import nearest, shown, whole_number
+from foredraft.options import nearest, options_from, shown, whole_number
 from foredraft.standard_library import resources_for
 
 SUPPORTED = ((0, 32), (0, 33))
@@ -31,29 +32,35 @@ OPTIONS_VARIABLE = "FOREDRAFT_VLLM_OPTIONS"
 """Names a JSON file with the options, where `additional_config` does not hold them."""
 KEY = "foredraft"
 """The options' place in `additional_config`."""
-_DEFAULT_METHOD = "auto"
-_TREE_NODES = 16
-"""By default: larger trees gain little for the one path that vLLM verifies, and every node takes time."""
 _FED_BACK = ("feedback", "feedback_weight", "feedback_top_k")
 """Options that say what is made of the target's own probabilities."""
-_OWN = ("method", "tree_nodes", "least_probability")
 
 
 @dataclass(frozen=True, slots=True)
 class ProposerOptions:
-    """What the options say.
+    """What the options say, but for the method's own.
 
     Attributes:
         method: the drafting method.
-        own: the method's own options.
-        tree_nodes: nodes of the tree of which the best path is drafted.
+        tree_nodes: nodes of the tree of which the best path is drafted. Larger trees gain little for the one path that
+            vLLM verifies, and every node takes time.
         least_probability: a token is left out where its path is less probable than this, by the drafter's estimate.
     """
 
-    method: str
-    own: Mapping[str, Any]
-    tree_nodes: int
-    least_probability: float
+    method: str = "auto"
+    tree_nodes: int = 16
+    least_probability: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be honoured.
+
+        Raises:
+            UsageError: a number out of its range.
+        """
+        if not 1 <= self.tree_nodes <= 1024:
+            raise UsageError(f"tree_nodes is {self.tree_nodes}; it must be a whole number, 1 to 1024.")
+        if not 0 <= self.least_probability <= 1:
+            raise UsageError(f"least_probability is {self.least_probability}; it must be a number from 0 to 1.")
 
 
 class Proposer:
@@ -70,9 +77,9 @@ class Proposer:
     def __init__(self, vllm_config: Any) -> None:
         check_version(_installed_version())
         most = checked_most(vllm_config.speculative_config.num_speculative_tokens)
-        options = parse_proposer_options(read_options(vllm_config.additional_config, os.environ))
+        options, own = parse_proposer_options(read_options(vllm_config.additional_config, os.environ))
         model = vllm_config.model_config
-        drafter = served_drafter(options, str(model.tokenizer), int(model.get_vocab_size()))
+        drafter = served_drafter(options.method, own, str(model.tokenizer), int(model.get_vocab_size()))
         sizes: dict[str, Any] = {
             "vocabulary": int(model.get_vocab_size()),
             "most": most,
@@ -180,29 +187,22 @@ def read_options(additional_config: Any, environment: Mapping[str, str]) -> Mapp
     return given
 
 
-def parse_proposer_options(given: Mapping[str, Any]) -> ProposerOptions:
-    """Read the options: `method`, `tree_nodes`, `least_probability`, and the method's own.
+def parse_proposer_options(given: Mapping[str, Any]) -> tuple[ProposerOptions, dict[str, Any]]:
+    """Return the proposer's options and the method's own.
 
     Raises:
         UsageError: an unknown option, or a value that cannot be honoured.
     """
-    own = dict(given)
-    method = own.pop("method", _DEFAULT_METHOD)
-    if not isinstance(method, str):
-        raise UsageError(f"method is {shown(method)}; give a method's name as text.")
-    nodes = whole_number(own.pop("tree_nodes", _TREE_NODES))
-    least = own.pop("least_probability", 0.0)
-    if nodes is None or not 1 <= nodes <= 1024:
-        raise UsageError(f"tree_nodes is {shown(given['tree_nodes'])}; it must be a whole number, 1 to 1024.")
-    if isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 1:
-        raise UsageError(f"least_probability is {shown(least)}; it must be a number from 0 to 1.")
-    theirs = [field.name for field in fields(drafter_class(method).Options)]
+    names = [field.name for field in fields(ProposerOptions)]
+    options = options_from(ProposerOptions, {key: given[key] for key in names if key in given}, "foredraft's proposer")
+    own = {key: value for key, value in given.items() if key not in names}
+    theirs = [field.name for field in fields(drafter_class(options.method).Options)]
     for key in own:
-        if key not in theirs and (hint := nearest(key, _OWN)):
+        if key not in theirs and (hint := nearest(key, names)):
             raise UsageError(f"foredraft's proposer has no option {key!r}.{hint}")
-    parse_options(method, own)
-    _refuse_untold(method, own)
-    return ProposerOptions(method, own, nodes, float(least))
+    parse_options(options.method, own)
+    _refuse_untold(options.method, own)
+    return options, own
 
 
 def _refuse_untold(method: str, own: Mapping[str, Any]) -> None:
@@ -225,19 +225,17 @@ def _refuse_untold(method: str, own: Mapping[str, Any]) -> None:
         )
 
 
-def served_drafter(options: ProposerOptions, tokenizer: str, vocabulary: int) -> Any:
+def served_drafter(method: str, own: Mapping[str, Any], tokenizer: str, vocabulary: int) -> Drafter:
     """Make the drafter for a served model.
 
     Raises:
         UsageError: an option that cannot be honoured, or a drafter that needs what vLLM does not tell.
         StoreError: a table or store that is damaged or belongs to another tokenizer.
     """
-    loaded = tokenizer_for(tokenizer, None, options.own)
-    resources = resources_for(vocabulary, loaded)
-    drafter = make_drafter(options.method, options.own, resources)
+    drafter = make_drafter(method, own, resources_for(vocabulary, tokenizer_for(tokenizer, None, own)))
     if drafter.needs.hidden:
         raise UsageError(
-            f"Method {options.method!r} needs the model's hidden states, which vLLM does not tell a proposer; choose "
+            f"Method {method!r} needs the model's hidden states, which vLLM does not tell a proposer; choose "
             "auto, adaptix, rest or prompt_lookup."
         )
     return drafter

@@ -11,7 +11,7 @@ import torch
 
 from foredraft.contracts import TokenIds
 from foredraft.errors import OutOfMemoryError
-from foredraft.model.kv_cache import BLOCK, move_rows
+from foredraft.model.kv_cache import BLOCK, kept_rows, move_rows, planes_of, whole_blocks
 
 _FIRST_SLOTS = 16 * BLOCK
 _LEAST_SHARED = 16
@@ -27,11 +27,16 @@ class Lease:
         length: how many of them are committed.
     """
 
-    def __init__(self, arena: "Arena", start: int, capacity: int) -> None:
+    def __init__(self, arena: "Arena", start: int, capacity: int, tokens: TokenIds) -> None:
         self._arena = arena
-        self.start, self.capacity, self.length = start, capacity, 0
+        self._last: TokenIds = tokens[:0]
+        self.stand(start, capacity, tokens)
+
+    def stand(self, start: int, capacity: int, tokens: TokenIds) -> None:
+        """Have this range of slots from now on, with these tokens committed."""
+        self.start, self.capacity, self.length = start, capacity, len(tokens)
         self._tokens = np.empty(capacity, np.int64)
-        self._last: TokenIds = self._tokens[:0]
+        self._tokens[: len(tokens)] = tokens
 
     @property
     def tokens(self) -> TokenIds:
@@ -57,22 +62,12 @@ class Lease:
         Raises:
             ValueError: rows that are not ascending, or beyond the last pass.
         """
-        kept = np.array(rows, np.int64)
-        if len(kept) and not (kept[0] >= 0 and kept[-1] < len(self._last) and (np.diff(kept) > 0).all()):
-            raise ValueError(
-                f"Rows {list(rows)} must be ascending and below {len(self._last)}, those of the last pass."
-            )
+        kept = kept_rows(rows, len(self._last))
         if len(kept) and kept[-1] >= len(kept):
-            self._arena.gather(self.start + self.length, kept)
+            move_rows(self._arena.planes, self.start + self.length, kept)
         self._tokens[self.length : self.length + len(kept)] = self._last[kept]
         self.length += len(kept)
         self._last = self._tokens[:0]
-
-    def take_over(self, start: int, capacity: int, tokens: TokenIds) -> None:
-        """Stand elsewhere from now on, with these tokens committed."""
-        grown = np.empty(capacity, np.int64)
-        grown[: len(tokens)] = tokens
-        self.start, self.capacity, self.length, self._tokens = start, capacity, len(tokens), grown
 
 
 class Arena:
@@ -80,6 +75,8 @@ class Arena:
 
     Attributes:
         most_slots: never hold more.
+        buffers: of every layer, all keys and then all values, float[1, heads, slots, size] each.
+        planes: where they lie, as `move_rows` takes it.
 
     Args:
         layers: how many layers the model has.
@@ -94,7 +91,8 @@ class Arena:
         self._leases: list[Lease] = []  # ascending by start
         self._idle: list[Lease] = []  # of them, those of finished sequences; the longest unused first
         self._store = torch.empty((2 * layers, heads, 0, size), dtype=dtype)
-        self._buffers: list[torch.Tensor] = []
+        self.buffers: list[torch.Tensor] = []
+        self.planes = planes_of(self.buffers)
 
     @property
     def slots(self) -> int:
@@ -106,11 +104,6 @@ class Arena:
         """How many slots are leased to sequences that are not finished."""
         return sum(lease.capacity for lease in self._leases if lease not in self._idle)
 
-    @property
-    def buffers(self) -> list[torch.Tensor]:
-        """The buffers of every layer, all keys and then all values, float[1, heads, slots, size] each."""
-        return self._buffers
-
     def open(self, token_ids: TokenIds, capacity: int) -> Lease:
         """Lease slots to a sequence; what it shares with an earlier one is committed already.
 
@@ -121,20 +114,18 @@ class Arena:
         Raises:
             OutOfMemoryError: there is no room while others have theirs.
         """
-        shared, source = self._longest_shared(token_ids[:-1])
-        if source is not None and source in self._idle and shared == source.length:
-            self._idle.remove(source)  # all that is there is wanted: nothing is copied
-            return source
-        if source in self._idle:  # not to be evicted for the room of its own copy
+        source = self._longest_shared(token_ids[:-1])
+        shared = 0 if source is None else _common(source.tokens, token_ids[:-1])
+        if source in self._idle:
             self._idle.remove(source)
-            self._idle.append(source)
-        lease = Lease(
-            self, self._place(max(capacity, len(token_ids)), keep=source), _rounded(max(capacity, len(token_ids)))
-        )
+            if shared == source.length:  # all that is there is wanted: nothing is copied
+                return source
+            self._idle.append(source)  # not to be evicted for the room of its own copy
+        capacity = whole_blocks(max(capacity, len(token_ids)))
+        lease = Lease(self, self._place(capacity, keep=source), capacity, token_ids[:shared])
         self._add(lease)
         if source is not None:
             self._copy(source.start, lease.start, shared)
-            lease.take_over(lease.start, lease.capacity, source.tokens[:shared])
         return lease
 
     def close(self, lease: Lease) -> None:
@@ -150,27 +141,18 @@ class Arena:
         Raises:
             OutOfMemoryError: there is none.
         """
-        capacity = _rounded(needed + needed // 4)
+        capacity = whole_blocks(needed + needed // 4)
         start, tokens = self._place(capacity, keep=lease), lease.tokens
         self._copy(lease.start, start, lease.length)
         self._leases.remove(lease)
-        lease.take_over(start, capacity, tokens)
+        lease.stand(start, capacity, tokens)
         self._add(lease)
 
-    @torch.inference_mode()
-    def gather(self, start: int, rows: TokenIds) -> None:
-        """Move the slots `start + rows`, ascending, to `start` and behind."""
-        planes, width = self._store.shape[0] * self._store.shape[1], self._store.shape[3]
-        move_rows(self._store.data_ptr(), planes, self.slots, width * self._store.element_size() // 2, start, rows)
-
-    def _longest_shared(self, token_ids: TokenIds) -> tuple[int, Lease | None]:
-        """Return the longest beginning that a lease has in common with these ids, and the lease."""
-        best, found = _LEAST_SHARED - 1, None
-        for lease in self._leases:
-            shared = _common(lease.tokens, token_ids)
-            if shared > best:
-                best, found = shared, lease
-        return best, found
+    def _longest_shared(self, token_ids: TokenIds) -> Lease | None:
+        """Return the lease that has the longest beginning in common with these ids, if it is worth copying."""
+        shared = [_common(lease.tokens, token_ids) for lease in self._leases]
+        longest = max(shared, default=0)
+        return self._leases[shared.index(longest)] if longest >= _LEAST_SHARED else None
 
     def _place(self, capacity: int, keep: Lease | None) -> int:
         """Return where so many slots are free, after growing or evicting as need be.
@@ -178,7 +160,6 @@ class Arena:
         Raises:
             OutOfMemoryError: there is no room.
         """
-        capacity = _rounded(capacity)
         while True:
             end = 0
             for lease in self._leases:
@@ -201,10 +182,11 @@ class Arena:
 
     @torch.inference_mode()
     def _grow(self, slots: int) -> None:
-        old, layers = self._store, self._store.shape[0] // 2
+        old = self._store
         self._store = old.new_empty((*old.shape[:2], slots, old.shape[3]))
         self._store[:, :, : old.shape[2]] = old
-        self._buffers = [*self._store[:layers].split(1), *self._store[layers:].split(1)]
+        self.buffers = list(self._store.split(1))
+        self.planes = planes_of(self.buffers)
 
     @torch.inference_mode()
     def _copy(self, source: int, target: int, count: int) -> None:
@@ -213,10 +195,6 @@ class Arena:
     def _add(self, lease: Lease) -> None:
         self._leases.append(lease)
         self._leases.sort(key=lambda each: each.start)
-
-
-def _rounded(slots: int) -> int:
-    return -(-slots // BLOCK) * BLOCK
 
 
 def _common(one: TokenIds, other: TokenIds) -> int:

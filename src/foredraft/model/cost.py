@@ -21,16 +21,18 @@ from foredraft.contracts import CostCurve
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import chain_parents
 from foredraft.model.fingerprint import architecture
-from foredraft.model.quantized import dtype_name
+from foredraft.model.rounding import dtype_name
 from foredraft.model.target import TorchTarget
 
 ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64)
-_CONTEXT = 128
-_FEW_ROWS = (1, 16, 64)
+"""Row counts that are timed: powers of two, and one more where kernels often go on to a larger block."""
+
+_FEW_ROWS = (1, 16, 64)  # of a model whose pass takes over a tenth of the time that there is
+_CONTEXT = 128  # tokens in the cache
 _SECONDS = 1.5
 _MOST_ROUNDS = 12
-_REPEATS = 4
-_MOST_TRIES = 3
+_REPEATS = 4  # passes of a row count in a round
+_MOST_TRIES = 3  # of a busy machine
 _FORMAT = 3
 
 
@@ -41,14 +43,14 @@ def measured_cost(target: TorchTarget, folder: Path | None) -> CostCurve:
         target: the model, on its device.
         folder: where figures are kept; None keeps none. A file that cannot be read is measured anew and replaced.
     """
-    path = folder / f"cost-{_identity(target)}.json" if folder is not None else None
-    if path is not None:
-        known = _read(path)
-        if known is not None:
-            return known
-    curve = measure_cost(target)
-    if path is not None and is_settled(curve):  # else the machine was too busy, and the next process measures again
-        _write(path, curve)
+    if folder is None:
+        return measure_cost(target)
+    path = folder / f"cost-{_identity(target)}.json"
+    curve = _read(path)
+    if curve is None:
+        curve = measure_cost(target)
+        if is_settled(curve):  # else the machine was too busy, and the next process measures again
+            _write(path, curve)
     return curve
 
 
@@ -91,7 +93,7 @@ def _usual(rounds: list[list[float]]) -> tuple[float, ...]:
 
 
 def is_settled(curve: CostCurve) -> bool:
-    """Say whether no number of rows took clearly longer than the next larger one, as a busy machine makes it."""
+    """Say whether no number of rows took a tenth longer than the next larger one, as on a busy machine."""
     return all(few < 1.1 * more for few, more in itertools.pairwise(curve.seconds))
 
 

@@ -1,18 +1,14 @@
 """The draws of sampling/chooser.py where the scores lie: the token after every row, found on the device, one each.
 
-The same filters and the same noise (sampling/noise.py) as on the host, in operations that never wait for the device
-and read all that changes from memory there, so that a CUDA device can record them. Knows scores and positions; not what
-was drafted: a row's token is the same whatever the other rows are, and the walk down the draft reads it.
+The same filters and the same noise (sampling/noise.py) as on the host, in operations that never wait for the device.
+Knows scores and positions; not what was drafted: a row's token is the same whatever the other rows are, and the walk
+down the draft reads it.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
-
-Record = Callable[[Callable[[], Any]], Callable[[], Any]]
-"""Makes of a computation what repeats it."""
 
 LAW = 6
 """Numbers that say how tokens are drawn: the seed's lower and upper 32 bits, temperature, top-k, top-p, min-p."""
@@ -22,56 +18,54 @@ _MOST_AT_ONCE = 1 << 21  # scores; their noise takes some hundred bytes each on 
 
 
 class RowDraws:
-    """Draws after the rows of one pass, whose positions always lie in the same memory, as do its scores if recorded.
+    """Draws after the rows of passes; what is fused is compared with what is not at its first use."""
 
-    Args:
-        positions: int64[R], absolute ones of the rows.
-        record: makes of a computation what repeats it.
-    """
-
-    def __init__(self, positions: torch.Tensor, record: Record) -> None:
-        self._positions = positions
-        self._logits: torch.Tensor | None = None
-        self._record = record
-        self._law = torch.zeros(LAW, dtype=torch.float64, device=positions.device)
-        self._told: tuple[float, ...] | None = None
-        self._replays: dict[bool, Callable[[], torch.Tensor]] = {}
+    def __init__(self) -> None:
+        self._compared: set[bool] = set()  # with filters, without
 
     @torch.inference_mode()
     def draw(
-        self, logits: torch.Tensor, seed: int, temperature: float, top_k: int, top_p: float, min_p: float
+        self,
+        logits: torch.Tensor,
+        positions: torch.Tensor,
+        seed: int,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
     ) -> list[int]:
-        """Return the tokens after the rows of `logits`, float[R, V], -1 where a row cannot be used.
+        """Return the tokens after rows, -1 where a row cannot be used.
 
-        What says how to draw is as `foredraft.sampling.chooser.drawn` takes it.
+        Args:
+            logits: float[R, V].
+            positions: int64[R], absolute ones of the rows.
+            seed: as `foredraft.sampling.chooser.drawn` takes it, like all that follows.
+            temperature: the same.
+            top_k: the same.
+            top_p: the same.
+            min_p: the same.
 
         Raises:
-            RuntimeError: what was recorded gives other tokens than it gave unrecorded.
+            RuntimeError: fused, the tokens are others.
         """
         law = float(seed & _WORD), float(seed >> 32), temperature, float(top_k), top_p, min_p
-        if law != self._told:
-            self._law.copy_(torch.tensor(law, dtype=torch.float64))
-            self._told = law
-        self._logits = logits
+        on_device = positions.to(logits.device), torch.tensor(law, dtype=torch.float64).to(logits.device)
         filters = top_k > 0 or top_p < 1.0 or min_p > 0.0
-        if filters in self._replays:
-            return list(self._replays[filters]().tolist())
-        draw = fused() if logits.is_cuda else drawn_rows
+        tokens: list[int] = quickest_draw(logits.device)(logits, *on_device, filters=filters).tolist()
+        if filters not in self._compared and tokens != drawn_rows(logits, *on_device, filters=filters).tolist():
+            raise RuntimeError("fused into one kernel, drawing gives other tokens")
+        self._compared.add(filters)
+        return tokens
 
-        def compute() -> torch.Tensor:
-            assert self._logits is not None, "rows were scored"
-            return draw(self._logits, self._positions, self._law, filters=filters)
 
-        expected = drawn_rows(logits, self._positions, self._law, filters=filters).tolist()
-        self._replays[filters] = self._record(compute)
-        if self._replays[filters]().tolist() != expected:
-            raise RuntimeError("the recorded draw gives other tokens than it gave unrecorded")
-        return list(expected)
+def quickest_draw(device: torch.device) -> Callable[..., torch.Tensor]:
+    """Return what does what `drawn_rows` does in the least time."""
+    return _fused() if device.type == "cuda" else drawn_rows
 
 
 @functools.cache
-def fused() -> Callable[..., torch.Tensor]:
-    """Return `drawn_rows` compiled, for any number of rows: op by op, the noise goes through memory a hundred times."""
+def _fused() -> Callable[..., torch.Tensor]:
+    """Return it compiled, for any number of rows: op by op, the noise goes through memory a hundred times."""
     return torch.compile(_drawn, dynamic=True, fullgraph=True)
 
 

@@ -121,24 +121,33 @@ def _read(file: Path, dtype: str) -> tuple[Any, Any]:
         UnsupportedModelError: an architecture, or a tokenizer of it, that transformers cannot read.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-    from transformers.utils import logging
 
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    logging.disable_progress_bar()
     try:
-        # the tokenizer first: it is refused sooner than the weights
-        tokenizer = AutoTokenizer.from_pretrained(**where)
-        model = AutoModelForCausalLM.from_pretrained(
-            **where, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
-        )
+        with no_progress_bar():
+            # the tokenizer first: it is refused sooner than the weights
+            tokenizer = AutoTokenizer.from_pretrained(**where)
+            model = AutoModelForCausalLM.from_pretrained(
+                **where, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
+            )
     except (ValueError, KeyError, NotImplementedError, RuntimeError) as error:
         raise UnsupportedModelError(
             f"transformers cannot read the GGUF file {file} ({told(error)}); give the model as a transformers folder "
             "or a hub id."
         ) from error
+    return model, tokenizer
+
+
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Have transformers show none until the block ends."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        yield
     finally:
         logging.enable_progress_bar()
-    return model, tokenizer
 
 
 @contextmanager

@@ -137,9 +137,7 @@ def grow(
             found = calibrate(found, level + 1)
         start, most_open = graph.size, most_rows - used if level + 1 < depth else 0
         opened = _add(grown, frontier, found, rules, most_open)
-        best = float(graph.score[start : graph.size].max(initial=0.0))
-        goes_on = budget.more is None or budget.more(best)
-        if not goes_on:
+        if budget.more is not None and not budget.more(float(graph.score[start : graph.size].max(initial=0.0))):
             return dataclasses.replace(grown, depth=level + 1)
         if not len(opened):
             break

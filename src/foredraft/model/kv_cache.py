@@ -6,7 +6,7 @@ tree can grow level by level before any of it is committed. A sliding-window lay
 not the whole context. Does not know what the rows mean or how a mask is made.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,8 @@ BLOCK = 256
 """Slots are allocated in multiples of this many tokens."""
 
 
-def _round_up(slots: int) -> int:
+def whole_blocks(slots: int) -> int:
+    """Return how many slots are allocated where so many are needed."""
     return -(-slots // BLOCK) * BLOCK
 
 
@@ -53,8 +54,8 @@ class Span:
         if needed <= self.capacity:
             return self.capacity
         if self.window is not None:  # slack of one window: shifting down then happens once a window, not every step
-            return max(_round_up(needed), _round_up(min(2 * self.window, needed + self.window)))
-        return _round_up(max(needed, self.capacity + self.capacity // 4))
+            return whole_blocks(max(needed, min(2 * self.window, needed + self.window)))
+        return whole_blocks(max(needed, self.capacity + self.capacity // 4))
 
 
 class TreeLayer(CacheLayerMixin):
@@ -73,8 +74,8 @@ class TreeLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate for the shapes of the first states, [1, heads, rows, head_dim]."""
-        self.keys = self._allocated(key_states, self.span.capacity)
-        self.values = self._allocated(value_states, self.span.capacity)
+        self.keys = allocated(key_states, self.span.capacity)
+        self.values = allocated(value_states, self.span.capacity)
         self.is_initialized = True
 
     def update(
@@ -89,33 +90,12 @@ class TreeLayer(CacheLayerMixin):
         self.values[:, :, start:stop] = value_states
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
-    def resize(self, drop: int, keep: int, capacity: int) -> None:
-        """Move slots `drop .. drop + keep` to the front of a buffer of `capacity` slots."""
-        if not self.is_initialized:
-            return
-        for name in ("keys", "values"):
-            old: torch.Tensor = getattr(self, name)
-            new = old if capacity == old.shape[-2] else self._allocated(old, capacity)
-            new[:, :, :keep] = old[:, :, drop : drop + keep].clone() if new is old else old[:, :, drop : drop + keep]
-            setattr(self, name, new)
-
-    def go_on_in(self, keys: torch.Tensor, values: torch.Tensor, count: int) -> None:
-        """Copy the first `count` slots into other buffers, and use those from now on."""
-        keys[:, :, :count] = self.keys[:, :, :count]
-        values[:, :, :count] = self.values[:, :, :count]
+    def move(self, keys: torch.Tensor, values: torch.Tensor, start: int, stop: int) -> None:
+        """Copy the slots from `start` to `stop` to the front of these buffers, and use them from now on."""
+        for old, new in ((self.keys, keys), (self.values, values)):
+            kept = old[:, :, start:stop]
+            new[:, :, : stop - start] = kept.clone() if new is old else kept
         self.keys, self.values = keys, values
-
-    def go_on_apart(self, capacity: int, count: int) -> None:
-        """Copy the first `count` slots into buffers of the layer's own, and use those from now on."""
-        self.go_on_in(self._allocated(self.keys, capacity), self._allocated(self.values, capacity), count)
-
-    def gather(self, start: int, index: torch.Tensor) -> None:
-        """Copy the slots `start + index`, int64[n] and ascending, to `start .. start + n`."""
-        if not self.is_initialized:  # a layer that never writes, such as one that shares another's keys
-            return
-        index = index.to(self.keys.device)
-        _gather(self.keys, start, index)
-        _gather(self.values, start, index)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of visible slots and the position of the first."""
@@ -131,33 +111,59 @@ class TreeLayer(CacheLayerMixin):
 
     get_max_cache_shape = get_max_length  # the name of the same method in transformers before 5.20
 
-    @staticmethod
-    def _allocated(like: torch.Tensor, capacity: int) -> torch.Tensor:
-        # zeros, because a masked slot is still multiplied by weight 0, and 0 * NaN is NaN
-        return like.new_zeros((*like.shape[:-2], capacity, like.shape[-1]))
+
+def allocated(like: torch.Tensor, capacity: int) -> torch.Tensor:
+    """Return a buffer of so many slots for states of this shape, float[1, heads, any number, head_dim]."""
+    # zeros, because a masked slot is still multiplied by weight 0, and 0 * NaN is NaN
+    return like.new_zeros((*like.shape[:-2], capacity, like.shape[-1]))
 
 
-def _gather(slots: torch.Tensor, start: int, index: torch.Tensor) -> None:
-    """Copy the slots `start + index` of float[B, heads, C, head_dim] to `start .. start + n`."""
-    slots[:, :, start : start + len(index)] = slots[:, :, start:].index_select(2, index)
+def kept_rows(rows: Sequence[int], count: int) -> npt.NDArray[np.int64]:
+    """Return the rows of a pass that are to be committed, int64[n], of `count` that there are.
+
+    Raises:
+        ValueError: they are not ascending, or not there.
+    """
+    kept = np.array(rows, np.int64)
+    if len(kept) and not (kept[0] >= 0 and kept[-1] < count and (np.diff(kept) > 0).all()):
+        raise ValueError(f"Rows {list(rows)} must be ascending and below {count}, the rows held and of the last pass.")
+    return kept
+
+
+def planes_of(buffers: Iterable[torch.Tensor]) -> npt.NDArray[np.int64]:
+    """Return where the heads of buffers on the CPU lie, [1, heads, C, head_dim] each, of 16 bits or a multiple.
+
+    Returns:
+        int64[P, 2], of each head of each buffer the address of its first slot, and a slot's size in units of 16 bits.
+    """
+    planes = [
+        (buffer.data_ptr() + head * buffer.stride(1) * buffer.itemsize, buffer.shape[3] * buffer.itemsize // 2)
+        for buffer in buffers
+        for head in range(buffer.shape[1])
+    ]
+    return np.array(planes, np.int64).reshape(-1, 2)
 
 
 @njit(cache=True)
-def move_rows(address: int, planes: int, capacity: int, width: int, start: int, rows: npt.NDArray[np.int64]) -> None:
-    """Do the same with all slots at once, where they lie together on the CPU; torch takes twenty times as long for it.
+def move_rows(planes: npt.NDArray[np.int64], start: int, rows: npt.NDArray[np.int64]) -> None:
+    """Copy the slots `start + rows` to `start` and on; torch takes twenty times as long for it.
 
     Args:
-        address: of the first of [planes, capacity, width] numbers of 16 bits.
-        planes: layers, keys and values, and heads.
-        capacity: slots of each.
-        width: of a slot.
+        planes: int64[P, 2], what `planes_of` returns.
         start: where the rows go.
-        rows: int64[n], ascending, behind `start`.
+        rows: int64[n], ascending; at least one.
     """
-    slots = array_at(address, planes * capacity * width, np.uint16(0)).reshape((planes, capacity, width))
-    for plane in range(planes):
+    for address, width in planes:
+        count = rows[-1] + 1
+        slots = array_at(address + 2 * width * start, count * width, np.uint16(0)).reshape((count, width))
         for place in range(len(rows)):
-            slots[plane, start + place] = slots[plane, start + rows[place]]
+            slots[place] = slots[rows[place]]
+
+
+def _gather(slots: torch.Tensor, start: int, rows: npt.NDArray[np.int64]) -> None:
+    """Do the same with float[B, heads, C, head_dim] on any device."""
+    index = torch.from_numpy(rows + start).to(slots.device)
+    slots[:, :, start : start + len(rows)] = slots.index_select(2, index)
 
 
 class TreeCache(Cache):
@@ -165,32 +171,29 @@ class TreeCache(Cache):
 
     Args:
         windows: for each layer, its sliding window, or None for full attention.
+
+    Attributes:
+        spans: the slots, by window.
+        length: how many tokens are committed.
+        held: how many rows are held: written, visible to later passes, and not committed.
+        store: the one tensor that every layer's slots lie in, where `move_into` gave one and they still do.
     """
 
     def __init__(self, windows: Sequence[int | None]) -> None:
         self.spans = {window: Span(window) for window in dict.fromkeys(windows)}
         self._tree_layers = [TreeLayer(self.spans[window]) for window in windows]
         super().__init__(layers=list(self._tree_layers))
-        self._store: torch.Tensor | None = None
-        self._shape: tuple[int, int, int, int] | None = None  # of the store, as `move_rows` takes it
+        self.store: torch.Tensor | None = None
+        self.length = 0
+        self.held = 0
+        self._rows = 0  # of the last pass
         self._buffers: list[torch.Tensor] = []  # as long as no layer gets others
-        self._length = 0
-        self._rows = 0
-        self._held = 0
-
-    @property
-    def held(self) -> int:
-        """How many rows are held: written, visible to later passes, and not committed."""
-        return self._held
-
-    @property
-    def length(self) -> int:
-        """How many tokens are committed."""
-        return self._length
+        # of each span, as long: where the slots on the CPU lie, and the buffers elsewhere
+        self._places: dict[int | None, tuple[npt.NDArray[np.int64], list[torch.Tensor]]] = {}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002  # transformers' signature
         """Return how many tokens are committed."""
-        return self._length
+        return self.length
 
     def take_shapes(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
         """Lay out every layer before anything is written to it, on the CPU.
@@ -209,7 +212,7 @@ class TreeCache(Cache):
         Rows that are to be held need their room before the first of them: slots cannot be shifted under them.
         """
         for span in self.spans.values():
-            drop = span.surplus(rows) if not self._held else 0
+            drop = span.surplus(rows) if not self.held else 0
             if drop:
                 self._resize(span, drop, span.capacity)
             capacity = span.needed_capacity(rows)
@@ -217,33 +220,17 @@ class TreeCache(Cache):
                 self._resize(span, 0, capacity)
         self._rows = rows
 
-    def reserved_buffers(self, rows: int, *, together: bool = False) -> list[torch.Tensor]:
+    def reserved_buffers(self, rows: int) -> list[torch.Tensor]:
         """Make room for `rows` more rows, and return the buffers of every layer: all keys, then all values.
 
         Empty until every layer was written to once, or told its shape, as only then it is known what the buffers look
-        like. Together, they lie in one tensor where that can be, so that a commit moves the rows of all layers at once.
+        like.
         """
         self.reserve(rows)
         if not self._buffers and all(layer.is_initialized for layer in self._tree_layers):
-            self._buffers = self._all_buffers()
-            if together and self._store is None and self._are_alike(self._buffers):
-                first = self._buffers[0]
-                self.move_into(first.new_empty((len(self._buffers), *first.shape[1:])))
-                self._buffers = self._all_buffers()
+            layers = self._tree_layers
+            self._buffers = [layer.keys for layer in layers] + [layer.values for layer in layers]
         return self._buffers
-
-    def _all_buffers(self) -> list[torch.Tensor]:
-        return [layer.keys for layer in self._tree_layers] + [layer.values for layer in self._tree_layers]
-
-    def _are_alike(self, buffers: Sequence[torch.Tensor]) -> bool:
-        """Say whether buffers could lie in one tensor: none slides, and all are of one shape and dtype in one place."""
-        kinds = {(each.shape, each.dtype, each.device) for each in buffers}
-        return set(self.spans) == {None} and len(kinds) == 1
-
-    @property
-    def store(self) -> torch.Tensor | None:
-        """The one tensor that every layer's slots lie in, where `move_into` gave one and they still do."""
-        return self._store
 
     @torch.inference_mode()
     def move_into(self, store: torch.Tensor) -> None:
@@ -254,21 +241,14 @@ class TreeCache(Cache):
         (span,) = self.spans.values()
         parts = [half.split(1) for half in store.chunk(2)]
         for layer, keys, values in zip(self._tree_layers, *parts, strict=True):
-            layer.go_on_in(keys, values, span.stored)
+            layer.move(keys, values, 0, span.stored)
         store[:, :, span.stored :] = 0  # whatever another sequence left there: weight 0 times NaN is NaN
-        span.capacity, self._store, self._buffers = store.shape[2], store, []
-        planes, width = store.shape[0] * store.shape[1], store.shape[3] * store.element_size() // 2
-        on_cpu = store.device.type == "cpu"
-        self._shape = (store.data_ptr(), planes, store.shape[2], width) if on_cpu else None
+        span.capacity, self.store, self._buffers, self._places = store.shape[2], store, [], {}
 
-    @torch.inference_mode()
     def move_out(self) -> None:
-        """Keep all slots, those of the last pass included, in buffers of the layers' own again."""
+        """Keep all slots in buffers of the layers' own again."""
         (span,) = self.spans.values()
-        count = span.stored + self._rows
-        span.capacity, self._store, self._buffers = _round_up(count), None, []
-        for layer in self._tree_layers:
-            layer.go_on_apart(span.capacity, count)
+        self._resize(span, 0, whole_blocks(span.stored + self._rows))
 
     def commit(self, rows: Sequence[int]) -> None:
         """Keep these rows, ascending, of those held and then those of the last pass; forget the others.
@@ -276,44 +256,48 @@ class TreeCache(Cache):
         Raises:
             ValueError: rows that are not ascending, or beyond the last pass.
         """
-        rows, last = list(rows), self._held + self._rows
-        contiguous = rows == list(range(len(rows)))
-        if (rows and not 0 <= rows[0] <= rows[-1] < last) or not (contiguous or rows == sorted(set(rows))):
-            raise ValueError(
-                f"Rows {rows} must be ascending and below {last}, the rows held and those of the last pass."
-            )
-        if not contiguous and self._store is not None and self._shape is not None:
-            move_rows(*self._shape, self._length, np.array(rows))  # no window: slots are positions
-        elif not contiguous:
-            self._gather(torch.tensor(rows))
+        kept = kept_rows(rows, self.held + self._rows)
+        if len(kept) and kept[-1] >= len(kept):  # rows that are left out lie between them
+            self._gather(kept)
         for span in self.spans.values():
-            span.stored += len(rows) - self._held
-        self._length += len(rows)
-        self._rows = self._held = 0
+            span.stored += len(kept) - self.held
+        self.length += len(kept)
+        self._rows = self.held = 0
 
     @torch.inference_mode()
-    def _gather(self, index: torch.Tensor) -> None:
+    def _gather(self, rows: npt.NDArray[np.int64]) -> None:
         """Move these rows, int64[n], down to the first of the rows held or of the last pass."""
-        if self._store is not None:
-            _gather(self._store, self._length, index.to(self._store.device))  # no window: slots are positions
+        if self.store is not None:
+            _gather(self.store, self.length, rows)  # no window: slots are positions
             return
-        for layer in self._tree_layers:
-            layer.gather(layer.span.stored - self._held, index)
+        for window, span in self.spans.items():
+            if window not in self._places:
+                # a layer that never writes, such as one that shares another's keys, has no buffers
+                layers = [layer for layer in self._tree_layers if layer.span is span and layer.is_initialized]
+                buffers = [buffer for layer in layers for buffer in (layer.keys, layer.values)]
+                elsewhere = [buffer for buffer in buffers if buffer.device.type != "cpu"]
+                self._places[window] = planes_of(each for each in buffers if each.device.type == "cpu"), elsewhere
+            planes, elsewhere = self._places[window]
+            move_rows(planes, span.stored - self.held, rows)
+            for buffer in elsewhere:
+                _gather(buffer, span.stored - self.held, rows)
 
     def hold(self) -> None:
         """Keep the rows of the last pass in sight of the passes that follow, until `commit` says which of them stay."""
         for span in self.spans.values():
             span.stored += self._rows
-        self._held += self._rows
+        self.held += self._rows
         self._rows = 0
 
     @torch.inference_mode()
     def _resize(self, span: Span, drop: int, capacity: int) -> None:
-        keep = span.stored - drop
-        self._store, self._buffers = None, []
+        """Give up the first `drop` slots; keep the others, those of the last pass included, in so many slots."""
+        anew = capacity != span.capacity or self.store is not None
         for layer in self._tree_layers:
-            if layer.span is span:
-                layer.resize(drop, keep, capacity)
+            if layer.span is span and layer.is_initialized:
+                keys, values = (allocated(each, capacity) if anew else each for each in (layer.keys, layer.values))
+                layer.move(keys, values, drop, min(span.stored + self._rows, span.capacity))
+        self.store, self._buffers, self._places = None, [], {}
         span.base += drop
-        span.stored = keep
+        span.stored -= drop
         span.capacity = capacity

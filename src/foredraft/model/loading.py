@@ -4,7 +4,8 @@ Knows transformers' loaders, GGUF files and the name of the default model. Does 
 """
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 from urllib.parse import urlsplit
@@ -14,8 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from foredraft.errors import UnsupportedModelError, UsageError
-from foredraft.model.gguf import SMOLLM2, SUFFIX, gguf_folder, smollm2_file
-from foredraft.model.quantized import INT8, quantize
+from foredraft.model.gguf import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, smollm2_file
 from foredraft.options import nearest
 
 DTYPES = {
@@ -50,10 +50,8 @@ def load_tokenizer(model: str, **options: Unpack[LoadingOptions]) -> Any:
     from transformers import AutoTokenizer  # slow to import; help pages do without it
 
     location, given = located(model), _chosen(options, _FOR_ALL)
-    try:
+    with _as_sentence("tokenizer", model):
         return AutoTokenizer.from_pretrained(location, **given)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(_not_loaded("tokenizer", model, error)) from error
 
 
 def load_config(model: str, **options: Unpack[LoadingOptions]) -> Any:
@@ -70,10 +68,8 @@ def load_config(model: str, **options: Unpack[LoadingOptions]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     location, given = located(model), _chosen(options, _FOR_ALL)
-    try:
+    with _as_sentence("model", model):
         config = AutoConfig.from_pretrained(location, **given)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(_not_loaded("model", model, error)) from error
     known = AutoModelForCausalLM._model_mapping  # noqa: SLF001  # the only place that says so without building the model
     if type(config) not in known:
         raise UnsupportedModelError(
@@ -98,34 +94,28 @@ def load_model(
 
     Args:
         model: `smollm2`, a GGUF file, a hub id, or a folder.
-        dtype: a torch dtype or its name; "auto" takes the checkpoint's; "int8" rounds linear layers to eight bits.
+        dtype: a torch dtype or its name; "auto" takes the checkpoint's.
         device: where to put it, "auto" to spread it over what there is (accelerate), None for the first GPU or the CPU.
         **options: what transformers is given besides; `device_map` takes the place of `device`.
 
     Raises:
-        UsageError: nothing of that name, an unknown dtype, a device that is not there, or a model that int8 is not for.
+        UsageError: nothing of that name, an unknown dtype, or a device that is not there.
         UnsupportedModelError: transformers has no causal language model class for it.
     """
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
     location = located(model)
-    chosen_dtype = _dtype("auto" if dtype == INT8 else dtype)
+    chosen_dtype = _dtype(dtype)
     given = _chosen(options, tuple(LoadingOptions.__annotations__))
     chosen_device = _device(device)
     if chosen_device == "auto":
         given.setdefault("device_map", "auto")
     load_config(model, **options)  # refuses before anything large is read
-    logging.disable_progress_bar()
-    try:
+    with _as_sentence("model", model), no_progress_bar():
         loaded = AutoModelForCausalLM.from_pretrained(location, dtype=chosen_dtype, **given)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise UsageError(_not_loaded("model", model, error)) from error
-    finally:
-        logging.enable_progress_bar()
     if "device_map" not in given and "quantization_config" not in given:
         loaded = loaded.to(chosen_device)  # type: ignore[arg-type]  # transformers wraps the method and drops its self
-    return (quantize(loaded) if dtype == INT8 else loaded).eval()
+    return loaded.eval()
 
 
 def located(model: str) -> str:
@@ -191,8 +181,10 @@ def _chosen(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any
 def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return dtype
+    if dtype == "int8":
+        raise UsageError("dtype is 'int8', to which foredraft no longer rounds; use bfloat16, or a GGUF file.")
     if dtype not in DTYPES:
-        raise UsageError(f"dtype is {dtype!r}; choose auto, {', '.join(DTYPES)}, {INT8}.")
+        raise UsageError(f"dtype is {dtype!r}; choose auto, {', '.join(DTYPES)}.")
     return DTYPES[dtype]
 
 
@@ -210,9 +202,18 @@ def _device(device: str | None) -> str:
     return device
 
 
-def _not_loaded(what: str, model: str, error: Exception) -> str:
-    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return (
-        f"No {what} could be loaded from {model!r}: {first_line} Give a folder, a hub id that is reachable from here, "
-        f"a GGUF file, or {SMOLLM2}."
-    )
+@contextmanager
+def _as_sentence(what: str, model: str) -> Iterator[None]:
+    """Turn what transformers raises where nothing can be loaded into a sentence.
+
+    Raises:
+        UsageError: that sentence.
+    """
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UsageError(
+            f"No {what} could be loaded from {model!r}: {first_line} Give a folder, a hub id that is reachable from "
+            f"here, a GGUF file, or {SMOLLM2}."
+        ) from error

@@ -6,16 +6,16 @@ Every mask of the package is made here. Knows layouts and the slots of a cache; 
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from numba import njit
 
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import BoolArray
 from foredraft.model.kv_cache import Span
 
-_BITS = {torch.float32: (np.uint32, 0xFF7FFFFF), torch.bfloat16: (np.uint16, 0xFF7F)}
-"""Of the dtypes that a compiled pass has: the unsigned integer of the same size, and the dtype's least value in it."""
+
+def seen_rows(layout: Layout) -> BoolArray:
+    """Return bool[R, H + R]: which of the H rows held and then of its own R each row of a pass may attend to."""
+    return np.tri(layout.rows, dtype=np.bool_) if layout.ancestors is None else layout.ancestors
 
 
 def attention_mask(layout: Layout, span: Span, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -27,70 +27,39 @@ def attention_mask(layout: Layout, span: Span, dtype: torch.dtype, device: torch
         dtype: of the mask.
         device: where it is wanted.
     """
-    rows, committed = layout.rows, span.stored - len(layout.held)
-    if rows == 1 and span.window is None and not len(layout.held):
-        return torch.zeros((1, 1, 1, span.stored + 1), dtype=dtype, device=device)
-    if layout.ancestors is not None and span.window is None and device.type == "cpu" and dtype in _BITS:
-        unsigned, least = _BITS[dtype]
-        bits = np.zeros((1, 1, rows, span.stored + rows), unsigned)
-        _block(bits[0, 0], layout.ancestors, committed, least)
-        return torch.from_numpy(bits).view(dtype)
-    blocked = np.zeros((rows, span.stored + rows), np.bool_)
-    if layout.ancestors is not None:
-        np.logical_not(layout.ancestors, out=blocked[:, committed:])
-    elif rows > 1:
-        blocked[:, span.stored :] = ~np.tri(rows, dtype=np.bool_)
+    committed = span.stored - len(layout.held)
+    mask = joined_mask([layout], [committed], dtype)
     if span.window is not None:
         keys = np.concatenate([np.arange(span.base, span.base + committed), layout.held, layout.positions])
-        blocked |= layout.positions[:, None] - keys[None, :] >= span.window
-    return _additive(torch.from_numpy(blocked), dtype).to(device)
+        too_far = torch.from_numpy(layout.positions[:, None] - keys[None, :] >= span.window)
+        mask.masked_fill_(too_far, torch.finfo(dtype).min)
+    return mask.to(device)
 
 
-@njit(cache=True)
-def _block(
-    bits: npt.NDArray[np.uint16] | npt.NDArray[np.uint32], ancestors: BoolArray, committed: int, least: int
-) -> None:
-    """Set `bits`, [R, S + R], to `least` where a row may not attend to a slot behind the committed ones."""
-    for row in range(ancestors.shape[0]):
-        for slot in range(ancestors.shape[1]):
-            if not ancestors[row, slot]:
-                bits[row, committed + slot] = least
-
-
-def ranged_mask(layouts: Sequence[Layout], committed: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def joined_mask(layouts: Sequence[Layout], committed: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return the additive mask of several sequences' rows, [1, 1, R, W]; columns are the row's own sequence's slots.
 
     Args:
         layouts: R rows in all.
-        committed: how many slots each sequence has committed; the rows' own follow, W is the most of both together.
-        dtype: of the mask, float32 or bfloat16.
+        committed: how many slots each sequence has committed; the rows held and the pass's own follow, and W is the
+            most of all these together.
+        dtype: of the mask.
     """
-    unsigned, least = _BITS[dtype]
     rows = sum(layout.rows for layout in layouts)
-    width = max(at + layout.rows for at, layout in zip(committed, layouts, strict=True))
-    bits = np.zeros((rows, width), unsigned)
+    width = max(at + len(layout.held) + layout.rows for at, layout in zip(committed, layouts, strict=True))
+    mask = torch.zeros((1, 1, rows, width), dtype=dtype)
     first = 0
     for layout, at in zip(layouts, committed, strict=True):
-        if layout.ancestors is not None:
-            _block(bits[first : first + layout.rows], layout.ancestors, at, least)
-        elif layout.rows > 1:
-            _block_later(bits[first : first + layout.rows], at, least)
+        blocked = torch.from_numpy(~seen_rows(layout))
+        own = mask[0, 0, first : first + layout.rows, at : at + blocked.shape[1]]
+        own.masked_fill_(blocked, torch.finfo(dtype).min)
         first += layout.rows
-    return torch.from_numpy(bits[None, None]).view(dtype)
-
-
-@njit(cache=True)
-def _block_later(bits: npt.NDArray[np.uint16] | npt.NDArray[np.uint32], committed: int, least: int) -> None:
-    """Set `bits`, [R, W], to `least` where a row of a text stands before the slot of a later row."""
-    for row in range(len(bits)):
-        bits[row, committed + row + 1 : committed + len(bits)] = least
+    return mask
 
 
 def first_slots(rows: int, count: int) -> torch.Tensor:
     """Return the ranges of a pass whose rows all look at the first `count` slots, int64[2, R]: starts and counts."""
-    ranges = np.zeros((2, rows), np.int64)
-    ranges[1] = count
-    return torch.from_numpy(ranges)
+    return torch.tensor([[0], [count]]).repeat(1, rows)
 
 
 def slot_mask(committed: torch.Tensor, sees: torch.Tensor, visible: int, dtype: torch.dtype) -> torch.Tensor:
@@ -107,10 +76,5 @@ def slot_mask(committed: torch.Tensor, sees: torch.Tensor, visible: int, dtype: 
     """
     behind = torch.arange(visible, device=sees.device) - committed
     chosen = sees.index_select(1, behind.clamp(0, sees.shape[1] - 1)) & (behind < sees.shape[1])
-    return _additive(~(chosen | (behind < 0)), dtype)
-
-
-def _additive(blocked: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return float[1, 1, R, S]: the dtype's least value where bool[R, S] is true, else 0."""
-    mask = torch.zeros(blocked.shape, dtype=dtype, device=blocked.device)
-    return mask.masked_fill_(blocked, torch.finfo(dtype).min)[None, None]
+    mask = torch.zeros(chosen.shape, dtype=dtype, device=sees.device)
+    return mask.masked_fill_(~(chosen | (behind < 0)), torch.finfo(dtype).min)[None, None]

@@ -3,18 +3,17 @@
 A recording (CUDA calls it a graph) is one launch where a pass is hundreds, which is what a pass of few rows spends its
 time on. It fixes what a tensor's shape is and where it lies, so rows are padded to the next of a few counts, attention
 looks at the next of a few numbers of slots, and the slots are those of one store that successive sequences use. What
-changes from pass to pass goes to the device in one copy from pinned memory; positions, slots and masks are made of it
-there. Padded rows repeat the first row, write behind all others and are dropped. On other
-devices all of it runs without being recorded. Does not know what rows mean, or who asks.
+changes from pass to pass is copied to the device from pinned memory; slots and masks are made of it there. Padded rows
+repeat the first row, write behind all others and are dropped. On other devices all of it runs without being recorded.
+Does not know what rows mean, or who asks.
 """
 
 import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 
 from foredraft.contracts import Scores, TokenIds
@@ -22,10 +21,10 @@ from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import BoolArray
 from foredraft.model.compiled.export import FunctionalForward
-from foredraft.model.device_draw import Record, RowDraws
+from foredraft.model.device_draw import RowDraws
 from foredraft.model.kv_cache import TreeCache
-from foredraft.model.mask import slot_mask
-from foredraft.model.quantized import relative_error, within_rounding
+from foredraft.model.mask import seen_rows, slot_mask
+from foredraft.model.rounding import relative_error, within_rounding
 from foredraft.model.support import inspect
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
@@ -42,7 +41,9 @@ Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """float[R, V] logits, float[R, D] last hidden states, and int64[R], the most probable token after each row, -1 where
 its score is not finite."""
 Compute = Callable[[], Outputs]
-Result = TypeVar("Result")
+Rows = tuple[torch.Tensor, torch.Tensor]
+"""int64[2 + 2 R]: how many tokens are committed, how many slots are in use, token ids, positions; bool[R, COLUMNS]:
+whether a row may attend to the slots behind the committed ones."""
 
 
 class RecordedForward:
@@ -70,15 +71,15 @@ class RecordedForward:
             raise UsageError(
                 f"This {support.family} model has sliding windows, which foredraft does not record; it runs as it is."
             )
-        self._functional = FunctionalForward(model, support.layer_types, support.windows)
+        self._functional = FunctionalForward(model)
         self._store: torch.Tensor | None = None
         self._passes: dict[tuple[int, int], _Pass] = {}
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
-        self._owner: Callable[[], TreeCache | None] = _nobody
+        self._owner: Callable[[], TreeCache | None] = lambda: None
         self._made_room: weakref.WeakSet[TreeCache] = weakref.WeakSet()
-        self._failed = self._draws_on_host = False
-        self._law: tuple[int, float, int, float, float] | None = None  # by which rows were drawn last
+        self._draws: RowDraws | None = RowDraws()  # None where the host draws
+        self._failed = False
 
     @torch.inference_mode()
     def forward(
@@ -127,17 +128,14 @@ class RecordedForward:
             self._made_room.add(before)
             if before.store is not None:
                 before.move_out()
-        needed = max(needed, buffers[0].shape[2])  # what the cache has room for by itself, it will soon ask for
+        first = buffers[0]
+        needed = max(needed, first.shape[2])  # what the cache has room for by itself, it will soon ask for
         if needed > _capacity(self._store):
             self._passes.clear()
-            self._store = buffers[0].new_empty(
-                (len(buffers), buffers[0].shape[1], slots_for(needed), buffers[0].shape[3])
-            )
-            if self._store.is_cuda:
-                self._pool = (
-                    torch.cuda.graph_pool_handle()
-                )  # a new one: torch takes none again whose recordings are gone
-                self._stream = self._stream or torch.cuda.Stream(self._store.device)
+            self._store = first.new_empty((len(buffers), first.shape[1], slots_for(needed), first.shape[3]))
+            if first.is_cuda:  # a new pool: torch takes none again whose recordings are gone
+                self._pool = torch.cuda.graph_pool_handle()
+                self._stream = self._stream or torch.cuda.Stream(first.device)
         assert self._store is not None
         cache.move_into(self._store)
         self._owner = weakref.ref(cache)
@@ -155,31 +153,30 @@ class RecordedForward:
             record = partial(recorded, stream=self._stream, pool=self._pool)
             self._passes[shape] = _Pass(self._functional, self._store, shape, record)
         cache.reserve(layout.rows)
-        run = self._passes[shape]
-        logits, states, best = (each[: layout.rows] for each in run.run(layout, stored))
-        logits, told_states = logits.clone(), states.clone() if hidden else None  # the next replay writes over them
+        logits, states, best = (each[: layout.rows] for each in self._passes[shape].run(layout, stored))
+        logits = logits.clone()  # the next replay writes over it
         best = best.cpu()  # waits for the device, so that a pass takes the time that it is said to take
         if new:
-            if self._law is not None:  # recorded with the pass, so that no later step waits for it
-                self._draw(run, *self._law)
             error = relative_error(logits.float(), own().float())
             if not within_rounding(error, self._functional.model):
                 raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
-        return Scores(logits, told_states, best, partial(self._draw, run))
+        return Scores(
+            logits,
+            states.clone() if hidden else None,
+            best,
+            partial(self._draw, logits, torch.from_numpy(layout.positions)),
+        )
 
-    def _draw(
-        self, run: "_Pass", seed: int, temperature: float, top_k: int, top_p: float, min_p: float
-    ) -> list[int] | None:
-        """Draw after the rows of the last run of a pass; None where that failed, of which a warning tells once."""
-        if self._draws_on_host:
+    def _draw(self, logits: torch.Tensor, positions: torch.Tensor, *law: Any) -> list[int] | None:
+        """Draw after rows on their device; None where that failed, of which a warning tells once."""
+        if self._draws is None:
             return None
-        self._law = seed, temperature, top_k, top_p, min_p
         try:
-            return run.draw(*self._law)
+            return self._draws.draw(logits, positions, *law)
         except Exception as error:  # noqa: BLE001  # as above: the host can draw
-            self._draws_on_host = True
+            self._draws = None
             warnings.warn(
-                f"Drawing tokens cannot be recorded on this device ({told(error)}); the host draws them.",
+                f"Tokens cannot be drawn on this device ({told(error)}); the host draws them.",
                 ForedraftWarning,
                 stacklevel=2,
             )
@@ -201,40 +198,30 @@ class _Pass:
         functional: FunctionalForward,
         store: torch.Tensor,
         shape: tuple[int, int],
-        record: Record,
+        record: Callable[[Compute], Compute],
     ) -> None:
         rows, visible = shape
-        size = 8 * (_NUMBERS + 2 * rows) + rows * COLUMNS
-        self._sent = torch.zeros(size, dtype=torch.uint8, pin_memory=store.is_cuda)
-        self._received = torch.zeros(size, dtype=torch.uint8, device=store.device)
-        self._numbers, self._sees = (each.numpy() for each in as_rows(self._sent, rows))
-        received = as_rows(self._received, rows)
+        self._sent = empty_rows(rows, pin_memory=store.is_cuda)
+        self._received = received = empty_rows(rows, device=store.device)
         self._compute: Compute = lambda: scored(functional, store, received, visible)
         self._record = record
         self._replay: Compute | None = None
-        self._logits = store.new_empty(0)
-        self._draws = RowDraws(received[0][_NUMBERS:].view(2, -1)[1], record)
-        self._copied = torch.cuda.Event() if store.is_cuda else None
 
     def run(self, layout: Layout, stored: int) -> Outputs:
-        """Send the rows of `layout`, behind `stored` slots in use, and compute; the result is the next run's too."""
-        if self._copied is not None:
-            self._copied.synchronize()  # what is sent must not change on its way
-        write_rows(self._numbers, self._sees, layout, stored)
-        self._received.copy_(self._sent, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record(torch.cuda.current_stream(self._received.device))
+        """Send the rows of `layout`, behind `stored` slots in use, and compute; the result is the next run's too.
+
+        The run before must have ended on the device: what is sent must not change on its way.
+        """
+        numbers, sees = (each.numpy() for each in self._sent)
+        write_rows(numbers, sees, layout, stored)
+        for sent, received in zip(self._sent, self._received, strict=True):
+            received.copy_(sent, non_blocking=True)
         if self._replay is None:
             self._replay = self._record(self._compute)
-        self._logits, hidden, best = self._replay()
-        return self._logits, hidden, best
-
-    def draw(self, seed: int, temperature: float, top_k: int, top_p: float, min_p: float) -> list[int]:
-        """Draw the tokens after the rows of the last run, the repeated ones included."""
-        return self._draws.draw(self._logits, seed, temperature, top_k, top_p, min_p)
+        return self._replay()
 
 
-def recorded(compute: Callable[[], Result], stream: torch.cuda.Stream | None, pool: Any) -> Callable[[], Result]:
+def recorded(compute: Compute, stream: torch.cuda.Stream | None, pool: Any) -> Compute:
     """Record `compute` on a CUDA device, and return what replays it; without a stream, `compute` itself.
 
     Args:
@@ -258,7 +245,7 @@ def recorded(compute: Callable[[], Result], stream: torch.cuda.Stream | None, po
         finally:
             torch.cuda.set_stream(before)  # torch leaves its own in place where recording fails
 
-    def replay() -> Result:
+    def replay() -> Outputs:
         recording.replay()
         return outputs
 
@@ -271,44 +258,37 @@ def slots_for(needed: int) -> int:
     return power * 3 // 4 if power > _LEAST_SLOTS and needed <= power * 3 // 4 else power
 
 
-def as_rows(buffer: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the two halves of a buffer of bytes as what they hold.
-
-    Returns:
-        int64[2 + 2 * rows]: how many tokens are committed, how many slots are in use, token ids, positions;
-        bool[rows, COLUMNS]: whether a row may attend to the slots behind the committed ones.
-    """
-    end = 8 * (_NUMBERS + 2 * rows)
-    return buffer[:end].view(torch.int64), buffer[end:].view(torch.bool).view(rows, COLUMNS)
+def empty_rows(rows: int, **where: Any) -> Rows:
+    """Return memory for what is sent of so many rows."""
+    numbers = torch.zeros(_NUMBERS + 2 * rows, dtype=torch.int64, **where)
+    return numbers, torch.zeros(rows, COLUMNS, dtype=torch.bool, **where)
 
 
 def write_rows(numbers: TokenIds, sees: BoolArray, layout: Layout, stored: int) -> None:
     """Write a layout's rows, and the first of them again in the place of those that are missing.
 
     Args:
-        numbers: what `as_rows` returns, as an array.
+        numbers: of `Rows`, as an array.
         sees: the same.
         layout: what is written.
         stored: how many slots are in use, those of the rows held included.
     """
-    count, seen = layout.rows, len(layout.held) + layout.rows
+    count, seen = layout.rows, seen_rows(layout)
     numbers[:_NUMBERS] = stored - len(layout.held), stored
     for row_of, values in zip(numbers[_NUMBERS:].reshape(2, -1), (layout.token_ids, layout.positions), strict=True):
         row_of[:count], row_of[count:] = values, values[0]
     sees[:] = False
-    sees[:count, :seen] = np.tri(count, dtype=np.bool_) if layout.ancestors is None else layout.ancestors
+    sees[:count, : seen.shape[1]] = seen
     sees[count:] = sees[0]
 
 
-def scored(
-    functional: FunctionalForward, store: torch.Tensor, received: tuple[torch.Tensor, torch.Tensor], visible: int
-) -> Outputs:
+def scored(functional: FunctionalForward, store: torch.Tensor, received: Rows, visible: int) -> Outputs:
     """Score rows from what was received of them, all of it on the device: what is recorded.
 
     Args:
         functional: the forward.
         store: float[2 L, heads, C, head_dim].
-        received: what `as_rows` returns.
+        received: what was sent.
         visible: how many slots the rows look at, those that they are written to included.
     """
     numbers, sees = received
@@ -333,7 +313,3 @@ def recorded_forward(model: Any) -> RecordedForward | None:
 
 def _capacity(store: torch.Tensor | None) -> int:
     return 0 if store is None else store.shape[2]
-
-
-def _nobody() -> None:
-    """Stand for a reference whose object is gone."""

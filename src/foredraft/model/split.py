@@ -23,8 +23,8 @@ from foredraft.graph.tree import BoolArray
 from foredraft.model.heads import ExitHead
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.layers import ModelParts, model_parts, standing_in, with_layers
-from foredraft.model.quantized import relative_error, within_rounding
 from foredraft.model.ranked import ids_of
+from foredraft.model.rounding import relative_error, within_rounding
 from foredraft.model.target import PREFILL_ROWS, TorchTarget
 
 _ROOT_ROW = 0

@@ -3,10 +3,11 @@
 Reads a transformers configuration only; does not load or run the model.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from foredraft.errors import UnsupportedModelError
+from foredraft.errors import ForedraftWarning, UnsupportedModelError
 
 TESTED_FAMILIES = frozenset(
     ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "gptj", "opt", "phi",
@@ -76,6 +77,23 @@ def inspect(config: Any) -> Support:
     windows = tuple(sliding if kind == "sliding_attention" else None for kind in layers)
     window, note = _window(config)
     return Support(family, tuple(layers), windows, window, note, family in TESTED_FAMILIES)
+
+
+def warn_where_rows_depend(config: Any) -> None:
+    """Warn of a model whose drafted text may not be plain decoding's, as a row of it depends on those beside it.
+
+    bitsandbytes multiplies the columns in which any row of a pass holds a large number apart (LLM.int8, Dettmers et al.
+    2022, section 3.2), and rounds the others to eight bits: with other rows, other columns.
+    """
+    settings: Any = getattr(config, "quantization_config", None)
+    if getattr(settings, "load_in_8bit", False) and getattr(settings, "llm_int8_threshold", 0.0) > 0:
+        warnings.warn(
+            f"This model's eight bits (bitsandbytes, llm_int8_threshold {settings.llm_int8_threshold}) round a token's "
+            "numbers by what stands in the same pass, so drafted texts may differ from plain decoding's. Load it with "
+            "llm_int8_threshold=0.0, and they are the same.",
+            ForedraftWarning,
+            stacklevel=2,
+        )
 
 
 def _refuse_other_kinds(config: Any, family: str) -> None:

@@ -5,9 +5,9 @@ not know how rows were drafted or which of them will be kept.
 """
 
 import copy
-import inspect as python_inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,14 @@ import torch
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import OutOfMemoryError, UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
+from foredraft.model.compiled.export import row_arguments
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, run_package
-from foredraft.model.kv_cache import Span, TreeCache
-from foredraft.model.mask import attention_mask, first_slots
-from foredraft.model.quantized import relative_error, warn_where_rows_depend, within_rounding
+from foredraft.model.kv_cache import TreeCache
+from foredraft.model.mask import attention_mask
 from foredraft.model.ranked import ids_of
 from foredraft.model.recordings import RecordedForward
-from foredraft.model.support import Support, inspect
+from foredraft.model.rounding import relative_error, within_rounding
+from foredraft.model.support import Support, inspect, warn_where_rows_depend
 from foredraft.sampling.logits import bits_of
 
 PREFILL_ROWS = 512
@@ -58,7 +59,7 @@ class TorchTarget:
         self.compiled = compiled
         self.recordings = recordings
         _check_model(model)
-        warn_where_rows_depend(model)
+        warn_where_rows_depend(model.config)
         self.support: Support = inspect(model.config)
         self.window = self.support.window
         embedding = model.get_input_embeddings().weight
@@ -66,8 +67,7 @@ class TorchTarget:
         self.vocabulary = int((model.get_output_embeddings().weight if self.ids is None else embedding).shape[0])
         self.device: torch.device = embedding.device
         self.dtype: torch.dtype = _compute_dtype(model)
-        self._several_types = len(set(self.support.layer_types)) > 1
-        self._keeps_logits = _keeps_logits(model)
+        self._scores_last = "logits_to_keep" in signature(model.forward).parameters  # alone, if told to
         if not self.support.tested:
             self._probe()
 
@@ -82,7 +82,6 @@ class TorchTarget:
         """Return a target like this one that runs `model`, of the same configuration; layers.py makes such models."""
         twin = copy.copy(self)
         twin.model, twin.compiled, twin.recordings = model, None, None
-        twin._keeps_logits = _keeps_logits(model)  # noqa: SLF001  # the twin is one of our own
         return twin
 
     @torch.inference_mode()
@@ -131,7 +130,7 @@ class TorchTarget:
     def _run(self, layout: Layout, cache: TreeCache, *, last_row_only: bool = False, hidden: bool = False) -> Any:
         cache.reserve(layout.rows)
         options: dict[str, Any] = {"output_hidden_states": True} if hidden else {}
-        if last_row_only and self._keeps_logits:
+        if last_row_only and self._scores_last:
             options["logits_to_keep"] = 1
         return self.model(
             input_ids=torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device),
@@ -142,42 +141,25 @@ class TorchTarget:
             **options,
         )
 
-    def _own_logits(self, layout: Layout, cache: TreeCache) -> torch.Tensor:
-        logits: torch.Tensor = self._run(layout, cache).logits[0]
-        return logits
-
     def _run_compiled(self, layout: Layout, cache: TreeCache) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Run a pass with what was compiled; return scores and states, or None where the model as it is takes it."""
         package = self.compiled.package_for(layout.rows) if self.compiled is not None else None
         if package is None:
             return None
-        buffers = cache.reserved_buffers(layout.rows, together=True)
-        arguments = self._compiled_arguments(layout, cache, ranges=package.ranges)
-        return run_package(package.loader, [*arguments, *buffers]) if buffers else None
-
-    def _compiled_arguments(self, layout: Layout, cache: TreeCache, *, ranges: bool) -> list[torch.Tensor]:
-        """Return what precedes the buffers in the arguments of `FunctionalForward.forward`, flattened."""
-        spans = cache.spans.values()
-        return [
-            torch.from_numpy(layout.token_ids[None]),
-            torch.from_numpy(layout.positions[None]),
-            *(self._mask(layout, span) for span in spans),
-            *(torch.arange(span.stored, span.stored + layout.rows) for span in spans),
-            *(first_slots(layout.rows, span.stored + layout.rows) for span in spans if ranges),
-        ]
+        buffers = cache.reserved_buffers(layout.rows)
+        if not buffers:
+            return None
+        ids, positions, masks, slots, ranges = row_arguments(
+            layout, cache.spans.values(), self.dtype, ranges=package.ranges
+        )
+        return run_package(package.loader, [ids, positions, *masks, *slots, *(ranges or ()), *buffers])
 
     def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:
         if layout.rows == 1 and not cache.held and all(window is None for window in cache.spans):
             return None  # one row sees everything; without a mask, attention need not repeat grouped keys and values
-        by_window = {window: self._mask(layout, span) for window, span in cache.spans.items()}
-        if not self._several_types:
-            return next(iter(by_window.values()))
-        return {
-            kind: by_window[window] for kind, window in zip(self.support.layer_types, self.support.windows, strict=True)
-        }
-
-    def _mask(self, layout: Layout, span: Span) -> torch.Tensor:
-        return attention_mask(layout, span, self.dtype, self.device)
+        masks = {window: attention_mask(layout, span, self.dtype, self.device) for window, span in cache.spans.items()}
+        kinds = dict(zip(self.support.layer_types, self.support.windows, strict=True))
+        return masks[self.support.windows[0]] if len(kinds) == 1 else {kind: masks[kinds[kind]] for kind in kinds}
 
     @torch.inference_mode()
     def _probe(self) -> None:
@@ -239,15 +221,7 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _keeps_logits(model: Any) -> bool:
-    """Say whether the model's forward can be told to score the last row alone."""
-    return "logits_to_keep" in python_inspect.signature(model.forward).parameters
-
-
 def _compute_dtype(model: Any) -> torch.dtype:
     """Return the dtype of the model's activations: that of its first normal floating-point weight."""
-    for parameter in model.parameters():
-        if parameter.dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-            dtype: torch.dtype = parameter.dtype
-            return dtype
-    return torch.get_default_dtype()
+    usual = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    return next((each.dtype for each in model.parameters() if each.dtype in usual), torch.get_default_dtype())

@@ -15,7 +15,7 @@ from foredraft.contracts import Scores, TokenIds
 from foredraft.graph.layout import Layout
 from foredraft.model.arena import Arena, Lease
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, LoadedPackage, run_package
-from foredraft.model.mask import ranged_mask
+from foredraft.model.mask import joined_mask
 from foredraft.model.target import PREFILL_ROWS, TorchTarget
 from foredraft.sampling.logits import bits_of
 
@@ -53,7 +53,7 @@ class Together:
 
     Args:
         target: the model.
-        compiled: its forward, for which `takes_batches` holds.
+        compiled: its forward, in which a row has the bits that it has alone.
         most_bytes: of keys and values.
     """
 
@@ -85,49 +85,39 @@ class Together:
     @torch.inference_mode()
     def forward(self, layouts: Sequence[Layout], caches: Sequence[Lease], *, hidden: bool = False) -> list[Scores]:
         """Score the rows of all layouts in one pass."""
-        rows = np.cumsum([0, *(layout.rows for layout in layouts)])
-        starts = [cache.start for cache in caches]
-        committed = [cache.length for cache in caches]
-        slots = [start + at + np.arange(each.rows) for start, at, each in zip(starts, committed, layouts, strict=True)]
-        counts = [at + layout.rows for at, layout in zip(committed, layouts, strict=True)]
-        each = np.diff(rows)
-        ranges = np.stack([np.repeat(starts, each), np.repeat(counts, each)])
+        rows = [layout.rows for layout in layouts]
+        starts, committed = np.array([(cache.start, cache.length) for cache in caches], np.int64).T
+        firsts = zip(starts + committed, rows, strict=True)
         arguments = [
             torch.from_numpy(np.concatenate([layout.token_ids for layout in layouts])[None]),
             torch.from_numpy(np.concatenate([layout.positions for layout in layouts])[None]),
-            ranged_mask(layouts, committed, self._dtype),
-            torch.from_numpy(np.concatenate(slots)),
-            torch.from_numpy(ranges),
+            joined_mask(layouts, committed.tolist(), self._dtype),
+            torch.from_numpy(np.concatenate([np.arange(first, first + count) for first, count in firsts])),
+            torch.from_numpy(np.repeat(np.stack([starts, committed + rows]), rows, axis=1)),
         ]
-        package = batch_package(self._compiled, int(rows[-1]))
-        assert package is not None  # of which `takes_batches` makes sure
+        package = batch_package(self._compiled, sum(rows))
+        assert package is not None  # of which `batch_target` makes sure
         logits, states = run_package(package.loader, [*arguments, *self._arena.buffers])
-        scores = []
-        for first, last in zip(rows[:-1].tolist(), rows[1:].tolist(), strict=True):
-            own = logits[first:last]
-            scores.append(Scores(own, states[first:last] if hidden else None, bits=bits_of(own)))
-        return scores
-
-
-def takes_batches(target: TorchTarget) -> bool:
-    """Say whether a target's passes can be made together, with the bits that each would have alone."""
-    compiled = target.compiled
-    if compiled is None or not compiled.record.same_bits or set(target.support.windows) != {None}:
-        return False
-    return len(set(compiled.record.shapes)) == 1 and all(batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS))
+        return [
+            Scores(own, state if hidden else None, bits=bits_of(own))
+            for own, state in zip(logits.split(rows), states.split(rows), strict=True)
+        ]
 
 
 def batch_package(compiled: CompiledForward, rows: int) -> LoadedPackage | None:
     """Return the package for a pass over several sequences, whether or not the model as it is were quicker."""
-    fitting = (
-        package
-        for package, record in zip(compiled.packages, compiled.record.packages, strict=True)
-        if package.ranges and record.least_rows <= rows <= record.most_rows
-    )
-    return next(fitting, None)
+    for package, record in zip(compiled.packages, compiled.record.packages, strict=True):
+        if package.ranges and record.least_rows <= rows <= record.most_rows:
+            return package
+    return None
 
 
 def batch_target(target: TorchTarget, most_bytes: int) -> Together | OneByOne:
-    """Return what runs a target's batches: in one pass where that keeps every bit, else one by one."""
+    """Return what runs a target's batches: in one pass where a row has the bits that it has alone, else one by one."""
     compiled = target.compiled
-    return Together(target, compiled, most_bytes) if compiled and takes_batches(target) else OneByOne(target)
+    if compiled is None or not compiled.record.same_bits or set(target.support.windows) != {None}:
+        return OneByOne(target)
+    of_one_shape = len(set(compiled.record.shapes)) == 1
+    if not of_one_shape or not all(batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS)):
+        return OneByOne(target)
+    return Together(target, compiled, most_bytes)

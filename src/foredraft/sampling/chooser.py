@@ -84,7 +84,7 @@ class Sampler:
         return [token if math.isfinite(value) else -1 for value, token in zip(values, largest, strict=True)]
 
     def distribution(self, logits: torch.Tensor, at: int, path: Sequence[int]) -> Probabilities:
-        """Return the law of the token after a row of `logits`, float[V], behind the emitted `path`, as float64[V].
+        """Return the law of the token after a row of `logits`, float[V], after the emitted `path`, as float64[V].
 
         It is the law by which the chooser's token is drawn; greedy decoding's is one-hot. Processors are called.
 

@@ -115,7 +115,7 @@ def distribution(row: FloatArray, options: SamplingOptions) -> Probabilities:
     """Return the law by which `options` choose a token, float64[V]; greedy decoding's is one-hot.
 
     Args:
-        row: float32[V], logits behind the penalty and the processors.
+        row: float32[V], logits after the penalty and the processors.
         options: temperature and filters apply; the penalty needs a prefix and is not applied here.
 
     Returns:

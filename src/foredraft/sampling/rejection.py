@@ -58,7 +58,7 @@ class SeededChance:
         """Return a token drawn from `distribution`, float64[V]; never one of probability 0."""
         below = distribution.cumsum()
         token = int(below.searchsorted(self._uniform() * below[-1], side="right"))
-        # the product may round up to the sum itself, behind the last token that has any probability
+        # the product may round up to the sum itself, after the last token that has any probability
         return token if token < len(below) else int(np.flatnonzero(distribution)[-1])
 
     def _uniform(self) -> float:
@@ -81,7 +81,7 @@ def rejection_chooser(
     Args:
         draft: what is verified.
         at: absolute position of its root.
-        distribution: the target's after a row behind an emitted path, processed: float64[V] with sum 1.
+        distribution: the target's after a row after an emitted path, processed: float64[V] with sum 1.
         chance: what decides at a position; called once for each position.
     """
     children: dict[int, list[int]] = {}
@@ -99,7 +99,7 @@ def choose_token(p: Probabilities, draft: Draft, siblings: Sequence[int], chance
     """Return a token whose law is `p`: the first of `siblings` that is accepted, else a draw from what is left of p.
 
     Args:
-        p: float64[V] with sum 1, the target's distribution behind their parent.
+        p: float64[V] with sum 1, the target's distribution after their parent.
         draft: the tree; where it has no q, its nodes were chosen rather than drawn: the one-hot case.
         siblings: nodes of `draft` with one parent, in the order in which they were drawn.
         chance: decides.

@@ -10,7 +10,7 @@ from typing import Any
 from foredraft.server.bodies import Content, CountRequest, MessagesRequest, text_of
 from foredraft.server.events import event
 from foredraft.server.failures import RequestError
-from foredraft.server.openai import collected, metrics_of, sampling_options, usage_of
+from foredraft.server.openai import collected, generation_options, metrics_of, usage_of
 from foredraft.server.service import Answers, Wanted
 
 _KINDS = {
@@ -28,8 +28,7 @@ def conversation_of(body: MessagesRequest | CountRequest) -> list[dict[str, str]
 
 def wanted_message(body: MessagesRequest) -> Wanted:
     """Return what a body of `/v1/messages` wants."""
-    options = sampling_options(body.temperature, top_p=body.top_p, top_k=body.top_k)
-    options |= {"max_new_tokens": body.max_tokens, "seed": body.seed}
+    options = generation_options(body, body.max_tokens, top_k=body.top_k)
     return Wanted([conversation_of(body)], options, stops=body.stop_sequences, speculative=body.speculative)
 
 

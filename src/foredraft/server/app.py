@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
@@ -48,11 +49,13 @@ class Access:
 
     Attributes:
         keys: API keys, one of which a request must carry; none where anybody may ask.
+        hosts: names by which the server may be asked for where there are no keys; none where any will do.
         most_bytes: of a body.
         most_prompts: texts that one request may ask for.
     """
 
     keys: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     most_bytes: int = 4 << 20
     most_prompts: int = 64
 
@@ -97,8 +100,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         if stream:
             return streamed(service, answers, shape.events(answers), failed)
         with service.attending(answers):
-            async with asyncio.timeout(service.timeout):
-                return JSONResponse(await _unless_gone(request, shape.whole(answers)))
+            return JSONResponse(await _unless_gone(request, shape.whole(answers)))
 
     def failed_openai(failure: RequestError) -> bytes:
         return event(openai.error_shape(failure))
@@ -251,16 +253,29 @@ def _key(request: Request) -> str:
     """Return the API key of a request, or "" where none is needed.
 
     Raises:
-        RequestError: none that is valid.
+        RequestError: none that is valid; without keys, a request that a page of another site had a browser make.
     """
     keys: tuple[str, ...] = request.app.state.access.keys
     if not keys:
+        _check_site(request)
         return ""
     given = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
     valid = [key for key in keys if hmac.compare_digest(key.encode(), given.encode("utf-8", "surrogateescape"))]
     if not valid:
         raise RequestError(401, "The API key is missing or wrong.", "authentication_error", code="invalid_api_key")
     return valid[0]
+
+
+def _check_site(request: Request) -> None:
+    """Refuse what another site's page asks for, also under a name of its own for this address.
+
+    Raises:
+        RequestError: the origin is not this server, or the server is asked for by a name that it does not have.
+    """
+    hosts: tuple[str, ...] = request.app.state.access.hosts
+    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    if (hosts and urlsplit(f"//{host}").hostname not in hosts) or (origin and urlsplit(origin).netloc != host):
+        raise RequestError(403, "Pages of other sites may not use this server; start it with --api-key to allow them.")
 
 
 def _answer_failures(app: FastAPI) -> None:

@@ -3,9 +3,14 @@
 Knows names, types and ranges. Whether a model can do what is asked is found out later.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Item = TypeVar("Item")
+Many = Annotated[list[Item], Field(fail_fast=True)]
+"""A list that may be long: its first wrong item is told, as finding all of them would hold other requests up."""
+Some = Annotated[list[Item], Field(fail_fast=True, min_length=1)]
 
 Temperature = Annotated[float, Field(ge=0, le=2)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -37,7 +42,7 @@ class TextPart(Body):
     citations: list[Any] | None = None
 
 
-Content = str | list[TextPart]
+Content = str | Many[TextPart]
 
 
 def text_of(content: Content | None) -> str:
@@ -79,12 +84,12 @@ class Message(Body):
 
 
 class FunctionDefinition(Body):
-    """A tool that may be called."""
+    """A tool that may be called; that its arguments follow the schema is not seen to."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: Literal[False] | None = None
 
 
 class Tool(Body):
@@ -112,10 +117,18 @@ class ResponseFormat(Body):
 
     @model_validator(mode="after")
     def _is_whole(self) -> "ResponseFormat":
-        needed = {"json_schema": self.json_schema, "regex": self.pattern}
-        if self.type in needed and needed[self.type] is None:
-            raise ValueError("json_schema needs json_schema.schema, and regex needs pattern")
+        given = {"json_schema": self.json_schema, "regex": self.pattern}
+        if any((value is not None) != (self.type == kind) for kind, value in given.items()):
+            raise ValueError("type json_schema needs json_schema, type regex needs pattern, and no other takes them")
         return self
+
+    @property
+    def shape(self) -> tuple[str, Any] | None:
+        """The kind and the schema or expression, as constraints take it; None for text."""
+        if self.type == "text":
+            return None
+        schema = None if self.json_schema is None else self.json_schema.schema_ or {}
+        return self.type, self.pattern if self.type == "regex" else schema
 
 
 class Prediction(Body):
@@ -141,28 +154,41 @@ class Speculation(Body):
     options: dict[str, bool | int | float] = {}
 
 
-class Sampled(Body):
-    """What requests for a text of OpenAI's have in common; `top_k`, `min_p` and what follows them are extensions."""
+class Asked(Body):
+    """What all requests for a text have in common; `seed` and `speculative` are extensions to some protocols."""
 
     model: str | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
-    n: Annotated[int, Field(ge=1, le=64)] = 1
     seed: int | None = None
+    metadata: dict[str, Any] | None = None
+    speculative: Speculation | bool | None = None
+
+
+class Sampled(Asked):
+    """What `/v1/chat/completions` and `/v1/completions` have in common; from `top_k` on they are extensions."""
+
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=64)] = 1
+    response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
     stop: str | Stops | None = None
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
     user: str | None = None
-    metadata: dict[str, Any] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: Share | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
     ignore_eos: bool = False
-    speculative: Speculation | bool | None = None
     return_sources: bool = False
+
+    @model_validator(mode="after")
+    def _streams_if_it_says_how(self) -> "Sampled":
+        if not self.stream and (self.stream_options is not None or self.return_sources):
+            raise ValueError("stream_options and return_sources need stream to be true")
+        return self
 
     @property
     def stops(self) -> list[str]:
@@ -173,16 +199,14 @@ class Sampled(Body):
 class ChatRequest(Sampled):
     """`/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Some[Message]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: ResponseFormat | None = None
-    prediction: Prediction | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["auto", "none"] | None = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: Literal[True] | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
@@ -201,14 +225,12 @@ class ChatRequest(Sampled):
 class CompletionRequest(Sampled):
     """`/v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Many[str] | Many[int] | Many[Many[int]]
     max_tokens: Count = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] = False
     suffix: None = None
     best_of: Literal[1] | None = None
-    response_format: ResponseFormat | None = None
-    prediction: Prediction | None = None
 
 
 class ResponsesItem(Body):
@@ -222,14 +244,10 @@ class ResponsesItem(Body):
     phase: str | None = None
 
 
-class ResponsesFormat(Body):
+class ResponsesFormat(JsonSchema):
     """What the text is made to look like, as `/v1/responses` says it."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str = "schema"
-    description: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    strict: bool | None = None
 
 
 class ResponsesText(Body):
@@ -238,22 +256,15 @@ class ResponsesText(Body):
     format: ResponsesFormat = ResponsesFormat()
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(Asked):
     """`/v1/responses`, for text; nothing is stored."""
 
-    model: str | None = None
-    input: str | Annotated[list[ResponsesItem], Field(min_length=1)]
+    input: str | Some[ResponsesItem]
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    temperature: Temperature | None = None
-    top_p: Share | None = None
-    stream: bool = False
     text: ResponsesText = ResponsesText()
-    metadata: dict[str, Any] | None = None
     store: bool | None = None
     user: str | None = None
-    seed: int | None = None
-    speculative: Speculation | bool | None = None
 
 
 class AnthropicMessage(Body):
@@ -263,30 +274,22 @@ class AnthropicMessage(Body):
     content: Content
 
 
-class MessagesRequest(Body):
-    """`/v1/messages`, for text."""
-
-    model: str | None = None
-    messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
-    max_tokens: Count
-    system: Content | None = None
-    stop_sequences: Stops = []
-    stream: bool = False
-    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_p: Share | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
-    seed: int | None = None
-    speculative: Speculation | bool | None = None
-
-
 class CountRequest(Body):
     """`/v1/messages/count_tokens`."""
 
     model: str | None = None
-    messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
+    messages: Some[AnthropicMessage]
     system: Content | None = None
+
+
+class MessagesRequest(CountRequest, Asked):
+    """`/v1/messages`, for text."""
+
+    max_tokens: Count
+    stop_sequences: Stops = []
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
 
 
 class TokenizeRequest(Body):
@@ -294,7 +297,7 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Some[Message] | None = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> "TokenizeRequest":
@@ -307,10 +310,10 @@ class DetokenizeRequest(Body):
     """`/detokenize`."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Many[int]
 
 
 class TextsRequest(Body):
     """Texts to add to a store."""
 
-    texts: Annotated[list[str], Field(min_length=1)]
+    texts: Some[str]

@@ -66,10 +66,10 @@ class StopFilter:
         """Take pieces in and return those that can be shown; with `last`, all that is left."""
         if not self._stops:
             return pieces
+        self._held += pieces
         if self.found is not None:
             return []
-        self._held += pieces
-        text = "".join(piece for piece, _ in self._held)
+        text = self.held
         places = [(text.find(stop), -len(stop), stop) for stop in self._stops if stop in text]
         if places:
             free, _, self.found = min(places)
@@ -77,6 +77,11 @@ class StopFilter:
             free = len(text) if last else len(text) - self._beginning(text)
         shown, self._held = _split(self._held, free)
         return shown
+
+    @property
+    def held(self) -> str:
+        """What was not let through."""
+        return "".join(piece for piece, _ in self._held)
 
     def _beginning(self, text: str) -> int:
         """Return the length of the longest end of the text that begins a stop string."""
@@ -150,11 +155,11 @@ class Choice:
 def _split(pieces: list[Piece], at: int) -> tuple[list[Piece], list[Piece]]:
     """Return the pieces before a character, and those from it on."""
     before: list[Piece] = []
-    behind: list[Piece] = []
+    after: list[Piece] = []
     for text, source in pieces:
         if text[:at]:
             before.append((text[:at], source))
         if text[at:]:
-            behind.append((text[at:], source))
+            after.append((text[at:], source))
         at = max(at - len(text), 0)
-    return before, behind
+    return before, after

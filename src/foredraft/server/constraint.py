@@ -13,7 +13,7 @@ import torch
 
 from foredraft.contracts import SequenceView
 from foredraft.drafters.prediction import Chain
-from foredraft.errors import UsageError
+from foredraft.errors import NumericsError, UsageError
 
 FORCED = "grammar"
 """The name of the source of tokens that a constraint leaves no choice about."""
@@ -50,7 +50,7 @@ class Grammars:
         else:
             schema = pattern if kind == "json_schema" else {"type": "object"}
             grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar)
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)  # it would print errors
         if matcher.is_error():
             raise UsageError(f"The response format cannot be honoured: {_first_line(matcher.get_error())}.")
         return Constraint(matcher, self._vocabulary, prompt_length)
@@ -77,8 +77,16 @@ class Constraint:
         return [Chain(forced, [_SURE] * len(forced))] if forced else []
 
     def _advance(self, tokens: list[int]) -> None:
+        """Take in what was written.
+
+        Raises:
+            NumericsError: the constraint cannot be followed any further.
+        """
         self._matcher.consume_tokens(tokens)
         self._read += len(tokens)
+        if self._matcher.is_error():
+            why = _first_line(self._matcher.get_error())
+            raise NumericsError(f"The response format cannot be followed any further: {why}. Ask for a simpler one.")
 
 
 def _first_line(message: str) -> str:

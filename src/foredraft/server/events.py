@@ -3,12 +3,12 @@
 Knows bytes; not what they say.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from foredraft.server.failures import RequestError, failure_of
 from foredraft.server.service import Answers, Service
@@ -28,13 +28,23 @@ def streamed(
     """Return a response that sends events as they come, and stops the writing when nobody reads any more."""
 
     async def sent() -> AsyncIterator[bytes]:
-        with service.attending(answers):
-            try:
-                async with asyncio.timeout(service.timeout):
-                    async for each in events:
-                        yield each
-            except Exception as error:  # noqa: BLE001  # the response has begun: all that is left is to tell
-                yield failed(failure_of(error))
+        try:
+            async for each in events:
+                yield each
+        except Exception as error:  # noqa: BLE001  # the response has begun: all that is left is to tell
+            yield failed(failure_of(error))
 
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(sent(), media_type="text/event-stream", headers=headers)
+    return _AnswerStream(service, answers, sent(), media_type="text/event-stream", headers=headers)
+
+
+class _AnswerStream(StreamingResponse):
+    """A response that lets its answers go when it ends, also where its client went before the first event."""
+
+    def __init__(self, service: Service, answers: Answers, events: AsyncIterator[bytes], **options: Any) -> None:
+        super().__init__(events, **options)
+        self._service, self._answers = service, answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._service.attending(self._answers):
+            await super().__call__(scope, receive, send)

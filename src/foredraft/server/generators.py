@@ -3,12 +3,12 @@
 Knows methods and stores by name. What drafters learn of the target's words they learn for one key only.
 """
 
-import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from foredraft.drafters import drafter_class, method_names
+from foredraft.contracts import Learner
+from foredraft.drafters import method_names
 from foredraft.drafters.auto import AutoDrafter
 from foredraft.drafters.rest import RestDrafter
 from foredraft.errors import UsageError
@@ -17,6 +17,7 @@ from foredraft.options import nearest
 from foredraft.server.bodies import Speculation
 from foredraft.server.stores import Stores
 
+_FREE = ("none", "auto", "adaptix", "rest", "prompt_lookup", "lookahead")  # of models, heads, and the target's cache
 _MOST = 32  # kept; each `auto` takes some megabytes for its words
 
 
@@ -36,7 +37,7 @@ class Generators:
     @property
     def methods(self) -> list[str]:
         """The methods that need nothing but the model and can be asked for."""
-        return [name for name in method_names() if self._default.method == name or _is_free(name)]
+        return [name for name in method_names() if name in (self._default.method, *_FREE)]
 
     def get(self, key: str, asked: Speculation | bool | None) -> Generator:
         """Return the generator of a request.
@@ -45,21 +46,23 @@ class Generators:
             UsageError: a method, an option or a store that cannot be had.
             StoreError: a store that is damaged.
         """
-        if not key and asked in (None, True):
+        learns = isinstance(self._default.drafter, Learner)
+        if asked in (None, True) and not (key and learns):
             return self._default
-        name = key, "" if asked in (None, True) else json.dumps(_plain(asked), sort_keys=True)
+        speculation = asked if isinstance(asked, Speculation) else Speculation()
+        if asked is False:
+            speculation = Speculation(method="none")
+        folders = [str(self._stores.existing(key, store)) for store in speculation.stores]
+        name = key, speculation.model_dump_json()
         found = self._kept.pop(name, None)
-        self._kept[name] = found if found is not None else self._made(key, asked)
+        self._kept[name] = found if found is not None else self._made(speculation, folders)
         while len(self._kept) > _MOST:
             self._kept.popitem(last=False)
         return self._kept[name]
 
-    def _made(self, key: str, asked: Speculation | bool | None) -> Generator:
-        speculation = asked if isinstance(asked, Speculation) else Speculation()
+    def _made(self, speculation: Speculation, folders: Sequence[str]) -> Generator:
         method, options = self._default.method, dict(self._config)
-        if asked is False:
-            method, options = "none", {}
-        elif speculation.method not in (None, method):
+        if speculation.method not in (None, method):
             method, options = speculation.method, {}
             if method not in self.methods:
                 hint = nearest(method, self.methods)
@@ -71,7 +74,6 @@ class Generators:
         nodes = nodes if speculation.num_speculative_tokens is None else speculation.num_speculative_tokens
         if speculation.stores and method not in ("auto", "rest"):
             raise UsageError(f"Method {method!r} searches no stores; leave stores out, or ask for 'auto' or 'rest'.")
-        folders = [str(self._stores.existing(key, name)) for name in speculation.stores]
         if folders:
             options["store"] = folders[0]
         options.pop("memory", None)  # is the default's alone
@@ -79,12 +81,3 @@ class Generators:
         for folder in folders[1:]:
             cast(AutoDrafter | RestDrafter, made.drafter).library.open(folder)
         return made
-
-
-def _plain(asked: Speculation | bool | None) -> Any:
-    return asked.model_dump() if isinstance(asked, Speculation) else asked
-
-
-def _is_free(name: str) -> bool:
-    """Say whether a method needs neither another model nor trained heads, and drafts in many texts at once."""
-    return name in ("none", "auto", "adaptix", "rest", "prompt_lookup", "lookahead") and bool(drafter_class(name))

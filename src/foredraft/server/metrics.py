@@ -20,7 +20,6 @@ class Metrics:
     def __init__(self, model: str) -> None:
         self._registry = CollectorRegistry()
         self._model = model
-        self._last: dict[Job, float] = {}  # when something was last told of a text
         self._running = self._gauge("num_requests_running", "Texts in the batch.")
         self._waiting = self._gauge("num_requests_waiting", "Texts that wait for their turn.")
         self._memory = self._gauge("kv_cache_usage_perc", "Share of the key-value cache that is taken, 0 to 1.")
@@ -67,18 +66,16 @@ class Metrics:
         if not written:
             return
         self._written.inc(written)
-        last = self._last.get(job)
-        if last is None:
+        if job.told:
+            for _ in range(written):
+                self._between.observe((now - job.told) / written)
+        else:
             self._queued.observe(job.started - job.submitted)
             self._first.observe(now - job.submitted)
-        else:
-            for _ in range(written):
-                self._between.observe((now - last) / written)
-        self._last[job] = now
+        job.told = now
 
     def ended(self, job: Job, choice: Choice) -> None:
         """Count a text that is done with."""
-        self._last.pop(job, None)
         self._whole.observe(time.monotonic() - job.submitted)
         self._finished.labels(self._model, choice.finish or "abort").inc()
 

@@ -8,8 +8,9 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from foredraft.server.bodies import ChatRequest, CompletionRequest, Message, ResponseFormat, Sampled, text_of
-from foredraft.server.choice import Choice, Delta, Told
+from foredraft.sampling import SEED_LIMIT
+from foredraft.server.bodies import Asked, ChatRequest, CompletionRequest, Message, Sampled, text_of
+from foredraft.server.choice import Choice, Delta, StopFilter, Told
 from foredraft.server.events import DONE, event
 from foredraft.server.failures import RequestError
 from foredraft.server.metrics import speculative_decoding
@@ -17,20 +18,15 @@ from foredraft.server.service import Answers, Wanted
 from foredraft.server.tools import OPENING, calls_in
 
 
-def sampling_options(temperature: float | None, **filters: Any) -> dict[str, Any]:
-    """Return generation arguments; greedy decoding takes no filters. Without a temperature it is 1, as OpenAI says."""
-    if temperature == 0:
-        return {"temperature": 0}
-    given = {name: value for name, value in filters.items() if value is not None}
-    return {"temperature": 1.0 if temperature is None else temperature, "do_sample": True} | given
+def generation_options(body: Asked, most: int | None, **filters: Any) -> dict[str, Any]:
+    """Return generation arguments, those that are not given as None; `most` is `max_new_tokens`.
 
-
-def shape_of(given: ResponseFormat | None) -> tuple[str, Any] | None:
-    """Return what the text must look like, as a constraint takes it."""
-    if given is None or given.type == "text":
-        return None
-    schema = None if given.json_schema is None else given.json_schema.schema_ or {}
-    return given.type, given.pattern if given.type == "regex" else schema
+    Greedy decoding takes no filters. Without a temperature it is 1, as OpenAI says.
+    """
+    seed = None if body.seed is None else body.seed % SEED_LIMIT
+    temperature = 1.0 if body.temperature is None else body.temperature
+    options = {"max_new_tokens": most, "seed": seed, "temperature": temperature}
+    return options | {"do_sample": True, "top_p": body.top_p} | filters if temperature else options
 
 
 def message_of(message: Message) -> dict[str, Any]:
@@ -56,8 +52,6 @@ def wanted_chat(body: ChatRequest) -> Wanted:
         tools=tools if tools or concerned else None,
         most=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        prediction=text_of(body.prediction.content) if body.prediction else None,
-        shape=shape_of(body.response_format),
     )
 
 
@@ -66,29 +60,22 @@ def wanted_completion(body: CompletionRequest) -> Wanted:
     given: Any = body.prompt
     several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
     return _wanted(
-        body,
-        prompts=given if several else [given],
-        tools=None,
-        most=body.max_tokens,
-        logprobs=body.logprobs,
-        prediction=text_of(body.prediction.content) if body.prediction else None,
-        shape=shape_of(body.response_format),
+        body, prompts=given if several else [given], tools=None, most=body.max_tokens, logprobs=body.logprobs
     )
 
 
 def _wanted(
     body: Sampled, *, prompts: Sequence[Any], tools: Sequence[Mapping[str, Any]] | None, most: int | None,
-    logprobs: int | None, prediction: str | None, shape: tuple[str, Any] | None,
+    logprobs: int | None,
 ) -> Wanted:  # fmt: skip
-    options = sampling_options(body.temperature, top_p=body.top_p, top_k=body.top_k, min_p=body.min_p)
-    seed = None if body.seed is None else body.seed % (1 << 64)
-    options |= {"max_new_tokens": most, "seed": seed, "prediction": prediction}
+    options = generation_options(body, most, top_k=body.top_k, min_p=body.min_p)
+    options["prediction"] = text_of(body.prediction.content) if body.prediction else None
     if body.repetition_penalty != 1.0:
         options["repetition_penalty"] = body.repetition_penalty
     return Wanted(
         prompts, options, tools=tools, n=body.n, stops=body.stops, logprobs=logprobs, bias=body.logit_bias or {},
-        presence=body.presence_penalty, frequency=body.frequency_penalty, shape=shape, ignore_eos=body.ignore_eos,
-        speculative=body.speculative,
+        presence=body.presence_penalty, frequency=body.frequency_penalty, ignore_eos=body.ignore_eos,
+        shape=None if body.response_format is None else body.response_format.shape, speculative=body.speculative,
     )  # fmt: skip
 
 
@@ -110,6 +97,11 @@ def usage_of(answers: Answers) -> dict[str, Any]:
     }
 
 
+def account_of(answers: Answers) -> dict[str, Any]:
+    """Return the usage and the metrics of an answer of OpenAI's."""
+    return {"usage": usage_of(answers), "metrics": metrics_of(answers)}
+
+
 def metrics_of(answers: Answers) -> dict[str, Any]:
     """Return how the answers were drafted."""
     steps = sum(len(choice.records) for choice in answers.choices)
@@ -127,6 +119,7 @@ class ChatShape:
 
     def __init__(self, body: ChatRequest, model: str, tokenizer: Any) -> None:
         self._body, self._tokenizer = body, tokenizer
+        self._has_tools = bool(body.tools) and body.tool_choice != "none"
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
@@ -137,31 +130,30 @@ class ChatShape:
             message, finish = self._message(texts[number], choice)
             choices.append({"index": number, "message": message, "finish_reason": finish,
                             "logprobs": self._logprobs(tokens[number])})  # fmt: skip
-        head = self._head | {"object": "chat.completion"}
-        return head | {"choices": choices, "usage": usage_of(answers), "metrics": metrics_of(answers)}
+        return self._head | {"object": "chat.completion", "choices": choices} | account_of(answers)
 
     async def events(self, answers: Answers) -> AsyncIterator[bytes]:
         """Yield the answers as they grow."""
         for number in range(len(answers.choices)):
             yield self._chunk(number, {"role": "assistant", "content": ""}, None, [])
-        held = [_ToolText() if self._body.tools else None for _ in answers.choices]
+        # What may be a call of a tool is held back until the end.
+        held = [StopFilter([OPENING] if self._has_tools else []) for _ in answers.choices]
         async for number, delta in answers.deltas():
             hold, finish = held[number], delta.finish
-            pieces = delta.pieces if hold is None else hold.push(delta.pieces)
+            pieces = hold.push(delta.pieces)
             if pieces or delta.tokens:
                 shown = {"content": "".join(text for text, _ in pieces)}
                 yield self._chunk(number, shown, None, delta.tokens, pieces)
             if finish is not None:
-                if hold is not None and (calls := calls_in(hold.kept)):
+                if calls := calls_in(hold.held):
                     finish = "tool_calls"
                     listed = [{"index": place} | call for place, call in enumerate(calls)]
                     yield self._chunk(number, {"tool_calls": listed}, None, [])
-                elif hold is not None and hold.kept:
-                    yield self._chunk(number, {"content": hold.kept}, None, [])
+                elif hold.held:
+                    yield self._chunk(number, {"content": hold.held}, None, [])
                 yield self._chunk(number, {}, finish, [])
-        if self._body.stream_options is not None and self._body.stream_options.include_usage:
-            head = self._head | {"object": "chat.completion.chunk", "choices": []}
-            yield event(head | {"usage": usage_of(answers), "metrics": metrics_of(answers)})
+        if _tells_usage(self._body):
+            yield event(self._head | {"object": "chat.completion.chunk", "choices": []} | account_of(answers))
         yield DONE
 
     def _chunk(
@@ -172,7 +164,7 @@ class ChatShape:
         return event(chunk | {"sources": list(pieces)} if self._body.return_sources else chunk)
 
     def _message(self, text: str, choice: Choice) -> tuple[dict[str, Any], str | None]:
-        calls = calls_in(text) if self._body.tools else None
+        calls = calls_in(text) if self._has_tools else None
         if calls is None:
             return {"role": "assistant", "content": text, "refusal": None}, choice.finish
         before = text.partition(OPENING)[0].strip() or None
@@ -208,7 +200,7 @@ class CompletionShape:
             self._choice(number, texts[number], tokens[number], choice.finish)
             for number, choice in enumerate(answers.choices)
         ]
-        return self._head | {"choices": choices, "usage": usage_of(answers), "metrics": metrics_of(answers)}
+        return self._head | {"choices": choices} | account_of(answers)
 
     async def events(self, answers: Answers) -> AsyncIterator[bytes]:
         """Yield the answers as they grow."""
@@ -216,8 +208,8 @@ class CompletionShape:
             if delta.pieces or delta.tokens or delta.finish:
                 chunk = self._head | {"choices": [self._choice(number, delta.text, delta.tokens, delta.finish)]}
                 yield event(chunk | {"sources": delta.pieces} if self._body.return_sources else chunk)
-        if self._body.stream_options is not None and self._body.stream_options.include_usage:
-            yield event(self._head | {"choices": [], "usage": usage_of(answers), "metrics": metrics_of(answers)})
+        if _tells_usage(self._body):
+            yield event(self._head | {"choices": []} | account_of(answers))
         yield DONE
 
     def _choice(self, number: int, text: str, tokens: list[Told], finish: str | None) -> dict[str, Any]:
@@ -241,26 +233,8 @@ class CompletionShape:
         }
 
 
-class _ToolText:
-    """Text that may end in calls of tools: lets through what stands before them."""
-
-    def __init__(self) -> None:
-        self._text, self._shown = "", 0
-
-    def push(self, pieces: Sequence[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
-        """Take pieces in, and return what is no call and cannot become one."""
-        self._text += "".join(text for text, _ in pieces)
-        end = self._text.find(OPENING)
-        if end < 0:
-            end = len(self._text)
-            end -= next((n for n in range(len(OPENING) - 1, 0, -1) if self._text.endswith(OPENING[:n])), 0)
-        shown, self._shown = self._text[self._shown : end], max(end, self._shown)
-        return [(shown, None)] if shown else []
-
-    @property
-    def kept(self) -> str:
-        """What was not let through."""
-        return self._text[self._shown :]
+def _tells_usage(body: Sampled) -> bool:
+    return body.stream_options is not None and body.stream_options.include_usage
 
 
 async def collected(answers: Answers) -> tuple[list[str], list[list[Told]]]:

@@ -61,21 +61,43 @@ class TokenLogprobs(NamedTuple):
 class Logprobs:
     """Keeps the log-probabilities of every position, under the softmax of the scores as they come to it.
 
+    Called on one thread and asked on another. Whole rows are kept for the last position only, so that a client that
+    reads slowly costs little memory.
+
     Args:
         top: how many of the most probable tokens are kept.
     """
 
     def __init__(self, top: int) -> None:
         self._top = top
-        self._rows: deque[torch.Tensor] = deque()  # of positions whose token has not been told
+        self._positions: deque[_Position] = deque()  # whose tokens have not been asked for
+        self._last: _Position | None = None
 
-    def __call__(self, _input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return the scores, float[1, V], as they are."""
-        self._rows.append(scores[0].float().log_softmax(dim=-1))
+        if self._last is not None:
+            self._last.settle(int(input_ids[0, -1]))
+        self._last = _Position(scores[0].float().log_softmax(dim=-1), self._top)
+        self._positions.append(self._last)
         return scores
 
     def take(self, token: int) -> TokenLogprobs:
         """Return those of the next position, whose token is `token`."""
-        row = self._rows.popleft()
-        values, tokens = row.topk(self._top)
-        return TokenLogprobs(float(row[token]), list(zip(tokens.tolist(), values.tolist(), strict=True)))
+        return self._positions.popleft().settle(token)
+
+
+class _Position:
+    """The log-probabilities of one position: all of them, until its token is known."""
+
+    def __init__(self, row: torch.Tensor, top: int) -> None:
+        self._kept: torch.Tensor | TokenLogprobs = row
+        self._top = top
+
+    def settle(self, token: int) -> TokenLogprobs:
+        """Return what is told of the position, and keep no more."""
+        kept = self._kept  # read once: two threads may come here together, and find the same
+        if isinstance(kept, torch.Tensor):
+            values, tokens = kept.topk(self._top)
+            kept = TokenLogprobs(float(kept[token]), list(zip(tokens.tolist(), values.tolist(), strict=True)))
+            self._kept = kept
+        return kept

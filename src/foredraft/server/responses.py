@@ -11,7 +11,7 @@ from typing import Any
 from foredraft.server.bodies import ResponsesRequest, text_of
 from foredraft.server.events import event
 from foredraft.server.failures import RequestError
-from foredraft.server.openai import collected, metrics_of, sampling_options, usage_of
+from foredraft.server.openai import collected, generation_options, metrics_of, usage_of
 from foredraft.server.service import Answers, Wanted
 
 
@@ -25,8 +25,7 @@ def wanted_response(body: ResponsesRequest) -> Wanted:
     if body.instructions is not None:
         items.insert(0, ("system", body.instructions))
     messages = [{"role": "system" if role == "developer" else role, "content": text} for role, text in items]
-    options = sampling_options(body.temperature, top_p=body.top_p)
-    options |= {"max_new_tokens": body.max_output_tokens, "seed": body.seed}
+    options = generation_options(body, body.max_output_tokens)
     asked = body.text.format
     shape = None if asked.type == "text" else (asked.type, asked.schema_ or {})
     return Wanted([messages], options, shape=shape, speculative=body.speculative)

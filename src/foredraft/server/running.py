@@ -7,7 +7,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,14 @@ import uvicorn
 
 from foredraft.errors import UsageError
 from foredraft.generator import CACHE_BYTES, Generator
+from foredraft.model.compiled.library import release_threads
 from foredraft.server.app import Access, make_app
 from foredraft.server.generators import Generators
 from foredraft.server.metrics import Metrics
 from foredraft.server.service import Service
 from foredraft.server.stores import Stores
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,10 @@ class Listening:
             generator, Generators(generator, config, stores), Metrics(name), most_at_once=options.max_num_seqs,
             most_waiting=options.max_waiting, cache_bytes=options.cache_bytes, timeout=options.timeout,
         )  # fmt: skip
+        release_threads()  # from now on the writer's thread runs the passes
         self._grace = options.grace
-        app = make_app(self._service, stores, name, options.access, self._started)
+        access = replace(options.access, hosts=_LOOPBACK if options.host in _LOOPBACK else ())
+        app = make_app(self._service, stores, name, access, self._started)
         settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
         self._server = uvicorn.Server(settings)
         host = f"[{options.host}]" if ":" in options.host else options.host

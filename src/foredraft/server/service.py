@@ -6,7 +6,7 @@ Knows generators, the writer and the counters; not routes, nor the shapes in whi
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -45,7 +45,7 @@ class Wanted:
         presence: penalty for tokens that were written.
         frequency: likewise, for every time.
         shape: what the text must look like: "json_object", "json_schema" or "regex", and the schema or expression.
-        ignore_eos: write on behind the end.
+        ignore_eos: write on after the end.
         speculative: how drafts are made.
     """
 
@@ -72,22 +72,26 @@ class Answers:
         prompt_tokens: ids of all prompts.
         jobs: what is written for them.
         events: what is told of them, in order, by the number of the choice.
+        until: when what is not written is given up, in seconds of the loop's clock.
     """
 
     choices: list[Choice]
     prompt_tokens: int
     jobs: list[Job]
     events: asyncio.Queue[tuple[int, Event]]
+    until: float
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """Yield what the answers grow by until all have ended; what came meanwhile comes at once.
 
         Raises:
             ForedraftError: what ended one of them instead.
+            TimeoutError: it took too long.
         """
         while any(choice.finish is None for choice in self.choices):
             grown: dict[int, Delta] = {}
-            told = [await self.events.get()]
+            async with asyncio.timeout_at(self.until):
+                told = [await self.events.get()]
             while not self.events.empty():
                 told.append(self.events.get_nowait())
             for number, event in told:
@@ -115,8 +119,9 @@ class Service:
         cache_bytes: int, timeout: float,
     ) -> None:  # fmt: skip
         self.generator, self.generators, self.metrics = generator, generators, metrics
-        self.timeout = timeout
+        self._timeout = timeout
         self._preparing = ThreadPoolExecutor(1, "foredraft-prompts")
+        self._prepared_now = 0  # texts that are being prepared
         self._loop: asyncio.AbstractEventLoop | None = None
         batch = generator.batch(cache_bytes)
         self.writer = Writer(batch, self._deliver, most_at_once=most_at_once, most_waiting=most_waiting)
@@ -129,13 +134,19 @@ class Service:
             ForedraftError: what cannot be honoured, or BusyError.
         """
         self._loop = asyncio.get_running_loop()
-        made = await self._loop.run_in_executor(self._preparing, self._prepared, wanted, key)
+        until, count = self._loop.time() + self._timeout, len(wanted.prompts) * wanted.n
+        self.writer.check_room(self._prepared_now + count)
+        self._prepared_now += count
+        try:
+            made = await self.prepared_in_turn(self._prepared, wanted, key)
+        finally:
+            self._prepared_now -= count
         events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         jobs = [Job(prepared, partial(_tell, events, number)) for number, (_, prepared) in enumerate(made)]
         self.writer.submit(jobs)
         self.metrics.begun(jobs)
         prompt_tokens = sum(len(prepared.prompt) for _, prepared in made[:: wanted.n])
-        return Answers([choice for choice, _ in made], prompt_tokens, jobs, events)
+        return Answers([choice for choice, _ in made], prompt_tokens, jobs, events, until)
 
     @contextmanager
     def attending(self, answers: Answers) -> Iterator[None]:
@@ -196,6 +207,8 @@ class Service:
         choice = Choice(tokenizer, StopFilter(wanted.stops), logprobs)
         around = _around(arguments["around"], choice.watched)
         if wanted.shape is not None:
+            if wanted.ignore_eos:
+                raise UsageError("ignore_eos cannot be had with a response_format, which says where the text ends.")
             constraint = self.grammars.constraint(*wanted.shape, len(ids))
             processors.append(constraint)
             if generator.method != "none":
@@ -209,7 +222,8 @@ class Service:
 
     def _deliver(self, events: Sequence[tuple[Job, Event]]) -> None:
         assert self._loop is not None, "jobs come from the loop"
-        self._loop.call_soon_threadsafe(self._tell, events)
+        with suppress(RuntimeError):  # the loop has ended, and nobody listens
+            self._loop.call_soon_threadsafe(self._tell, events)
 
     def _tell(self, events: Sequence[tuple[Job, Event]]) -> None:
         for job, event in events:

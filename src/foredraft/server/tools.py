@@ -38,7 +38,9 @@ def calls_in(text: str) -> list[dict[str, Any]] | None:
         try:
             call = json.loads(body)
             name, arguments = call["name"], call.get("arguments", {})
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+        if not isinstance(name, str):
             return None
         worded_arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
         found.append(

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,6 +19,10 @@ from foredraft.errors import ForedraftError, OutOfMemoryError, told
 
 class BusyError(ForedraftError):
     """No more texts are taken in now; a later try may succeed."""
+
+
+class StoppingError(BusyError):
+    """The server is being stopped."""
 
 
 class Event(NamedTuple):
@@ -44,6 +49,7 @@ class Job:
         cancelled: whether nobody waits for it any more.
         submitted: when it came, in seconds of `time.monotonic`.
         started: when its first pass could begin; 0 before.
+        told: when tokens of it were last told, by the thread that tells; 0 before.
         passes: of the target that it has had a part in, its prompt's not counted.
     """
 
@@ -52,6 +58,7 @@ class Job:
     cancelled: bool = False
     submitted: float = field(default_factory=time.monotonic)
     started: float = 0.0
+    told: float = 0.0
     passes: int = 0
 
 
@@ -74,7 +81,7 @@ class Writer:
         self._waiting: deque[Job] = deque()
         self._lanes: dict[Lane, Job] = {}
         self._changed = threading.Condition()
-        self._refusal = ""  # why nothing is taken in any more
+        self._stopping = False  # whether nothing is taken in any more
         self._until = float("inf")  # when texts that are not finished are given up
         self._thread = threading.Thread(target=self._run, name="foredraft-writer", daemon=True)
         self._thread.start()
@@ -101,27 +108,36 @@ class Writer:
             BusyError: too many wait already, or the writer is closing.
         """
         with self._changed:
-            if self._refusal:
-                raise BusyError(self._refusal)
-            free = max(self._most_at_once - self.running, 0) + self._most_waiting
-            if len(self._waiting) + len(jobs) > free:
-                raise BusyError(
-                    f"{self.running} texts are being written and {len(self._waiting)} wait; {len(jobs)} more are too "
-                    "many. Try again later."
-                )
+            self.check_room(len(jobs))
             self._waiting.extend(jobs)
             self._changed.notify()
+
+    def check_room(self, count: int) -> None:
+        """Refuse `count` more texts where `submit` would.
+
+        Raises:
+            BusyError: as `submit`.
+        """
+        if self._stopping:
+            raise StoppingError("The server is stopping; try again later.")
+        if self.running + self.waiting + count > self._most_at_once + self._most_waiting:
+            raise BusyError(
+                f"{self.running} texts are being written and {self.waiting} wait; {count} more are too many. Try again "
+                "later."
+            )
 
     def cancel(self, job: Job) -> None:
         """Let a text go before its next step; nothing more is told of it."""
         with self._changed:
             job.cancelled = True
+            with suppress(ValueError):  # it does not wait
+                self._waiting.remove(job)
             self._changed.notify()
 
     def close(self, seconds: float) -> None:
         """Take nothing more in, finish what was taken in, and after `seconds` give up the rest, which is told."""
         with self._changed:
-            self._refusal = "The server is stopping; try again later."
+            self._stopping = True
             self._until = time.monotonic() + seconds
             self._changed.notify()
         self._thread.join()
@@ -129,13 +145,13 @@ class Writer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting and not self._lanes and not self._refusal:
+                while not self._waiting and not self._lanes and not self._stopping:
                     self._changed.wait()
-                if self._refusal and not self._waiting and not self._lanes:
+                if not self._waiting and not self._lanes:
                     return
             events: list[tuple[Job, Event]] = []
             if time.monotonic() > self._until:
-                events += self._give_up(BusyError("The server is stopping, and the text was not finished."))
+                events += self._give_up(StoppingError("The server is stopping, and the text was not finished."))
             else:
                 self._release()
                 events += self._admit()
@@ -157,16 +173,14 @@ class Writer:
                 if not self._waiting:
                     break
                 job = self._waiting.popleft()
-            if job.cancelled:
-                continue
             try:
                 self._lanes[self._batch.join(job.prepared)] = job
-            except OutOfMemoryError as error:
-                if self._lanes:  # there will be room when one of them has ended
-                    self._waiting.appendleft(job)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the other texts are to be written
+                if isinstance(error, OutOfMemoryError) and self._lanes:  # there will be room when one of them has ended
+                    with self._changed:
+                        if not job.cancelled:
+                            self._waiting.appendleft(job)
                     break
-                refused.append((job, Event(failure=error)))
-            except ForedraftError as error:
                 refused.append((job, Event(failure=error)))
             else:
                 job.started = time.monotonic()

@@ -268,7 +268,7 @@ def _shown(steps: Iterable[Step]) -> list[tuple[list[int], list[int], list[int]]
 def _equals_plain(
     drafter: Drafter, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched"
 ) -> bool:
-    """Say whether the text with `drafter` is what its target writes behind `prompt` by itself."""
+    """Say whether the text with `drafter` is what its target writes after `prompt` by itself."""
     *_, seq = steps_of(drafter, target_of(drafter), prompt, options, verification)
     target = target_of(drafter)
     if isinstance(target, ToyTarget) and not options.do_sample:

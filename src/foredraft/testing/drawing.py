@@ -70,7 +70,7 @@ class DrawingDrafter:
         return ScriptedDrafting(propose)
 
     def law(self, ids: TokenIds, options: SamplingOptions) -> Probabilities:
-        """Return what a token behind `ids`, int64[n], is drawn from, float64[V]."""
+        """Return what a token after `ids`, int64[n], is drawn from, float64[V]."""
         row = self._logits_of(ids).copy()
         if options.repetition_penalty != 1.0:
             penalize(row, ids, options.repetition_penalty)

@@ -1,6 +1,6 @@
 """Exact laws of small texts: every draft that can be drawn times everything that verification can decide.
 
-A step's law is enumerated, each outcome with its exact probability; behind what the step emits, plain decoding goes on.
+A step's law is enumerated, each outcome with its exact probability; after what the step emits, plain decoding goes on.
 Under a sound rule the law of the first tokens is the target's, up to rounding. Knows the engine and its verifier;
 target and draft model are tables of random scores on a few tokens.
 """
@@ -102,11 +102,11 @@ class World:
         self._rows: dict[tuple[int, ...], FloatArray] = {}
 
     def target_row(self, prefix: Sequence[int]) -> FloatArray:
-        """Return the target's scores behind `prefix`, float32[V]."""
+        """Return the target's scores after `prefix`, float32[V]."""
         return self._row(_TARGET, prefix)
 
     def draft_logits(self, ids: TokenIds) -> FloatArray:
-        """Return the draft model's scores behind `ids`, int64[n], float32[V]."""
+        """Return the draft model's scores after `ids`, int64[n], float32[V]."""
         return self._row(_DRAFT_MODEL, ids.tolist())
 
     def drafter(self, widths: Sequence[int], chance: Callable[[int], Chance] | None = None) -> DrawingDrafter:
@@ -114,7 +114,7 @@ class World:
         return DrawingDrafter(self.draft_logits, widths, chance)
 
     def conditional(self, text: Text) -> Probabilities:
-        """Return what plain decoding draws behind the prompt and `text` from, without any of the code under test."""
+        """Return what plain decoding draws after the prompt and `text` from, without any of the code under test."""
         sampling, prefix = self.setting.sampling, np.array([*PROMPT, *text], np.int64)
         row = self.target_row(prefix.tolist()).copy()
         if sampling.repetition_penalty != 1:
@@ -127,7 +127,7 @@ class World:
         return np.asarray(weights.astype(np.float64) / weights.astype(np.float64).sum())
 
     def going_on(self, law: dict[Text, float], length: int) -> dict[Text, float]:
-        """Return the law of the first `length` tokens where plain decoding goes on behind each text of `law`."""
+        """Return the law of the first `length` tokens where plain decoding goes on after each text of `law`."""
         whole: dict[Text, float] = {}
         unfinished = list(law.items())
         while unfinished:

@@ -1,6 +1,6 @@
 """A statistical test that texts under rejection verification have the target's law: for drafters that draw.
 
-Where a token was emitted behind a node with drawn children, u is where it falls in the target's distribution p there,
+Where a token was emitted after a node with drawn children, u is where it falls in the target's distribution p there,
 each token spread over its own share, in three orders: by p, by q, and by q/p. If q is what the drafter drew from, u is
 uniform in each. That the verifier is sound is proved by enumeration in tests/test_rejection.py. Knows the engine; no
 particular drafter.
@@ -51,7 +51,7 @@ def departure_from_law(drafter: Drafter, prompt: TokenIds) -> float:
 def _places(
     verdict: Verdict, rows: np.ndarray, options: SamplingOptions, spread: np.random.Generator
 ) -> list[tuple[float, ...]]:
-    """Return u in each order for each token of the verdict that was emitted behind a node with drawn children."""
+    """Return u in each order for each token of the verdict that was emitted after a node with drawn children."""
     found: list[tuple[float, ...]] = []
     for number, (token, node) in enumerate(zip(verdict.tokens, (-1, *verdict.path), strict=False)):
         children = np.flatnonzero(verdict.draft.parents == node)

@@ -34,7 +34,7 @@ _NODES = 12
 
 @dataclasses.dataclass(slots=True)
 class Step:
-    """What a drafter was asked in a step: behind ids, int64[n]; what it proposed; and what became of it."""
+    """What a drafter was asked in a step: after ids, int64[n]; what it proposed; and what became of it."""
 
     ids: TokenIds
     budget: Budget
@@ -118,7 +118,7 @@ def steps_of(
     new_tokens: int = NEW_TOKENS,
     control: Control | None = None,
 ) -> Iterator[SequenceState]:
-    """Write behind `prompt` with `drafter`; yield the sequence after each step."""
+    """Write after `prompt` with `drafter`; yield the sequence after each step."""
     seq, context = begun(target, prompt, options, verification, new_tokens)
     for _ in decode(seq, drafter, control or FixedControl(_NODES), target, context):
         yield seq

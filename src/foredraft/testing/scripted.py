@@ -17,7 +17,7 @@ Continuation = Callable[[TokenIds], Sequence[int]]
 
 
 def continuation_in(text: TokenIds) -> Continuation:
-    """Return the continuation within one known text, int64[n]: prompt and answer; nothing behind any other prefix."""
+    """Return the continuation within one known text, int64[n]: prompt and answer; nothing after any other prefix."""
 
     def continuation_of(ids: TokenIds) -> Sequence[int]:
         known = np.array_equal(text[: len(ids)], ids)
@@ -74,7 +74,7 @@ class OracleDrafter:
 
 
 class AdversaryDrafter:
-    """Proposes valid trees that are always wrong: what the target will write, behind a first token that it will not.
+    """Proposes valid trees that are always wrong: what the target will write, after a first token that it will not.
 
     Args:
         continuation_of: knows what the target will write; nothing is drafted where it does not.

@@ -27,7 +27,7 @@ class ToyCache:
         self._rows = 0
 
     def write(self, token_ids: TokenIds) -> None:
-        """Put the rows of one pass behind what is committed."""
+        """Put the rows of one pass after what is committed."""
         self.slots = np.concatenate([self.slots[: self.length], token_ids])
         self._rows = len(token_ids)
 
@@ -79,7 +79,7 @@ class ToyTarget:
         """Score every row: float32[R, V], and float32[R, 8] states when asked for.
 
         Raises:
-            ValueError: rows that do not stand directly behind what they may attend to.
+            ValueError: rows that do not stand directly after what they may attend to.
         """
         self.forwards += 1
         cache.write(layout.token_ids)
@@ -88,14 +88,14 @@ class ToyTarget:
         for row in range(layout.rows):
             seen = np.flatnonzero(mask[row])
             if layout.at != cache.length or layout.positions[row] != cache.length + len(seen) - 1:
-                raise ValueError(f"Row {row} is at {layout.positions[row]}, not behind the rows {seen} that it sees.")
+                raise ValueError(f"Row {row} is at {layout.positions[row]}, not after the rows {seen} that it sees.")
             visible = np.concatenate([cache.slots[: cache.length], cache.slots[cache.length + seen]])
             rows[row] = self._row(visible[-self._ORDER :])
         states = torch.from_numpy(rows[:, :8].copy()) if hidden else None
         return Scores(torch.from_numpy(rows), states)
 
     def greedy(self, prefix: TokenIds, count: int) -> list[int]:
-        """Return the `count` most probable tokens one after the other behind `prefix`, without any of the engine."""
+        """Return the `count` most probable tokens after `prefix`, one by one, without any of the engine."""
         ids = prefix.tolist()
         for _ in range(count):
             cache = self.new_cache()

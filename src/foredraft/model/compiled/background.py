@@ -14,10 +14,7 @@ import torch
 from foredraft.cache_folder import cache_folder
 from foredraft.errors import ForedraftWarning
 from foredraft.model.compiled.package import compiled_folder, read_record, record_path
-from foredraft.model.quantized import dtype_name
-
-MOST_SECONDS = 900.0
-"""A package that is begun within this time is finished; no other is begun after it."""
+from foredraft.model.rounding import dtype_name
 
 
 class Compilation:
@@ -36,7 +33,7 @@ class Compilation:
         self._seen = self._stamp()
         command = [
             sys.executable, "-m", "foredraft", "compile", name, "--dtype", dtype_name(model),
-            "--threads", str(torch.get_num_threads()), "--seconds", str(MOST_SECONDS), "--background",
+            "--threads", str(torch.get_num_threads()), "--background",
         ]  # fmt: skip
         self._process: subprocess.Popen[str] | None = subprocess.Popen(  # noqa: S603  # our own command
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
@@ -25,6 +26,7 @@ from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.model.compiled.export import CONTEXT, Subject, compiled_attention, merge_products
 from foredraft.model.compiled.kernels import own_kernels
+from foredraft.model.compiled.library import can_load
 from foredraft.model.compiled.package import (
     ANY,
     EAGER,
@@ -41,7 +43,7 @@ from foredraft.model.compiled.package import (
     runs_on_cpu,
     write_record,
 )
-from foredraft.model.quantized import INT8, dtype_name
+from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect
 
 MOST_BYTES = 2**30
@@ -55,13 +57,12 @@ _PROBED_ROWS = (*range(1, 17), 17, 24, 31, 32, 33, 48, 63, 64, 65, 128, 255)
 """Passes of so many rows are compared with one of the most: all row counts up to two blocks of any kernel, and those
 around the sizes at which rows are divided among threads and caches."""
 _PROBED_AT_LEAST = 32  # rows of the chain that each of them goes through, in several passes where need be
-_DTYPES = ("float32", "bfloat16", INT8)
+_DTYPES = ("float32", "bfloat16")
 
-_LEAST_SHARED, _LEAST_SHARED_FLOAT64 = 16 * 1024, 512
+_LEAST_SHARED = 16 * 1024
 """Numbers of each thread from which on what is made of them one by one is divided among threads.
 
-torch's 512 has two threads meet twelve times a layer for a draft of four rows. In float32 and bfloat16 that takes
-longer than the numbers do; in float64, which surrounds products in eight bits, it does not.
+torch's 512 has two threads meet twelve times a layer for a draft of four rows, which takes longer than the numbers do.
 """
 
 
@@ -71,21 +72,15 @@ class Recipe:
 
     Attributes:
         name: as the record has it.
-        own: whether with kernels and rewritings of our own, or with what torch's compiler writes.
-        backends: what products may be made of: "CPP" are kernels, "ATEN" calls into the vendor's library.
+        own: whether with kernels and rewritings of our own, or with what torch's compiler writes or the vendor's
+            library has.
     """
 
     name: str
     own: bool
-    backends: str
 
 
-RECIPES = (
-    Recipe("our kernels", own=True, backends="CPP"),
-    # without AVX-512 VNNI there is no kernel for products of integers
-    Recipe("our kernels and the vendor's products", own=True, backends="CPP,ATEN"),
-    Recipe("torch's kernels", own=False, backends="CPP,ATEN"),
-)
+RECIPES = (Recipe("our kernels", own=True), Recipe("torch's kernels", own=False))
 """The first that succeeds is taken."""
 
 
@@ -93,7 +88,7 @@ Progress = Callable[[float, str], None]
 
 
 def compile_forward(
-    model: Any, cache: Path, *, again: bool = False, seconds: float | None = None, progress: Progress | None = None
+    model: Any, cache: Path, *, again: bool = False, progress: Progress | None = None
 ) -> tuple[Path, CompiledRecord]:
     """Compile what is missing of a model's packages, and time them all anew.
 
@@ -103,7 +98,6 @@ def compile_forward(
         model: a transformers model in evaluation mode, on the CPU.
         cache: the cache folder, there and writable.
         again: compile also what is there.
-        seconds: begin no further package after this many.
         progress: told about each package.
 
     Returns:
@@ -115,31 +109,35 @@ def compile_forward(
         ForedraftError: no compiler, a forward that cannot be compiled, or no room for the result.
     """
     _check(model)
-    start = perf_counter()
     tell = progress or (lambda _share, _what: None)
     with _as_sentence():
         folder = compiled_folder(model, cache)
         folder.mkdir(parents=True, exist_ok=True)
-        before = records_of(model, cache)
-        record = earlier = None if again else read_record(folder)
-        subject = Subject(model)
-        for share, package, rows in ((0.0, ANY, "any number of rows"), (0.5, ONE, "one row")):
-            packages = record.packages if record is not None else ()
-            late = packages and seconds is not None and perf_counter() - start > seconds
-            if late or any(each.name == package.name or each.least_rows == 1 for each in packages):
-                continue
-            tell(share, f"compiling the forward for {rows}")
-            compiled = _compiled(subject, package, folder)
-            lost = _lost_recipe(compiled, before)
-            if lost:
-                warnings.warn(lost, ForedraftWarning, stacklevel=2)
-            lost = lost or (record.warning if record is not None else "")
-            record = _time(subject, folder, (*packages, compiled), lost)  # from now on others can use it
-        assert record is not None  # the first package is compiled whatever the time
+        subject, before = Subject(model), records_of(model, cache)
+        earlier = record = None if again else read_record(folder)
+        if record is None or not record.packages:
+            tell(0.0, "compiling the forward for any number of rows")
+            record = _added(subject, folder, None, ANY, before)
+        if all(package.least_rows > 1 for package in record.packages):
+            tell(0.5, "compiling the forward for one row")
+            record = _added(subject, folder, record, ONE, before)
         if record is earlier:
             tell(0.0, "timing what was compiled earlier")
             record = _time(subject, folder, record.packages, record.warning)
     return folder, record
+
+
+def _added(
+    subject: Subject, folder: Path, record: CompiledRecord | None, package: PackageRecord, before: list[CompiledRecord]
+) -> CompiledRecord:
+    """Compile one more package, after which others can use it; warn where it was made of a better recipe `before`."""
+    compiled = _compiled(subject, package, folder)
+    lost = _lost_recipe(compiled, before)
+    if lost:
+        warnings.warn(lost, ForedraftWarning, stacklevel=3)
+    if record is None:
+        return _time(subject, folder, (compiled,), lost)
+    return _time(subject, folder, (*record.packages, compiled), lost or record.warning)
 
 
 def _lost_recipe(package: PackageRecord, before: list[CompiledRecord]) -> str:
@@ -179,7 +177,7 @@ def _check(model: Any) -> None:
     """
     support = inspect(model.config)
     size = sum(each.numel() * each.element_size() for each in chain(model.parameters(), model.buffers()))
-    if not hasattr(torch._C._aoti.AOTIModelPackageLoader, "boxed_run"):  # noqa: SLF001  # what older torch lacks
+    if not can_load():
         raise UsageError(f"This is torch {torch.__version__}; foredraft compiles with 2.8 or newer.")
     if not runs_on_cpu(model):
         raise UsageError(f"The model is on {model.device}; foredraft compiles for the CPU. Load it with --device cpu.")
@@ -244,9 +242,10 @@ def _compile(subject: Subject, package: PackageRecord, recipe: Recipe, path: Pat
     """Trace a package and compile it by one recipe, into `path`."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
 
+    backends = "CPP" if recipe.own else "CPP,ATEN"  # of products: kernels, or calls into the vendor's library too
     options = {
-        "freezing": True, "max_autotune": True, "max_autotune_gemm_backends": recipe.backends,
-        "cpp.min_chunk_size": _LEAST_SHARED_FLOAT64 if subject.dtype == torch.float64 else _LEAST_SHARED,
+        "freezing": True, "max_autotune": True, "max_autotune_gemm_backends": backends,
+        "cpp.min_chunk_size": _LEAST_SHARED,
     }  # fmt: skip
     ranges = recipe.own and subject.takes_ranges
     token_ids = np.zeros(min(_TRACED_ROWS, package.most_rows), np.int64)
@@ -267,25 +266,28 @@ def _compile(subject: Subject, package: PackageRecord, recipe: Recipe, path: Pat
 @torch.inference_mode()
 def _timed(subject: Subject, packages: tuple[PackageRecord, ...], loaded: Mapping[str, Any]) -> dict[str, CostCurve]:
     """Return what passes cost of the timed row counts, the least time of each, of the model and of each package."""
-    takes: dict[str, tuple[int, ...]] = {EAGER: _TIMED_ROWS}
-    for package in packages:
-        takes[package.name] = tuple(n for n in _TIMED_ROWS if package.least_rows <= n <= package.most_rows)
-    least = {name: np.full(len(rows), np.inf) for name, rows in takes.items()}
+    seconds: dict[str, dict[int, float]] = {name: {} for name in (EAGER, *loaded)}
     buffers = subject.buffers()
     for rows in _TIMED_ROWS:
         token_ids = np.zeros(rows, np.int64)
-        arguments = (*subject.arguments(token_ids, ranges=False), *buffers)
-        flat = {each.name: _flat((*subject.arguments(token_ids, ranges=each.ranges), *buffers)) for each in packages}
-        for _ in range(_ROUNDS):
-            for name in (name for name in takes if rows in takes[name]):
-                place = takes[name].index(rows)
-                for _ in range(_REPEATS):  # as when steps follow each other: the first one finds others' weights cached
-                    start = perf_counter()
-                    subject.forward(*arguments) if name == EAGER else run_package(loaded[name], list(flat[name]))
-                    least[name][place] = min(least[name][place], perf_counter() - start)
+        eager = partial(subject.forward, *subject.arguments(token_ids, ranges=False), *buffers)
+        passes: dict[str, Callable[[], Any]] = {EAGER: eager}
+        for each in packages:
+            if each.least_rows <= rows <= each.most_rows:
+                flat = _flat((*subject.arguments(token_ids, ranges=each.ranges), *buffers))
+                passes[each.name] = partial(_run_again, loaded[each.name], flat)
+        for name in list(passes) * _ROUNDS:
+            for _ in range(_REPEATS):  # as when steps follow each other: the first one finds others' weights cached
+                start = perf_counter()
+                passes[name]()
+                seconds[name][rows] = min(seconds[name].get(rows, np.inf), perf_counter() - start)
     # more rows that took less time show that the fewer were disturbed
-    falling = {name: np.minimum.accumulate(times[::-1])[::-1] for name, times in least.items()}
-    return {name: CostCurve(rows, tuple(falling[name].tolist())) for name, rows in takes.items()}
+    falling = {name: np.minimum.accumulate(list(of.values())[::-1])[::-1] for name, of in seconds.items()}
+    return {name: CostCurve(tuple(of), tuple(falling[name].tolist())) for name, of in seconds.items()}
+
+
+def _run_again(package: Any, tensors: list[torch.Tensor]) -> None:
+    run_package(package, list(tensors))  # which empties the list that it is given
 
 
 @torch.inference_mode()

@@ -4,7 +4,7 @@ The cache goes in as its buffers and is written in place; masks, positions and s
 transformers' forward and attention interface, and torch's exporter. Does not know how it is compiled, or who calls it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foredraft.errors import UsageError
-from foredraft.graph.layout import lay_out_text
+from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.model.compiled.kernels import LANES, attend
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import Span
@@ -37,21 +37,20 @@ class FunctionalForward(nn.Module):
     """The logits and last hidden states of a pass, from its rows and the buffers of a cache.
 
     Args:
-        model: a causal language model in evaluation mode.
-        layer_types: for each layer, its attention type.
-        windows: for each layer, its sliding window, or None; layers of one window share slots and mask.
+        model: a causal language model in evaluation mode; layers of one sliding window share slots and mask.
 
     Attributes:
         ranges: of the pass that is run, by layer; empty where all rows have the first slots.
     """
 
-    def __init__(self, model: Any, layer_types: Sequence[str], windows: Sequence[int | None]) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        spans = list(dict.fromkeys(windows))
-        self._span_of = [spans.index(window) for window in windows]
-        self._type_of = dict(zip(layer_types, self._span_of, strict=True))
-        self.ranges: list[torch.Tensor] = []  # by layer, of the pass that is run
+        support = inspect(model.config)
+        spans = list(dict.fromkeys(support.windows))
+        self._span_of = [spans.index(window) for window in support.windows]
+        self._type_of = dict(zip(support.layer_types, self._span_of, strict=True))
+        self.ranges: list[torch.Tensor] = []
 
     def forward(
         self,
@@ -146,12 +145,11 @@ class Subject:
     """
 
     def __init__(self, model: Any) -> None:
-        support = inspect(model.config)
-        self.forward = FunctionalForward(model, support.layer_types, support.windows).eval()
+        self.forward = FunctionalForward(model).eval()
         self.config = model.config
         self.dtype = model.dtype
-        self._windows = support.windows
-        self._spans = list(dict.fromkeys(support.windows))
+        self._windows = inspect(model.config).windows
+        self._spans = list(dict.fromkeys(self._windows))
         self.shapes = tuple(_buffer_shapes(model))
 
     @cached_property
@@ -194,20 +192,28 @@ class Subject:
 
     def arguments(self, token_ids: npt.NDArray[np.int64], at: int = CONTEXT, *, ranges: bool) -> tuple[Any, ...]:
         """Return the arguments of `FunctionalForward.forward` before the buffers: a chain behind `at` slots."""
-        layout, span = lay_out_text(token_ids, at), Span(None)
+        span = Span(None)
         span.stored = at
-        mask, positions = (
-            attention_mask(layout, span, self.dtype, torch.device("cpu")),
-            torch.from_numpy(layout.positions),
-        )
-        several = range(len(self._spans))
-        return (
-            torch.from_numpy(layout.token_ids)[None],
-            positions[None],
-            [mask.clone() for _ in several],
-            [positions.clone() for _ in several],
-            [first_slots(layout.rows, at + layout.rows) for _ in several] if ranges else None,
-        )
+        return row_arguments(lay_out_text(token_ids, at), [span] * len(self._spans), self.dtype, ranges=ranges)
+
+
+def row_arguments(layout: Layout, spans: Collection[Span], dtype: torch.dtype, *, ranges: bool) -> tuple[Any, ...]:
+    """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one sequence.
+
+    Args:
+        layout: the rows.
+        spans: the sequence's slots of each window.
+        dtype: the masks'.
+        ranges: whether the forward takes each row's own range of slots.
+    """
+    rows, stored = layout.rows, [span.stored for span in spans]
+    return (
+        torch.from_numpy(layout.token_ids[None]),
+        torch.from_numpy(layout.positions[None]),
+        [attention_mask(layout, span, dtype, torch.device("cpu")) for span in spans],
+        [torch.arange(first, first + rows) for first in stored],
+        [first_slots(rows, first + rows) for first in stored] if ranges else None,
+    )
 
 
 def _buffer_shapes(model: Any) -> list[tuple[int, int]]:

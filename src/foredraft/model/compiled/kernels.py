@@ -16,9 +16,6 @@ since Zen 4), others at half that rate, so it is tried. Where there are tiles (I
 (tile_products.cpp.jinja). The compiler looks up how a product is divided among
 threads and caches anew in each product whose number of rows is a symbol, and cuts the depth to what the smallest cache
 holds; here all but the rows is known, and a strip of the weights is read to its end (blocking.cpp.jinja).
-
-Products in eight-bit integers (int8_products.cpp.jinja): torch's pack the weights anew in each pass of several rows;
-here they are packed once, and sums are exact whatever their order.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,9 +34,6 @@ QUERIES = 4
 LANES = 16
 """The most numbers that a vector register holds; the size of a head must be a multiple of this."""
 
-INT8_ROWS, INT8_VECTORS = 8, 3
-"""Rows times vectors of 16 sums that fill the registers, with the weights and a row's numbers beside them."""
-
 BYTES_AHEAD = 9 * 1024
 """Weights are asked for so far ahead of their use: 2 KiB are too few where the cache is shared, 18 no better."""
 
@@ -49,7 +43,6 @@ PAIR_TRIALS = 20
 _TILE_DEPTH = 32  # numbers of each row that one instruction of AMX multiplies
 _WIDEST = 512  # bits of a vector register; there are enough of them then to score four slots for four queries at once
 _WIDEST_PADDING = 1 / 16  # of the columns; the last strip of weights is filled up with zeros, which take time too
-_INT8_AT_ONCE = 4  # numbers that one instruction multiplies and adds
 _PAIR_SHAPE = (16, 1024, 2048)  # rows, depth and columns of a product such as a forward has
 _PAIRS_QUICKER = 1.2
 
@@ -109,35 +102,12 @@ def _(
     return query.new_empty(rows, heads * size)
 
 
-def int8_product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Multiply integers exactly; this is what runs where nothing is compiled.
-
-    Args:
-        rows: int8[R, K].
-        weight: int8[N, K]; K below 65,536, as sums have 32 bits.
-
-    Returns:
-        int32[R, N], `rows @ weight.T`.
-    """
-    return torch._int_mm(rows, weight.t())  # noqa: SLF001  # torch's only integer product
-
-
-multiply_int8 = custom_op("foredraft::multiply_int8", int8_product, mutates_args=())
-"""The same as an operation that torch's compiler has the kernel for; calling it as it is takes longer."""
-
-
-@multiply_int8.register_fake
-def _(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return rows.new_empty(rows.shape[0], weight.shape[0], dtype=torch.int32)
-
-
 @contextmanager
 def own_kernels() -> Iterator[None]:
     """Have torch's compiler use these kernels until the block ends.
 
-    Products in float32 and bfloat16 stay the compiler's where the processor has neither AVX-512 nor AVX2, those in
-    eight bits where it has no AVX-512 VNNI. Sines and cosines are kept, which the compiler counts as cheap and would
-    compute again, those of every position, for every head of every layer.
+    Products stay the compiler's where the processor has neither AVX-512 nor AVX2. Sines and cosines are kept, which the
+    compiler counts as cheap and would compute again, those of every position, for every head of every layer.
     """
     import torch._inductor.lowering as lowerings  # slow to import, and needed by those who compile alone
     from torch._inductor.codegen import cpp_gemm_template as division
@@ -146,7 +116,6 @@ def own_kernels() -> Iterator[None]:
     operations = torch.ops.foredraft
     table: dict[Any, Any] = lowerings.lowerings
     lowerings.register_lowering(operations.attend.default, type_promotion_kind=None)(_lowered_attention)
-    lowerings.register_lowering(operations.multiply_int8.default, type_promotion_kind=None)(_lowered_int8)
     angles = (torch.ops.aten.cos.default, torch.ops.aten.sin.default)
     blocking = division.GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED
     with ExitStack() as until_the_end:
@@ -174,25 +143,6 @@ def pairs_are_quicker(clock: Callable[[], float] = perf_counter) -> bool:
     if not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001  # torch has no public name for it
         return False
     return _least_seconds(torch.float32, clock) > _PAIRS_QUICKER * _least_seconds(torch.bfloat16, clock)
-
-
-def packed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return eight-bit weights as the kernel reads them, and what its sums begin with.
-
-    The instruction multiplies unsigned numbers by signed ones, so rows go in with 128 added to each number; the sums
-    begin with what that adds, taken away.
-
-    Args:
-        weight: int8[N, K].
-
-    Returns:
-        int8[S, K / 4, 48, 4] and int32[S * 48]: S strips of 48 columns, filled up with zeros, as is K.
-    """
-    columns, size = weight.shape
-    strip = INT8_VECTORS * LANES
-    filled = torch.nn.functional.pad(weight, (0, -size % _INT8_AT_ONCE, 0, -columns % strip))
-    strips = filled.unflatten(0, (-1, strip)).unflatten(2, (-1, _INT8_AT_ONCE)).transpose(1, 2).contiguous()
-    return strips, -128 * filled.sum(1, dtype=torch.int32)
 
 
 @torch.inference_mode()
@@ -292,28 +242,6 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
         sum_t=DTYPE_TO_CPP[precise],
         restrict_keyword=get_restrict_keyword(),
     )
-
-
-def _lowered_int8(rows: Any, weight: Any) -> Any:
-    """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_int8`."""
-    import torch._inductor.lowering as lowerings
-    from torch._inductor.ir import ExternKernel, FixedLayout
-    from torch._inductor.virtualized import V
-
-    constant = V.graph.constants.get(weight.get_name())
-    if constant is None or not torch.cpu._is_vnni_supported():  # noqa: SLF001  # torch has no public name for it
-        return lowerings.lowerings[torch.ops.aten._int_mm.default](rows, lowerings.permute(weight, [1, 0]))  # noqa: SLF001  # as above
-    strips, start = (ExternKernel.realize_input(V.graph.add_tensor_constant(each)) for each in packed(constant))
-    inputs = {
-        "rows": ExternKernel.require_contiguous(ExternKernel.realize_input(rows)),
-        "weight": strips,
-        "start": start,
-    }
-    count, columns = rows.get_size()[0], weight.get_size()[0]
-    layout = FixedLayout(rows.get_device(), torch.int32, [count, columns], [columns, 1])
-    ahead = BYTES_AHEAD // (INT8_VECTORS * LANES * _INT8_AT_ONCE)
-    filled = {"most_rows": INT8_ROWS, "vectors": INT8_VECTORS, "ahead": ahead}
-    return _kernel_call("multiply_int8", _source("int8_products"), inputs, layout, **filled)
 
 
 def _product_kernels(theirs: Mapping[Any, list[Any]]) -> dict[Any, list[Any]]:

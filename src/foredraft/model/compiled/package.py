@@ -24,7 +24,8 @@ import transformers
 from foredraft.atomic_file import write_file
 from foredraft.cache_folder import cache_path
 from foredraft.contracts import CostCurve
-from foredraft.errors import ForedraftWarning, StoreError
+from foredraft.errors import ForedraftWarning, StoreError, told
+from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.fingerprint import architecture
 
 MOST_ROWS = 256
@@ -115,7 +116,7 @@ class CompiledRecord:
 class LoadedPackage:
     """A package that can be run, and whether it takes each row's own range of slots."""
 
-    loader: Any
+    loader: CompiledLibrary
     ranges: bool
 
 
@@ -158,27 +159,22 @@ class CompiledForward:
         return self.record.same_bits and rows <= MOST_ROWS and EAGER not in self._quickest[1 : rows + 1]
 
 
-def run_package(package: Any, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run a loaded package on the arguments of `FunctionalForward.forward`, flattened; return what it returns.
-
-    The call that torch's wrapper offers reads a description of the arguments anew each time, which costs more than a
-    layer; shapes are not checked here, so they must be what the package was compiled for.
-    """
-    logits, hidden = package.boxed_run(tensors)
+def run_package(package: CompiledLibrary, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run a loaded package on the arguments of `FunctionalForward.forward`, flattened; return what it returns."""
+    logits, hidden = package.run(tensors)
     return logits, hidden
 
 
-def load_package(path: Path) -> Any:
+def load_package(path: Path) -> CompiledLibrary:
     """Load a compiled package.
 
     Raises:
-        StoreError: torch cannot load it.
+        StoreError: it cannot be loaded.
     """
-    torch.cpu._init_amx()  # noqa: SLF001  # asks the system for the tiles that kernels may use; torch's compiler does too
-    try:  # what torch's documented loader wraps; that one imports the whole compiler first, which takes a second
-        return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)  # noqa: SLF001  # see above
-    except RuntimeError as error:
-        raise StoreError(f"The compiled forward {path} cannot be loaded. {_REMEDY}") from error
+    try:
+        return CompiledLibrary(path)
+    except (OSError, zipfile.BadZipFile, RuntimeError, AttributeError) as error:
+        raise StoreError(f"The compiled forward {path} cannot be loaded ({told(error)}). {_REMEDY}") from error
 
 
 _REMEDY = "`foredraft compile MODEL --again` makes it anew."

@@ -1,22 +1,29 @@
-"""What draft graphs save and what they risk: nodes drafted, and how far a borrowed distribution is from the true one.
+"""What draft graphs save and how wrong they are: nodes drafted, and how far borrowed distributions are from true ones.
 
 The figures of GSD's table 1, drafted tokens, and table 5, KL divergence (Gong et al. 2024). The text that the target
-wrote is drafted again from each of its positions, in every shape. Knows a draft model; not the verification.
+wrote is drafted again from each of its positions, in every shape.
+
+    python scripts/draft_graph_loans.py DRAFT_MODEL --model MODEL --data PROMPTS --task gsm8k
 """
 
+import argparse
+import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from foredraft.api import Generator
-from foredraft.bench.tasks import TaskPrompt
+from foredraft.api import Generator, load
+from foredraft.bench.report import markdown_table
+from foredraft.bench.tasks import TaskPrompt, load_tasks
 from foredraft.contracts import Budget, TokenIds
 from foredraft.graph.tree import depths
 from foredraft.model.candidates import Imitation
+from foredraft.model.gguf import SMOLLM2
 from foredraft.model.growth import Grown, GrowthRules, grow
 from foredraft.model.rollout import Rollout
 from foredraft.model.target import TorchTarget
@@ -28,7 +35,7 @@ _MOST_LOANS = 32
 _MOST_ROWS = 256
 """Rows of a draft that the draft model computes at most."""
 _ROOM = _MOST_ROWS + 2 * _MOST_LOANS
-"""Behind the draft's rows lie the recomputed ones: borrowers, and their lenders again."""
+"""Rows of the draft, and after them the recomputed ones: borrowers, and their lenders again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +78,6 @@ def measure_loans(
     *,
     tokens: int,
     every: int = 4,
-    rules: GrowthRules | None = None,
-    done: Callable[[], None] = lambda: None,
 ) -> list[Loans]:
     """Draft again and again along what the target writes, greedily, for each prompt.
 
@@ -81,11 +86,9 @@ def measure_loans(
         draft_model: as `draft_graph` takes it.
         prompts: what to write about.
         tokens: how long each text is.
-        every: draft from each of so many positions.
-        rules: what limits trees and graphs; None for the paper's. The chain has their levels and probability.
-        done: called after each prompt.
+        every: draft from one of this many positions.
     """
-    rules = rules or GrowthRules()
+    rules = GrowthRules()  # the paper's; the chain has their levels and probability
     model = pair_draft_model(draft_model, generator.target, generator.tokenizer)
     shapes = {"chain": replace(rules, out_degree=1, least_share=0.0, tau=0), "tree": replace(rules, tau=0)}
     shapes |= {f"graph, tau {tau}": replace(rules, tau=tau) for tau in TAUS}
@@ -96,7 +99,6 @@ def measure_loans(
         ends = range(len(ids) - len(text.token_ids), len(ids), every)
         for shape, shape_rules in shapes.items():
             _draft_along(model, ids, ends, shape_rules, rules.out_degree, sums[shape])
-        done()
     return [_loans(shape, found) for shape, found in sums.items()]
 
 
@@ -121,7 +123,7 @@ def _draft_along(
 
 
 def _compare(rollout: Rollout, grown: Grown, sums: _Sums) -> None:
-    """Compute what follows borrowers behind their own prefix, and what follows their lenders."""
+    """Compute the distributions after borrowers, from their own prefix, and after their lenders."""
     graph, size = grown.graph, grown.graph.size
     lenders = graph.lenders[:size]
     borrowers = [node for node in np.flatnonzero(lenders >= 0) if grown.rows[lenders[node]] >= 0][:_MOST_LOANS]
@@ -150,3 +152,29 @@ def _loans(shape: str, sums: _Sums) -> Loans:
         divergence=sums["divergence"] / compared,
         agreement=sums["agreement"] / compared,
     )
+
+
+def main() -> None:
+    """Print the table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("draft_model", help="a hub id, a folder, a GGUF file")
+    parser.add_argument("--model", default=SMOLLM2)
+    parser.add_argument("--data", type=Path, help="folder of the tasks' files")
+    parser.add_argument("--task", action="append", help="a task; may be repeated")
+    parser.add_argument("--prompts", type=int, default=10, help="of each task")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    prompts = load_tasks(given.task, given.data, given.prompts)
+    generator = load(given.model, method="none", dtype=given.dtype)
+    found = measure_loans(generator, given.draft_model, prompts, tokens=given.max_new_tokens)
+    if given.json:
+        print(json.dumps([asdict(each) for each in found]))
+        return
+    rows = [[value if isinstance(value, str) else f"{value:.3g}" for value in asdict(each).values()] for each in found]
+    print(markdown_table(list(asdict(found[0])), rows))
+
+
+if __name__ == "__main__":
+    main()

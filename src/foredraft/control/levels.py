@@ -10,9 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from foredraft.contracts import Budget, Draft, Verdict
-from foredraft.control.cutting import cut
-from foredraft.errors import UsageError
+from foredraft.contracts import NO_BUDGET, Budget, Draft, Verdict
+from foredraft.control.fixed import cut
 from foredraft.graph.tree import depths
 
 
@@ -51,18 +50,21 @@ class Rule(Protocol):
 
     def begins(self, levels: int) -> bool:
         """Say whether to draft in this step at all, where at most `levels` levels, at least 1, can be of use."""
-        ...
 
-    def more(self, level: int, chance: float | None) -> bool:
-        """Say whether to draft another level after `level`, 1 for the first, whose best path has this `chance`."""
-        ...
+    def more(self, level: int, path: float | None, token: float | None) -> bool:
+        """Say whether to draft another level after `level`, 1 for the first.
+
+        Args:
+            level: the last one drafted.
+            path: the drafter's estimate that the level's best path is accepted, 0 to 1; None without one.
+            token: likewise, that the last token is where all before it are.
+        """
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a step."""
-        ...
 
 
-class StoppingControl:
+class LevelControl:
     """As many levels as a rule wants.
 
     The rule answers once for each level, whoever asks first: the drafter, or `trim` for the levels about which it did
@@ -71,22 +73,24 @@ class StoppingControl:
     Args:
         rule: when to stop; of this sequence alone.
         most_nodes: never draft more, which `num_speculative_tokens` says.
+        most_levels: nor deeper; None for no limit.
     """
 
-    def __init__(self, rule: Rule, most_nodes: int) -> None:
+    def __init__(self, rule: Rule, most_nodes: int, most_levels: int | None = None) -> None:
         self._rule = rule
         self._most_nodes = most_nodes
+        self._most_levels = most_levels
         self._chances: list[float | None] = []  # of the levels that were asked about in this step
         self._stopped = False
         self._asked = 0  # how many of them the drafter asked about
 
     def budget(self, depth: int) -> Budget:
         """Return the most that may be drafted, and how to ask for less; nothing where the rule does not begin."""
-        self._chances = []
-        self._stopped = False
-        self._asked = 0
-        if depth <= 0 or self._most_nodes <= 0 or not self._rule.begins(min(depth, self._most_nodes)):
-            return Budget(0, max(depth, 0))
+        self._chances, self._stopped, self._asked = [], False, 0
+        depth = depth if self._most_levels is None else min(depth, self._most_levels)
+        levels = min(depth, self._most_nodes)
+        if levels <= 0 or not self._rule.begins(levels):
+            return NO_BUDGET
         return Budget(self._most_nodes, depth, self._answer_drafter)
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
@@ -108,10 +112,12 @@ class StoppingControl:
         guessed = level_chances(verdict.draft)
         chances = (self._chances + guessed[len(self._chances) :])[: len(guessed)]
         ended = len(verdict.tokens) == len(verdict.path)
+        last = verdict.path[-1] if verdict.path else -1
+        rejected = not ended and bool((verdict.draft.parents == last).any())
         self._rule.observe(
             Outcome(
-                len(verdict.draft), len(guessed), len(verdict.path), rejected(verdict), ended, tuple(chances),
-                self._asked, forward_seconds, other_seconds, draft_seconds,
+                len(verdict.draft), len(guessed), len(verdict.path), rejected, ended, tuple(chances), self._asked,
+                forward_seconds, other_seconds, draft_seconds,
             )
         )  # fmt: skip
 
@@ -122,22 +128,16 @@ class StoppingControl:
     def _answer(self, chance: float | None) -> bool:
         if self._stopped:
             return False
-        if chance is not None and not -np.inf < chance < np.inf:
-            raise ValueError(f"The drafter's estimate is {chance}; it must be a number from 0 to 1, or None.")
-        chance = None if chance is None else float(min(max(chance, 0.0), 1.0))  # products round to just above 1
+        token = None
+        if chance is not None:
+            if not -np.inf < chance < np.inf:
+                raise ValueError(f"The drafter's estimate is {chance}; it must be a number from 0 to 1, or None.")
+            chance = float(min(max(chance, 0.0), 1.0))  # products round to just above 1
+            above = self._chances[-1] if self._chances else 1.0
+            token = chance if above is None else min(chance / above, 1.0) if above > 0 else 0.0
         self._chances.append(chance)
-        self._stopped = not self._rule.more(len(self._chances), chance)
+        self._stopped = not self._rule.more(len(self._chances), chance, token)
         return not self._stopped
-
-
-def check_cap(cap: int | None) -> None:
-    """Refuse a rule's cap that allows nothing.
-
-    Raises:
-        UsageError: below 1.
-    """
-    if cap is not None and cap < 1:
-        raise UsageError(f"cap is {cap}; it must be at least 1, or None.")
 
 
 def level_chances(draft: Draft) -> list[float | None]:
@@ -151,11 +151,3 @@ def level_chances(draft: Draft) -> list[float | None]:
     best = np.zeros(deepest + 1)
     np.maximum.at(best, depth, np.clip(draft.score, 0.0, 1.0))
     return best[1:].tolist()  # type: ignore[no-any-return]  # numpy's `tolist` is Any
-
-
-def rejected(verdict: Verdict) -> bool:
-    """Say whether the target chose another token than those drafted where the accepted path ends."""
-    if len(verdict.tokens) == len(verdict.path):
-        return False
-    last = verdict.path[-1] if verdict.path else -1
-    return bool((verdict.draft.parents == last).any())

@@ -1,0 +1,97 @@
+"""The shared library in a compiled package, called through the C interface that torch keeps stable for it.
+
+torch's own loader holds Python's global lock during a pass, so that no other thread runs: a server could neither read a
+request nor send a token. A call through ctypes lets go of it. Knows tensors; not what a package was compiled from.
+"""
+
+import ctypes
+import tempfile
+import zipfile
+from pathlib import Path
+
+import torch
+
+_SOFTLY = 1  # omp_pause_soft: settings are kept
+_PREFIX = "AOTInductorModelContainer"
+_CAPSULE_ADDRESS = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_CAPSULE_OF = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+
+
+def can_load() -> bool:
+    """Say whether this torch hands tensors to compiled libraries and takes them back."""
+    return hasattr(torch._C, "_aoti") and hasattr(torch._C._aoti, "alloc_tensors_by_stealing_from_void_ptrs")  # noqa: SLF001  # torch has no public name for it
+
+
+def release_threads() -> None:
+    """Let go of the threads that share the calling thread's passes; called before another thread runs them.
+
+    Every thread from which passes are run has threads of its own. As soon as there are more of them than processors,
+    OpenMP no longer has them wait actively for each other, and a pass of SmolLM2 takes three times as long.
+    """
+    pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)  # OpenMP 5.0; older ones lack it
+    if pause is not None:
+        pause(_SOFTLY)
+
+
+class CompiledLibrary:
+    """A loaded library; one pass at a time.
+
+    Args:
+        path: of the package, which is an archive.
+
+    Raises:
+        OSError: it cannot be read, or unpacked to the folder for temporary files.
+        zipfile.BadZipFile: it is no archive.
+        RuntimeError: it holds no library, or one that cannot be loaded.
+    """
+
+    def __init__(self, path: Path) -> None:
+        torch.cpu._init_amx()  # noqa: SLF001  # asks the system for the tiles that kernels may use, as torch's compiler does
+        with zipfile.ZipFile(path) as package, tempfile.TemporaryDirectory() as folder:
+            name = next((name for name in package.namelist() if name.endswith(".so")), None)
+            if name is None:
+                raise RuntimeError("it holds no library")
+            library = ctypes.CDLL(package.extract(name, folder))  # stays in memory when the file is gone
+        self._handle = ctypes.c_void_p()
+        create = getattr(library, f"{_PREFIX}CreateWithDevice")
+        create.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_char_p)
+        _check(create(ctypes.byref(self._handle), 1, b"cpu", None))
+        count = ctypes.c_size_t()
+        outputs = getattr(library, f"{_PREFIX}GetNumOutputs")
+        outputs.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        _check(outputs(self._handle, ctypes.byref(count)))
+        self._outputs = count.value
+        self._run = getattr(library, f"{_PREFIX}RunSingleThreaded")
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        self._run.argtypes = (pointer, pointer, size, pointer, size, pointer, pointer)
+        self._delete = getattr(library, f"{_PREFIX}Delete")
+        self._delete.argtypes = (ctypes.c_void_p,)
+
+    def __del__(self) -> None:
+        """Free the weights."""
+        if hasattr(self, "_delete"):
+            self._delete(self._handle)
+
+    def run(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return what the library makes of its inputs. Shapes are not checked.
+
+        Raises:
+            RuntimeError: the library refuses; it says why on the standard error.
+        """
+        exchange = torch._C._aoti  # noqa: SLF001  # torch has no public name for it
+        given = [_CAPSULE_ADDRESS(each, None) for each in exchange.unsafe_alloc_void_ptrs_from_tensors(tensors)]
+        inputs, outputs = (ctypes.c_void_p * len(given))(*given), (ctypes.c_void_p * self._outputs)()
+        _check(self._run(self._handle, inputs, len(given), outputs, self._outputs, None, None))
+        made: list[torch.Tensor] = exchange.alloc_tensors_by_stealing_from_void_ptrs(
+            [_CAPSULE_OF(each, None, None) for each in outputs]
+        )
+        return made
+
+
+def _check(status: int) -> None:
+    if status != 0:
+        raise RuntimeError("the compiled library refused; the standard error says why")
