@@ -36,9 +36,9 @@ def cells(heads: dict[str, str]) -> dict[str, dict[str, Any]]:
         found[name] = {"method": method, "nodes": 8}
     found["Medusa"] = {"method": "medusa", "nodes": 8}
     layers = {"head": "none", "layers": 6}
-    found["EESD, no exit layer, Cali-TS"] = {"method": "eesd", "options": layers, "control": "cali_ts"}
+    found["EESD, no exit layer, Beta-TS"] = {"method": "eesd", "options": layers, "control": "beta_ts"}
     for name, head in heads.items():
-        found[f"EESD, {name}, Cali-TS"] = {"method": "eesd", "options": {"head": head}, "control": "cali_ts"}
+        found[f"EESD, {name}, Beta-TS"] = {"method": "eesd", "options": {"head": head}, "control": "beta_ts"}
     found |= {f"EESD, {name}": {"method": "eesd", **how} for name, how in EESD.items()}
     return found
 
