@@ -35,6 +35,7 @@ def cells(heads: dict[str, str]) -> dict[str, dict[str, Any]]:
     for method, name in (("draft_model", "SSD"), ("draft_tree", "TSD"), ("draft_graph", "GSD")):
         found[name] = {"method": method, "nodes": 8}
     found["Medusa"] = {"method": "medusa", "nodes": 8}
+    found["EESD, tree"] = {"method": "eesd", "options": {"out_degree": 3}, "nodes": 8}
     layers = {"head": "none", "layers": 6}
     found["EESD, no exit layer, Beta-TS"] = {"method": "eesd", "options": layers, "control": "beta_ts"}
     for name, head in heads.items():
