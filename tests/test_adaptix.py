@@ -232,33 +232,11 @@ def test_feedback_that_is_off_asks_for_nothing_and_learns_nothing():
     assert memory(made) == {}
 
 
-# --- memory
-
-
-def test_shared_knowledge_survives_in_a_file(tmp_path):
-    path = str(tmp_path / "memory")
-    made = drafter(share=True, memory=path)
-    propose(opened(made), TEXT)
-    made.save()
-    again = drafter(share=True, memory=path)
-    assert memory(again) == memory(made)
-    assert first_tokens(propose(opened(again), [1, 2])) == [3]
-    again.save(str(tmp_path / "elsewhere"))
-    assert (tmp_path / "elsewhere").exists()
-
-
-def test_only_shared_knowledge_can_be_saved(tmp_path):
-    with pytest.raises(UsageError, match="share=True"):
-        drafter().save(str(tmp_path / "memory"))
-    with pytest.raises(UsageError, match="a path or memory=PATH"):
-        drafter(share=True).save()
-
-
-def test_memory_of_another_tokenizer_is_refused(tmp_path):
-    options = {"table": "none", "share": True, "memory": str(tmp_path / "memory")}
-    make_drafter("adaptix", options, Resources(VOCABULARY, "a" * 64)).save()
-    with pytest.raises(StoreError, match="another tokenizer"):
-        make_drafter("adaptix", options, Resources(VOCABULARY, "b" * 64))
+def test_nothing_is_saved():
+    made = drafter(share=True)
+    assert not made.saves
+    with pytest.raises(UsageError, match="Method auto keeps"):
+        made.save()
 
 
 # --- tables and options
@@ -307,7 +285,6 @@ def test_a_table_of_a_larger_vocabulary_is_refused(table):
         ({"feedback_weight": 0.0}, "feedback_weight is 0.0; it must be above 0."),
         ({"keep": 0.0}, "keep is 0.0; it must be above 0 and at most 1."),
         ({"keep": 1.5}, "keep is 1.5; it must be above 0 and at most 1."),
-        ({"memory": "file"}, "memory keeps shared knowledge; give share=True with it."),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, sentence):

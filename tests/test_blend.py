@@ -12,8 +12,8 @@ from foredraft.index.datastore import open_datastore
 from foredraft.index.own_words import NO_WORDS, empty_words
 from foredraft.index.rates import ABSENT, SOURCES, UNLISTED, chance, credit, flat_rates, prior_rates
 from foredraft.index.recent_text import NO_TEXT, append, empty_text, newest_place
+from foredraft.index.retrieval import StoredRows
 from foredraft.index.sources import LONGEST, NO_ROWS, NOTHING_FORESEEN, STORE, Foreseen, Rows, Sources
-from foredraft.index.stored_rows import StoredRows
 from support.documents import random_documents
 from support.own_words import learn
 from support.stores import built

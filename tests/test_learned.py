@@ -6,20 +6,15 @@ import numpy as np
 import pytest
 
 import naive.index_tables
-from foredraft.errors import StoreError
 from foredraft.index.learned import (
-    KIND,
     ROW_WIDTH,
     empty_learned,
     learn,
     learn_distributions,
     learn_text,
     learned_row,
-    load_learned,
-    save_learned,
     with_room,
 )
-from foredraft.index.storage import write_store
 from support.learned import check_learned
 
 pytestmark = pytest.mark.kernels
@@ -172,65 +167,6 @@ def test_much_room_in_a_full_table_forgets_all_that_must_go():
         with_room(arrays, 17, most_slots=32)
 
 
-# --- files
-
-
-def test_what_was_saved_is_loaded(tmp_path):
-    arrays = empty_learned(64)
-    learn_text(arrays, np.random.default_rng(1).integers(0, 5, 30), 0, 1.0, 0.9, NO_CAP)
-    path = str(tmp_path / "memory")
-    save_learned(path, arrays, "a" * 64, 5)
-    loaded = load_learned(path, "a" * 64)
-    check_learned(loaded)
-    assert naive.index_tables.learned_memory(loaded) == naive.index_tables.learned_memory(arrays)
-    assert loaded.clock.tolist() == arrays.clock.tolist()
-    assert len(loaded.keys) == len(arrays.keys)
-    learn(loaded, 1, 2, 3, 1.0, 1.0, NO_CAP)  # a copy in memory, not the file
-    save_learned(path, loaded, "a" * 64, 5)
-    assert naive.index_tables.learned_memory(load_learned(path, "")) == naive.index_tables.learned_memory(loaded)
-
-
-def test_memory_of_another_tokenizer_is_refused(tmp_path):
-    save_learned(str(tmp_path / "memory"), empty_learned(8), "a" * 64, 5)
-    with pytest.raises(StoreError, match="another tokenizer"):
-        load_learned(str(tmp_path / "memory"), "b" * 64)
-
-
-def write_memory(path, arrays):
-    with write_store(path, KIND, tokenizer_hash="a" * 64, vocabulary=5) as writer:
-        for name, array in arrays.items():
-            writer.append(name, array.ravel())
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"tokens": np.zeros(8 * 6, np.int32), "weights": np.zeros(8 * 6, np.float32)},
-        {"weights": np.full(8 * ROW_WIDTH, np.nan, np.float32)},
-        {"clock": np.zeros(1, np.int64)},
-        {"totals": np.zeros(7, np.float32)},
-        {"met": np.zeros(8, np.float32)},
-        {"keys": np.zeros(8, np.int64)},
-        {"keys": np.full(8, -7, np.int64)},
-        {"tokens": np.full(8 * ROW_WIDTH, -4, np.int32)},
-        {"totals": np.full(8, -1, np.float32)},
-        {name: array[:0] for name, array in empty_learned(8)._asdict().items() if name != "clock"},
-    ],
-)
-def test_a_memory_file_of_the_wrong_form_is_refused(tmp_path, change):
-    write_memory(tmp_path / "memory", {**empty_learned(8)._asdict(), **change})
-    with pytest.raises(StoreError, match="damaged"):
-        load_learned(str(tmp_path / "memory"), "a" * 64)
-
-
-def test_a_memory_file_that_lacks_an_array_is_refused(tmp_path):
-    arrays = empty_learned(8)._asdict()
-    del arrays["met"]
-    write_memory(tmp_path / "memory", arrays)
-    with pytest.raises(StoreError, match="damaged"):
-        load_learned(str(tmp_path / "memory"), "a" * 64)
-
-
 def test_contexts_spread_over_the_table():
     """Neighbouring ids, as one text has them, must not crowd into neighbouring slots."""
     slots = set()
@@ -239,13 +175,3 @@ def test_contexts_spread_over_the_table():
         learn(arrays, a, b, 1, 1.0, 1.0, 1.0)
         slots.add(learned_row(arrays.keys, a, b))
     assert len(slots) > 0.7 * 400  # drawn at random, 83% would be distinct
-
-
-def test_a_context_that_lies_in_the_wrong_slot_is_found_again(tmp_path):
-    arrays = empty_learned(8)
-    learn(arrays, 1, 2, 3, 1.0, 1.0, NO_CAP)
-    moved = {name: np.roll(array, 1, 0) for name, array in arrays._asdict().items() if name != "clock"}
-    write_memory(tmp_path / "memory", moved | {"clock": arrays.clock})
-    loaded = load_learned(str(tmp_path / "memory"), "a" * 64)
-    assert row_of(loaded, 1, 2) == {3: 1.0}
-    check_learned(loaded)

@@ -174,18 +174,6 @@ def test_the_shipped_tables_are_sound():
     assert (folder / "smollm2.trigrams").exists()
 
 
-@pytest.mark.slow
-def test_shared_knowledge_is_saved_where_memory_names_a_file(tmp_path):
-    path = tmp_path / "memory"
-    options = {"table": "none", "share": True, "memory": str(path), "num_speculative_tokens": 4}
-    made = foredraft.load(TOY, dtype="float32", method="adaptix", speculative_config=options)
-    made.generate("Hello", max_new_tokens=4)
-    assert not path.exists()
-    made.save()
-    assert path.exists()
-    foredraft.load(TOY, method="adaptix", speculative_config=options)
-
-
 def test_processors_see_tensors_on_the_models_device(generator):
     seen = []
 

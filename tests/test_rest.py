@@ -559,7 +559,6 @@ def test_a_store_that_goes_away_serves_on_as_it_was(tmp_path):
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("adaptix", {"table": "none", "share": True}),
         ("rest", {"store": "none", "learn": "shared"}),
         ("auto", {"store": "none", "table": "none"}),
     ],

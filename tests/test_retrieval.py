@@ -6,11 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive.index_text
-from foredraft.graph.heap import pop, sift_up
+from foredraft.graph.search import pop, sift_up
 from foredraft.graph.tree import depths, is_tree
-from foredraft.index.published import published_tree
 from foredraft.index.recent_text import END
-from foredraft.index.retrieval import best_nodes, followers
+from foredraft.index.retrieval import best_nodes, followers, published_tree
 from support.documents import grown, random_documents, ranges_after, some_tokens, sort
 from support.drafts import paths_of
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import naive.graph
 import naive.index_tables
-from foredraft.graph.bar import FLOOR, above_bar, bar_height, new_bar, raise_bar
+from foredraft.graph.search import FLOOR, above_bar, bar_height, new_bar, raise_bar
 from foredraft.graph.tree import depths, is_tree
 from foredraft.index.best_first import best_first
 from foredraft.index.learned import LearnedArrays, empty_learned, learn, learn_text, with_room

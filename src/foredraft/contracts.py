@@ -180,14 +180,12 @@ class Scores:
         best: int64[R], on the CPU, the most probable token after every row, -1 where its score is not finite; where the
             forward found it already, so that greedy decoding copies R numbers off the device and no scores.
         draw: the same for sampling, where the device can be asked for it until the next pass.
-        bits: what `foredraft.sampling.logits.bits_of` tells of the logits, where it is known already.
     """
 
     logits: "torch.Tensor"
     hidden: "torch.Tensor | None" = None
     best: "torch.Tensor | None" = None
     draw: "RowDraw | None" = None
-    bits: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,10 @@ Knows ids and tables; no text, no model.
 
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from foredraft.atomic_file import check_place
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
@@ -27,9 +25,7 @@ from foredraft.index.learned import (
     empty_learned,
     learn,
     learn_verdict,
-    load_learned,
     read_text,
-    save_learned,
     with_room,
 )
 from foredraft.index.mcts import SearchSettings, mcts
@@ -51,8 +47,7 @@ class AdaptixOptions:
             `window` tokens by `increment` at every step, up to `max_probability`; "off" learns nothing.
         feedback: "topk" also learns the target's own distribution at verified nodes, "off" does not; None means "topk"
             with `learn="tokens"`, and "off" with the paper's rule or none.
-        share: keep what is learned across sequences, until `save()`; otherwise each sequence starts afresh.
-        memory: path from which shared knowledge is loaded, and to which `save()` writes it.
+        share: keep what is learned across sequences, as the paper does; otherwise each sequence starts afresh.
         depth: deepest node that best-first search makes.
         keep: what older weights in a context are multiplied by when something is learned there ("tokens").
         feedback_weight: observations that one fed-back distribution counts for.
@@ -72,7 +67,6 @@ class AdaptixOptions:
     learn: Literal["tokens", "paper", "off"] = "tokens"
     feedback: Literal["topk", "off"] | None = None
     share: bool = False
-    memory: str | None = None
     depth: int = 12
     keep: float = 0.95
     feedback_weight: float = 2.0
@@ -109,8 +103,6 @@ class AdaptixOptions:
             raise UsageError(f"window is {self.window}; it must be at most {MOST_SLOTS // 2}.")
         if not 0 < self.keep <= 1:
             raise UsageError(f"keep is {self.keep}; it must be above 0 and at most 1.")
-        if self.memory is not None and not self.share:
-            raise UsageError("memory keeps shared knowledge; give share=True with it.")
 
     @property
     def feeds_back(self) -> bool:
@@ -126,32 +118,23 @@ class AdaptixDrafter:
     Options = AdaptixOptions
     source_names = ("adaptix",)
 
-    def __init__(self, options: AdaptixOptions, table: TrigramTable, learned: LearnedArrays | None = None) -> None:
+    def __init__(self, options: AdaptixOptions, table: TrigramTable) -> None:
         self.options = options
         self.table = table
         every_step = options.share or options.learn == "paper"  # the whole text is, or its last tokens anew
         self.needs = Needs(top_k=options.feedback_top_k if options.feeds_back else 0, every_step=every_step)
         self.lock = threading.Lock()
-        self.shared = learned if learned is not None else empty_learned()
+        self.shared = empty_learned()
 
     @classmethod
     def create(cls, options: AdaptixOptions, resources: Resources) -> "AdaptixDrafter":
-        """Open the table, and the memory if one is named and exists.
+        """Open the table.
 
         Raises:
-            StoreError: a table or memory that is damaged or belongs to another tokenizer, or that could not be written.
+            StoreError: a table that is damaged or belongs to another tokenizer.
         """
-        table = open_named_table(options.table, resources.default_table, resources.vocabulary, resources.tokenizer_hash)
-        learned = None
-        if options.memory is not None:
-            check_place(Path(options.memory))
-        if options.memory is not None and Path(options.memory).exists():
-            learned = load_learned(options.memory, resources.tokenizer_hash)
-        drafter = cls(options, table, learned)
-        drafter._tokenizer_hash = resources.tokenizer_hash
-        return drafter
-
-    _tokenizer_hash = ""
+        named = (options.table, resources.default_table, resources.vocabulary, resources.tokenizer_hash)
+        return cls(options, open_named_table(*named))
 
     def open(self, context: DraftContext) -> "AdaptixDrafting":
         """Begin drafting for one sequence."""
@@ -159,8 +142,8 @@ class AdaptixDrafter:
 
     @property
     def saves(self) -> bool:
-        """Whether a memory was named."""
-        return self.options.memory is not None
+        """False: what sequences share lasts as long as the drafter."""
+        return False
 
     def forget(self) -> None:
         """Forget what sequences have shared."""
@@ -168,17 +151,13 @@ class AdaptixDrafter:
             self.shared = empty_learned()
 
     def save(self, path: str | None = None) -> None:
-        """Write the shared knowledge to `path`, or to the `memory` of the options; the old file stays until it is done.
+        """Refuse.
 
         Raises:
-            UsageError: nothing is shared, or no path is known.
-            StoreError: the file cannot be written.
+            UsageError: always.
         """
-        path = path or self.options.memory
-        if not self.options.share or path is None:
-            raise UsageError("Only shared knowledge can be saved: give share=True, and a path or memory=PATH.")
-        with self.lock:
-            save_learned(path, self.shared, self._tokenizer_hash, self.table.vocabulary)
+        place = "" if path is None else f" to {path}"
+        raise UsageError(f"Method adaptix cannot save{place}. Method auto keeps what it learned: give it memory=PATH.")
 
 
 class AdaptixDrafting:

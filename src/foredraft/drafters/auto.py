@@ -45,8 +45,8 @@ from foredraft.index.own_words import (
 )
 from foredraft.index.rates import Rates, prior_rates
 from foredraft.index.recent_text import NO_TEXT, empty_text, with_room
+from foredraft.index.retrieval import StoredRows
 from foredraft.index.sources import NEURAL, NO_ROWS, NOTHING_FORESEEN, Foreseen, Rows, Sources
-from foredraft.index.stored_rows import StoredRows
 from foredraft.index.trigram import open_named_table
 from foredraft.options import shown
 

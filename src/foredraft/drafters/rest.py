@@ -16,9 +16,8 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs,
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
-from foredraft.index.published import MOST_OCCURRENCES, published_tree
 from foredraft.index.recent_text import RecentText, append, empty_text, with_room
-from foredraft.index.retrieval import best_nodes, followers
+from foredraft.index.retrieval import MOST_OCCURRENCES, best_nodes, followers, published_tree
 from foredraft.index.suffix_array import SuffixArrays, follow
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from foredraft.graph.dag import NO_LENDER, DraftGraph
-from foredraft.graph.heap import pop, sift_up
+from foredraft.graph.search import pop, sift_up
 from foredraft.graph.tree import BoolArray, FloatArray, IntArray
 
 

@@ -6,8 +6,7 @@ Knows the successor function. Does not know where the budget comes from.
 import numpy as np
 from numba import njit
 
-from foredraft.graph.bar import above_bar, bar_height, new_bar, raise_bar
-from foredraft.graph.heap import pop, sift_up
+from foredraft.graph.search import above_bar, bar_height, new_bar, pop, raise_bar, sift_up
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.index.learned import LearnedArrays
 from foredraft.index.successors import MOST_SUCCESSORS, Trust, successors

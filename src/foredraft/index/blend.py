@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from foredraft.graph.heap import pop, sift_up
+from foredraft.graph.search import pop, sift_up
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.index.own_words import learn_rows
 from foredraft.index.rates import ABSENT, SOURCES, UNLISTED, Rates, chance, credit

@@ -1,6 +1,6 @@
 """What a sequence has taught since it began: successors of pairs and of single tokens, with weights that fade.
 
-A hash table in flat arrays, and its file, bound to a tokenizer. Knows counts, and what a verdict tells; does not know
+A hash table in flat arrays. Knows counts, and what a verdict tells; does not know
 the static table beside it, nor how drafts are searched.
 """
 
@@ -11,9 +11,7 @@ import numpy.typing as npt
 from numba import njit
 
 from foredraft.contracts import TokenIds, Verdict
-from foredraft.errors import StoreError
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.storage import check_fit, open_store, write_store
 
 ROW_WIDTH = 12
 """Successors remembered per context; a new one takes the place of the weakest."""
@@ -24,7 +22,6 @@ MOST_SLOTS = 1 << 17
 STRETCH = MOST_SLOTS // 8
 """A long text is learned in stretches of this many tokens, each of which the table has room for."""
 _EMPTY = -1
-KIND = "learned-counts"
 NO_TOKEN = -1
 """The first token of a context that consists of the second alone."""
 
@@ -231,48 +228,3 @@ def learn_verdict(arrays: LearnedArrays, verdict: Verdict, ids: TokenIds, weight
         arrays, draft.tokens, draft.parents, rows, before, int(ids[verdict.at]), top, chances, weight, keep
     )
     return arrays
-
-
-# --- on disk
-
-
-def save_learned(path: str, arrays: LearnedArrays, tokenizer_hash: str, vocabulary: int) -> None:
-    """Write `arrays` to `path`; the old file stays until the new one is complete.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
-    with write_store(path, KIND, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, overwrite=True) as writer:
-        for name, array in arrays._asdict().items():
-            writer.append(name, array.ravel())
-
-
-def load_learned(path: str, tokenizer_hash: str) -> LearnedArrays:
-    """Read what `save_learned` wrote, into memory.
-
-    Raises:
-        StoreError: damaged, or learned with another tokenizer.
-    """
-    store = open_store(path, KIND)
-    check_fit(store.path, (store.tokenizer_hash, 0), tokenizer_hash, None, "Use another memory file for this model.")
-    try:
-        found = LearnedArrays(*(np.array(store.arrays[name]) for name in LearnedArrays._fields))
-        slots = len(found.keys)
-        shape = (slots, ROW_WIDTH)
-        found = found._replace(tokens=found.tokens.reshape(shape), weights=found.weights.reshape(shape))
-    except (KeyError, ValueError) as error:
-        raise StoreError(f"{path} is damaged ({error}). Delete it to start afresh.") from error
-    learned = empty_learned(slots)
-    used = found.keys[found.keys != _EMPTY]
-    forms = [[(array.shape, array.dtype) for array in map(np.asarray, arrays)] for arrays in (found, learned)]
-    sound = (
-        forms[0] == forms[1]
-        and slots > 0 and slots & (slots - 1) == 0
-        and 2 * len(used) <= slots and len(np.unique(used)) == len(used) == found.clock[1]
-        and all(array.min(initial=0) >= 0 for array in (used, found.tokens, found.weights, found.totals))
-        and bool(np.isfinite(found.weights).all() and np.isfinite(found.totals).all())
-    )  # fmt: skip
-    if not sound:
-        raise StoreError(f"{path} is damaged: its arrays do not fit each other. Delete it to start afresh.")
-    _rehashed(found, learned, 0)  # each context where it can be found, whatever the file says
-    return learned

@@ -1,19 +1,29 @@
-"""Retrieval: what followed the longest context that occurs anywhere, and the best tree of it.
+"""Retrieval: what followed a context in texts, as rows for blending (`StoredRows`) or as a tree.
 
-He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024), section 3, with the tree cut exactly. Knows sorted
-and recent texts as arrays; not whose they are, nor what is done with the tree.
+He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024), section 3, asks the longest context that occurs
+anywhere; its tree is cut exactly (`best_nodes`), or as its released code does (`published_tree`). Knows sorted and
+recent texts as arrays; not whose they are, nor how likely their answers are.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
+from foredraft.contracts import TokenIds
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.index.recent_text import RecentText, occurrences
-from foredraft.index.suffix_array import SuffixArrays
+from foredraft.index.sources import I64, LONGEST, NO_ROWS, Rows
+from foredraft.index.suffix_array import SuffixArrays, follow
 
-I64 = npt.NDArray[np.int64]
+MOST_OCCURRENCES = 5000
+"""What REST's released code counts at most."""
+_ROWS = 96  # of all segments together
+_REACH = 10  # tokens of a row
+_ESCAPE = 1.5  # occurrences that a context is imagined to have had with something else behind it
+
+_Prefix = tuple[int, ...]
 
 
 def followers(
@@ -148,3 +158,135 @@ def prefixes(rows: IntArray) -> tuple[IntArray, IntArray, I64]:
         node = numbers[np.cumsum(new) - 1].astype(np.int32)
         made += int(goes_on.sum())
     return np.concatenate(tokens), np.concatenate(parents), np.concatenate(counts)
+
+
+# --- the tree of the released code
+
+
+def published_tree(rows: IntArray, nodes: int, seed: int) -> tuple[IntArray, IntArray, FloatArray]:
+    """Return the tree of the prefixes that REST's released code keeps, for comparison: its cut throws away much.
+
+    FasterDecoding/REST, DraftRetriever/src/lib.rs: the first 5,000 occurrences in lexicographic order are counted; the
+    prefixes with the highest counts are chosen, equals in any order; and the deepest of them go until their tokens add
+    up to the budget, where a token counts once for every chosen prefix that holds it.
+
+    Args:
+        rows: int32[R, D], what followed each occurrence; -1 after a document's end.
+        nodes: the budget; the tree has at most so many.
+        seed: of the order of equals.
+
+    Returns:
+        tokens int32[N], parents int32[N], scores float32[N]: the share of occurrences, which is what it ranks by.
+    """
+    tokens, parents, counts = prefixes(rows)
+    paths: list[_Prefix] = []
+    for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    order = np.lexsort((np.random.default_rng(seed).permutation(len(counts)), -counts))[:nodes]
+    chosen = sorted((paths[i] for i in order), key=len)
+    total = sum(len(set(prefix)) for prefix in chosen)
+    while total > nodes:
+        total -= len(set(chosen.pop()))
+    count_of = dict(zip(paths, counts.tolist(), strict=True))
+    return _tree(chosen, {prefix: count / len(rows) for prefix, count in count_of.items()}, nodes)
+
+
+def _tree(paths: list[_Prefix], share: dict[_Prefix, float], nodes: int) -> tuple[IntArray, IntArray, FloatArray]:
+    """Return the tree of the prefixes; equals may have been chosen without what lies above them, so it is cut."""
+    node_of: dict[_Prefix, int] = {(): -1}
+    tokens: list[int] = []
+    parents: list[int] = []
+    scores: list[float] = []
+    for chosen in paths:
+        for depth in range(1, len(chosen) + 1):
+            path = chosen[:depth]
+            if path not in node_of and len(tokens) < nodes:
+                node_of[path] = len(tokens)
+                tokens.append(path[-1])
+                parents.append(node_of[path[:-1]])
+                scores.append(share[path])
+    return np.array(tokens, np.int32), np.array(parents, np.int32), np.array(scores, np.float32)
+
+
+# --- rows for blending
+
+
+class StoredRows:
+    """One sequence's place in the stored texts, and what followed its last tokens there, as rows for blending.
+
+    The longest contexts are asked first, and shorter ones fill what rows are left (as the escapes of PPM, Cleary and
+    Witten 1984).
+
+    Args:
+        segments: sorted texts.
+    """
+
+    def __init__(self, segments: Sequence[SuffixArrays]) -> None:
+        self._segments = tuple(segments)
+        self._ranges = np.zeros((len(segments), LONGEST + 1, 2), np.int64)
+
+    def read(self, ids: TokenIds, new: int) -> Rows:
+        """Go on to the end of `ids`, int64[n], by its last `new` tokens; return what followed the last ones."""
+        if not self._segments:
+            return NO_ROWS
+        rows = Rows(np.full((_ROWS, _REACH), -1, np.int32), np.empty(_ROWS, np.float32), np.empty(_ROWS, np.int32))
+        made, most = 0, _ROWS // len(self._segments)
+        for text, ranges in zip(self._segments, self._ranges, strict=True):
+            follow(text, ranges, ids[-LONGEST:], new)
+            made = _gather(text, ranges, rows, made, most)
+        return _sorted(rows, made)
+
+
+@njit(cache=True)
+def _gather(text: SuffixArrays, ranges: I64, rows: Rows, made: int, most: int) -> int:
+    """Add what follows in one segment, in `most` rows at most; return how many rows there are then."""
+    separator, n, stop = len(text.first) - 1, len(text.symbols), made + most
+    rest, longer = 1.0, 0
+    for length in range(LONGEST, 0, -1):
+        low = ranges[length, 0]
+        count = ranges[length, 1] - low
+        if count == longer:
+            continue
+        taken = min(count, stop - made) if longer == 0 else min(count - longer, (stop - made + 1) // 2)
+        if taken <= 0:
+            break
+        longer, share = count, rest * count / (count + _ESCAPE)
+        for row in range(made, made + taken):
+            place = text.suffixes[low + (2 * (row - made) + 1) * count // (2 * taken)] + length
+            rows.weights[row], rows.lengths[row] = share / taken, length
+            for i in range(min(_REACH, n - place) if place >= 0 else 0):  # a damaged file may say anything
+                if text.symbols[place + i] >= separator:
+                    break
+                rows.tokens[row, i] = text.symbols[place + i]
+        made, rest = made + taken, rest - share
+    return made
+
+
+@njit(cache=True)
+def _precedes(tokens: IntArray, a: int, b: int) -> bool:
+    for i in range(tokens.shape[1]):
+        if tokens[a, i] != tokens[b, i]:
+            return bool(tokens[a, i] < tokens[b, i])
+    return False
+
+
+@njit(cache=True)
+def _sorted(rows: Rows, count: int) -> Rows:
+    """Return the first `count` rows in lexical order."""
+    order = np.empty(count, np.int64)
+    for i in range(count):  # each into its place by halving: comparing rows takes longer than moving numbers
+        low, high = 0, i
+        while low < high:
+            middle = (low + high) // 2
+            if _precedes(rows.tokens, i, order[middle]):
+                high = middle
+            else:
+                low = middle + 1
+        for place in range(i, low, -1):
+            order[place] = order[place - 1]
+        order[low] = i
+    tokens, weights = np.empty((count, rows.tokens.shape[1]), np.int32), np.empty(count, np.float32)
+    lengths = np.empty(count, np.int32)
+    for i in range(count):
+        tokens[i], weights[i], lengths[i] = rows.tokens[order[i]], rows.weights[order[i]], rows.lengths[order[i]]
+    return Rows(tokens, weights, lengths)

@@ -11,7 +11,7 @@ import torch
 
 from foredraft.contracts import TokenIds
 from foredraft.errors import OutOfMemoryError
-from foredraft.model.kv_cache import BLOCK, kept_rows, move_rows, planes_of, whole_blocks
+from foredraft.model.kv_cache import BLOCK, kept_rows, move_rows, slots_of, whole_blocks
 
 _FIRST_SLOTS = 16 * BLOCK
 _LEAST_SHARED = 16
@@ -64,7 +64,7 @@ class Lease:
         """
         kept = kept_rows(rows, len(self._last))
         if len(kept) and kept[-1] >= len(kept):
-            move_rows(self._arena.planes, self.start + self.length, kept)
+            move_rows(self._arena.bits, self.start + self.length, kept)
         self._tokens[self.length : self.length + len(kept)] = self._last[kept]
         self.length += len(kept)
         self._last = self._tokens[:0]
@@ -76,7 +76,7 @@ class Arena:
     Attributes:
         most_slots: never hold more.
         buffers: of every layer, all keys and then all values, float[1, heads, slots, size] each.
-        planes: where they lie, as `move_rows` takes it.
+        bits: the same memory as `move_rows` takes it, uint16[2 L, heads, slots, W].
 
     Args:
         layers: how many layers the model has.
@@ -92,7 +92,7 @@ class Arena:
         self._idle: list[Lease] = []  # of them, those of finished sequences; the longest unused first
         self._store = torch.empty((2 * layers, heads, 0, size), dtype=dtype)
         self.buffers: list[torch.Tensor] = []
-        self.planes = planes_of(self.buffers)
+        self.bits = slots_of(self._store)
 
     @property
     def slots(self) -> int:
@@ -186,7 +186,7 @@ class Arena:
         self._store = old.new_empty((*old.shape[:2], slots, old.shape[3]))
         self._store[:, :, : old.shape[2]] = old
         self.buffers = list(self._store.split(1))
-        self.planes = planes_of(self.buffers)
+        self.bits = slots_of(self._store)
 
     @torch.inference_mode()
     def _copy(self, source: int, target: int, count: int) -> None:

@@ -6,15 +6,13 @@ tree can grow level by level before any of it is committed. A sliding-window lay
 not the whole context. Does not know what the rows mean or how a mask is made.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from numba import njit
 from transformers.cache_utils import Cache, CacheLayerMixin
-
-from foredraft.addresses import array_at
 
 BLOCK = 256
 """Slots are allocated in multiples of this many tokens."""
@@ -130,34 +128,31 @@ def kept_rows(rows: Sequence[int], count: int) -> npt.NDArray[np.int64]:
     return kept
 
 
-def planes_of(buffers: Iterable[torch.Tensor]) -> npt.NDArray[np.int64]:
-    """Return where the heads of buffers on the CPU lie, [1, heads, C, head_dim] each, of 16 bits or a multiple.
+def slots_of(buffers: torch.Tensor) -> npt.NDArray[np.uint16]:
+    """Return keys or values on the CPU in units of 16 bits, in the same memory, as `move_rows` takes them.
+
+    Args:
+        buffers: [B, heads, C, head_dim], row by row, of 16 bits or a multiple.
 
     Returns:
-        int64[P, 2], of each head of each buffer the address of its first slot, and a slot's size in units of 16 bits.
+        uint16[B, heads, C, head_dim or a multiple].
     """
-    planes = [
-        (buffer.data_ptr() + head * buffer.stride(1) * buffer.itemsize, buffer.shape[3] * buffer.itemsize // 2)
-        for buffer in buffers
-        for head in range(buffer.shape[1])
-    ]
-    return np.array(planes, np.int64).reshape(-1, 2)
+    return buffers.detach().view(torch.int16).numpy().view(np.uint16)
 
 
 @njit(cache=True)
-def move_rows(planes: npt.NDArray[np.int64], start: int, rows: npt.NDArray[np.int64]) -> None:
-    """Copy the slots `start + rows` to `start` and on; torch takes twenty times as long for it.
+def move_rows(slots: npt.NDArray[np.uint16], start: int, rows: npt.NDArray[np.int64]) -> None:
+    """Copy the slots `start + rows` to `start` and on; torch takes several times as long for it.
 
     Args:
-        planes: int64[P, 2], what `planes_of` returns.
+        slots: uint16[B, heads, C, W], what `slots_of` returns.
         start: where the rows go.
-        rows: int64[n], ascending; at least one.
+        rows: int64[n], ascending.
     """
-    for address, width in planes:
-        count = rows[-1] + 1
-        slots = array_at(address + 2 * width * start, count * width, np.uint16(0)).reshape((count, width))
-        for place in range(len(rows)):
-            slots[place] = slots[rows[place]]
+    for buffer in range(slots.shape[0]):
+        for head in range(slots.shape[1]):
+            for place in range(len(rows)):
+                slots[buffer, head, start + place] = slots[buffer, head, start + rows[place]]
 
 
 def _gather(slots: torch.Tensor, start: int, rows: npt.NDArray[np.int64]) -> None:
@@ -188,8 +183,8 @@ class TreeCache(Cache):
         self.held = 0
         self._rows = 0  # of the last pass
         self._buffers: list[torch.Tensor] = []  # as long as no layer gets others
-        # of each span, as long: where the slots on the CPU lie, and the buffers elsewhere
-        self._places: dict[int | None, tuple[npt.NDArray[np.int64], list[torch.Tensor]]] = {}
+        # of each span, as long: the slots on the CPU, and the buffers elsewhere
+        self._slots: dict[int | None, tuple[list[npt.NDArray[np.uint16]], list[torch.Tensor]]] = {}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002  # transformers' signature
         """Return how many tokens are committed."""
@@ -243,7 +238,7 @@ class TreeCache(Cache):
         for layer, keys, values in zip(self._tree_layers, *parts, strict=True):
             layer.move(keys, values, 0, span.stored)
         store[:, :, span.stored :] = 0  # whatever another sequence left there: weight 0 times NaN is NaN
-        span.capacity, self.store, self._buffers, self._places = store.shape[2], store, [], {}
+        span.capacity, self.store, self._buffers, self._slots = store.shape[2], store, [], {}
 
     def move_out(self) -> None:
         """Keep all slots in buffers of the layers' own again."""
@@ -271,14 +266,16 @@ class TreeCache(Cache):
             _gather(self.store, self.length, rows)  # no window: slots are positions
             return
         for window, span in self.spans.items():
-            if window not in self._places:
+            if window not in self._slots:
                 # a layer that never writes, such as one that shares another's keys, has no buffers
                 layers = [layer for layer in self._tree_layers if layer.span is span and layer.is_initialized]
                 buffers = [buffer for layer in layers for buffer in (layer.keys, layer.values)]
                 elsewhere = [buffer for buffer in buffers if buffer.device.type != "cpu"]
-                self._places[window] = planes_of(each for each in buffers if each.device.type == "cpu"), elsewhere
-            planes, elsewhere = self._places[window]
-            move_rows(planes, span.stored - self.held, rows)
+                here = [slots_of(buffer) for buffer in buffers if buffer.device.type == "cpu"]
+                self._slots[window] = here, elsewhere
+            here, elsewhere = self._slots[window]
+            for slots in here:
+                move_rows(slots, span.stored - self.held, rows)
             for buffer in elsewhere:
                 _gather(buffer, span.stored - self.held, rows)
 
@@ -297,7 +294,7 @@ class TreeCache(Cache):
             if layer.span is span and layer.is_initialized:
                 keys, values = (allocated(each, capacity) if anew else each for each in (layer.keys, layer.values))
                 layer.move(keys, values, drop, min(span.stored + self._rows, span.capacity))
-        self.store, self._buffers, self._places = None, [], {}
+        self.store, self._buffers, self._slots = None, [], {}
         span.base += drop
         span.stored -= drop
         span.capacity = capacity

@@ -24,7 +24,6 @@ from foredraft.model.ranked import ids_of
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.rounding import relative_error, within_rounding
 from foredraft.model.support import Support, inspect, warn_where_rows_depend
-from foredraft.sampling.logits import bits_of
 
 PREFILL_ROWS = 512
 """Prompts are fed to the model as it is in stretches of this many tokens, which bounds the mask's memory."""
@@ -111,7 +110,7 @@ class TorchTarget:
         with _memory_told(layout.rows, cache.length):
             compiled = self._run_compiled(layout, cache)
             if compiled is not None:
-                return Scores(compiled[0], compiled[1] if hidden else None, bits=bits_of(compiled[0]))
+                return Scores(compiled[0], compiled[1] if hidden else None)
             if self.recordings is not None:
                 scores = self.recordings.forward(
                     layout, cache, lambda: self._run(layout, cache).logits[0], hidden=hidden

@@ -17,7 +17,6 @@ from foredraft.model.arena import Arena, Lease
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, LoadedPackage, run_package
 from foredraft.model.mask import joined_mask
 from foredraft.model.target import PREFILL_ROWS, TorchTarget
-from foredraft.sampling.logits import bits_of
 
 
 class OneByOne:
@@ -99,7 +98,7 @@ class Together:
         assert package is not None  # of which `batch_target` makes sure
         logits, states = run_package(package.loader, [*arguments, *self._arena.buffers])
         return [
-            Scores(own, state if hidden else None, bits=bits_of(own))
+            Scores(own, state if hidden else None)
             for own, state in zip(logits.split(rows), states.split(rows), strict=True)
         ]
 

@@ -6,87 +6,66 @@ know how a token is chosen, nor what the rows stand for.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from numba import njit
 
-from foredraft.addresses import array_at
 from foredraft.graph.tree import FloatArray, IntArray
 
 RowReader = Callable[[int], FloatArray]
 """Returns a row's scores, float32[V], to be read only."""
 
-_UNSIGNED = {torch.bfloat16: (np.uint16(0), 16), torch.float32: (np.uint32(0), 0)}
-
-
-class Bits(NamedTuple):
-    """Where logits lie, for compiled functions to take apart.
-
-    Attributes:
-        address: of the first of them.
-        width: V.
-        like: a number of the unsigned type of their size.
-        shift: bits by which it is shifted to become the bits of a float32.
-    """
-
-    address: int
-    width: int
-    like: Any
-    shift: int
-
+Words = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+"""Logits by their bits: uint32 for float32; uint16 for bfloat16, whose numbers are the upper halves of float32's."""
 
 _BLOCK = 64  # logits looked at together
 _LINE = np.float32(127 - 0.0436775)  # float32's bias of exponents, less what makes the line err as far up as down
 
 
-def bits_of(logits: torch.Tensor) -> Bits | None:
-    """Return where logits, float[R, V], lie, for compiled functions; None where those cannot read them.
+def words_of(logits: torch.Tensor) -> Words | None:
+    """Return the bits of logits, float[R, V], in the same memory; None where compiled functions cannot read them.
 
-    They can where the logits are float32 or bfloat16, whose numbers are the upper halves of float32's, on the CPU. The
-    tensor must be kept as long as what is returned.
+    They can where the logits are float32 or bfloat16 and lie row by row on the CPU.
     """
-    found = _UNSIGNED.get(logits.dtype)
-    if found is None or logits.device.type != "cpu" or not logits.is_contiguous():
+    if logits.device.type != "cpu" or not logits.is_contiguous():
         return None
-    return Bits(logits.data_ptr(), logits.shape[-1], *found)
+    if logits.dtype == torch.bfloat16:
+        return logits.detach().view(torch.int16).numpy().view(np.uint16)
+    return logits.detach().numpy().view(np.uint32) if logits.dtype == torch.float32 else None
 
 
 @njit(cache=True)
-def row_of(address: int, width: int, like: Any, shift: int, row: int) -> FloatArray:
-    """Return a row's scores, float32[V], from what `bits_of` tells."""
-    bits = array_at(address + int(row) * width * (4 - shift // 8), width, like)
-    words = np.empty(width, np.uint32)
-    for i in range(width):
-        words[i] = np.uint32(bits[i]) << np.uint32(shift)
-    return words.view(np.float32)
+def row_of(words: Words, row: int) -> FloatArray:
+    """Return the scores, float32[V], of one row of what `words_of` returns, uint16[R, V] or uint32[R, V]."""
+    bits, shift = np.empty(words.shape[1], np.uint32), np.uint32(32 - 8 * words.itemsize)
+    for i in range(len(bits)):
+        bits[i] = np.uint32(words[row, i]) << shift
+    return bits.view(np.float32)
 
 
 def row_reader(logits: torch.Tensor) -> RowReader:
     """Return what reads the rows of `logits`, float[R, V] on any device."""
-    bits = bits_of(logits)
-    if bits is None:
+    words = words_of(logits)
+    if words is None:
         return lambda row: logits[row].detach().float().cpu().numpy()
 
     def read(row: int) -> FloatArray:  # torch takes longer to convert a row
-        assert row < len(logits), "there is no such row"  # and while this is kept, the logits are
-        return row_of(*bits, row)
+        assert row < len(words), "there is no such row"
+        return row_of(words, row)
 
     return read
 
 
-def top_probabilities(
-    logits: torch.Tensor, k: int, rows: IntArray | None = None, bits: Bits | None = None
-) -> tuple[IntArray, FloatArray]:
+def top_probabilities(logits: torch.Tensor, k: int, rows: IntArray | None = None) -> tuple[IntArray, FloatArray]:
     """Return the `k` most probable tokens after each of `rows` and their probabilities under the plain softmax.
 
     Args:
         logits: float[R, V].
         k: how many; at most V are returned.
         rows: int32[S]; None for all.
-        bits: what `bits_of` returns for the logits, if that is known.
 
     Returns:
         int32[S, k] and float32[S, k], by descending probability, which is right to 3 in 100; NaN where a row
@@ -99,22 +78,19 @@ def top_probabilities(
         return tokens.to(torch.int32).cpu().numpy(), probabilities.cpu().numpy()  # few numbers leave the device
     wanted = np.arange(len(logits), dtype=np.int32) if rows is None else rows
     found = np.empty((len(wanted), k), np.int32), np.empty((len(wanted), k), np.float32)
-    bits = bits_of(logits) if bits is None else bits
-    if bits is None:
-        logits = logits.detach().float().contiguous()  # kept until its rows are read
-        bits = bits_of(logits)
-    assert bits is not None, "float32 on the CPU can be read"
-    top_of_rows(*bits, wanted, *found)
+    words = words_of(logits)
+    if words is None:
+        words = words_of(logits.float().contiguous())
+    assert words is not None, "float32 on the CPU can be read"
+    top_of_rows(words, wanted, *found)
     return found
 
 
 @njit(cache=True)
-def top_of_rows(
-    address: int, width: int, like: Any, shift: int, rows: IntArray, tokens: IntArray, probabilities: FloatArray
-) -> None:
+def top_of_rows(words: Words, rows: IntArray, tokens: IntArray, probabilities: FloatArray) -> None:
     """Do for each of `rows`, int32[S], what `top_of_row` does: `tokens` and `probabilities` are [S, k]."""
     for place in range(len(rows)):
-        top_of_row(row_of(address, width, like, shift, rows[place]), tokens[place], probabilities[place])
+        top_of_row(row_of(words, rows[place]), tokens[place], probabilities[place])
 
 
 @njit(cache=True)

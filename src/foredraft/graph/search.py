@@ -1,6 +1,6 @@
-"""A bar that rises: which scores are still among the best N, counted in bins instead of sorted.
+"""What best-first searches keep: a heap of candidates, and a bar that tells which scores are still among the best N.
 
-Knows scores from 0 to 1; not what they stand for.
+Knows numbers and their scores, the bar scores from 0 to 1; not what they stand for.
 """
 
 from typing import NamedTuple
@@ -9,10 +9,49 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from foredraft.graph.tree import FloatArray, IntArray
+
 FLOOR = 1e-4
 """Scores below it never pass."""
 _LOWEST_BIN = int(np.float32(FLOOR).view(np.int32) >> 20)
 _BINS = int(np.float32(1.0).view(np.int32) >> 20) - _LOWEST_BIN + 1
+
+
+# --- the heap
+
+
+@njit(cache=True)
+def sift_up(heap: IntArray, size: int, score: FloatArray) -> None:
+    """Restore the heap order of `heap[:size]`, largest score first, after its last place was filled."""
+    child = size - 1
+    while child > 0:
+        parent = (child - 1) // 2
+        if score[heap[parent]] >= score[heap[child]]:
+            break
+        heap[parent], heap[child] = heap[child], heap[parent]
+        child = parent
+
+
+@njit(cache=True)
+def pop(heap: IntArray, size: int, score: FloatArray) -> int:
+    """Remove and return the candidate with the largest score from `heap[:size]`; the last place is then free."""
+    best: int = heap[0]
+    heap[0] = heap[size - 1]
+    size -= 1
+    parent = 0
+    while True:
+        child = 2 * parent + 1
+        if child >= size:
+            return best
+        if child + 1 < size and score[heap[child + 1]] > score[heap[child]]:
+            child += 1
+        if score[heap[parent]] >= score[heap[child]]:
+            return best
+        heap[parent], heap[child] = heap[child], heap[parent]
+        parent = child
+
+
+# --- the bar: counted in bins instead of sorted
 
 
 class Bar(NamedTuple):
