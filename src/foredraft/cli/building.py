@@ -127,5 +127,4 @@ def _words_of_model(name: str) -> "Words":
         eos_token_id=tokenizer.eos_token_id,
         chat_template=template or None,
         special_tokens=specials,
-        chats="contents",
     )
