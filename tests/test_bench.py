@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 import re
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from foredraft.bench.report import checked_cells, write_report
 from foredraft.bench.runner import Plan, run_plan
 from foredraft.bench.summary import ALL, summarize_cells
 from foredraft.bench.tasks import TaskPrompt, load_task
-from foredraft.bench.writer import SlicedText, stalled_seconds
+from foredraft.bench.writer import make_writer, stalled_seconds, write_by_turns
 from foredraft.cli import main
 from foredraft.contracts import CostCurve, StepRecord
 from foredraft.drafters.prompt_lookup import PromptLookupDrafting
@@ -259,21 +260,23 @@ def test_a_method_that_raises_on_one_prompt_fails_there_and_only_there(tmp_path,
     assert (again.found, again.failures) == (CELLS - 2, [])
 
 
-@pytest.mark.slow
-def test_methods_write_a_text_by_turns_a_slice_at_a_time(generator, monkeypatch):
-    turns, go_on = [], SlicedText.go_on
+def test_methods_write_a_text_by_turns_a_slice_at_a_time(generator):
+    turns = []
 
-    def aloud(text):
-        turns.append(id(text))
-        return go_on(text)
+    def aloud(name):
+        text = make_writer(generator, parse_method(name)).write("Once upon a", {"max_new_tokens": 64, "seed": 0}, ())
+        while True:
+            turns.append(name)
+            try:
+                next(text)
+            except StopIteration as ended:
+                return ended.value
+            yield
 
-    monkeypatch.setattr(SlicedText, "go_on", aloud)
-    result = run_plan(generator, Plan(TOY, METHODS, PROMPTS[:1], [{"max_new_tokens": 64, "seed": 0}]))
-    written = turns[len(METHODS) + 1 :]  # after the warm-up
-    last = {text: len(written) - 1 - written[::-1].index(text) for text in set(written)}
-    assert len(last) == len(METHODS) + 1
-    assert all(written.index(one) < last[other] for one in last for other in last), "by turns"
-    assert all(cell.own.token_ids == cell.base.token_ids for cell in result.cells)
+    written = write_by_turns({name: aloud(name) for name in ("none", "prompt_lookup")}, random.Random(0))
+    assert written["none"][0].token_ids == written["prompt_lookup"][0].token_ids
+    for one, other in (("none", "prompt_lookup"), ("prompt_lookup", "none")):
+        assert turns.index(one) < len(turns) - 1 - turns[::-1].index(other), "by turns"
 
 
 @pytest.mark.slow

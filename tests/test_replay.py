@@ -15,9 +15,9 @@ from foredraft.testing import OracleDrafter, continuation_in
 @pytest.fixture
 def records(tmp_path):
     rows = [
-        {"prompt": "Count.", "output": "one two three one two three one two three", "sampling": "greedy"},
-        {"prompt": "Say it twice.", "output": "the sea is wide and the sea is deep", "sampling": "greedy"},
-        {"prompt": "Count.", "output": "nine nine nine nine nine nine", "sampling": "nucleus9"},
+        {"prompt": "Count.", "output": "one two three one two three one two three"},
+        {"prompt": "Say it twice.", "output": "the sea is wide and the sea is deep"},
+        {"prompt": "Count.", "output": "nine nine nine nine nine nine"},
     ]
     path = tmp_path / "records.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -47,18 +47,6 @@ def test_every_method_is_replayed_at_every_budget(records, capsys):
 def test_what_cannot_be_replayed_is_refused(records, method, says, capsys):
     assert main(["replay", records, "--method", method]) == 2
     assert says in capsys.readouterr().err
-
-
-def test_only_greedy_records_count_unless_others_are_asked_for(records, capsys):
-    counts = {
-        sampling: replayed(capsys, records, "--method", "prompt_lookup", "--nodes", "4", "--sampling", sampling)[0][
-            "records"
-        ]
-        for sampling in ("greedy", "nucleus9", "")
-    }
-    assert counts == {"greedy": 2, "nucleus9": 1, "": 3}
-    assert main(["replay", records, "--sampling", "beam"]) == 2
-    assert "holds no record sampled 'beam'" in capsys.readouterr().err
 
 
 def test_a_drafter_that_knows_the_record_needs_one_step_for_each_budget():
@@ -104,7 +92,7 @@ def test_estimates_are_counted_by_hand():
 
 
 def test_figures_are_shown(records, capsys):
-    assert main(["replay", records, "--method", "adaptix", "--nodes", "4", "--sampling", ""]) == 0
+    assert main(["replay", records, "--method", "adaptix", "--nodes", "4"]) == 0
     shown = capsys.readouterr().out
     assert "tokens / target step" in shown
     assert "adaptix" in shown

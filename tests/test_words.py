@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from foredraft.cli.building import words_of
 from foredraft.corpus.documents import join_messages
-from foredraft.corpus.words import Words, join_contents, template_render, words_of_file
+from foredraft.corpus.words import Words, template_render, words_of_file
 from foredraft.errors import UsageError
 from foredraft.model.loading import load_tokenizer
 from support.toys import TOY
@@ -114,16 +114,14 @@ def test_the_digest_changes_with_everything_that_decides_what_a_text_becomes():
     lower.pre_tokenizer = pre_tokenizers.Whitespace()
     made = [
         words(), words(eos_token_id=1), words(chat_template="x"), words(special_tokens={"eos_token": "b"}),
-        words(chats="contents"), Words(lower.to_str()),
+        Words(lower.to_str()),
     ]  # fmt: skip
     assert len({each.digest for each in made}) == len(made)
     assert {each.tokenizer_hash for each in made} == {made[0].tokenizer_hash}, "the vocabulary is the same in all"
 
 
-def test_without_a_template_chats_are_worded_as_chosen():
+def test_without_a_template_a_chat_becomes_lines_with_its_roles():
     assert words().render() is join_messages
-    assert words(chats="contents").render() is join_contents
-    assert join_contents(CHAT[:1] * 2) == "Is 1 < 2 & 2 > 1?\n\nIs 1 < 2 & 2 > 1?\n"
 
 
 def test_padding_and_truncation_are_left_behind():

@@ -54,12 +54,11 @@ class ReplayResult:
         }
 
 
-def read_records(path: Path, sampling: str, tokenizer: Any) -> list[tuple[TokenIds, TokenIds]]:
-    """Read recorded answers from JSON lines with `prompt` and `output`, and `sampling` if they say how.
+def read_records(path: Path, tokenizer: Any) -> list[tuple[TokenIds, TokenIds]]:
+    """Read recorded answers from JSON lines with `prompt` and `output`.
 
     Args:
         path: of the file.
-        sampling: only records that say this, such as "greedy"; "" takes all.
         tokenizer: encodes both, the prompt through its chat template where it has one.
 
     Returns:
@@ -71,11 +70,8 @@ def read_records(path: Path, sampling: str, tokenizer: Any) -> list[tuple[TokenI
     rows = [_checked(row, path, number) for number, row in read_json_lines(path)]
     if not rows:
         raise UsageError(f"{path} holds no record; each line needs `prompt` and `output`.")
-    chosen = [row for row in rows if not sampling or row.get("sampling") == sampling]
-    if not chosen:
-        raise UsageError(f"{path} holds no record sampled {sampling!r}; give --sampling '' to take all.")
     texts = []
-    for row in chosen:
+    for row in rows:
         prompt = row["prompt"]
         if getattr(tokenizer, "chat_template", None):
             message = [{"role": "user", "content": prompt}]

@@ -9,7 +9,6 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,10 +163,8 @@ class _Run:
             for settings in self._plan.settings:  # sampling loads, or compiles, what greedy decoding does not
                 try:
                     arguments = {**settings, "max_new_tokens": _WARM_UP_TOKENS}
-                    text = writer.begin(self._said(self._prompts[0], ()), arguments, ())
-                    while text.go_on():
+                    for _ in writer.write(self._said(self._prompts[0], ()), arguments, ()):
                         pass
-                    text.result()  # which measures what passes cost, where no method has by then
                 except Exception:  # noqa: BLE001, S112  # what it does to its cells is recorded there
                     continue
 
@@ -200,11 +197,11 @@ class _Run:
         """Write a turn plainly and with every method given, by turns; keep their cells."""
         arguments = {**settings, "seed": settings["seed"] + prompt.number}
         order = random.Random(f"{settings['seed']}/{prompt.task}/{prompt.number}/{number}")  # noqa: S311  # an order, not a secret
-        begins = {
-            label: partial(self._writers[label or BASE].begin, said, arguments, earlier)
+        texts = {
+            label: self._writers[label or BASE].write(said, arguments, earlier)
             for label in ("", *(method.label for method in methods))  # "" is plain decoding, which may be a column too
         }
-        written = write_by_turns(begins, order)
+        written = write_by_turns(texts, order)
         base, cells = written[""], {}
         for method in methods:
             own = written[method.label]

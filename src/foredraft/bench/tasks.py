@@ -113,8 +113,8 @@ def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:
     """Return `limit` prompts of a task, or of each of its categories, spread evenly over its file.
 
     Args:
-        task: a known task; `TASK/CATEGORY` for one of its categories; or `FILE:FIELD`, a file of JSON lines and the
-            field that holds the text, or the list of turns, of a question.
+        task: a known task; `TASK/CATEGORY` for one of its categories; or `FILE:FIELD`, a file of JSON lines or Parquet
+            and the field that holds the text, or the list of turns, of a question; a usual one where none is given.
         folder: of the tasks' files; None takes the embedded set from the package and the others from the hub.
         limit: at least 1.
 
@@ -142,34 +142,22 @@ def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:
     return [prompt for group in wanted for prompt in spread(group, limit)]
 
 
-def task_of_file(file: str) -> str:
-    """Return `FILE:FIELD` for a file of JSON lines or Parquet, given with or without the field; a task stays as it is.
-
-    Raises:
-        UsageError: there is no such file, or it cannot be read.
-    """
-    path = Path(file)
-    if path.is_file():
-        names = {name for row in read_rows(path) for name in row}
-        return f"{file}:{next((each for each in _USUAL_FIELDS if each in names), _USUAL_FIELDS[0])}"
-    if ":" not in file and file.partition("/")[0] not in _TASKS:
-        raise UsageError(f"There is no file {file} to read prompts from.")
-    return file
-
-
 def _file_of(task: str) -> tuple[Path, str] | None:
     """Return the file and the field that a task's name tells; None for a known task.
 
     Raises:
-        UsageError: neither a known task nor a file.
+        UsageError: neither a known task nor a file that can be read.
     """
     if task.partition("/")[0] in _TASKS:
         return None
+    if Path(task).is_file():
+        names = {name for row in read_rows(Path(task)) for name in row}
+        return Path(task), next((each for each in _USUAL_FIELDS if each in names), _USUAL_FIELDS[0])
     location, _, field = task.rpartition(":")
     if not (location and field):
         raise UsageError(
-            f"There is no task {task!r}.{nearest(task, _TASKS)} Tasks are: {', '.join(_TASKS)}, or FILE:FIELD for a "
-            "file of JSON lines."
+            f"There is no task {task!r}.{nearest(task, _TASKS)} Tasks are: {', '.join(_TASKS)}, or FILE or "
+            "FILE:FIELD for a file of JSON lines or Parquet that is there."
         )
     if not Path(location).is_file():
         raise UsageError(f"There is no file {location} to read prompts from.")

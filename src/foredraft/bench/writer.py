@@ -7,7 +7,7 @@ and the clock. Does not know cells or tasks.
 
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.api import Generator
+from foredraft import api
 from foredraft.bench.cell import Writing
 from foredraft.bench.drafts import DraftCounts, RecordedDrafter
 from foredraft.bench.method import BASE, PEER, Method, attach, use
@@ -33,21 +33,23 @@ _STALL = 5.0
 Earlier = Sequence[tuple[TokenIds, TokenIds]]
 """Texts that a warm drafter has read: prompt ids and output ids, int64[n] each."""
 
-
 Written = tuple[Writing, DraftCounts | None]
 """What a text took, and what became of its drafts; None where that cannot be known."""
+
+Text = Generator[None, None, Written]
+"""A text that is written while it is iterated over, a slice at a time, and returns what it took."""
 
 
 class MethodWriter:
     """A writer of foredraft's own; a drafter that raises while it writes is the caller's to see."""
 
-    def __init__(self, generator: Generator, method: Method) -> None:
+    def __init__(self, generator: api.Generator, method: Method) -> None:
         use(generator, method)
         self._generator, self._method = generator, method
         self._drafter, self._costs = generator.drafter, StepCosts()
 
-    def begin(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> "SlicedText":
-        """Begin a text; what the drafter and the control learn is kept for the next text.
+    def write(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Text:
+        """Write a text; what the drafter and the control learn is kept for the next text.
 
         Args:
             prompt: as `Generator.generate` takes it.
@@ -64,7 +66,7 @@ class MethodWriter:
                     pass
         recorded = None if self._method.name == BASE else RecordedDrafter(drafter)
         attach(self._generator, self._method, recorded or drafter, self._costs)
-        return SlicedText(self._generator, recorded, prompt, arguments)
+        return (yield from _in_slices(self._generator, recorded, prompt, arguments))
 
     def forget(self) -> None:
         """Make the next text the first one."""
@@ -73,82 +75,61 @@ class MethodWriter:
             self._drafter.forget()
 
 
-class SlicedText:
-    """A text by what is attached to the generator; one slice where passes are recordings, made over one cache."""
-
-    def __init__(
-        self, generator: Generator, recorded: RecordedDrafter | None, prompt: Any, arguments: Mapping[str, Any]
-    ) -> None:
-        self._generator, self._recorded, self._seconds = generator, recorded, 0.0
-        self._slice = _SLICE if generator.target.recordings is None else float("inf")
-        with self._timed():
-            self._run = generator.start(prompt, **arguments)
-        self._steps = self._run.steps()
-
-    def go_on(self) -> bool:
-        """Write the next slice; return whether there is more."""
-        tokens = 0
-        with self._timed():
-            for step in self._steps:
-                tokens += len(step.emitted)
-                if tokens >= self._slice:
-                    return True
-        return False
-
-    def result(self) -> Written:
-        """Return what the text took, and what became of its drafts."""
-        with self._timed():
-            text = self._run.result(self._generator.tokenizer)
-        stalled, parts = stalled_seconds(text.steps, self._generator.cost), time_split(text.steps)
-        statistics = replace(text.statistics, decode_seconds=text.statistics.decode_seconds - stalled)
-        parts["forward"] -= stalled
-        writing = Writing(text.token_ids, text.prompt_length, statistics, self._seconds, parts, stalled)
-        return writing, self._recorded.counts() if self._recorded is not None else None
+def _in_slices(
+    generator: api.Generator, recorded: RecordedDrafter | None, prompt: Any, arguments: Mapping[str, Any]
+) -> Text:
+    """Write by what is attached to the generator; in one slice where passes are recordings, made over one cache."""
+    size = _SLICE if generator.target.recordings is None else float("inf")
+    seconds = 0.0
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
+    def timed() -> Iterator[None]:
+        nonlocal seconds
         with warnings.catch_warnings():
             warnings.filterwarnings("error", category=ForedraftWarning)  # a drafter that failed is a failed cell
             start = perf_counter()
             yield
-            self._seconds += perf_counter() - start
+            seconds += perf_counter() - start
+
+    with timed():
+        run = generator.start(prompt, **arguments)
+    steps, tokens = run.steps(), 0
+    while True:
+        with timed():
+            while tokens < size and (step := next(steps, None)) is not None:
+                tokens += len(step.emitted)
+        if tokens < size:
+            break
+        tokens = 0
+        yield
+    with timed():
+        text = run.result(generator.tokenizer)
+    stalled, parts = stalled_seconds(text.steps, generator.cost), time_split(text.steps)
+    statistics = replace(text.statistics, decode_seconds=text.statistics.decode_seconds - stalled)
+    parts["forward"] -= stalled
+    writing = Writing(text.token_ids, text.prompt_length, statistics, seconds, parts, stalled)
+    return writing, recorded.counts() if recorded is not None else None
 
 
 class PeerWriter:
     """A writer by transformers' own `generate`, which writes a text in one slice and learns nothing."""
 
-    def __init__(self, generator: Generator, method: Method) -> None:
+    def __init__(self, generator: api.Generator, method: Method) -> None:
         self._write = prepared_peer(generator, method)
 
-    def begin(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> "PeerText":  # noqa: ARG002  # it learns nothing
-        """Begin a text."""
-        return PeerText(lambda: self._write(prompt, arguments))
+    def write(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Text:  # noqa: ARG002  # it learns nothing
+        """Write a text."""
+        yield from ()
+        return self._write(prompt, arguments), None
 
     def forget(self) -> None:
         """Do nothing, as nothing is remembered."""
 
 
-class PeerText:
-    """A text by transformers' own `generate`."""
-
-    def __init__(self, write: Callable[[], Writing]) -> None:
-        self._write = write
-
-    def go_on(self) -> bool:
-        """Write the whole text."""
-        self._writing = self._write()
-        return False
-
-    def result(self) -> Written:
-        """Return what the text took."""
-        return self._writing, None
-
-
 Writer = MethodWriter | PeerWriter
-Text = SlicedText | PeerText
 
 
-def make_writer(generator: Generator, method: Method) -> Writer:
+def make_writer(generator: api.Generator, method: Method) -> Writer:
     """Build what the method needs to write.
 
     Raises:
@@ -158,25 +139,24 @@ def make_writer(generator: Generator, method: Method) -> Writer:
     return PeerWriter(generator, method) if method.name == PEER else MethodWriter(generator, method)
 
 
-def write_by_turns(begins: Mapping[str, Callable[[], Text]], order: random.Random) -> dict[str, Written | str]:
+def write_by_turns(texts: Mapping[str, Text], order: random.Random) -> dict[str, Written | str]:
     """Write texts slice by slice, in an order that is drawn anew for each round of slices.
 
     Args:
-        begins: begins a text, by the label of who writes it.
+        texts: not begun yet, by the label of who writes each.
         order: draws.
 
     Returns:
         What was written, by label; where a method raised, the sentence on it.
     """
-    begun: dict[str, Text] = {}
     written: dict[str, Written | str] = {}
-    while unfinished := [label for label in begins if label not in written]:
+    while unfinished := [label for label in texts if label not in written]:
         order.shuffle(unfinished)
         for label in unfinished:
             try:
-                begun[label] = begun[label] if label in begun else begins[label]()
-                if not begun[label].go_on():
-                    written[label] = begun[label].result()
+                next(texts[label])
+            except StopIteration as ended:
+                written[label] = ended.value
             except Exception as error:  # noqa: BLE001  # whatever it is, the others go on
                 written[label] = told(error)
     return written

@@ -4,19 +4,35 @@ Knows the verbs' names, and turns every exception into a sentence on standard er
 caller asked wrongly, 130 for Ctrl-C, 1 for everything else. Does not know what a verb does.
 """
 
-import importlib
 import io
 import os
 import re
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from foredraft import __version__
+from foredraft.cli import (
+    bench,
+    chat,
+    compiling,
+    demo,
+    explain,
+    generate,
+    index,
+    info,
+    methods,
+    prove,
+    recommend,
+    replay,
+    serve,
+    table,
+    train,
+)
 from foredraft.cli.screen import say
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError
 from foredraft.options import nearest
@@ -29,24 +45,24 @@ _ARGUMENT = re.compile(
 INTERRUPTED = 130
 """The exit status on Ctrl-C, as shells expect it: 128 and the signal's number."""
 
-VERBS: Mapping[str, str] = {
-    "generate": "foredraft.cli.generate:generate",
-    "chat": "foredraft.cli.chat:chat",
-    "serve": "foredraft.cli.serve:serve",
-    "demo": "foredraft.cli.demo:demo",
-    "explain": "foredraft.cli.explain:explain",
-    "methods": "foredraft.cli.methods:methods",
-    "info": "foredraft.cli.info:info",
-    "recommend": "foredraft.cli.recommend:recommend",
-    "compile": "foredraft.cli.compiling:compile_model",
-    "table": "foredraft.cli.table:app",
-    "index": "foredraft.cli.index:app",
-    "replay": "foredraft.cli.replay:replay",
-    "prove": "foredraft.cli.prove:prove",
-    "bench": "foredraft.cli.bench:app",
-    "train": "foredraft.cli.train:app",
+VERBS: Mapping[str, Callable[..., None] | typer.Typer] = {
+    "generate": generate.generate,
+    "chat": chat.chat,
+    "serve": serve.serve,
+    "demo": demo.demo,
+    "explain": explain.explain,
+    "methods": methods.methods,
+    "info": info.info,
+    "recommend": recommend.recommend,
+    "compile": compiling.compile_model,
+    "table": table.app,
+    "index": index.app,
+    "replay": replay.replay,
+    "prove": prove.prove,
+    "bench": bench.app,
+    "train": train.app,
 }
-"""Verb -> `module:name` of its function, or of a Typer app where it has verbs of its own; in the order of the help.
+"""Verb -> its function, or a Typer app where it has verbs of its own; in the order of the help.
 
 The modules are imported with this one, so they import torch, transformers and what needs them inside their functions.
 """
@@ -74,17 +90,11 @@ def _root(
     pass
 
 
-def _register(verbs: Mapping[str, str]) -> None:
-    for verb, place in verbs.items():
-        module, _, name = place.partition(":")
-        member = getattr(importlib.import_module(module), name)
-        if isinstance(member, typer.Typer):
-            app.add_typer(member, name=verb)
-        else:
-            app.command(verb)(member)
-
-
-_register(VERBS)
+for verb, member in VERBS.items():
+    if isinstance(member, typer.Typer):
+        app.add_typer(member, name=verb)
+    else:
+        app.command(verb)(member)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@ Knows terminals, what transformers' tokenizers carry, and the folder of token sh
 what is built.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -31,9 +31,11 @@ _UNITS = {"tokenising": "bytes", "merging": "tri-grams"}
 
 
 class Tell(Protocol):
-    """Shows how far a phase is: `done` of `total`; and its rate, from a `count` of what `unit` names."""
+    """Shows how far a phase is, `done` of `total`, and its rate: of a `count` of what `unit` names; else of `done`."""
 
-    def __call__(self, phase: str, done: int, total: int, count: int, unit: str) -> None: ...  # noqa: D102  # the class says it
+    def __call__(  # noqa: D102  # the class says it
+        self, phase: str, done: int, total: int, count: int | None = None, unit: str | None = None
+    ) -> None: ...
 
 
 @contextmanager
@@ -43,21 +45,15 @@ def progress_bars() -> Iterator[Tell]:
     phases: dict[str, TaskID] = {}
     with Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=Console(stderr=True)) as bar:
 
-        def tell(phase: str, done: int, total: int, count: int, unit: str) -> None:
+        def tell(phase: str, done: int, total: int, count: int | None = None, unit: str | None = None) -> None:
             if phase not in phases:
                 phases[phase] = bar.add_task(phase, total=total, rate="")
             task = bar.tasks[phases[phase]]
+            count, unit = done if count is None else count, unit or _UNITS.get(phase, "tokens")
             rate = f"{count / task.elapsed:,.0f} {unit}/s" if task.elapsed else ""
             bar.update(task.id, completed=done, rate=rate)
 
         yield tell
-
-
-@contextmanager
-def building_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar for each phase of building, until the block ends."""
-    with progress_bars() as tell:
-        yield lambda phase, done, total: tell(phase, done, total, done, _UNITS.get(phase, "tokens"))
 
 
 @contextmanager
@@ -127,5 +123,4 @@ def _words_of_model(name: str) -> "Words":
         eos_token_id=tokenizer.eos_token_id,
         chat_template=template or None,
         special_tokens=specials,
-        chats="contents",
     )

@@ -49,7 +49,9 @@ DataOption = Annotated[
 ]
 TaskOption = Annotated[
     list[str] | None,
-    in_text(help="Repeatable: a task, TASK/CATEGORY, or FILE:FIELD [default: embedded; with --data, three tasks]"),
+    in_text(
+        help="Repeatable: a task, TASK/CATEGORY, FILE, or FILE:FIELD [default: embedded; with --data, three tasks]"
+    ),
 ]
 PromptsOption = Annotated[int, in_text(help="Prompts of a task, or of a category of a task")]
 

@@ -16,8 +16,8 @@ from foredraft.cli.building import (
     ModelOption,
     StrictOption,
     TokenizerOption,
-    building_bars,
     print_skipped,
+    progress_bars,
     resumable_shards,
     words_of,
 )
@@ -82,7 +82,7 @@ def merge(store: StoreArgument, segment_tokens: SegmentOption = SEGMENT_TOKENS) 
     """Sort neighbouring segments into fewer, so that looking up is quicker."""
     from foredraft.index.datastore_writer import DatastoreWriter
 
-    with DatastoreWriter(store) as writer, building_bars() as tell:
+    with DatastoreWriter(store) as writer, progress_bars() as tell:
         fewer = writer.merge(segment_tokens, tell)
         writer.commit()
     typer.echo(f"{store} has {len(writer.manifest.segments):,} segments now, {fewer:,} fewer.")
@@ -155,7 +155,7 @@ def _add(
 
     with (
         DatastoreWriter(store, **options) as writer,
-        building_bars() as tell,
+        progress_bars() as tell,
         resumable_shards(writer.folder) as folder,
     ):
         finished = list(tokenize_shards(shards, words, folder, spread=spread, progress=tell))

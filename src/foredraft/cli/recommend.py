@@ -35,12 +35,12 @@ def recommend(
 ) -> None:
     """Say which drafting method to use, how much faster it is here, and why; or that none helps."""
     from foredraft.bench.recommendation import recommend as compare
-    from foredraft.bench.tasks import EMBEDDED, load_task, task_of_file
+    from foredraft.bench.tasks import EMBEDDED, load_task
 
     if not minutes > 0:
         raise UsageError(f"minutes is {minutes:g}; it must be above 0.")
     sampling = setting(temperature)
-    prompts = load_task(EMBEDDED if data is None else task_of_file(data), None, _PROMPTS_OF_A_TASK)
+    prompts = load_task(data or EMBEDDED, None, _PROMPTS_OF_A_TASK)
     with working("loading") as tell:
         generator = load_plain(model, dtype, eager, tell)
         subject = f"comparing methods (minutes at most: {minutes:g})"

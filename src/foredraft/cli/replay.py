@@ -17,13 +17,11 @@ _DEFAULT_METHODS = ("prompt_lookup", "adaptix")
 
 
 def replay(
-    records: Annotated[Path, typer.Argument(help='JSON lines with "prompt", "output" and, if known, "sampling"')],
+    records: Annotated[Path, typer.Argument(help='JSON lines with "prompt" and "output"')],
     method: flags.MethodsOption = None,
     nodes: flags.BudgetsOption = None,
     table: Annotated[str | None, flags.in_drafting(help="Tri-gram table for adaptix [default: none]")] = None,
     tokenizer: Annotated[str, typer.Option(help="Model whose tokenizer encodes the texts")] = SMOLLM2,
-    sampling: Annotated[str, typer.Option(help="Only records sampled this way; an empty text takes all")] = "greedy",
-    limit: Annotated[int, typer.Option(help="Records at most; 0 takes all", min=0)] = 0,
     as_json: flags.JsonOption = False,
 ) -> None:
     """Tokens per target step that drafters would have reached on recorded texts; feedback needs a model and is off."""
@@ -49,7 +47,7 @@ def replay(
     with working("replaying") as tell:
         loaded = load_tokenizer(tokenizer)
         backend = loaded.backend_tokenizer
-        texts = read_records(records, sampling, loaded)[: limit or None]
+        texts = read_records(records, loaded)
         resources = Resources(vocabulary_size(backend), tokenizer_hash(backend))
         settings = [(each, count) for each in methods for count in nodes or [16, 64]]
         for number, (each, count) in enumerate(settings):

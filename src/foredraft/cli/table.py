@@ -16,8 +16,8 @@ from foredraft.cli.building import (
     ModelOption,
     StrictOption,
     TokenizerOption,
-    building_bars,
     print_skipped,
+    progress_bars,
     resumable_shards,
     words_of,
 )
@@ -49,7 +49,7 @@ def build(
     words = words_of(model, tokenizer)
     shards = plan_shards(find_inputs(inputs), strict=strict)
     reports: list[ReadReport] = []
-    with building_bars() as tell, resumable_shards(out) as folder:
+    with progress_bars() as tell, resumable_shards(out) as folder:
 
         def finished() -> Iterator[Path]:
             for shard in tokenize_shards(shards, words, folder, progress=tell):

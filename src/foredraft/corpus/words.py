@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -55,16 +55,14 @@ class Words:
     Attributes:
         tokenizer_json: the tokenizer, as the text of a tokenizer.json.
         eos_token_id: appended to every document that does not end in it; None for none.
-        chat_template: the Jinja template that words chats; None for none.
+        chat_template: the Jinja template that words chats; without one they become lines `role: content`.
         special_tokens: what the template knows by names such as `bos_token` and `eos_token`.
-        chats: without a template, a chat is worded as lines "role: content" (roles), or as what is said (contents).
     """
 
     tokenizer_json: str = field(repr=False)
     eos_token_id: int | None = None
     chat_template: str | None = field(default=None, repr=False)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
-    chats: Literal["roles", "contents"] = "roles"
 
     @cached_property
     def tokenizer_hash(self) -> str:
@@ -99,9 +97,7 @@ class Words:
         Raises:
             UsageError: the chat template is not a Jinja template.
         """
-        if self.chat_template is not None:
-            return template_render(self.chat_template, self.special_tokens)
-        return join_messages if self.chats == "roles" else join_contents
+        return join_messages if self.chat_template is None else template_render(self.chat_template, self.special_tokens)
 
 
 def _plain(tokenizer: Tokenizer) -> Tokenizer:
@@ -109,11 +105,6 @@ def _plain(tokenizer: Tokenizer) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
-
-
-def join_contents(messages: list[dict[str, str]]) -> str:
-    """Word a chat for a model that was made for none: what is said, without who says it."""
-    return "\n".join(message["content"] for message in messages)
 
 
 def template_render(source: str, special_tokens: Mapping[str, str]) -> Render:
