@@ -169,7 +169,7 @@ class Soak:
 def started(model: str, stores: Path) -> tuple[subprocess.Popen[str], str]:
     """Start a server in a process of its own; return it and its address."""
     command = [sys.executable, "-m", "foredraft", "serve", model, "--port", "0", "--stores", str(stores)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # ourselves
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # what is started is this package
     assert process.stdout is not None, "it was asked for"
     return process, process.stdout.readline().partition("/v1 ")[0]
 

@@ -115,7 +115,9 @@ def test_a_predictor_looks_at_both_states_and_the_level():
     with torch.no_grad():
         for weight in predictor.parameters():
             weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel())))
-    target, draft, estimate = torch.randn(4), torch.randn(1, 4), torch.tensor([0.5])
+    noise = torch.Generator().manual_seed(0)
+    target, draft = torch.randn(4, generator=noise), torch.randn(1, 4, generator=noise)
+    estimate = torch.tensor([0.5])
 
     def chance(target, draft, level, sampled=False):
         return predictor.chances(target, draft, level, estimate, sampled=sampled)

@@ -135,16 +135,7 @@ def test_compiled_rows_score_as_the_model_does(cache):
                 assert torch.allclose(ours, theirs, atol=1e-4)
 
 
-DTYPES = [
-    torch.float32,
-    pytest.param(
-        torch.bfloat16,
-        marks=pytest.mark.skipif(
-            torch.cpu._is_amx_tile_supported(),
-            reason="torch's compiler multiplies bfloat16 with AMX here, not with ours",
-        ),
-    ),
-]
+DTYPES = [torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
