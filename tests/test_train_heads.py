@@ -483,7 +483,7 @@ def test_medusa_heads_learn(model, traces, tmp_path):
         (["--loss", "l2"], "loss is 'l2'; it may be distribution or tokens"),
         (["--texts", "some"], "texts is 'some'; it may be all, written, open"),
         (["--max-minutes", "0"], "--max-minutes is 0"),
-        (["--save-dtype", "int8"], "--save-dtype is 'int8'"),
+        (["--save-dtype", "int4"], "--save-dtype is 'int4'"),
         (["--set", "rates=1"], "Did you mean 'rate'"),
         (["--traces", "windows=1"], "Did you mean 'window'"),
         (["--set", "accumulation=x"], "accumulation is 'x', which is no int"),
