@@ -25,10 +25,14 @@ WAYS: Mapping[str, Mapping[str, Any]] = {PLAIN: {"speculative": False}, DRAFTED:
 
 _WARM_UP = 4  # requests a way before any is timed
 _EDITS = 5  # words of a prediction that are replaced
-_FILE = "\n".join(
-    f"def area_{i}(width, height):\n    # The area of shape number {i}.\n    return {i} * width * height\n"
-    for i in range(1, 27)
-)  # a thousand tokens
+
+
+def file_of(number: int) -> str:
+    """Return a file of a thousand tokens, another one for each number."""
+    return "\n".join(
+        f"def area_{i}(width, height):\n    # The area of shape number {i}.\n    return {i} * width * height\n"
+        for i in range(30 * number + 1, 30 * number + 27)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +168,18 @@ def _by_turns(turn: int, ways: Sequence[str]) -> Sequence[str]:
 def loads(
     address: str, bodies: Sequence[Mapping[str, Any]], streams: Sequence[int], rounds: int, ways: Sequence[str]
 ) -> Iterator[Load]:
-    """Yield loads by turns: every way, for every number of streams, in every round."""
+    """Yield loads by turns: every way, for every number of streams, in every round.
+
+    The bodies are shared out, so that none is asked twice in one way: a server drafts well what it wrote before.
+    """
     for way in ways:
-        asyncio.run(_load(address, bodies[:_WARM_UP], 1, way))
+        asyncio.run(_load(address, [{**body, "temperature": 1.0} for body in bodies[:_WARM_UP]], 1, way))
+    parts = len(streams) * rounds
     for turn in range(rounds):
-        for count in streams:
+        for place, count in enumerate(streams):
+            own = bodies[turn * len(streams) + place :: parts]
             for way in _by_turns(turn, ways):
-                yield asyncio.run(_load(address, bodies, count, way))
+                yield asyncio.run(_load(address, own, count, way))
 
 
 async def _load(address: str, bodies: Sequence[Mapping[str, Any]], streams: int, way: str) -> Load:
@@ -192,22 +201,23 @@ async def _load(address: str, bodies: Sequence[Mapping[str, Any]], streams: int,
 
 
 def predictions(address: str, model: str, rounds: int) -> list[Predicted]:
-    """Measure predictions, by turns."""
-    said = [{"role": "user", "content": f"Repeat this file, with comments in French:\n\n{_FILE}"}]
-    body = {"model": model, "messages": said, "max_tokens": 1000, "temperature": 0, "ignore_eos": True}
+    """Measure predictions, by turns; each round has another file."""
+    body = {"model": model, "max_tokens": 1000, "temperature": 0, "ignore_eos": True}
     return asyncio.run(_predictions(address, body, rounds))
 
 
 async def _predictions(address: str, body: Mapping[str, Any], rounds: int) -> list[Predicted]:
     found = []
     async with _client(address) as client:
-        text = (await asked(client, body)).text
-        other = " ".join(sorted(set(text.split()))) + " and nothing else that was asked for. " * 60
-        ways = dict(WAYS)
-        for name, content in (("edited", edited(text)), ("wrong", other)):
-            ways[name] = {"prediction": {"type": "content", "content": content}}
         for turn in range(rounds):
-            replies = {name: await asked(client, {**body, **ways[name]}) for name in _by_turns(turn, tuple(ways))}
+            said = [{"role": "user", "content": f"Repeat this file, with comments in French:\n\n{file_of(turn)}"}]
+            asks = {**body, "messages": said}
+            text = (await asked(client, {**asks, **WAYS[PLAIN]})).text
+            other = " ".join(sorted(set(text.split()))) + " and nothing else that was asked for. " * 60
+            ways = dict(WAYS)
+            for name, content in (("edited", edited(text)), ("wrong", other)):
+                ways[name] = {"prediction": {"type": "content", "content": content}}
+            replies = {name: await asked(client, {**asks, **ways[name]}) for name in _by_turns(turn, tuple(ways))}
             accepted = replies["edited"].usage["completion_tokens_details"]["accepted_prediction_tokens"]
             same = len({reply.text for reply in replies.values()}) == 1
             seconds = {name: replies[name].seconds for name in ways}
@@ -232,7 +242,7 @@ async def _turns(address: str, body: Mapping[str, Any], rounds: int) -> list[Tur
     found = []
     async with _client(address) as client:
         for number in range(rounds):
-            question = f"Number {number}. Here is a file:\n{_FILE}\n{_FILE[:1400]}\nWhat does it do?"
+            question = f"Here is a file:\n{file_of(number)}\n{file_of(number + rounds)[:1400]}\nWhat does it do?"
             said = [{"role": "user", "content": question}]
             one = await asked(client, {**body, "messages": said})
             said += [{"role": "assistant", "content": one.text}, {"role": "user", "content": "Say it in one word."}]

@@ -211,13 +211,14 @@ def serve(
         ) from error
     from foredraft.bench.tasks import load_tasks
 
-    texts = load_tasks(None, data, prompts)
+    counts = streams or (1, 4, 8, 16)
+    texts = load_tasks(None, data, prompts * len(counts) * rounds)  # other ones for each load
     ways = (measured.PLAIN,) if plain_only else (measured.PLAIN, measured.DRAFTED)
     with nullcontext(url) if url is not None else measured.own_server(model) as address:
         assert address is not None, "one of them has it"
         name = Path(model).stem
         bodies = measured.bodies_of(texts, name, max_new_tokens, temperature)
-        loads = list(measured.loads(address, bodies, streams or (1, 4, 8, 16), rounds, ways))
+        loads = list(measured.loads(address, bodies, counts, rounds, ways))
         predicted = [] if plain_only else measured.predictions(address, name, rounds)
         turns = measured.turns(address, name, rounds)
     if as_json:

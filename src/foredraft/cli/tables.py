@@ -65,7 +65,8 @@ def show_loads(loads: "Sequence[Load]") -> None:
         ratios = [two.tokens_per_second / one.tokens_per_second for one, two in rounds] if len(ways) == 2 else []
         rows.append([*row, f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"])
     heads = [head for way in ways for head in (f"{way} tokens/s", "of one stream's", "ms to first")]
-    same = len({load.texts for load in loads}) == 1
+    written = [[[each.texts for each in groups[count, way]] for way in ways] for count in counts]
+    same = all(way == found[0] for found in written for way in found)
     title = f"Streams at once; {'all texts are the same in every way' if same else 'THE TEXTS DIFFER'}"
     show_table(("streams", *heads, "drafted / plain"), rows, title)
 
