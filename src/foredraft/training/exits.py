@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.heads import ExitHead, new_exit_head
-from foredraft.model.layers import model_parts, with_layers
+from foredraft.model.layers import Passage, model_parts, shorter
 from foredraft.model.ranked import ids_of, places_of
 from foredraft.training import Numbers
 from foredraft.training.traces import Traces
@@ -66,14 +66,11 @@ class ExitTask:
         self._places = places_of(self.module.lm_head, model.get_output_embeddings().weight.shape[0])
         self.module.train()
         self._device: torch.device = model.get_input_embeddings().weight.device
-        self._taken = self._left = torch.empty(0)
-        last, nothing = parts.count - 1, torch.nn.Identity()
-        own = dict(enumerate(model.get_submodule(parts.layers)[:layers]))
-        self._first = with_layers(
-            model, parts, {**own, last: self._leave}, {parts.norm: nothing, parts.lm_head: nothing}
-        ).base_model
-        self._behind = with_layers(
-            model, parts, {layers - 1: self._go_on, last: self.module.layer},
+        nothing, own = torch.nn.Identity(), dict(enumerate(model.get_submodule(parts.layers)[:layers]))
+        self._first = shorter(model, parts, own, {parts.norm: nothing, parts.lm_head: nothing}).base_model
+        self._exit = Passage(enters=True)
+        self._behind = shorter(
+            model, parts, {parts.count - 1: self._exit.into(self.module.layer)},
             {parts.norm: self.module.norm, parts.lm_head: self.module.lm_head},
         )  # fmt: skip
         self._known = np.zeros(len(traces.windows), np.bool_)  # windows whose states this run has put into the file
@@ -102,7 +99,7 @@ class ExitTask:
     def logits(self, windows: Numbers) -> torch.Tensor:
         """Return the head's scores, float[B, T, V], or [B, T, N] of the tokens that it scores."""
         inputs = self._traces.inputs(windows, self._device)
-        self._taken = self._states(windows, inputs)
+        self._exit.states = self._states(windows, inputs)
         return self._behind(**inputs).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
 
     @torch.no_grad()
@@ -111,18 +108,11 @@ class ExitTask:
         if self._kept is not None and self._known[windows].all():
             return torch.from_numpy(self._kept[windows]).view(torch.bfloat16).float().to(self._device)
         with torch.autocast(self._device.type, enabled=False):  # as they are when drafting
-            self._first(**inputs)
+            states = self._first(**inputs).last_hidden_state
         if self._kept is not None:
-            self._kept[windows] = self._left.to(torch.bfloat16).view(torch.int16).cpu().numpy()
+            self._kept[windows] = states.to(torch.bfloat16).view(torch.int16).cpu().numpy()
             self._known[windows] = True
-        return self._left.float()
-
-    def _leave(self, hidden: torch.Tensor, *_args: object, **_kwargs: object) -> torch.Tensor:
-        self._left = hidden
-        return hidden
-
-    def _go_on(self, _hidden: torch.Tensor, *_args: object, **_kwargs: object) -> torch.Tensor:
-        return self._taken
+        return states.float()  # type: ignore[no-any-return]  # transformers' outputs are Any
 
 
 def distribution_loss(
