@@ -176,12 +176,12 @@ def micro(
         steps = [step_cost(generator, each, _MICRO_PROMPT) for each in [Method(BASE, BASE), *variants]]
     if as_json:
         prefill = {"tokens": prefilled, "tokens_per_second": rate}
-        show_json({"verification": asdict(curve), "prefill": prefill, "steps": [step.as_dict() for step in steps]})
+        show_json({"verification": asdict(curve), "prefill": prefill, "steps": [asdict(step) for step in steps]})
         return
     show_cost(cost_rows(curve))
     typer.echo(f"prefill: {rate:.0f} tokens a second, {prefilled} at a time")
     rows = [
-        (each.method, str(each.nodes), *(f"{part:.0f}" for part in (*each.parts, each.between, each.overhead)))
+        (each.method, str(each.nodes), *(f"{part:.0f}" for part in (*each.parts.values(), each.between, each.overhead)))
         for each in steps
     ]
     show_table(("method", "nodes", *PARTS, "between steps", "overhead"), rows, "Median microseconds of a step")
@@ -203,6 +203,8 @@ def serve(
     as_json: flags.JsonOption = False,
 ) -> None:
     """What a server writes a second for several clients, with predictions, and with prompts that begin alike."""
+    import asyncio
+
     try:
         from foredraft.bench import serve as measured
     except ImportError as error:
@@ -218,9 +220,9 @@ def serve(
         assert address is not None, "one of them has it"
         name = Path(model).stem
         bodies = measured.bodies_of(texts, name, max_new_tokens, temperature)
-        loads = list(measured.loads(address, bodies, counts, rounds, ways))
-        predicted = [] if plain_only else measured.predictions(address, name, rounds)
-        turns = measured.turns(address, name, rounds)
+        loads = asyncio.run(measured.loads(address, bodies, counts, rounds, ways))
+        predicted = [] if plain_only else asyncio.run(measured.predictions(address, name, rounds))
+        turns = asyncio.run(measured.turns(address, name, rounds))
     if as_json:
         show_json({
             "loads": [asdict(each) for each in loads],
