@@ -66,7 +66,14 @@ class Listening:
     """
 
     def __init__(self, generator: Generator, name: str, config: Mapping[str, Any], options: ServerOptions) -> None:
-        self._socket = _bound(options.host, options.port)
+        host, port = options.host, options.port
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family, backlog=2048)
+        except (OSError, OverflowError) as error:
+            raise UsageError(
+                f"Nothing can listen on {host}, port {port} ({error}); choose another --port or --host."
+            ) from error
         stores = Stores(options.stores, generator.tokenizer.backend_tokenizer)
         self._service = Service(
             generator, Generators(generator, config, stores), Metrics(name), most_at_once=options.max_num_seqs,
@@ -74,12 +81,12 @@ class Listening:
         )  # fmt: skip
         release_threads()  # from now on the writer's thread runs the passes
         self._grace = options.grace
-        access = replace(options.access, hosts=_LOOPBACK if options.host in _LOOPBACK else ())
+        access = replace(options.access, hosts=_LOOPBACK if host in _LOOPBACK else ())
         app = make_app(self._service, stores, name, access, self._started)
         settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
         self._server = uvicorn.Server(settings)
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        self.address = f"http://{host}:{self._socket.getsockname()[1]}"
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"http://{shown}:{self._socket.getsockname()[1]}"
 
     def run(self) -> None:
         """Answer requests until the process is told to stop; then finish what was begun."""
@@ -106,14 +113,3 @@ class Listening:
                 loop.add_signal_handler(number, stop)
             except (RuntimeError, ValueError, NotImplementedError):  # not the main thread, or no such thing here
                 return
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        bound = socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
-        raise UsageError(
-            f"Nothing can listen on {host}, port {port} ({error}); choose another --port or --host."
-        ) from error
-    return bound
