@@ -86,7 +86,7 @@ def eesd(
 ) -> None:
     """Train an early-exit head, for `--method eesd`; the same command goes on where a killed one was."""
     from foredraft.model.heads import card_for, save_head, weights_of
-    from foredraft.training.exits import ExitTask
+    from foredraft.training.tasks import ExitTask
 
     options, clock = _loop_options(settings), _clock(max_minutes)
     generator, opened, run = _prepared(model, data, out, _trace_options(trace_settings), dtype, device)
@@ -157,7 +157,7 @@ def draft(
     """Train a draft model of the model's own layers, for `--method draft_model`, `draft_tree` and `draft_graph`."""
     from foredraft.model.first_layers import KIND
     from foredraft.model.heads import card_for, save_head, weights_of
-    from foredraft.training.drafts import DraftTask
+    from foredraft.training.tasks import DraftTask
 
     options, clock = _loop_options(settings), _clock(max_minutes)
     generator, opened, run = _prepared(model, data, out, _trace_options(trace_settings), dtype, device)
@@ -186,7 +186,7 @@ def medusa(
 ) -> None:
     """Train Medusa heads, for `--method medusa`, and measure how often each is right."""
     from foredraft.model.heads import IDS, card_for, save_head
-    from foredraft.training.medusa import MedusaTask
+    from foredraft.training.tasks import MedusaTask
     from foredraft.training.traces import chosen_windows
 
     if not 1 <= heads <= 16:
@@ -284,8 +284,7 @@ def _trained(
     task: "Task", run: Path, opened: "Traces", texts: str, options: "LoopOptions", clock: "Clock", identity: Any
 ) -> "Outcome":
     """Train a task on the windows of one kind of texts, and draw its curve."""
-    from foredraft.training.curve import draw_curve
-    from foredraft.training.loop import train
+    from foredraft.training.loop import draw_curve, train
 
     with progress_bars() as tell:
         outcome = train(task, run, opened, texts, options, clock, identity, tell)
