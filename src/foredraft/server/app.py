@@ -53,19 +53,12 @@ _TEXTS: dict[str, tuple[type[Asked], Callable[[Any, str, Any], Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may ask for what.
+    """Who may ask for what."""
 
-    Attributes:
-        keys: API keys, one of which a request must carry; none where anybody may ask.
-        hosts: names by which the server may be asked for where there are no keys; none where any will do.
-        most_bytes: of a body.
-        most_prompts: texts that one request may ask for.
-    """
-
-    keys: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
-    most_bytes: int = 4 << 20
-    most_prompts: int = 64
+    keys: tuple[str, ...] = ()  # API keys, one of which a request must carry; none where anybody may ask
+    hosts: tuple[str, ...] = ()  # names that the server may be asked for by without keys; none where any will do
+    most_bytes: int = 4 << 20  # of a body
+    most_prompts: int = 64  # texts that one request may ask for
 
 
 def make_app(

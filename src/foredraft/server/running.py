@@ -27,29 +27,17 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How a server is run.
+    """How a server is run."""
 
-    Attributes:
-        host: address to listen on.
-        port: 0 takes a free one.
-        max_num_seqs: texts that are written together.
-        max_waiting: texts that wait for their turn; more are refused with status 429.
-        cache_bytes: memory for keys and values, and for what earlier requests left of them.
-        timeout: seconds after which an answer is given up.
-        grace: seconds that a stopping server gives what is being written.
-        stores: folder for the stores that clients fill; None for none.
-        access: who may ask for what.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    max_num_seqs: int = 16
-    max_waiting: int = 64
-    cache_bytes: int = CACHE_BYTES
-    timeout: float = 600.0
-    grace: float = 30.0
-    stores: Path | None = None
-    access: Access = field(default_factory=Access)
+    host: str = "127.0.0.1"  # address to listen on
+    port: int = 8000  # 0 takes a free one
+    max_num_seqs: int = 16  # texts that are written together
+    max_waiting: int = 64  # texts that wait for their turn; more are refused with status 429
+    cache_bytes: int = CACHE_BYTES  # memory for keys and values, and for what earlier requests left of them
+    timeout: float = 600.0  # seconds after which an answer is given up
+    grace: float = 30.0  # seconds that a stopping server gives what is being written
+    stores: Path | None = None  # folder for the stores that clients fill; None for none
+    access: Access = field(default_factory=Access)  # who may ask for what
 
 
 class Listening:

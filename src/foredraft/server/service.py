@@ -33,47 +33,31 @@ _UNLIMITED = 1 << 20  # tokens of a text whose length is not limited, where the 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What one request wants written.
+    """What one request wants written."""
 
-    Attributes:
-        prompts: each is answered `n` times.
-        options: generation arguments, None where one is not given.
-        tools: what the chat template is told of tools; None where a conversation has to do with none.
-        logprobs: how many of the most probable tokens are told at every position; None for no log-probabilities.
-        bias: added to scores, by token id.
-        shape: what the text must look like: "json_object", "json_schema" or "regex", and the schema or expression.
-        ignore_eos: write on after the end.
-    """
-
-    prompts: Sequence[Prompt]
-    options: Mapping[str, Any]
-    tools: Sequence[Mapping[str, Any]] | None = None
+    prompts: Sequence[Prompt]  # each is answered `n` times
+    options: Mapping[str, Any]  # generation arguments, None where one is not given
+    tools: Sequence[Mapping[str, Any]] | None = None  # what the chat template is told; None without tools
     n: int = 1
     stops: Sequence[str] = ()
-    logprobs: int | None = None
-    bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None  # most probable tokens told at every position; None for no log-probabilities
+    bias: Mapping[int, float] = field(default_factory=dict)  # added to scores, by token id
     presence: float = 0.0
     frequency: float = 0.0
-    shape: tuple[str, Any] | None = None
-    ignore_eos: bool = False
+    shape: tuple[str, Any] | None = None  # "json_object", "json_schema" or "regex", and the schema or expression
+    ignore_eos: bool = False  # write on after the end
     speculative: Speculation | bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The answers of a request: `n` choices for each prompt, in order, and the job that writes each.
-
-    Attributes:
-        prompt_tokens: ids of all prompts.
-        events: what is told of the jobs, in order, by the number of the choice.
-        until: when what is not written is given up, in seconds of the loop's clock.
-    """
+    """The answers of a request: `n` choices for each prompt, in order, and the job that writes each."""
 
     choices: list[Choice]
-    prompt_tokens: int
+    prompt_tokens: int  # ids of all prompts
     jobs: list[Job]
-    events: asyncio.Queue[tuple[int, Event]]
-    until: float
+    events: asyncio.Queue[tuple[int, Event]]  # what is told of the jobs, in order, by the number of the choice
+    until: float  # when what is not written is given up, in seconds of the loop's clock
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """Yield what the answers grow by until all have ended; what came meanwhile comes at once.

@@ -35,24 +35,15 @@ class Event(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One text to write; times are in seconds of `time.monotonic`, 0 before they have come.
-
-    Attributes:
-        tell: called with every event, on the thread of `Writer`'s `deliver`.
-        cancelled: whether nobody waits for it any more.
-        submitted: when it came.
-        started: when its first pass could begin.
-        told: when tokens of it were last told, set by whoever tells.
-        steps: that were told.
-    """
+    """One text to write; times are in seconds of `time.monotonic`, 0 before they have come."""
 
     prepared: Prepared
-    tell: Callable[[Event], None]
-    cancelled: bool = False
-    submitted: float = field(default_factory=time.monotonic)
-    started: float = 0.0
-    told: float = 0.0
-    steps: int = 0
+    tell: Callable[[Event], None]  # called with every event, on the thread of `Writer`'s `deliver`
+    cancelled: bool = False  # whether nobody waits for it any more
+    submitted: float = field(default_factory=time.monotonic)  # when it came
+    started: float = 0.0  # when its first pass could begin
+    told: float = 0.0  # when tokens of it were last told, set by whoever tells
+    steps: int = 0  # that were told
 
 
 class Writer:

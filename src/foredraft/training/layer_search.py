@@ -51,19 +51,12 @@ class SkippingCosts:
 
 @dataclass(frozen=True, slots=True)
 class SkippingFigures:
-    """What a set of skipped sub-layers promises.
+    """What a set of skipped sub-layers promises."""
 
-    Attributes:
-        speed_up: decode time of plain decoding over that of drafting, at the best number of drafted tokens.
-        levels: that number.
-        agreement: share of the texts' tokens that the draft model would have drafted, each after the text so far.
-        draft_cost: seconds of one of its passes over those of a whole one.
-    """
-
-    speed_up: float
-    levels: int
-    agreement: float
-    draft_cost: float
+    speed_up: float  # decode time of plain decoding over that of drafting, at the best number of drafted tokens
+    levels: int  # that number
+    agreement: float  # share of the texts' tokens that the draft model would have drafted, each after the text so far
+    draft_cost: float  # seconds of one of its passes over those of a whole one
 
 
 class Found(NamedTuple):

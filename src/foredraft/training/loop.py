@@ -47,31 +47,18 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """How a head is trained.
+    """How a head is trained."""
 
-    Attributes:
-        epochs: times that every window is seen, if the time suffices.
-        micro_batch: windows of one pass.
-        accumulation: passes whose gradients are averaged into a step.
-        rate: peak learning rate of AdamW.
-        warmup: share of the run in which the rate rises from 0.
-        floor: share of the peak that is left at the end of the cosine.
-        weight_decay: decoupled.
-        clip: the gradient's largest norm; 0 for any.
-        precision: "bfloat16" (autocast; the weights stay float32) or "float32".
-        seed: of the order of windows.
-    """
-
-    epochs: float = 4.0
-    micro_batch: int = 8
-    accumulation: int = 1
-    rate: float = 1e-3
-    warmup: float = 0.03
-    floor: float = 0.05
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    precision: str = "bfloat16"
-    seed: int = 0
+    epochs: float = 4.0  # times that every window is seen, if the time suffices
+    micro_batch: int = 8  # windows of one pass
+    accumulation: int = 1  # passes whose gradients are averaged into a step
+    rate: float = 1e-3  # peak learning rate of AdamW
+    warmup: float = 0.03  # share of the run in which the rate rises from 0
+    floor: float = 0.05  # share of the peak that is left at the end of the cosine
+    weight_decay: float = 0.01  # decoupled
+    clip: float = 1.0  # the gradient's largest norm; 0 for any
+    precision: str = "bfloat16"  # "bfloat16" (autocast; the weights stay float32) or "float32"
+    seed: int = 0  # of the order of windows
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
@@ -89,17 +76,11 @@ class LoopOptions:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What of a run follows the clock; may change when it is resumed.
+    """What of a run follows the clock; may change when it is resumed."""
 
-    Attributes:
-        max_minutes: of training, checkpoints' and earlier sessions' included.
-        checkpoint_minutes: between checkpoints, each with a measurement on the held-out windows.
-        now: seconds.
-    """
-
-    max_minutes: float = math.inf
-    checkpoint_minutes: float = 2.0
-    now: Callable[[], float] = time.monotonic
+    max_minutes: float = math.inf  # of training, checkpoints' and earlier sessions' included
+    checkpoint_minutes: float = 2.0  # between checkpoints, each with a measurement on the held-out windows
+    now: Callable[[], float] = time.monotonic  # seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,16 +40,13 @@ class ExitTask:
         ids: int64[N], the tokens that the head scores, with the target's own LM head, which is not trained then; None
             trains an LM head of its own for all of them.
 
-    Attributes:
-        module: the head, float32.
-
     Raises:
         UsageError: N out of range, or an unknown loss.
         UnsupportedModelError: the model's layers are no plain list.
         StoreError: the states' file cannot be written.
     """
 
-    module: ExitHead
+    module: ExitHead  # the head, float32
 
     def __init__(
         self, model: Any, layers: int, traces: Traces, *, loss: str, states: Path | None,
@@ -133,15 +130,12 @@ class DraftTask:
     DistillSpec (Zhou et al., ICLR 2024) finds that a draft model learns best what the target says of texts like those
     that will be drafted, which the target's own are.
 
-    Attributes:
-        module: its layers and norm, float32; of an LM head, `ids` (int64[N], None for all) are scored.
-
     Raises:
         UsageError: layers out of range.
         UnsupportedModelError: the model's layers are no plain list.
     """
 
-    module: FirstLayers
+    module: FirstLayers  # its layers and norm, float32; of an LM head, `ids` (int64[N], None for all) are scored
 
     def __init__(self, model: Any, layers: int, traces: Traces, ids: torch.Tensor | None = None) -> None:
         self._traces, self._ids = traces, ids
@@ -168,12 +162,9 @@ class MedusaTask:
     """Medusa heads in training, on the target's last hidden states (Cai et al. 2024, section 2.2.1).
 
     The loss of head k is weighed by 0.8 to the power k, as deeper heads are less sure.
-
-    Attributes:
-        module: `count` heads, float32, of whose scores those of `ids` (int64[N], None for all) are learned.
     """
 
-    module: MedusaHeads
+    module: MedusaHeads  # `count` heads, float32, of whose scores those of `ids` (int64[N], None for all) are learned
 
     def __init__(self, model: Any, count: int, traces: Traces, ids: torch.Tensor | None = None) -> None:
         self._model, self._traces = model.requires_grad_(requires_grad=False), traces

@@ -52,29 +52,17 @@ Write = Callable[[Sequence[Asked], int], list[list[int]]]
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """What traces are made of.
+    """What traces are made of."""
 
-    Attributes:
-        written_tokens: tokens that the target writes, prompts included, about.
-        open_tokens: tokens of open text at most.
-        greedy_share: of the texts that the target writes; the others are sampled. Small models loop when greedy.
-        temperature: of the sampled ones.
-        answer_tokens: new tokens of a text at most.
-        window: tokens of a training window.
-        top_k: the target's most probable tokens that are kept of each position.
-        hold_out_one_in: texts of a prompt are held out when the prompt's hash is 0 modulo this.
-        seed: of the sampled texts.
-    """
-
-    written_tokens: int = 200_000
-    open_tokens: int = 200_000
-    greedy_share: float = 0.5
-    temperature: float = 0.7
-    answer_tokens: int = 160
-    window: int = 256
-    top_k: int = 16
-    hold_out_one_in: int = 25
-    seed: int = 0
+    written_tokens: int = 200_000  # tokens that the target writes, prompts included, about
+    open_tokens: int = 200_000  # tokens of open text at most
+    greedy_share: float = 0.5  # of the target's texts; the others are sampled, as small models loop when greedy
+    temperature: float = 0.7  # of the sampled ones
+    answer_tokens: int = 160  # new tokens of a text at most
+    window: int = 256  # tokens of a training window
+    top_k: int = 16  # the target's most probable tokens that are kept of each position
+    hold_out_one_in: int = 25  # texts of a prompt are held out when the prompt's hash is 0 modulo this
+    seed: int = 0  # of the sampled texts
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
@@ -87,23 +75,14 @@ class TraceOptions:
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """Traces, opened; the arrays are memory-mapped.
+    """Traces, opened; the arrays are memory-mapped."""
 
-    Attributes:
-        windows: int32[W, T + 1], ids; a window's last one is a label only.
-        kinds: uint8[W], indices into `KINDS`.
-        held: bool[W], whether the window is held out.
-        top_ids: int32[W, T, K], the target's most probable tokens after each position.
-        top_probabilities: float16[W, T, K], theirs under the plain softmax.
-        fingerprint: of the target's weights.
-    """
-
-    windows: npt.NDArray[np.int32]
-    kinds: npt.NDArray[np.uint8]
-    held: npt.NDArray[np.bool_]
-    top_ids: npt.NDArray[np.int32]
-    top_probabilities: npt.NDArray[np.float16]
-    fingerprint: str
+    windows: npt.NDArray[np.int32]  # int32[W, T + 1], ids; a window's last one is a label only
+    kinds: npt.NDArray[np.uint8]  # uint8[W], indices into `KINDS`
+    held: npt.NDArray[np.bool_]  # bool[W], whether the window is held out
+    top_ids: npt.NDArray[np.int32]  # int32[W, T, K], the target's most probable tokens after each position
+    top_probabilities: npt.NDArray[np.float16]  # float16[W, T, K], theirs under the plain softmax
+    fingerprint: str  # of the target's weights
 
     @property
     def window(self) -> int:
