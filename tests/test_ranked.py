@@ -25,7 +25,7 @@ from foredraft.model.ranked import ranked_head
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
 from foredraft.sampling import SamplingOptions
-from foredraft.training.exits import distribution_loss
+from foredraft.training.tasks import distribution_loss
 from foredraft.training.traces import Traces, frequent_tokens
 from support.exits import LAYERS, plain, target_of, written
 from support.families import SETTINGS, VOCABULARY, each_of

@@ -149,8 +149,7 @@ def _add(
 ) -> None:
     """Tokenise the shards, sort them into segments, and commit these to a store, which `options` open or make."""
     from foredraft.corpus.documents import ReadReport
-    from foredraft.corpus.segments import build_segment, plan_segments
-    from foredraft.corpus.shards import tokenize_shards
+    from foredraft.corpus.shards import build_segment, plan_segments, tokenize_shards
     from foredraft.index.datastore_writer import DatastoreWriter
 
     with (

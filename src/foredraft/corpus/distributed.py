@@ -1,7 +1,7 @@
 """The same work on a Ray cluster: a function over many items, each item a task that outlives its worker.
 
-Knows Ray, and how to start and stop a local cluster quietly. Does not know what the function does; those for shards
-and segments are in corpus/shards.py and corpus/segments.py, and need all machines to see the same folders.
+Knows Ray, and how to start and stop a local cluster quietly. Does not know what the function does. All machines must
+see the same folders.
 """
 
 import contextlib

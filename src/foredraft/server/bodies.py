@@ -141,11 +141,7 @@ class Prediction(Body):
 class Speculation(Body):
     """How drafts are made for one request; what is not given stays as the server has it.
 
-    Attributes:
-        method: a name of `foredraft methods`.
-        num_speculative_tokens: nodes a step; None lets the measured cost decide.
-        stores: names of stores of `/v1/stores`, in which `auto` and `rest` search.
-        options: numbers and switches of the method's own.
+    `stores` names stores of `/v1/stores`, in which `auto` and `rest` search; `options` are the method's own.
     """
 
     method: str | None = None

@@ -68,13 +68,12 @@ class Stores:
         """Return what there is: names, and tokens of each."""
         if self._folder is None:
             return []
-        places = sorted(self.place(key, "any").parent.glob(f"*/{MANIFEST}"))
-        return [self.describe(key, place.parent.name) for place in places if _NAME.fullmatch(place.parent.name)]
+        names = [manifest.parent.name for manifest in sorted(self.place(key, "any").parent.glob(f"*/{MANIFEST}"))]
+        return [self.describe(key, name) for name in names if _NAME.fullmatch(name)]
 
     def describe(self, key: str, name: str) -> dict[str, Any]:
         """Return a store's name and its tokens."""
-        manifest = read_manifest(self.existing(key, name))
-        return {"id": name, "object": "store", "tokens": sum(entry.tokens for entry in manifest.segments)}
+        return {"id": name, "object": "store", "tokens": read_manifest(self.existing(key, name)).tokens}
 
     def add(self, key: str, name: str, texts: Sequence[str]) -> dict[str, Any]:
         """Add texts to a store, made if need be, and return what it is then.
@@ -90,9 +89,8 @@ class Stores:
         with DatastoreWriter(place, tokenizer_hash=self._hash, vocabulary=self._vocabulary, create=new) as writer:
             if symbols and not writer.holds(symbols):
                 writer.add(symbols)
-                total = sum(entry.tokens for entry in writer.manifest.segments)
                 if len(writer.manifest.segments) > _MOST_SEGMENTS:
-                    writer.merge(total)
+                    writer.merge(writer.manifest.tokens)
             writer.commit()
         return self.describe(key, name)
 

@@ -12,7 +12,6 @@ from foredraft.contracts import (
     NO_BUDGET,
     Budget,
     Control,
-    Draft,
     Drafter,
     Drafting,
     SequenceView,
@@ -22,9 +21,11 @@ from foredraft.contracts import (
 )
 from foredraft.control import FixedControl
 from foredraft.engine.state import SequenceState
+from foredraft.graph.layout import lay_out_text
 from foredraft.graph.tree import depths
-from foredraft.sampling import SamplingOptions
-from foredraft.testing.law import departure_from_law
+from foredraft.sampling import Probabilities, SamplingOptions
+from foredraft.sampling.filters import distribution
+from foredraft.sampling.rejection import as_drawn
 from foredraft.testing.recording import NEW_TOKENS, Recorder, Step, begun, steps_of, target_of
 from foredraft.testing.scripted import OracleDrafter
 from foredraft.testing.toy import VOCABULARY, ToyTarget
@@ -84,7 +85,7 @@ def steps_that_are_not_shown_change_no_draft(make: MakeDrafter) -> None:
     """A drafter that need not see every step drafts the same whether or not it sees those without a budget."""
     if make().needs.every_step:
         return
-    shown, not_shown = (_shown(_steps(make(), control=_NowAndThen(), every_step=each)) for each in (True, False))
+    shown, not_shown = (_shown(_steps(make(), control=_NowAndThen(8), every_step=each)) for each in (True, False))
     drafted = [each for each in shown if each[1]]
     _require(
         drafted == [each for each in not_shown if each[1]],
@@ -185,7 +186,7 @@ def sampled_text_equals_plain_decoding(make: MakeDrafter) -> None:
 
 def drawn_text_keeps_the_targets_law(make: MakeDrafter) -> None:
     """A drafter that gives q under rejection verification has drawn from it."""
-    departure = departure_from_law(make(), _PROMPT)
+    departure = _departure(make(), _PROMPT)
     _require(departure < 1, f"Drawn text keeps the target's law; chi-square is {departure:.1f} times what it may be.")
 
 
@@ -220,28 +221,24 @@ CHECKS: list[Callable[[MakeDrafter], None]] = [
 ]
 """Every law, as a function of `make` that raises AssertionError where it does not hold."""
 
+_BINS, _MOST = 10, 45.0
+"""Chi-square with 9 degrees of freedom exceeds 45 with a chance of 1e-6."""
+_TEXTS, _NEW_TOKENS = 100, 12
+_SOON = 5
+"""Texts without a drawn node, after which there will be none."""
 _PROMPT: TokenIds = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 3, 1, 4, 1, 5], np.int64)
 _OTHER_PROMPT: TokenIds = np.array([2, 7, 1, 8, 2, 8, 1, 4, 1, 6, 5, 3, 1, 4], np.int64)
 _PROMPT.flags.writeable = _OTHER_PROMPT.flags.writeable = False
 
 
-class _NowAndThen:
-    """A control that allows a draft in one step of three."""
+class _NowAndThen(FixedControl):
+    """Allows a draft in one step of three."""
 
-    def __init__(self) -> None:
-        self._fixed, self._steps = FixedControl(8), 0
+    _steps = 0
 
     def budget(self, depth: int) -> Budget:
         self._steps += 1
-        return self._fixed.budget(depth) if self._steps % 3 == 0 else NO_BUDGET
-
-    def trim(self, draft: Draft, budget: Budget) -> Draft:
-        return self._fixed.trim(draft, budget)
-
-    def observe(
-        self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
-    ) -> None:
-        """Learn nothing."""
+        return super().budget(depth) if self._steps % 3 == 0 else NO_BUDGET
 
 
 def _running(recorder: Recorder, prompt: TokenIds = _PROMPT, control: Control | None = None) -> Iterator[SequenceState]:
@@ -285,3 +282,48 @@ def _opened(drafter: Drafter, prompt: TokenIds) -> Drafting:
 def _require(holds: bool, sentence: str) -> None:
     if not holds:
         raise AssertionError(sentence)
+
+
+def _departure(drafter: Drafter, prompt: TokenIds) -> float:
+    """Return how far texts under rejection verification are from the target's distribution; above 1 is too far.
+
+    Where a token was emitted after a node with drawn children, u is where it falls in the target's distribution p
+    there, each token spread over its own share, in three orders: by p, by q, and by q/p. If q is what the drafter drew
+    from, u is uniform in each: its chi-square is compared with the most that it may be. It is 0 where nothing is drawn.
+    """
+    target, recorder = target_of(drafter), Recorder(drafter)
+    spread = np.random.default_rng(0)
+    places: list[tuple[float, ...]] = []
+    for seed in range(_TEXTS):
+        options = SamplingOptions(do_sample=True, temperature=1.5, top_p=0.95, seed=seed)
+        *_, seq = steps_of(recorder, target, prompt, options, "rejection", _NEW_TOKENS)
+        if seed == _SOON and not places:
+            return 0.0
+        rows = target.forward(lay_out_text(seq.view().ids.copy(), 0), target.new_cache()).logits.numpy()
+        for step in recorder.steps:
+            if step.verdict is not None:
+                places += _places(step.verdict, rows, options, spread)
+    expected = len(places) / _BINS
+    counts = [np.histogram(each, bins=_BINS, range=(0, 1))[0] for each in zip(*places, strict=True)]
+    return max(float(((each - expected) ** 2).sum() / expected) for each in counts) / _MOST
+
+
+def _places(
+    verdict: Verdict, rows: np.ndarray, options: SamplingOptions, spread: np.random.Generator
+) -> list[tuple[float, ...]]:
+    """Return u in each order for each token of the verdict that was emitted after a node with drawn children."""
+    found: list[tuple[float, ...]] = []
+    for number, (token, node) in enumerate(zip(verdict.tokens, (-1, *verdict.path), strict=False)):
+        children = np.flatnonzero(verdict.draft.parents == node)
+        if verdict.draft.q is None or not len(children):
+            continue
+        law = distribution(rows[verdict.at + number], options)
+        q = as_drawn(verdict.draft.q[children[0]])
+        by_ratio = np.divide(q, law, out=np.zeros_like(q), where=law > 0)
+        found.append(tuple(_place(law, order, token, spread) for order in (law, q, by_ratio)))
+    return found
+
+
+def _place(law: Probabilities, order: Probabilities, token: int, spread: np.random.Generator) -> float:
+    before, same = law[order > order[token]].sum(), law[order == order[token]].sum()
+    return float(before + spread.random() * same)
