@@ -131,9 +131,9 @@ def shorter(
         layers: the layers in order, by the place of the layer in `model` whose kind they are of.
         replaced: further modules, by path.
     """
-    numbered = nn.ModuleList(_numbered(layer, place) for place, layer in enumerate(layers.values()))
-    twin = with_modules(model, {parts.layers: numbered, **(replaced or {})})
     config = copy.deepcopy(model.config)
+    numbered = nn.ModuleList(_numbered(layer, place, config) for place, layer in enumerate(layers.values()))
+    twin = with_modules(model, {parts.layers: numbered, **(replaced or {})})
     config.num_hidden_layers = len(layers)
     kinds = getattr(config, "layer_types", None)
     if kinds:
@@ -162,13 +162,12 @@ def standing_in(layer: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     return twin
 
 
-def _numbered(module: nn.Module, place: int) -> nn.Module:
-    """Return a copy of a layer whose keys and values lie at `place` in the cache."""
+def _numbered(module: nn.Module, place: int, config: Any) -> nn.Module:
+    """Return a copy of a layer for a model of that configuration, its keys and values at `place` in the cache."""
     twin = _shallow(module)
-    if "layer_idx" in vars(twin):
-        vars(twin)["layer_idx"] = place
+    vars(twin).update({name: what for name, what in (("layer_idx", place), ("config", config)) if name in vars(twin)})
     modules = vars(twin)["_modules"]
-    modules |= {name: _numbered(child, place) for name, child in modules.items() if child is not None}
+    modules |= {name: _numbered(child, place, config) for name, child in modules.items() if child is not None}
     return twin  # type: ignore[no-any-return]  # a module's copy is Any
 
 

@@ -30,6 +30,7 @@ from foredraft.model.support import inspect
 CONTEXT = 200
 """Slots in use behind which a forward is traced, tried and timed."""
 
+_SHAPED = (1, 2)  # sequences, and tokens of each, that show what the model writes into its cache
 _COMPILED = "foredraft_compiled"
 _LINEAR = torch.ops.aten.linear.default
 _TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int)
@@ -162,7 +163,10 @@ class Subject:
 
     def __init__(self, model: Any, passage: Passage | None = None) -> None:
         self.forward = FunctionalForward(model, passage).eval()
-        self._embed = model.get_input_embeddings() if passage is not None and passage.enters else None
+        self._embed = None
+        if passage is not None and passage.enters:
+            self._embed = model.get_input_embeddings()
+            passage.states = self._embed(torch.zeros(_SHAPED, dtype=torch.int64)).detach()
         self.config = model.config
         self.dtype = model.dtype
         self._windows = inspect(model.config).windows
@@ -257,7 +261,7 @@ def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
 
     cache = DynamicCache()
     with torch.inference_mode():
-        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), past_key_values=cache, use_cache=True)
+        model(input_ids=torch.zeros(_SHAPED, dtype=torch.int64), past_key_values=cache, use_cache=True)
     shapes = []
     for number, layer in enumerate(cache.layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
