@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from foredraft.cli import flags
-from foredraft.cli.building import progress_bars
 from foredraft.cli.layer_skip import layer_skip
-from foredraft.cli.screen import say, working
+from foredraft.cli.screen import progress_bars, say, working
 from foredraft.errors import UsageError
 from foredraft.options import options_from
 
