@@ -1,7 +1,4 @@
-"""`foredraft explain`: write a text, and account for its drafts: who drafted what, what was wasted, what was expected.
-
-Parses and prints; the account is `foredraft.bench.drafts`.
-"""
+"""`foredraft explain`: write a text, and account for its drafts: who drafted what, what was wasted and expected."""
 
 import math
 from typing import TYPE_CHECKING
@@ -14,7 +11,6 @@ from foredraft.cli.screen import Ink, show_json, show_table, wants_color, workin
 from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
-    from foredraft.api import Generator
     from foredraft.bench.drafts import Account
 
 _FIGURES = {
@@ -49,24 +45,18 @@ def explain(
     generator = job.load()
     with working("writing"):
         from foredraft.bench.drafts import account_for
+        from foredraft.generation import pieces
 
         account = account_for(generator, job.worded(generator, text), job.options)
     if as_json:
         show_json({"text": account.generation.text, **account.as_dict()})
         return
-    _write(generator, account, job.color)
-    _print(account)
-
-
-def _write(generator: "Generator", account: "Account", color: bool) -> None:
-    """Write the text again, now that it is whole, each token in the colour of its source."""
-    from foredraft.generation import pieces
-
-    ink = Ink(color, generator.drafter.source_names)
+    ink = Ink(job.color, generator.drafter.source_names)
     for piece in pieces(account.generation.steps, generator.tokenizer):
         ink.write(piece)
     ink.finish()
     ink.legend()
+    _print(account)
 
 
 def _print(account: "Account") -> None:
