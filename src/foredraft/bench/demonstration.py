@@ -77,21 +77,13 @@ SCENES = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a scene.
-
-    Attributes:
-        scene: which.
-        milliseconds: by `transformers`, `none` and the method: milliseconds a token, prompt included.
-        method: the generator's method.
-        drafted: the text as the method wrote it.
-        same: whether plain decoding wrote the same ids.
-    """
+    """What came of a scene."""
 
     scene: Scene
-    milliseconds: Mapping[str, float]
+    milliseconds: Mapping[str, float]  # a token, prompt included; by `transformers`, `none` and the method
     method: str
     drafted: Generation
-    same: bool
+    same: bool  # whether plain decoding wrote the same ids
 
     def sentence(self) -> str:
         """Say in one sentence, or two, how quick it was and why."""

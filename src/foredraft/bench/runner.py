@@ -56,17 +56,11 @@ class Plan:
 
 @dataclass(slots=True)
 class RunResult:
-    """What a run came to.
-
-    Attributes:
-        cells: all of the plan's, those found and those measured.
-        found: how many were there already.
-        replaced: sentences on cells that were damaged, failed or of another prompt, and were measured again.
-    """
+    """What a run came to: all of the plan's cells, and how many of them were there already."""
 
     cells: list[Cell] = field(default_factory=list)
     found: int = 0
-    replaced: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)  # sentences on cells that were there and are measured again
 
     @property
     def failures(self) -> list[Cell]:

@@ -44,21 +44,13 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Several streams at once, answered in one way.
-
-    Attributes:
-        streams: how many.
-        way: one of `WAYS`.
-        tokens_per_second: of all streams together.
-        first: median seconds to the first text.
-        texts: what was written, by request.
-    """
+    """Several streams at once, answered in one of the `WAYS`."""
 
     streams: int
     way: str
-    tokens_per_second: float
-    first: float
-    texts: tuple[str, ...]
+    tokens_per_second: float  # of all streams together
+    first: float  # median seconds to the first text
+    texts: tuple[str, ...]  # what was written, by request
 
 
 @dataclass(frozen=True, slots=True)

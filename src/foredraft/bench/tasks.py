@@ -20,19 +20,12 @@ EMBEDDED_FILE = Path(__file__).parent / "data" / "embedded.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class TaskPrompt:
-    """One prompt.
+    """One prompt."""
 
-    Attributes:
-        task: the task's name, and after a slash the category where it has several.
-        number: its place in the file, from 0.
-        turns: what the user says; each turn is asked after the model's own answers to those before.
-        is_question: whether it is said in a conversation; False for a text to continue.
-    """
-
-    task: str
-    number: int
-    turns: tuple[str, ...]
-    is_question: bool = True
+    task: str  # the task's name, and after a slash the category where it has several
+    number: int  # its place in the file, from 0
+    turns: tuple[str, ...]  # what the user says; each is asked after the model's own answers to those before
+    is_question: bool = True  # whether it is said in a conversation; False for a text to continue
 
     @property
     def prompt(self) -> str | tuple[Mapping[str, str], ...]:
@@ -51,21 +44,13 @@ class TaskPrompt:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a task's rows lie.
+    """Where a task's rows lie."""
 
-    Attributes:
-        file: its name in the user's folder.
-        field: of the text.
-        is_question: whether it is said in a conversation.
-        category: the field of the category; "" for none.
-        hub: repository, pinned commit and path of the same rows on the Hugging Face hub; None where they are not there.
-    """
-
-    file: str
-    field: str
-    is_question: bool = True
-    category: str = ""
-    hub: tuple[str, str, str] | None = None
+    file: str  # its name in the user's folder
+    field: str  # of the text
+    is_question: bool = True  # whether it is said in a conversation
+    category: str = ""  # the field of the category, if there is one
+    hub: tuple[str, str, str] | None = None  # repository, pinned commit and path of the same rows on the hub
 
 
 _TASKS: Mapping[str, _Source] = {
