@@ -130,11 +130,7 @@ def settings_name(settings: Mapping[str, Any]) -> str:
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make the folder, and end a line of its cells that a killed run left unfinished.
-
-    Raises:
-        UsageError: it cannot be written to.
-    """
+    """Make the folder, and end a line that a killed run left unfinished; `UsageError` where it cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / CELLS_FILE).open("ab+") as file:
@@ -147,11 +143,7 @@ def prepare_folder(folder: Path) -> None:
 
 
 def append_cell(folder: Path, cell: Cell) -> None:
-    """Add a cell to the file of a folder; of two cells of one place, the later one counts.
-
-    Raises:
-        StoreError: it cannot be written.
-    """
+    """Add a cell to a folder, or raise `StoreError`; of two cells of one place, the later one counts."""
     line = json.dumps({"version": VERSION, **asdict(cell)}) + "\n"
     try:
         with (folder / CELLS_FILE).open("ab") as file:
@@ -194,11 +186,7 @@ def read_cells(folder: Path) -> tuple[dict[Place, Cell], list[str]]:
 
 
 def keep_cost(curve: CostCurve, folder: Path) -> None:
-    """Write what a pass costs by its rows beside the cells.
-
-    Raises:
-        StoreError: it cannot be written.
-    """
+    """Write what a pass costs by its rows beside the cells, or raise `StoreError`."""
     store_file(folder / COST_FILE, json.dumps(asdict(curve)).encode() + b"\n")
 
 
@@ -250,11 +238,7 @@ def differences(one: Environment, other: Environment) -> str:
 
 
 def check_alike(cells: Sequence[Cell]) -> None:
-    """Refuse cells whose figures must not be compared.
-
-    Raises:
-        UsageError: naming what differs.
-    """
+    """Raise `UsageError` for cells whose figures must not be compared, naming what differs."""
     for cell in cells[1:]:
         unlike = differences(cells[0].environment, cell.environment)
         if unlike:

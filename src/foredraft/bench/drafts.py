@@ -45,7 +45,7 @@ class Reliability:
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """What became of the drafts of one text, or of several: nodes verified and accepted, by depth from 1, and by source.
+    """What became of the drafts of one text, or of several: nodes verified and accepted, by depth from 1 and by source.
 
     `estimated` has of each bin the nodes verified, the sum of their estimates, and how many were accepted; it is empty
     where the drafter gives no estimates.

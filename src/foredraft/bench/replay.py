@@ -94,11 +94,7 @@ def replay(drafter: Drafter, texts: Sequence[tuple[TokenIds, TokenIds]], nodes: 
 def replay_steps(
     drafter: Drafter, prompt: TokenIds, output: TokenIds, nodes: int, vocabulary: int
 ) -> Iterator[tuple[Verdict, int]]:
-    """Yield each step's verdict and the nanoseconds of its `propose`.
-
-    Raises:
-        ValueError: the drafter proposed something that is no tree.
-    """
+    """Yield each step's verdict and the nanoseconds of its `propose`; `ValueError` for a draft that is no tree."""
     ids = np.concatenate([prompt, output])
     ids.flags.writeable = False
     drafting = drafter.open(DraftContext(vocabulary, seed=0, max_nodes=nodes))

@@ -130,11 +130,7 @@ class _Run:
         return Place(self._plan.model, dtype, settings_name(settings), prompt.task, method.label, prompt.number, turn)
 
     def _find(self, folder: Path, wanted: Mapping[Place, TaskPrompt]) -> None:
-        """Read the cells that need not be measured again.
-
-        Raises:
-            UsageError: the folder cannot be written to, or has cells of an unlike environment or another version.
-        """
+        """Read the cells that need not be measured again, and note why others must be."""
         prepare_folder(folder)
         cells, self._result.replaced = read_cells(folder)
         for place in wanted.keys() & cells.keys():

@@ -119,11 +119,7 @@ def _in_slices(
 
 
 class PeerWriter:
-    """A writer by transformers' own `generate`, plain, with prompt lookup, or with an assistant model.
-
-    Raises:
-        UsageError: an option that `generate` does not take here, or an assistant that cannot be loaded.
-    """
+    """A writer by transformers' own `generate`, plain, with prompt lookup, or with an assistant model."""
 
     def __init__(self, generator: api.Generator, method: Method) -> None:
         self._generator, self._options = generator, dict(method.options)

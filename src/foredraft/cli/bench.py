@@ -73,9 +73,8 @@ def run(
     from foredraft.bench.runner import Plan, run_plan
     from foredraft.bench.summary import summarize_cells, table
     from foredraft.bench.tasks import load_tasks
-    from foredraft.drafters import method_names
 
-    methods = chosen_methods(method or _RUN_METHODS, method_names())
+    methods = chosen_methods(method or _RUN_METHODS)
     settings = [setting(each, top_p, max_new_tokens=max_new_tokens, seed=seed) for each in temperature or [0.0]]
     plan = Plan(model, methods, load_tasks(task, data, prompts), settings)
     if out is not None:
@@ -139,9 +138,8 @@ def profile(
     from foredraft.bench.runner import Plan, run_plan
     from foredraft.bench.summary import overall, reliability_table, source_table, summarize_cells, table
     from foredraft.bench.tasks import load_tasks
-    from foredraft.drafters import method_names
 
-    methods = chosen_methods([BASE, *(method or _PROFILE_METHODS)], method_names())
+    methods = chosen_methods([BASE, *(method or _PROFILE_METHODS)])
     arguments = setting(temperature, top_p, max_new_tokens=max_new_tokens, seed=seed)
     plan = Plan(model, methods, load_tasks(task, data, prompts), [arguments])
     with working("measuring") as tell:

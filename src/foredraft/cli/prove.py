@@ -40,10 +40,9 @@ def prove(
     """
     from foredraft.bench import prove as proving
     from foredraft.bench.method import chosen_methods
-    from foredraft.drafters import method_names
     from foredraft.request import GenerationOptions
 
-    methods = chosen_methods(method or ["prompt_lookup", "adaptix"], method_names())
+    methods = chosen_methods(method or ["prompt_lookup", "adaptix"])
     chosen = _prompts(task, data, prompts)
     settings: list[tuple[str, dict[str, Any]]] = [("greedy", {})]
     if temperature:
