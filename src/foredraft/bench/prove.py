@@ -93,15 +93,10 @@ def prove(
     seed: int = 0,
     done: Callable[[], None] = lambda: None,
 ) -> list[Proof]:
-    """Compare every method with plain decoding on every prompt.
+    """Compare every method with plain decoding on every prompt; `done` is called after each text.
 
-    Args:
-        generator: loaded; its method is changed.
-        methods: to prove.
-        prompts: to write about.
-        settings: generation arguments without `seed`.
-        seed: each prompt's is this and the prompt's number.
-        done: called after each text.
+    The generator's method is changed. Settings are generation arguments without the seed, which is `seed` plus the
+    prompt's number.
 
     Raises:
         UsageError: a method that samples under rejection, whose text differs by design, or the peer, which is not ours.

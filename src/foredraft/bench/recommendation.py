@@ -45,12 +45,12 @@ def recommend(
     generator: Generator, model: str, prompts: Sequence[TaskPrompt], sampling: dict[str, Any], seconds: float,
     tell: Callable[[float], None] = lambda _: None,
 ) -> Recommendation:  # fmt: skip
-    """Compare the candidates with plain decoding, prompt after prompt, until the time is spent.
+    """Compare the candidates with plain decoding, prompt after prompt, the tasks by turns, until the time is spent.
 
     Args:
         generator: its method is changed.
         model: as the user calls it.
-        prompts: to draw from; of every task in turn.
+        prompts: to draw from.
         sampling: generation arguments besides the length and the seed.
         seconds: no prompt is begun that would probably end later; one is always written.
         tell: told the share of the time, or of the prompts, that is done.

@@ -21,6 +21,7 @@ from foredraft.bench.cell import (
     append_cell,
     describe_environment,
     differences,
+    keep_cost,
     prepare_folder,
     read_cells,
     settings_name,
@@ -75,12 +76,12 @@ def run_plan(
     done: Callable[[], None] = lambda: None,
     enough: Callable[[], bool] = lambda: False,
 ) -> RunResult:
-    """Measure what of a plan is not measured yet.
+    """Measure what of a plan is not measured yet; the generator's method is changed.
 
     Args:
-        generator: loaded; its method is changed as the run goes.
+        generator: with the model.
         plan: what to measure.
-        folder: where cells are found and kept; None keeps none.
+        folder: where cells, and what a pass costs, are found and kept; None keeps none.
         done: called after each turn of each prompt in each setting.
         enough: asked before each prompt whether to leave it and the rest of its setting out.
 
@@ -88,7 +89,10 @@ def run_plan(
         UsageError: an option that cannot be honoured, or a folder with cells of an unlike environment.
         StoreError: a cell that cannot be written.
     """
-    return _Run(generator, plan, folder).go(done, enough)
+    result = _Run(generator, plan, folder).go(done, enough)
+    if folder is not None:
+        keep_cost(generator.cost, folder)
+    return result
 
 
 class _Run:

@@ -54,13 +54,7 @@ class MethodWriter:
         self._drafter, self._costs = generator.drafter, StepCosts()
 
     def write(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Text:
-        """Write a text; what the drafter and the control learn is kept for the next text.
-
-        Args:
-            prompt: as `Generator.generate` takes it.
-            arguments: generation arguments.
-            earlier: what a warm drafter has read before; cold and warm ones are made anew for each text.
-        """
+        """Write a text; what is learned is kept for the next one, unless the method is cold or warm."""
         generator, method, drafter = self._generator, self._method, self._drafter
         if method.memory:
             use(generator, method)
