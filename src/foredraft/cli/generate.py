@@ -75,8 +75,9 @@ def generate(
 ) -> None:
     """Write the continuation of a prompt: the same text as plain decoding, in fewer forward passes."""
     text = prompt_text(prompt, file)
-    _refuse_both("--json", as_json, "--color", bool(color))
-    _refuse_both("--raw", raw, "--system", system is not None)
+    for pair, both in (("--json and --color", as_json and color), ("--raw and --system", raw and system is not None)):
+        if both:
+            raise UsageError(f"{pair} exclude each other; leave one of them out.")
     options = {
         "max_new_tokens": max_new_tokens, "do_sample": do_sample, "temperature": temperature, "top_k": top_k,
         "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty, "stop_strings": stop_strings,
@@ -94,11 +95,6 @@ def generate(
     generator = job.load()
     ink = None if as_json else Ink(job.color, generator.drafter.source_names)
     (_compare if compare else _write)(generator, job, job.worded(generator, text), ink)
-
-
-def _refuse_both(one: str, has_one: bool, other: str, has_other: bool) -> None:
-    if has_one and has_other:
-        raise UsageError(f"{one} and {other} exclude each other; leave one of them out.")
 
 
 def write(generator: "Generator", job: Job, prompt: "Prompt", ink: Ink | None) -> "tuple[Generation, bool]":
@@ -167,25 +163,15 @@ def _write(generator: "Generator", job: Job, prompt: "Prompt", ink: Ink | None) 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """What a method and plain decoding wrote, the repetition of median time each, and what follows from it.
-
-    Attributes:
-        drafted: with the method.
-        plain: without.
-        repeated: share of 8-grams of the text that occurred in it before.
-        difference: where the texts first differ, or None; None also where they need not be the same.
-        dtype: of the model.
-        exact: whether rounding excuses no difference.
-        compared: whether both must be the same; sampled rejection keeps the distribution, not the tokens.
-    """
+    """What a method and plain decoding wrote, the repetition of median time each, and what follows from it."""
 
     drafted: "Generation"
     plain: "Generation"
-    repeated: float
-    difference: "Difference | None"
+    repeated: float  # share of 8-grams of the text that occurred in it before
+    difference: "Difference | None"  # where the texts first differ; None also where they need not be the same
     dtype: str
-    exact: bool
-    compared: bool = True
+    exact: bool  # whether rounding excuses no difference
+    compared: bool = True  # whether both must be the same; sampled rejection keeps the distribution, not the tokens
 
     @property
     def speed_up(self) -> float:
