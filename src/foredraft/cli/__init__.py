@@ -1,4 +1,4 @@
-"""The `foredraft` command: one file a verb. Only parses and prints; the work is done elsewhere.
+"""The `foredraft` command: verbs that only parse and print; the work is done elsewhere.
 
 Turns every exception into a sentence on standard error and an exit status: 2 for what the caller asked wrongly, 130 for
 Ctrl-C (128 and the signal's number, as shells expect it), 1 for everything else.
