@@ -18,7 +18,7 @@ import typer
 
 from foredraft import __version__
 from foredraft.bench.prove import Difference, difference_between
-from foredraft.cli import VERBS, app, chat, declared, generate, kernels, main, screen
+from foredraft.cli import VERBS, app, chat, flags, generate, kernels, main, screen
 from foredraft.cli.job import Job
 from foredraft.cli.screen import Ink
 from foredraft.drafters import drafter_class, method_names
@@ -541,7 +541,7 @@ def test_an_unsupported_model_is_refused_in_a_sentence(run, tmp_path, config, wo
 
 
 def test_options_read_from_source_are_those_of_the_class():
-    read = declared.options_in_source("foredraft.request", "GenerationOptions")
+    read = flags.options_in_source("foredraft.request", "GenerationOptions")
     for option in dataclasses.fields(GenerationOptions):
         assert read[option.name]["default"] == option.default
         assert read[option.name]["description"] != ""
@@ -549,7 +549,7 @@ def test_options_read_from_source_are_those_of_the_class():
 
 def test_attributes_end_with_their_section():
     text = "Words.\n\nAttributes:\n    one: first,\n        continued: so.\n    two: second.\n\nMore: none.\n"
-    assert declared.attributes(text) == {"one": "first, continued: so.", "two": "second."}
+    assert flags.attributes(text) == {"one": "first, continued: so.", "two": "second."}
 
 
 @pytest.mark.slow

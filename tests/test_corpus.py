@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from typer.testing import CliRunner
 
-from foredraft.cli import table as table_command
+from foredraft.cli import stores
 from foredraft.corpus import documents as documents_module
 from foredraft.corpus.documents import Document, ReadReport, find_inputs, read_documents
 from foredraft.corpus.words import tokenize, vocabulary_size
@@ -293,7 +293,7 @@ def test_standard_library_sources_are_text_without_tests():
 
 
 def run(*arguments):
-    return CliRunner().invoke(table_command.app, [str(argument) for argument in arguments], catch_exceptions=False)
+    return CliRunner().invoke(stores.table, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 @pytest.fixture
@@ -394,8 +394,8 @@ def test_build_refuses_what_it_cannot_use(corpus, tmp_path):
 
 def test_help_does_not_wait_for_pyarrow_or_torch():
     slow = "{'torch', 'transformers', 'pyarrow', 'numba'}"
-    code = f"import sys, foredraft.cli.table; print(sorted({slow} & set(sys.modules)))"
-    source = Path(table_command.__file__).parents[2]
+    code = f"import sys, foredraft.cli.stores; print(sorted({slow} & set(sys.modules)))"
+    source = Path(stores.__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(source)}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from typer.testing import CliRunner
 
-from foredraft.cli import table as table_command
+from foredraft.cli import stores
 from foredraft.corpus import documents as documents_module
 from foredraft.corpus import shards as shards_module
 from foredraft.corpus.documents import ReadReport, find_inputs, read_documents
@@ -311,7 +311,7 @@ def test_a_table_from_shards_is_the_table_from_documents(tmp_path, eos):
 def build_table(tmp_path, *arguments):
     words().tokenizer().save(str(tmp_path / "tokenizer.json"))
     inputs = (tmp_path / "a.jsonl", "--out", tmp_path / "t", "--tokenizer", tmp_path, *arguments)
-    return CliRunner().invoke(table_command.app, ["build", *map(str, inputs)])
+    return CliRunner().invoke(stores.table, ["build", *map(str, inputs)])
 
 
 def test_a_stopped_table_build_goes_on_where_it_stopped(tmp_path, corpus, monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from foredraft.cli.building import words_of
+from foredraft.cli.stores import words_of
 from foredraft.corpus.documents import join_messages
 from foredraft.corpus.words import Words, template_render, words_of_file
 from foredraft.errors import UsageError

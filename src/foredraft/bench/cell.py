@@ -78,25 +78,15 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a cell is a measurement of: its identity.
-
-    Attributes:
-        model: as the user calls it.
-        dtype: of the weights.
-        settings: the generation arguments, as `settings_name` words them.
-        task: the task, with its category where it has several: `spec_bench/qa`.
-        method: the method's label.
-        number: the prompt's place in its file.
-        turn: which question of a conversation, from 1.
-    """
+    """What a cell is a measurement of: its identity."""
 
     model: str
     dtype: str
-    settings: str
-    task: str
+    settings: str  # as `settings_name` words them
+    task: str  # with its category where it has several: `spec_bench/qa`
     method: str
-    number: int
-    turn: int = 1
+    number: int  # the prompt's place in its file
+    turn: int = 1  # which question of a conversation
 
     def __str__(self) -> str:
         """Return the place as messages name it."""
@@ -105,29 +95,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One method on one prompt, and plain decoding on it in the same process.
-
-    Attributes:
-        place: the identity.
-        settings: generation arguments, the seed among them.
-        prompt_hash: of the questions, so that another prompt under the same number is noticed.
-        environment: what it is true of.
-        base: plain decoding; None where it failed.
-        own: the method's; None where it failed.
-        counts: what became of the drafts; None for the peer and for a failure.
-        learned_texts: how many texts a warm drafter had read before.
-        failure: what was raised, as a sentence; else empty.
-    """
+    """One method on one prompt, `own`, and plain decoding on it in the same process, `base`; None what failed."""
 
     place: Place
-    settings: Mapping[str, Any]
-    prompt_hash: str
+    settings: Mapping[str, Any]  # generation arguments, the seed among them
+    prompt_hash: str  # of the questions, so that another prompt under the same number is noticed
     environment: Environment
     base: Writing | None
     own: Writing | None
-    counts: DraftCounts | None = None
-    learned_texts: int = 0
-    failure: str = ""
+    counts: DraftCounts | None = None  # None for the peer and for a failure
+    learned_texts: int = 0  # that a warm drafter had read before
+    failure: str = ""  # what was raised, as a sentence
 
     @property
     def whole(self) -> tuple[Writing, Writing] | None:
@@ -152,11 +130,7 @@ def settings_name(settings: Mapping[str, Any]) -> str:
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make the folder, and end a line of its cells that a killed run left unfinished.
-
-    Raises:
-        UsageError: it cannot be written to.
-    """
+    """Make the folder, and end a line that a killed run left unfinished; `UsageError` where it cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / CELLS_FILE).open("ab+") as file:
@@ -169,11 +143,7 @@ def prepare_folder(folder: Path) -> None:
 
 
 def append_cell(folder: Path, cell: Cell) -> None:
-    """Add a cell to the file of a folder; of two cells of one place, the later one counts.
-
-    Raises:
-        StoreError: it cannot be written.
-    """
+    """Add a cell to a folder, or raise `StoreError`; of two cells of one place, the later one counts."""
     line = json.dumps({"version": VERSION, **asdict(cell)}) + "\n"
     try:
         with (folder / CELLS_FILE).open("ab") as file:
@@ -216,11 +186,7 @@ def read_cells(folder: Path) -> tuple[dict[Place, Cell], list[str]]:
 
 
 def keep_cost(curve: CostCurve, folder: Path) -> None:
-    """Write what a pass costs by its rows beside the cells.
-
-    Raises:
-        StoreError: it cannot be written.
-    """
+    """Write what a pass costs by its rows beside the cells, or raise `StoreError`."""
     store_file(folder / COST_FILE, json.dumps(asdict(curve)).encode() + b"\n")
 
 
@@ -272,11 +238,7 @@ def differences(one: Environment, other: Environment) -> str:
 
 
 def check_alike(cells: Sequence[Cell]) -> None:
-    """Refuse cells whose figures must not be compared.
-
-    Raises:
-        UsageError: naming what differs.
-    """
+    """Raise `UsageError` for cells whose figures must not be compared, naming what differs."""
     for cell in cells[1:]:
         unlike = differences(cells[0].environment, cell.environment)
         if unlike:

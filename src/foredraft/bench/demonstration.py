@@ -5,6 +5,7 @@ Measures, and puts what was measured into words. Does not know the terminal, or 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,34 +20,7 @@ ROUNDS = 3
 _WARM_UP_TOKENS = 16
 _PAYS = 1.05  # a speed-up below this lies within the noise of one short text
 
-_CODE = '''def load_orders(path):
-    """Read the orders of a CSV file, one dictionary a row."""
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def total_of(orders):
-    """Return the sum of all amounts."""
-    total = 0.0
-    for order in orders:
-        total += float(order["amount"])
-    return total
-
-
-def by_customer(orders):
-    """Return the orders of each customer."""
-    groups = {}
-    for order in orders:
-        groups.setdefault(order["customer"], []).append(order)
-    return groups
-
-
-def print_report(path):
-    """Print the total of each customer."""
-    orders = load_orders(path)
-    for customer, group in by_customer(orders).items():
-        print(customer, total_of(group))
-'''
+_CODE = (Path(__file__).parent / "data" / "orders.txt").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +51,13 @@ SCENES = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a scene.
-
-    Attributes:
-        scene: which.
-        milliseconds: by `transformers`, `none` and the method: milliseconds a token, prompt included.
-        method: the generator's method.
-        drafted: the text as the method wrote it.
-        same: whether plain decoding wrote the same ids.
-    """
+    """What came of a scene."""
 
     scene: Scene
-    milliseconds: Mapping[str, float]
+    milliseconds: Mapping[str, float]  # a token, prompt included; by `transformers`, `none` and the method
     method: str
     drafted: Generation
-    same: bool
+    same: bool  # whether plain decoding wrote the same ids
 
     def sentence(self) -> str:
         """Say in one sentence, or two, how quick it was and why."""
@@ -132,20 +98,11 @@ def write_in_rounds(
     generator: Generator, prompt: Prompt, options: Mapping[str, Any], show: Callable[[Stream], None],
     tell: Callable[[float], None] = lambda _: None,
 ) -> tuple[list[Generation], list[Generation]]:  # fmt: skip
-    """Write a text with the generator's method and with plain decoding, each `ROUNDS` times.
+    """Write a text with the generator's method and with plain decoding, each `ROUNDS` times; return the texts of both.
 
     A short text is written first, as what is loaded and compiled once belongs to none. Each text begins with everything
-    forgotten: it would else be drafted from what was learned when it was written before.
-
-    Args:
-        generator: with the method.
-        prompt: as `Generator.generate` takes it.
-        options: generation arguments, `seed` among them where the text is sampled.
-        show: is given the first drafted text as a stream; what it leaves is read here.
-        tell: told the share of the texts that are written.
-
-    Returns:
-        The drafted texts and the plain ones, as they were written.
+    forgotten: it would else be drafted from what was learned when it was written before. `show` is given the first
+    drafted text as a stream, whose rest is read here; `tell` the share of the texts that are written.
     """
     plain = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
     brief = {**options, "max_new_tokens": min(_WARM_UP_TOKENS, options.get("max_new_tokens", _WARM_UP_TOKENS))}

@@ -34,34 +34,21 @@ BINS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """Nodes of about the same estimate: a drafter is calibrated where `estimate` equals `accepted`.
+    """Nodes of about the same estimate: a drafter is calibrated where `estimate` equals `accepted`."""
 
-    Attributes:
-        low: least estimate of the bin.
-        high: its greatest.
-        nodes: how many were verified, at least one.
-        estimate: the mean estimate that the path down to a node is accepted.
-        accepted: the share of the nodes that was accepted.
-    """
-
-    low: float
-    high: float
-    nodes: int
-    estimate: float
-    accepted: float
+    low: float  # least estimate of the bin
+    high: float  # its greatest
+    nodes: int  # how many were verified, at least one
+    estimate: float  # the mean estimate that the path down to a node is accepted
+    accepted: float  # the share of the nodes that was accepted
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """What became of the drafts of one text, or of several.
+    """What became of the drafts of one text, or of several: nodes verified and accepted, by depth from 1 and by source.
 
-    Attributes:
-        drafted_by_depth: nodes verified at depth 1, 2, ...
-        accepted_by_depth: of them, accepted.
-        drafted_by_source: nodes verified, by the name of the source that drafted them.
-        accepted_by_source: of them, accepted.
-        estimated: of each bin: nodes verified, the sum of their estimates, and how many were accepted; empty where the
-            drafter gives no estimates.
+    `estimated` has of each bin the nodes verified, the sum of their estimates, and how many were accepted; it is empty
+    where the drafter gives no estimates.
     """
 
     drafted_by_depth: tuple[int, ...]
@@ -88,12 +75,7 @@ class DraftCounts:
 
 
 def count_drafts(verdicts: Iterable[Verdict], names: Sequence[str]) -> DraftCounts:
-    """Count what became of drafts; an iterator's verdicts need not be kept.
-
-    Args:
-        verdicts: of the steps of a text, or of several; steps without a draft count for nothing.
-        names: of the drafter's sources.
-    """
+    """Count what became of drafts, whose sources have `names`; steps without a draft count for nothing."""
     drafted, accepted, drafted_by, accepted_by = Counter[int](), Counter[int](), Counter[str](), Counter[str]()
     estimated = np.zeros((len(BINS) - 1, 3))
     for verdict in verdicts:
@@ -177,10 +159,6 @@ class Account:
     """What became of one text's drafts, and how far estimates and the cost curve were right.
 
     Attributes:
-        generation: what was written.
-        names: of the drafter's sources, in its order.
-        counts: what became of the drafts.
-        plain_steps: steps without a draft.
         expected: means by name, NaN where there is none: `tokens` of a step with a draft, by the drafter's estimates;
             `plain_milliseconds` and `drafted_milliseconds` of the passes without and with a draft, by the cost curve.
         measured: the same means of this text, and `overhead_milliseconds`: everything but the pass of a step with a
@@ -188,9 +166,9 @@ class Account:
     """
 
     generation: Generation
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the drafter's sources, in its order
     counts: DraftCounts
-    plain_steps: int
+    plain_steps: int  # without a draft
     expected: Mapping[str, float]
     measured: Mapping[str, float]
 
@@ -230,14 +208,7 @@ def account_for(generator: Generator, prompt: Prompt, options: Mapping[str, Any]
 def make_account(
     generation: Generation, verdicts: Sequence[Verdict], names: tuple[str, ...], curve: CostCurve
 ) -> Account:
-    """Add up the verdicts of a text.
-
-    Args:
-        generation: the text.
-        verdicts: of its steps, or of those that drafted something, in order.
-        names: of the sources.
-        curve: what passes cost.
-    """
+    """Add up the verdicts of a text's steps, whose sources have `names`, where passes cost what `curve` says."""
     drafted = [step for step in generation.steps if step.drafted]
     plain = [step for step in generation.steps if not step.drafted]
     seconds = curve.table(max((step.drafted for step in drafted), default=0) + 1)

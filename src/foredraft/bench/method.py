@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from foredraft.api import Generator
 from foredraft.contracts import Verification
+from foredraft.drafters import method_names
 from foredraft.errors import UsageError
 from foredraft.options import nearest
 from foredraft.speculation import take_amount, take_verification
@@ -65,14 +66,10 @@ def parse_method(text: str) -> Method:
     return Method(text, name, options, amount, verification)
 
 
-def chosen_methods(texts: Sequence[str], known: Sequence[str]) -> list[Method]:
-    """Read methods as `parse_method` does, and refuse names that are neither `known` nor the peer's.
-
-    Raises:
-        UsageError: an unknown name with a near-match hint, a method given twice, or one that cannot be read.
-    """
+def chosen_methods(texts: Sequence[str]) -> list[Method]:
+    """Read methods as `parse_method` does, and refuse what is unknown, with a near-match hint, or given twice."""
     methods = [parse_method(text) for text in texts]
-    names = [*known, PEER]
+    names = [*method_names(), PEER]
     for method in methods:
         if method.name not in names:
             raise UsageError(

@@ -25,21 +25,13 @@ _WARM_UP = 16
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Median microseconds of a step by part.
-
-    Attributes:
-        method: the label.
-        nodes: drafted a step, at most.
-        parts: microseconds of each of `PARTS`.
-        between: microseconds from the end of a step to the beginning of the next.
-        overhead: median of everything that is not the forward, `between` included.
-    """
+    """Median microseconds of a step by part."""
 
     method: str
-    nodes: int
-    parts: Mapping[str, float]
-    between: float
-    overhead: float
+    nodes: int  # drafted a step, at most
+    parts: Mapping[str, float]  # by `PARTS`
+    between: float  # from the end of a step to the beginning of the next
+    overhead: float  # everything that is not the forward, `between` included
 
 
 def step_cost(generator: Generator, method: Method, prompt: str, tokens: int = 64, repeats: int = 2) -> StepCost:

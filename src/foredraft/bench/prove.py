@@ -45,19 +45,12 @@ _LEAST_EXPECTED = 5.0  # counts of a class, the usual rule for the chi-square te
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a method's text first differs from plain decoding's.
+    """Where a method's text first differs from plain decoding's."""
 
-    Attributes:
-        prompt: the task and the prompt's number in it, as in "gsm8k[3]"; "" for a prompt of the user's.
-        position: index of the first id that differs among the emitted ones.
-        gap: between the two best perturbed logits there (temperature and noise included).
-        tolerance: a gap up to this is within rounding of the dtype.
-    """
-
-    prompt: str
-    position: int
-    gap: float
-    tolerance: float
+    prompt: str  # the task and the prompt's number in it, as in "gsm8k[3]"; "" for a prompt of the user's
+    position: int  # of the first id that differs among the emitted ones
+    gap: float  # between the two best perturbed logits there, temperature and noise included
+    tolerance: float  # a gap up to this is within rounding of the dtype
 
     @property
     def near_tie(self) -> bool:
@@ -67,21 +60,13 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a method's texts were worth.
-
-    Attributes:
-        method: its label.
-        texts: compared.
-        tokens: compared, of plain decoding.
-        differences: one for each text that is not plain decoding's token for token.
-        exact: whether rounding excuses none of them; else it does near-ties.
-    """
+    """How many of a method's texts, and of plain decoding's tokens, were compared, and which texts differ."""
 
     method: str
     texts: int
     tokens: int
     differences: tuple[Difference, ...]
-    exact: bool
+    exact: bool  # whether rounding excuses none of them; else it does near-ties
 
     @property
     def identical(self) -> int:
@@ -108,15 +93,10 @@ def prove(
     seed: int = 0,
     done: Callable[[], None] = lambda: None,
 ) -> list[Proof]:
-    """Compare every method with plain decoding on every prompt.
+    """Compare every method with plain decoding on every prompt; `done` is called after each text.
 
-    Args:
-        generator: loaded; its method is changed.
-        methods: to prove.
-        prompts: to write about.
-        settings: generation arguments without `seed`.
-        seed: each prompt's is this and the prompt's number.
-        done: called after each text.
+    The generator's method is changed. Settings are generation arguments without the seed, which is `seed` plus the
+    prompt's number.
 
     Raises:
         UsageError: a method that samples under rejection, whose text differs by design, or the peer, which is not ours.
@@ -177,8 +157,7 @@ def is_exact(generator: Generator) -> bool:
 def _top_two_gap(generator: Generator, prefix: TokenIds, given: Mapping[str, Any]) -> tuple[float, float]:
     """Return how far apart the two best tokens after `prefix`, int64[n], are, and what is within rounding there.
 
-    Tokens are compared as they are chosen, with the penalty and, under sampling, the filters, temperature and position
-    noise; logits processors are left out.
+    Tokens are compared as they are chosen, with penalty, filters, temperature and noise, but no logits processors.
     """
     target = generator.target
     cache = target.new_cache()
@@ -203,22 +182,13 @@ def _top_two_gap(generator: Generator, prefix: TokenIds, given: Mapping[str, Any
 
 @dataclass(frozen=True, slots=True)
 class RuleProof:
-    """One test of a rule.
-
-    Attributes:
-        rule: "matched" or "rejection".
-        test: "enumeration", whose figure is the greatest difference of a text's probability, or "chi-square", whose
-            figure is the p-value.
-        of: what was tested, in words.
-        figure: see `test`.
-        limit: what the figure must stay below (enumeration) or reach (chi-square).
-    """
+    """One test of a rule: "enumeration", with the greatest difference of a text's probability, or "chi-square"."""
 
     rule: Verification
     test: str
-    of: str
-    figure: float
-    limit: float
+    of: str  # what was tested, in words
+    figure: float  # the difference, or the p-value
+    limit: float  # what the figure must stay below (enumeration) or reach (chi-square)
 
     @property
     def holds(self) -> bool:

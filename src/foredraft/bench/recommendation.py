@@ -31,37 +31,26 @@ _MUCH_STALLED = 0.05  # a larger share is reported; a few in a hundred are usual
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What a short comparison says.
+    """What a short comparison says."""
 
-    Attributes:
-        method: what to use; `none` where nothing is faster beyond doubt.
-        ranked: the methods' figures over all prompts, the fastest first.
-        curve: what a pass costs here by its rows.
-        prompts: how many were written.
-        tokens: the limit of each text.
-        sentences: what the figures say, and why.
-        failures: the cells whose method raised.
-    """
-
-    method: str
-    ranked: tuple[Summary, ...]
-    curve: CostCurve
-    prompts: int
-    tokens: int
-    sentences: tuple[str, ...]
-    failures: tuple[Cell, ...]
+    method: str  # to use; `none` where nothing is faster beyond doubt
+    ranked: tuple[Summary, ...]  # the methods' figures over all prompts, the fastest first
+    prompts: int  # how many were written
+    tokens: int  # the limit of each text
+    sentences: tuple[str, ...]  # what the figures say, and why
+    failures: tuple[Cell, ...]  # whose method raised
 
 
 def recommend(
     generator: Generator, model: str, prompts: Sequence[TaskPrompt], sampling: dict[str, Any], seconds: float,
     tell: Callable[[float], None] = lambda _: None,
 ) -> Recommendation:  # fmt: skip
-    """Compare the candidates with plain decoding, prompt after prompt, until the time is spent.
+    """Compare the candidates with plain decoding, prompt after prompt, the tasks by turns, until the time is spent.
 
     Args:
-        generator: loaded; its method is changed.
+        generator: its method is changed.
         model: as the user calls it.
-        prompts: to draw from; of every task in turn.
+        prompts: to draw from.
         sampling: generation arguments besides the length and the seed.
         seconds: no prompt is begun that would probably end later; one is always written.
         tell: told the share of the time, or of the prompts, that is done.
@@ -99,7 +88,6 @@ def recommend(
     return Recommendation(
         method=best.method if helps else BASE,
         ranked=tuple(ranked),
-        curve=curve,
         prompts=best.texts,
         tokens=tokens,
         sentences=(use, *_reasons(best, curve, helps), *more),

@@ -22,19 +22,12 @@ from foredraft.graph.tree import ROOT
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What one drafter made of the records at one budget.
+    """What one drafter made of the records at one budget."""
 
-    Attributes:
-        tokens: int64[records], tokens of each answer.
-        steps: int64[records], forward passes that a target would have needed for each.
-        counts: what became of the drafts.
-        nanoseconds: int64[steps], the time of each `propose`.
-    """
-
-    tokens: npt.NDArray[np.int64]
-    steps: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]  # int64[records], of each answer
+    steps: npt.NDArray[np.int64]  # int64[records], forward passes that a target would have needed for each
     counts: DraftCounts
-    nanoseconds: npt.NDArray[np.int64]
+    nanoseconds: npt.NDArray[np.int64]  # int64[steps], the time of each `propose`
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures by name, times in microseconds; "macro" is the mean over records of tokens / steps."""
@@ -101,11 +94,7 @@ def replay(drafter: Drafter, texts: Sequence[tuple[TokenIds, TokenIds]], nodes: 
 def replay_steps(
     drafter: Drafter, prompt: TokenIds, output: TokenIds, nodes: int, vocabulary: int
 ) -> Iterator[tuple[Verdict, int]]:
-    """Yield each step's verdict and the nanoseconds of its `propose`.
-
-    Raises:
-        ValueError: the drafter proposed something that is no tree.
-    """
+    """Yield each step's verdict and the nanoseconds of its `propose`; `ValueError` for a draft that is no tree."""
     ids = np.concatenate([prompt, output])
     ids.flags.writeable = False
     drafting = drafter.open(DraftContext(vocabulary, seed=0, max_nodes=nodes))

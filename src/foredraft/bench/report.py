@@ -33,8 +33,16 @@ _COLUMNS = {
     "repeated": "repeated 8-grams", "stalled": "stalled",
 }  # fmt: skip
 
-COLORS = ("#0b66b0", "#c8500a", "#07825f", "#a8437f", "#8a6a00", "#5a57c9", "#6b7280", "#b02a37")
-"""Of methods, in order."""
+COLORS = (
+    "#0b66b0",
+    "#c8500a",
+    "#07825f",
+    "#a8437f",
+    "#8a6a00",
+    "#5a57c9",
+    "#6b7280",
+    "#b02a37",
+)  # of methods, in order
 _MARKERS = "osD^vP*X"
 _INK, _FAINT = "#1f2328", "#d8dde3"
 _WIDTH, _RESOLUTION = 6.4, 160  # inches, dots per inch
@@ -211,14 +219,27 @@ def picture(name: str, alt: str, height: float, draw: Callable[[Any], None]) -> 
     return Picture(name, alt, file.getvalue())
 
 
+def _plot(name: str, alt: str, height: float, draw: Callable[[Any], None]) -> Picture:
+    """Draw onto the axes of a picture; what is labelled goes into a legend above."""
+
+    def draw_all(figure: Any) -> None:
+        axes = figure.add_subplot()
+        draw(axes)
+        handles, labels = axes.get_legend_handles_labels()
+        if labels:
+            columns = 3 if max(map(len, labels)) < 16 else 2 if max(map(len, labels)) < 30 else 1
+            figure.legend(handles, labels, loc="outside upper left", ncols=columns, fontsize=9.5)
+
+    return picture(name, alt, height, draw_all)
+
+
 def _speed_ups(summaries: Sequence[Summary], methods: Sequence[str], name: str) -> Picture:
     """Draw each method's speed-up on each task, with its interval."""
     tasks = list(dict.fromkeys(each.task for each in summaries))
     rows = {(each.task, each.method): each.speed_up for each in summaries if each.texts}
     drawn = [method for method in methods if any(method == other for _, other in rows)]
 
-    def draw(figure: Any) -> None:
-        axes = figure.add_subplot()
+    def draw(axes: Any) -> None:
         axes.axvline(1, color=_INK, linewidth=1, linestyle=(0, (3, 3)))
         offsets = np.linspace(-0.34, 0.34, len(drawn)) if len(drawn) > 1 else np.zeros(1)
         for method, offset in zip(drawn, offsets, strict=True):
@@ -226,74 +247,67 @@ def _speed_ups(summaries: Sequence[Summary], methods: Sequence[str], name: str) 
             values, low, high = np.array([(ratio.value, ratio.low, ratio.high) for _, ratio in found]).T
             lengths = np.array([values - low, high - values])
             reach = np.where(np.isfinite(lengths) & (lengths < values), np.clip(lengths, 0, None), 0)
-            axes.errorbar(
-                values, [place for place, _ in found], xerr=reach, linestyle="none", **_look(method, methods),
-                markersize=5, linewidth=1.6, label=_short(method),
-            )  # fmt: skip
-        axes.set_yticks(range(len(tasks)), [task.removeprefix("embedded/") for task in tasks])
-        axes.set_ylim(len(tasks) - 0.5, -0.5)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(axis="x")
+            places = [place for place, _ in found]
+            axes.errorbar(values, places, xerr=reach, linestyle="none", linewidth=1.6, **_look(method, methods))
+        _list_on(axes, [task.removeprefix("embedded/") for task in tasks])
         axes.set_xlabel("times as fast as plain decoding (95% interval)")
-        _legend(figure, axes)
 
     height = 1.5 + len(tasks) * (0.22 + 0.15 * len(drawn)) + 0.12 * len(drawn)
-    return picture(name, "Speed-up over plain decoding by task and method, with 95% intervals.", height, draw)
+    return _plot(name, "Speed-up over plain decoding by task and method, with 95% intervals.", height, draw)
 
 
 def _acceptance_by_depth(summaries: Sequence[Summary], methods: Sequence[str], name: str) -> Picture:
     """Draw the share of drafting steps whose accepted path reached each depth."""
 
-    def draw(figure: Any) -> None:
-        axes = figure.add_subplot()
+    def draw(axes: Any) -> None:
         for each in summaries:
             if each.counts.accepted_by_depth and each.statistics.drafting_steps:
                 reached = np.array(each.counts.accepted_by_depth[:_DEEPEST]) / each.statistics.drafting_steps
-                depths = np.arange(1, len(reached) + 1)
-                axes.plot(depths, reached, **_look(each.method, methods), markersize=5, label=_short(each.method))
+                axes.plot(np.arange(1, len(reached) + 1), reached, **_look(each.method, methods))
         axes.set_ylim(0, 1)
         axes.set_xticks(range(1, _DEEPEST + 1))
         axes.grid()
         axes.set_xlabel("depth in the draft")
         axes.set_ylabel("share of drafting steps")
-        _legend(figure, axes)
 
-    return picture(name, "Share of drafting steps accepted at least to each depth.", 3.8, draw)
+    return _plot(name, "Share of drafting steps accepted at least to each depth.", 3.8, draw)
 
 
 def _time_split(summaries: Sequence[Summary], name: str) -> Picture:
     """Draw where the milliseconds of an emitted token go."""
 
-    def draw(figure: Any) -> None:
-        axes = figure.add_subplot()
+    def draw(axes: Any) -> None:
         left = np.zeros(len(summaries))
         for part, color in zip(PARTS, (1, 0, 2, 4, 6), strict=True):
             widths = np.array([each.milliseconds[part] for each in summaries])
             axes.barh(range(len(summaries)), widths, left=left, color=COLORS[color], label=part, height=0.6)
             left += widths
-        axes.set_yticks(range(len(summaries)), [_short(each.method) for each in summaries])
-        axes.invert_yaxis()
-        axes.tick_params(axis="y", length=0)
-        axes.grid(axis="x")
+        _list_on(axes, [_short(each.method) for each in summaries])
         axes.set_axisbelow(True)
         axes.set_xlabel("milliseconds of an emitted token")
-        _legend(figure, axes)
 
-    return picture(name, "Milliseconds of an emitted token by part of the step.", 1.5 + 0.42 * len(summaries), draw)
+    return _plot(name, "Milliseconds of an emitted token by part of the step.", 1.5 + 0.42 * len(summaries), draw)
 
 
 def _verification_cost(curve: CostCurve, name: str) -> Picture:
     """Draw what a forward pass costs by its rows."""
 
-    def draw(figure: Any) -> None:
-        axes = figure.add_subplot()
+    def draw(axes: Any) -> None:
         axes.plot(curve.rows, 1e3 * np.array(curve.seconds), color=COLORS[0], marker="o", markersize=5)
         axes.set_ylim(bottom=0)
         axes.grid()
         axes.set_xlabel("rows of a pass: the last token and the drafted ones")
         axes.set_ylabel("milliseconds")
 
-    return picture(name, "Milliseconds of a forward pass by its number of rows.", 3.2, draw)
+    return _plot(name, "Milliseconds of a forward pass by its number of rows.", 3.2, draw)
+
+
+def _list_on(axes: Any, labels: Sequence[str]) -> None:
+    """Write labels beside the rows of a picture, the first one at the top."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
 
 
 def _short(method: str) -> str:
@@ -302,13 +316,7 @@ def _short(method: str) -> str:
     return plain if len(plain) <= _LONGEST_LABEL else f"{plain[: _LONGEST_LABEL - 3]}..."
 
 
-def _look(method: str, methods: Sequence[str]) -> dict[str, str]:
+def _look(method: str, methods: Sequence[str]) -> dict[str, Any]:
     place = list(methods).index(method)
-    return {"color": COLORS[place % len(COLORS)], "marker": _MARKERS[place % len(_MARKERS)]}
-
-
-def _legend(figure: Any, axes: Any) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    if labels:
-        columns = 3 if max(map(len, labels)) < 16 else 2 if max(map(len, labels)) < 30 else 1
-        figure.legend(handles, labels, loc="outside upper left", ncols=columns, fontsize=9.5)
+    color, marker = COLORS[place % len(COLORS)], _MARKERS[place % len(_MARKERS)]
+    return {"color": color, "marker": marker, "markersize": 5, "label": _short(method)}

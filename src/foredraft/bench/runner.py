@@ -21,6 +21,7 @@ from foredraft.bench.cell import (
     append_cell,
     describe_environment,
     differences,
+    keep_cost,
     prepare_folder,
     read_cells,
     settings_name,
@@ -56,17 +57,11 @@ class Plan:
 
 @dataclass(slots=True)
 class RunResult:
-    """What a run came to.
-
-    Attributes:
-        cells: all of the plan's, those found and those measured.
-        found: how many were there already.
-        replaced: sentences on cells that were damaged, failed or of another prompt, and were measured again.
-    """
+    """What a run came to: all of the plan's cells, and how many of them were there already."""
 
     cells: list[Cell] = field(default_factory=list)
     found: int = 0
-    replaced: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)  # sentences on cells that were there and are measured again
 
     @property
     def failures(self) -> list[Cell]:
@@ -81,12 +76,12 @@ def run_plan(
     done: Callable[[], None] = lambda: None,
     enough: Callable[[], bool] = lambda: False,
 ) -> RunResult:
-    """Measure what of a plan is not measured yet.
+    """Measure what of a plan is not measured yet; the generator's method is changed.
 
     Args:
-        generator: loaded; its method is changed as the run goes.
+        generator: with the model.
         plan: what to measure.
-        folder: where cells are found and kept; None keeps none.
+        folder: where cells, and what a pass costs, are found and kept; None keeps none.
         done: called after each turn of each prompt in each setting.
         enough: asked before each prompt whether to leave it and the rest of its setting out.
 
@@ -94,7 +89,10 @@ def run_plan(
         UsageError: an option that cannot be honoured, or a folder with cells of an unlike environment.
         StoreError: a cell that cannot be written.
     """
-    return _Run(generator, plan, folder).go(done, enough)
+    result = _Run(generator, plan, folder).go(done, enough)
+    if folder is not None:
+        keep_cost(generator.cost, folder)
+    return result
 
 
 class _Run:
@@ -136,11 +134,7 @@ class _Run:
         return Place(self._plan.model, dtype, settings_name(settings), prompt.task, method.label, prompt.number, turn)
 
     def _find(self, folder: Path, wanted: Mapping[Place, TaskPrompt]) -> None:
-        """Read the cells that need not be measured again.
-
-        Raises:
-            UsageError: the folder cannot be written to, or has cells of an unlike environment or another version.
-        """
+        """Read the cells that need not be measured again, and note why others must be."""
         prepare_folder(folder)
         cells, self._result.replaced = read_cells(folder)
         for place in wanted.keys() & cells.keys():

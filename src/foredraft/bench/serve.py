@@ -44,21 +44,13 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Several streams at once, answered in one way.
-
-    Attributes:
-        streams: how many.
-        way: one of `WAYS`.
-        tokens_per_second: of all streams together.
-        first: median seconds to the first text.
-        texts: what was written, by request.
-    """
+    """Several streams at once, answered in one of the `WAYS`."""
 
     streams: int
     way: str
-    tokens_per_second: float
-    first: float
-    texts: tuple[str, ...]
+    tokens_per_second: float  # of all streams together
+    first: float  # median seconds to the first text
+    texts: tuple[str, ...]  # what was written, by request
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +82,7 @@ class Turns:
 
 @contextmanager
 def own_server(model: str) -> Iterator[str]:
-    """Run a server in a process of its own; yield its address.
-
-    Raises:
-        ForedraftError: it does not start.
-    """
+    """Run a server in a process of its own; yield its address, or raise `ForedraftError` if it does not start."""
     command = [sys.executable, "-m", "foredraft", "serve", model, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  # our own command
         assert process.stdout is not None, "it is a pipe"
@@ -115,11 +103,7 @@ def bodies_of(prompts: Sequence[TaskPrompt], model: str, tokens: int, temperatur
 
 
 async def _asked(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Reply:
-    """Stream one answer.
-
-    Raises:
-        ForedraftError: the server refused, or told of an error.
-    """
+    """Stream one answer."""
     start, first, texts = time.perf_counter(), 0.0, list[str]()
     usage: Mapping[str, Any] = {}
     whole = {**body, "stream": True, "stream_options": {"include_usage": True}}

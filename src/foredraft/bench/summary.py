@@ -28,45 +28,25 @@ _DEPTHS = 8  # of which a table shows the share of steps that reached them
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One method on one task in one setting.
+    """One method on one task in one setting, over the texts that were written both plainly and by the method."""
 
-    Attributes:
-        settings: as `settings_name` words them.
-        task: its name, or `all`.
-        method: the label.
-        texts: pairs that were written.
-        failed: cells whose method raised.
-        stalled: share of the decode time for which the machine held passes up; it is in no other figure.
-        identical: texts that are plain decoding's.
-        statistics: the counts added up, and their rates: the micro average.
-        tokens_per_target_step_macro: mean over texts.
-        speed_up: of the sums: decode time a token, plain over own; for the peer, all its time.
-        speed_up_macro: geometric mean over texts.
-        speed_up_without_loops: of the sums, over the texts whose plain output does not loop.
-        texts_without_loops: how many those are.
-        repeated: mean share of repeated 8-grams in the output.
-        milliseconds: of an emitted token, by part.
-        counts: what became of the drafts.
-        whole_time: whether times are whole calls, prefill included, which is all the peer tells.
-    """
-
-    settings: str
-    task: str
-    method: str
+    settings: str  # as `settings_name` words them
+    task: str  # its name, or `all`
+    method: str  # the label
     texts: int
-    failed: int
-    stalled: float
-    identical: int
-    statistics: Statistics
-    tokens_per_target_step_macro: float
-    speed_up: Ratio
-    speed_up_macro: Ratio
-    speed_up_without_loops: Ratio
+    failed: int  # cells whose method raised
+    stalled: float  # share of the decode time for which the machine held passes up; it is in no other figure
+    identical: int  # texts that are plain decoding's
+    statistics: Statistics  # the counts added up, and their rates: the micro average
+    tokens_per_target_step_macro: float  # mean over texts
+    speed_up: Ratio  # of the sums: decode time a token, plain over own; for the peer, all its time
+    speed_up_macro: Ratio  # geometric mean over texts
+    speed_up_without_loops: Ratio  # of the sums, over the texts whose plain output does not loop
     texts_without_loops: int
-    repeated: float
-    milliseconds: Mapping[str, float]
+    repeated: float  # mean share of repeated 8-grams in the output
+    milliseconds: Mapping[str, float]  # of an emitted token, by part
     counts: DraftCounts
-    whole_time: bool
+    whole_time: bool  # whether times are whole calls, prefill included, which is all the peer tells
 
     @property
     def nodes_per_step(self) -> float:

@@ -20,19 +20,12 @@ EMBEDDED_FILE = Path(__file__).parent / "data" / "embedded.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class TaskPrompt:
-    """One prompt.
+    """One prompt."""
 
-    Attributes:
-        task: the task's name, and after a slash the category where it has several.
-        number: its place in the file, from 0.
-        turns: what the user says; each turn is asked after the model's own answers to those before.
-        is_question: whether it is said in a conversation; False for a text to continue.
-    """
-
-    task: str
-    number: int
-    turns: tuple[str, ...]
-    is_question: bool = True
+    task: str  # the task's name, and after a slash the category where it has several
+    number: int  # its place in the file, from 0
+    turns: tuple[str, ...]  # what the user says; each is asked after the model's own answers to those before
+    is_question: bool = True  # whether it is said in a conversation; False for a text to continue
 
     @property
     def prompt(self) -> str | tuple[Mapping[str, str], ...]:
@@ -51,21 +44,13 @@ class TaskPrompt:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a task's rows lie.
+    """Where a task's rows lie."""
 
-    Attributes:
-        file: its name in the user's folder.
-        field: of the text.
-        is_question: whether it is said in a conversation.
-        category: the field of the category; "" for none.
-        hub: repository, pinned commit and path of the same rows on the Hugging Face hub; None where they are not there.
-    """
-
-    file: str
-    field: str
-    is_question: bool = True
-    category: str = ""
-    hub: tuple[str, str, str] | None = None
+    file: str  # its name in the user's folder
+    field: str  # of the text
+    is_question: bool = True  # whether it is said in a conversation
+    category: str = ""  # the field of the category, if there is one
+    hub: tuple[str, str, str] | None = None  # repository, pinned commit and path of the same rows on the hub
 
 
 _TASKS: Mapping[str, _Source] = {
@@ -144,11 +129,7 @@ def spread(prompts: list[TaskPrompt], limit: int) -> list[TaskPrompt]:
 
 
 def _own_file(task: str) -> tuple[Path, str]:
-    """Return the file and the field that a task's name tells.
-
-    Raises:
-        UsageError: there is no such file.
-    """
+    """Return the file and the field that a task's name tells."""
     if Path(task).is_file():
         names = {name for row in _rows(Path(task)) for name in row}
         return Path(task), next((each for each in _USUAL_FIELDS if each in names), _USUAL_FIELDS[0])
@@ -164,11 +145,7 @@ def _own_file(task: str) -> tuple[Path, str]:
 
 
 def _located(task: str, source: _Source, folder: Path | None) -> Path:
-    """Return a known task's file: the package's, the user's, or the hub's, from its cache when offline.
-
-    Raises:
-        UsageError: it is not there, or the hub cannot be reached.
-    """
+    """Return a known task's file: the package's, the user's, or the hub's, from its cache when offline."""
     if task == EMBEDDED:
         return EMBEDDED_FILE
     if folder is not None:
@@ -196,11 +173,7 @@ def _located(task: str, source: _Source, folder: Path | None) -> Path:
 
 
 def _prompts(task: str, path: Path, source: _Source) -> list[TaskPrompt]:
-    """Read every usable prompt of a file.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Read every usable prompt of a file; there must be one."""
     prompts = []
     rows = _rows(path)
     for number, row in enumerate(rows):
@@ -229,11 +202,7 @@ def _turns(value: Any) -> tuple[str, ...]:
 
 
 def _rows(path: Path) -> list[Mapping[str, Any]]:
-    """Read the objects of a file of JSON lines, plain or gzip, or of a Parquet file.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """Read the objects of a file of JSON lines, plain or gzip, or of a Parquet file."""
     if path.suffix != ".parquet":
         return [row for _, row in read_json_lines(path) if isinstance(row, Mapping)]
     import pyarrow.parquet
@@ -245,11 +214,7 @@ def _rows(path: Path) -> list[Mapping[str, Any]]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the number, from 1, and the value of every line that is not empty.
-
-    Raises:
-        UsageError: the file cannot be read, or a line is not JSON.
-    """
+    """Yield the number, from 1, and the value of every line that is not empty; `UsageError` for what is not JSON."""
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8") as lines:

@@ -54,13 +54,7 @@ class MethodWriter:
         self._drafter, self._costs = generator.drafter, StepCosts()
 
     def write(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Text:
-        """Write a text; what the drafter and the control learn is kept for the next text.
-
-        Args:
-            prompt: as `Generator.generate` takes it.
-            arguments: generation arguments.
-            earlier: what a warm drafter has read before; cold and warm ones are made anew for each text.
-        """
+        """Write a text; what is learned is kept for the next one, unless the method is cold or warm."""
         generator, method, drafter = self._generator, self._method, self._drafter
         if method.memory:
             use(generator, method)
@@ -119,11 +113,7 @@ def _in_slices(
 
 
 class PeerWriter:
-    """A writer by transformers' own `generate`, plain, with prompt lookup, or with an assistant model.
-
-    Raises:
-        UsageError: an option that `generate` does not take here, or an assistant that cannot be loaded.
-    """
+    """A writer by transformers' own `generate`, plain, with prompt lookup, or with an assistant model."""
 
     def __init__(self, generator: api.Generator, method: Method) -> None:
         self._generator, self._options = generator, dict(method.options)

@@ -1,7 +1,7 @@
-"""The `foredraft` command: one file a verb. Only parses and prints; the work is done elsewhere.
+"""The `foredraft` command: verbs that only parse and print; the work is done elsewhere.
 
-Knows the verbs' names, and turns every exception into a sentence on standard error and an exit status: 2 for what the
-caller asked wrongly, 130 for Ctrl-C, 1 for everything else. Does not know what a verb does.
+Turns every exception into a sentence on standard error and an exit status: 2 for what the caller asked wrongly, 130 for
+Ctrl-C (128 and the signal's number, as shells expect it), 1 for everything else.
 """
 
 import io
@@ -11,6 +11,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -20,16 +21,14 @@ from foredraft.cli import (
     bench,
     chat,
     demo,
-    explain,
     generate,
-    index,
     info,
     methods,
     prove,
     recommend,
     replay,
     serve,
-    table,
+    stores,
     train,
 )
 from foredraft.cli.screen import say
@@ -41,21 +40,19 @@ COMPLETION_VARIABLE = "_FOREDRAFT_COMPLETE"  # the parser's, set by the script t
 _ARGUMENT = re.compile(
     r"(?<![\w'-])(max_new_tokens|do_sample|top_[kp]|min_p|repetition_penalty|stop_strings|eos_token_id)(=False)?\b"
 )
-INTERRUPTED = 130
-"""The exit status on Ctrl-C, as shells expect it: 128 and the signal's number."""
 
 VERBS: Mapping[str, Callable[..., None] | typer.Typer] = {
     "generate": generate.generate,
     "chat": chat.chat,
     "serve": serve.serve,
     "demo": demo.demo,
-    "explain": explain.explain,
+    "explain": generate.explain,
     "methods": methods.methods,
     "info": info.info,
     "recommend": recommend.recommend,
     "compile": info.compile_model,
-    "table": table.app,
-    "index": index.app,
+    "table": stores.table,
+    "index": stores.index,
     "replay": replay.replay,
     "prove": prove.prove,
     "bench": bench.app,
@@ -63,7 +60,7 @@ VERBS: Mapping[str, Callable[..., None] | typer.Typer] = {
 }
 """Verb -> its function, or a Typer app where it has verbs of its own; in the order of the help.
 
-The modules are imported with this one, so they import torch, transformers and what needs them inside their functions.
+Their modules import torch, transformers and what needs them inside functions, so that help stays quick.
 """
 
 app = typer.Typer(
@@ -97,11 +94,7 @@ for verb, member in VERBS.items():
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status.
-
-    Args:
-        arguments: what follows the command's name; None takes the process's own.
-    """
+    """Run the command line with `arguments`, or the process's own, and return the exit status."""
     for name, value in (("TRANSFORMERS_VERBOSITY", "error"), ("TQDM_DISABLE", "1"), ("HF_HUB_VERBOSITY", "error")):
         os.environ.setdefault(name, value)  # what matters, foredraft says itself
     for stream in (sys.stdout, sys.stderr):
@@ -111,12 +104,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = _run(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()
-    except BrokenPipeError:
-        _discard_output()
+    except BrokenPipeError:  # nobody reads any more: what is still buffered must not fail again at exit
+        with suppress(OSError, ValueError):  # a stream that is no file has nothing to flush at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         say("Interrupted.")
-        return INTERRUPTED
+        return 130
     except Exception as error:  # noqa: BLE001  # whatever it is, the user gets a sentence and a status
         return _explain(error)
     return status
@@ -162,7 +156,9 @@ def _explain(error: Exception) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help page, unless that is printed already
             sys.stderr.write(parsing())
         else:
-            say(f"{_parsing_error(error).rstrip('.')}. See {_command_path(error)} --help.".replace("?.", "?"))
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context is not None else "foredraft"
+            say(f"{_parsing_error(error).rstrip('.')}. See {command} --help.".replace("?.", "?"))
         return 2
     first_line = next(iter(str(error).strip().splitlines()), "")
     what = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
@@ -182,16 +178,3 @@ def _parsing_error(error: Any) -> str:
         return str(error.format_message())
     flags = [flag for each in error.ctx.command.get_params(error.ctx) for flag in each.opts if flag.startswith("--")]
     return f"There is no option {unknown}.{nearest(unknown, flags)}"
-
-
-def _command_path(error: Exception) -> str:
-    context = getattr(error, "ctx", None)
-    return context.command_path if context is not None else "foredraft"
-
-
-def _discard_output() -> None:
-    """Nobody reads any more: what is still buffered must not fail again at exit."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):  # a stream that is no file has nothing to flush at exit
-        return

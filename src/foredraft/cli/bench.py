@@ -21,7 +21,7 @@ from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
     from foredraft.bench.runner import RunResult
-    from foredraft.bench.serve import Load, Predicted, Turns
+    from foredraft.bench.serve import Load, Predicted
 
 _RUN_METHODS = ("prompt_lookup", "adaptix", "rest", "auto", "transformers")
 _PROFILE_METHODS = ("prompt_lookup", "auto")
@@ -68,23 +68,19 @@ def run(
     as_json: flags.JsonOption = False,
 ) -> None:
     """Speed-up over plain decoding, paired in one process; `--method transformers` adds its own generate."""
-    from foredraft.bench.cell import keep_cost, prepare_folder
+    from foredraft.bench.cell import prepare_folder
     from foredraft.bench.method import chosen_methods
     from foredraft.bench.runner import Plan, run_plan
     from foredraft.bench.summary import summarize_cells, table
     from foredraft.bench.tasks import load_tasks
-    from foredraft.drafters import method_names
 
-    methods = chosen_methods(method or _RUN_METHODS, method_names())
+    methods = chosen_methods(method or _RUN_METHODS)
     settings = [setting(each, top_p, max_new_tokens=max_new_tokens, seed=seed) for each in temperature or [0.0]]
     plan = Plan(model, methods, load_tasks(task, data, prompts), settings)
     if out is not None:
         prepare_folder(out)
     with working("measuring") as tell:
-        generator = load_plain(model, dtype, eager, tell)
-        result = run_plan(generator, plan, out, counting(tell, plan.turns, "measuring"))
-        if out is not None:
-            keep_cost(generator.cost, out)
+        result = run_plan(load_plain(model, dtype, eager, tell), plan, out, counting(tell, plan.turns, "measuring"))
     summaries = summarize_cells(result.cells)
     if as_json:
         show_json([summary.as_dict() for summary in summaries])
@@ -139,9 +135,8 @@ def profile(
     from foredraft.bench.runner import Plan, run_plan
     from foredraft.bench.summary import overall, reliability_table, source_table, summarize_cells, table
     from foredraft.bench.tasks import load_tasks
-    from foredraft.drafters import method_names
 
-    methods = chosen_methods([BASE, *(method or _PROFILE_METHODS)], method_names())
+    methods = chosen_methods([BASE, *(method or _PROFILE_METHODS)])
     arguments = setting(temperature, top_p, max_new_tokens=max_new_tokens, seed=seed)
     plan = Plan(model, methods, load_tasks(task, data, prompts), [arguments])
     with working("measuring") as tell:
@@ -236,8 +231,12 @@ def serve(
         })  # fmt: skip
         return
     _show_loads(loads)
-    _show_predictions(predicted)
-    _show_turns(turns)
+    if predicted:
+        _show_predictions(predicted)
+    first, second = median(1e3 * each.first for each in turns), median(1e3 * each.second for each in turns)
+    row = [f"{first:.0f}", f"{second:.0f}", f"{median(each.second / each.first for each in turns):.3f}"]
+    title = f"Two turns of a conversation; the first has {turns[0].prompt_tokens} tokens"
+    show_table(("first turn, ms to text", "second", "share"), [row], title)
 
 
 def _show_loads(loads: "Sequence[Load]") -> None:
@@ -245,29 +244,25 @@ def _show_loads(loads: "Sequence[Load]") -> None:
     groups: dict[tuple[int, str], list[Load]] = {}
     for load in loads:
         groups.setdefault((load.streams, load.way), []).append(load)
-    counts, ways = list(dict.fromkeys(load.streams for load in loads)), list(dict.fromkeys(load.way for load in loads))
+    counts, ways = (list(dict.fromkeys(each)) for each in zip(*groups, strict=True))
     speed = {key: median(each.tokens_per_second for each in group) for key, group in groups.items()}
-    rows = []
+    rows, same = [], True
     for count in counts:
+        rounds = list(zip(*(groups[count, way] for way in ways), strict=True))
+        same &= all(each.texts == alike[0].texts for alike in rounds for each in alike)
         row = [str(count)]
         for way in ways:
-            first = median(each.first for each in groups[count, way])
             times = f"{speed[count, way] / speed[counts[0], way]:.2f}"
-            row += [f"{speed[count, way]:.0f}", times, f"{1e3 * first:.0f}"]
-        rounds = zip(*(groups[count, way] for way in ways), strict=True)
+            row += [f"{speed[count, way]:.0f}", times, f"{1e3 * median(each.first for each in groups[count, way]):.0f}"]
         ratios = [two.tokens_per_second / one.tokens_per_second for one, two in rounds] if len(ways) == 2 else []
         rows.append([*row, f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"])
     heads = [head for way in ways for head in (f"{way} tokens/s", "of one stream's", "ms to first")]
-    written = [[[each.texts for each in groups[count, way]] for way in ways] for count in counts]
-    same = all(way == found[0] for found in written for way in found)
     title = f"Streams at once; {'all texts are the same in every way' if same else 'THE TEXTS DIFFER'}"
     show_table(("streams", *heads, "drafted / plain"), rows, title)
 
 
 def _show_predictions(found: "Sequence[Predicted]") -> None:
     """Print what a prediction is worth, and what a wrong one costs."""
-    if not found:
-        return
     rows = []
     for name in found[0].seconds:
         seconds = median(each.seconds[name] for each in found)
@@ -277,11 +272,3 @@ def _show_predictions(found: "Sequence[Predicted]") -> None:
     same = "all texts are the same" if all(each.same for each in found) else "THE TEXTS DIFFER"
     counted = f"{found[0].tokens} tokens, {found[0].accepted} of them from the edited prediction"
     show_table(("prediction", "seconds", "times as fast as plain", "time of drafted's"), rows, f"{counted}; {same}")
-
-
-def _show_turns(found: "Sequence[Turns]") -> None:
-    """Print how soon two turns of a conversation are answered."""
-    first, second = median(1e3 * each.first for each in found), median(1e3 * each.second for each in found)
-    row = [f"{first:.0f}", f"{second:.0f}", f"{median(each.second / each.first for each in found):.3f}"]
-    title = f"Two turns of a conversation; the first has {found[0].prompt_tokens} tokens"
-    show_table(("first turn, ms to text", "second", "share"), [row], title)

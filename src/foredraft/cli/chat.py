@@ -1,7 +1,4 @@
-"""`foredraft chat`: a conversation, a line each.
-
-Keeps the turns, and drops the oldest when the model's window is full. Does not know how answers are made.
-"""
+"""`foredraft chat`: a conversation, a line each; the oldest turns are dropped when the model's window is full."""
 
 import sys
 from collections.abc import Iterator

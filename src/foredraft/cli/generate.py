@@ -1,8 +1,9 @@
-"""`foredraft generate`: write the continuation of a prompt, once, or compared with plain decoding.
+"""`foredraft generate` and `foredraft explain`: write a text, once, compared with plain decoding, or with an account.
 
-Parses and prints; does not know how texts are written. The figures' definitions are those of the library's statistics.
+Does not know how texts are written. The figures' definitions are those of the library's statistics.
 """
 
+import math
 import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -13,15 +14,23 @@ import typer
 
 from foredraft.cli import flags
 from foredraft.cli.flags import generation_flag, in_drafting, in_text
-from foredraft.cli.job import Job, prompt_text, speculative_options
+from foredraft.cli.job import Job, prompt_text, setting, speculative_options
 from foredraft.cli.screen import Ink, say, show_json, show_table, wants_color, working
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
     from foredraft.api import Generator, Prompt
+    from foredraft.bench.drafts import Account
     from foredraft.bench.prove import Difference
     from foredraft.generation import Generation, Stream
+
+_FIGURES = {
+    "tokens": "tokens of a step with a draft",
+    "plain_milliseconds": "ms of a plain pass",
+    "drafted_milliseconds": "ms of a pass with a draft",
+    "overhead_milliseconds": "ms of overhead of a step with a draft",
+}
 
 
 def generate(
@@ -66,8 +75,9 @@ def generate(
 ) -> None:
     """Write the continuation of a prompt: the same text as plain decoding, in fewer forward passes."""
     text = prompt_text(prompt, file)
-    _refuse_both("--json", as_json, "--color", bool(color))
-    _refuse_both("--raw", raw, "--system", system is not None)
+    for pair, both in (("--json and --color", as_json and color), ("--raw and --system", raw and system is not None)):
+        if both:
+            raise UsageError(f"{pair} exclude each other; leave one of them out.")
     options = {
         "max_new_tokens": max_new_tokens, "do_sample": do_sample, "temperature": temperature, "top_k": top_k,
         "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty, "stop_strings": stop_strings,
@@ -85,11 +95,6 @@ def generate(
     generator = job.load()
     ink = None if as_json else Ink(job.color, generator.drafter.source_names)
     (_compare if compare else _write)(generator, job, job.worded(generator, text), ink)
-
-
-def _refuse_both(one: str, has_one: bool, other: str, has_other: bool) -> None:
-    if has_one and has_other:
-        raise UsageError(f"{one} and {other} exclude each other; leave one of them out.")
 
 
 def write(generator: "Generator", job: Job, prompt: "Prompt", ink: Ink | None) -> "tuple[Generation, bool]":
@@ -158,25 +163,15 @@ def _write(generator: "Generator", job: Job, prompt: "Prompt", ink: Ink | None) 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """What a method and plain decoding wrote, the repetition of median time each, and what follows from it.
-
-    Attributes:
-        drafted: with the method.
-        plain: without.
-        repeated: share of 8-grams of the text that occurred in it before.
-        difference: where the texts first differ, or None; None also where they need not be the same.
-        dtype: of the model.
-        exact: whether rounding excuses no difference.
-        compared: whether both must be the same; sampled rejection keeps the distribution, not the tokens.
-    """
+    """What a method and plain decoding wrote, the repetition of median time each, and what follows from it."""
 
     drafted: "Generation"
     plain: "Generation"
-    repeated: float
-    difference: "Difference | None"
+    repeated: float  # share of 8-grams of the text that occurred in it before
+    difference: "Difference | None"  # where the texts first differ; None also where they need not be the same
     dtype: str
-    exact: bool
-    compared: bool = True
+    exact: bool  # whether rounding excuses no difference
+    compared: bool = True  # whether both must be the same; sampled rejection keeps the distribution, not the tokens
 
     @property
     def speed_up(self) -> float:
@@ -296,3 +291,60 @@ def _row(name: str, run: "Generation") -> list[str]:
         name, str(counts.emitted), str(counts.steps), f"{counts.tokens_per_target_step:.2f}", str(counts.drafted),
         str(counts.accepted), f"{1e3 * counts.decode_seconds_per_token:.2f}",
     ]  # fmt: skip
+
+
+# --- explain
+
+
+def explain(
+    prompt: flags.PromptArgument = None,
+    file: flags.FileOption = None,
+    model: flags.ModelOption = SMOLLM2,
+    dtype: flags.DtypeOption = "auto",
+    device: flags.DeviceOption = None,
+    eager: flags.EagerOption = False,
+    method: flags.MethodOption = None,
+    speculative_config: flags.ConfigOption = None,
+    num_speculative_tokens: flags.NodesOption = None,
+    max_new_tokens: flags.TokensOption = 128,
+    temperature: flags.TemperatureOption = 0.0,
+    seed: flags.SeedOption = 0,
+    as_json: flags.JsonOption = False,
+    color: flags.ColorOption = None,
+) -> None:
+    """Write a text and say which sources drafted it, what each contributed, what was wasted, and what was expected."""
+    text = prompt_text(prompt, file)
+    config = speculative_options(speculative_config, num_speculative_tokens=num_speculative_tokens)
+    options = setting(temperature, max_new_tokens=max_new_tokens, seed=seed)
+    job = Job(model, dtype, device, eager, method, config, options, color=wants_color(color))
+    generator = job.load()
+    with working("writing"):
+        from foredraft.bench.drafts import account_for
+        from foredraft.generation import pieces
+
+        account = account_for(generator, job.worded(generator, text), job.options)
+    if as_json:
+        show_json({"text": account.generation.text, **account.as_dict()})
+        return
+    ink = Ink(job.color, generator.drafter.source_names)
+    for piece in pieces(account.generation.steps, generator.tokenizer):
+        ink.write(piece)
+    ink.finish()
+    ink.legend()
+    _print_account(account)
+
+
+def _print_account(account: "Account") -> None:
+    from foredraft.bench.summary import reliability_table
+
+    counts = account.generation.statistics
+    typer.echo(
+        f"{counts.emitted} tokens in {counts.steps} steps, {account.plain_steps} of them without a draft: "
+        f"{counts.tokens_per_target_step:.2f} tokens a step, {1e3 * counts.decode_seconds_per_token:.2f} ms a token"
+    )
+    sources = [[str(value) for value in each.values()] for each in account.sources]
+    show_table(("source", "drafted", "accepted", "wasted"), sources, "who drafted")
+    show_table(*reliability_table(account.counts.reliability), "how far estimates were right")
+    pairs = {name: (account.expected.get(name, math.nan), account.measured[name]) for name in _FIGURES}
+    rows = [[_FIGURES[name], *("-" if math.isnan(each) else f"{each:.2f}" for each in pairs[name])] for name in pairs]
+    show_table(("", "expected", "measured"), rows, "what steps cost and gave")

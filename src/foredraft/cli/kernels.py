@@ -1,8 +1,7 @@
 """What a first text needs compiled, in two processes at once: `python -m foredraft.cli.kernels DTYPE` is the other one.
 
-Compiled functions are kept on disk, so what one process compiles the other finds. This one compiles what checks,
-verifies and controls drafts; the drafter's own half is compiled where it was loaded. Only time is gained: without
-it, the first text compiles everything itself.
+That one compiles what checks, verifies and controls drafts, and the first the drafter's own half: each finds on disk
+what the other compiled. Only time is gained.
 """
 
 import os
@@ -14,15 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from foredraft.api import Generator
 
-_ROWS, _VOCABULARY = 3, 512  # of a pass with nothing in it
-
 
 def begin_compiling(dtype: str) -> "subprocess.Popen[bytes] | None":
-    """Start the other process, where nothing has been compiled on this machine yet.
-
-    Args:
-        dtype: of the logits, as torch names it; "auto" stands for bfloat16.
-    """
+    """Start the other process, where nothing has been compiled on this machine yet; "auto" stands for bfloat16."""
     kept = os.environ.get("NUMBA_CACHE_DIR")  # as the package sets it where the user does not
     if kept is None or any(Path(kept).rglob("*.nbi")):
         return None
@@ -47,16 +40,16 @@ def compile_step(dtype: str) -> None:
     from foredraft.sampling.chooser import Sampler
     from foredraft.sampling.logits import top_probabilities
 
-    logits = torch.zeros((_ROWS, _VOCABULARY), dtype=getattr(torch, dtype, torch.float32))
-    nodes = np.arange(_ROWS - 1, dtype=np.int32)
+    logits = torch.zeros((3, 512), dtype=getattr(torch, dtype, torch.float32))
+    nodes = np.arange(2, dtype=np.int32)
     draft = Draft(nodes.copy(), nodes - 1, np.ones(len(nodes), np.float32), source=np.zeros(len(nodes), np.uint8))
     sampler = Sampler(SamplingOptions(do_sample=True, temperature=1.0), (), lambda: np.zeros(1, np.int64))
     scores, control = Scores(logits), MeasuredControl(CostCurve((1, 8), (1.0, 1.0)))
-    check_draft(draft, _VOCABULARY, 1)
+    check_draft(draft, 512, 1)
     draft = control.trim(draft, Budget(len(draft), len(draft)))
     lay_out(0, draft.tokens, draft.parents, 1)
     child_with(draft.tokens, draft.parents, ROOT, sampler.chooser(scores, 1)(0, []))
-    top_probabilities(logits, TOP, np.arange(_ROWS, dtype=np.int32))
+    top_probabilities(logits, TOP, np.arange(3, dtype=np.int32))
     control.observe(Verdict((0,), (), draft, 1), 1.0, 0.0)
 
 

@@ -1,11 +1,9 @@
 """`foredraft train layer-skip`: which sub-layers a model can do without when it drafts for itself, searched.
 
-Parses, prints, and brings together the texts, the model and the search. Does not catch errors: the command's main
-function turns them into a sentence and an exit status.
+Brings together the texts, the model and the search.
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -15,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft.cli import flags
-from foredraft.cli.building import words_of
 from foredraft.cli.screen import working
+from foredraft.cli.stores import words_of
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
@@ -50,7 +48,8 @@ def layer_skip(
     overwrite: flags.OverwriteOption = False,
 ) -> None:
     """Search for the sub-layers that a model can do without when it drafts for itself (Self-SD)."""
-    _check(out, overwrite, trials=trials, texts=texts, levels=levels, prompt=prompt_tokens, new=max_new_tokens)
+    counts = {"prompt_tokens": prompt_tokens, "max_new_tokens": max_new_tokens}
+    _check(out, overwrite, trials=trials, texts=texts, levels=levels, **counts)
     if minutes is not None and not minutes > 0:
         raise UsageError(f"minutes is {minutes:g}; it must be above 0.")
     prompts = _beginnings(data, model, texts, prompt_tokens)
@@ -69,10 +68,17 @@ def layer_skip(
         for number, prompt in enumerate(prompts):
             tell(number / len(prompts), "writing texts")
             written.append(_written(generator, prompt, {**arguments, "seed": seed + number}, max_new_tokens))
+        began = monotonic()
+
+        def tried(count: int, best: "SkippingFigures") -> bool:
+            spent = (monotonic() - began) / 60 / minutes if minutes is not None else 0.0
+            tell(max(count / trials, spent), f"searching, {count} tried, x{best.speed_up:.2f}")
+            return spent < 1.0
+
         held_out, searched = written[::_HELD_OUT_ONE_IN], [w for n, w in enumerate(written) if n % _HELD_OUT_ONE_IN]
         found = search(
             lambda skipped: figures_of(target, skipped, searched, costs, levels), count, trials=trials, seed=seed,
-            tried=_until(trials, minutes, tell),
+            tried=tried,
         )  # fmt: skip
         checked = figures_of(target, found.skipped, held_out, costs, levels)
     about = {
@@ -83,35 +89,16 @@ def layer_skip(
     _print(out, count, found.skipped, checked, found.trials)
 
 
-def _until(
-    trials: int, minutes: float | None, tell: Callable[[float, str], None]
-) -> "Callable[[int, SkippingFigures], bool]":
-    """Return a function that shows how far the search is, and says whether there is time left."""
-    began = monotonic()
-
-    def tried(count: int, best: "SkippingFigures") -> bool:
-        spent = (monotonic() - began) / 60 / minutes if minutes is not None else 0.0
-        tell(max(count / trials, spent), f"searching, {count} tried, x{best.speed_up:.2f}")
-        return spent < 1.0
-
-    return tried
-
-
 def _check(out: Path, overwrite: bool, **numbers: int) -> None:
-    """Refuse what cannot be done before anything is read.
-
-    Raises:
-        UsageError: naming it.
-    """
+    """Refuse what cannot be done, before anything is read."""
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists; give --overwrite to replace it, or another name.")
     if not out.resolve().parent.is_dir():
         raise UsageError(f"{out.parent} is no folder; make it, or name another file.")
-    least = {"trials": 1, "texts": _LEAST_TEXTS, "levels": 1, "prompt": 1, "new": 1}
-    options = {"prompt": "prompt-tokens", "new": "max-new-tokens"}
     for name, number in numbers.items():
-        if number < least[name]:
-            raise UsageError(f"{options.get(name, name)} is {number}; it must be at least {least[name]}.")
+        least = _LEAST_TEXTS if name == "texts" else 1
+        if number < least:
+            raise UsageError(f"{name.replace('_', '-')} is {number}; it must be at least {least}.")
 
 
 def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) -> list[list[int]]:
@@ -129,10 +116,8 @@ def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) ->
     prompts = []
     for file in files:
         documents = read_documents([file], report=ReadReport(), render=words.render())
-        for document in islice(documents, share):
-            ids = tokenizer.encode(document.text[: 64 * prompt_tokens]).ids[:prompt_tokens]
-            if ids:
-                prompts.append(ids)
+        beginnings = [document.text[: 64 * prompt_tokens] for document in islice(documents, share)]
+        prompts += [ids for text in beginnings if (ids := tokenizer.encode(text).ids[:prompt_tokens])]
     if len(prompts) < _LEAST_TEXTS:
         raise UsageError(
             f"{', '.join(map(str, data))}: {len(prompts)} documents can be used, and at least {_LEAST_TEXTS} are "

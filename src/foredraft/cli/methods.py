@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from foredraft.cli.declared import class_in_source, options_in_source, source_of
-from foredraft.cli.flags import JsonOption
+from foredraft.cli.flags import JsonOption, class_in_source, options_in_source, source_of
 from foredraft.cli.screen import show_json, show_table
 from foredraft.errors import UsageError
 from foredraft.options import nearest

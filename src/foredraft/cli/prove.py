@@ -1,7 +1,4 @@
-"""`foredraft prove`: is the text the same, for this model, these methods and these settings?
-
-Parses and prints; the comparison is `foredraft.bench.prove`.
-"""
+"""`foredraft prove`: is the text the same, for this model, these methods and these settings?"""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +13,7 @@ from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
     from foredraft.bench.prove import Proof, RuleProof
+    from foredraft.bench.tasks import TaskPrompt
 
     Texts = list[tuple[str, Proof]]
     Rules = list[tuple[str, RuleProof]]
@@ -40,13 +38,11 @@ def prove(
     Exit status 1 if anything differs that rounding does not excuse, or a rule does not keep the target's distribution.
     Rounding excuses near-ties in 16-bit numbers, unless every pass is compiled.
     """
+    from foredraft.bench import prove as proving
     from foredraft.bench.method import chosen_methods
-    from foredraft.bench.prove import keeps_tokens, prove_rule
-    from foredraft.bench.prove import prove as compare
-    from foredraft.drafters import method_names
     from foredraft.request import GenerationOptions
 
-    methods = chosen_methods(method or ["prompt_lookup", "adaptix"], method_names())
+    methods = chosen_methods(method or ["prompt_lookup", "adaptix"])
     chosen = _prompts(task, data, prompts)
     settings: list[tuple[str, dict[str, Any]]] = [("greedy", {})]
     if temperature:
@@ -59,11 +55,11 @@ def prove(
         vocabulary = generator.target.vocabulary
         for name, arguments in settings:
             given = {**arguments, "max_new_tokens": max_new_tokens}
-            alike = [each for each in methods if keeps_tokens(each, given, vocabulary)]
-            texts += [(name, proof) for proof in compare(generator, alike, chosen, given, seed=seed, done=done)]
+            alike = [each for each in methods if proving.keeps_tokens(each, given, vocabulary)]
+            texts += [(name, proof) for proof in proving.prove(generator, alike, chosen, given, seed=seed, done=done)]
             sampling = GenerationOptions.parse(given).sampling(vocabulary)
             for rule in sorted({each.verification for each in methods}):
-                rules += [(name, proof) for proof in prove_rule(rule, sampling)]
+                rules += [(name, proof) for proof in proving.prove_rule(rule, sampling)]
     if as_json:
         rows = [{"setting": name, **asdict(proof), "identical": proof.identical} for name, proof in texts]
         show_json({"texts": rows, "rules": [{"setting": name, **asdict(proof)} for name, proof in rules]})
@@ -74,17 +70,14 @@ def prove(
         raise typer.Exit(1)
 
 
-def _prompts(task: list[str] | None, data: Path | None, prompts: int) -> list[Any]:
+def _prompts(task: list[str] | None, data: Path | None, prompts: int) -> "list[TaskPrompt]":
     """Return as many prompts in all, spread over the tasks and their categories."""
     from foredraft.bench.tasks import default_tasks, load_task, spread
 
     tasks = task or default_tasks(data)
-    chosen: list[Any] = []
-    for number, name in enumerate(tasks):
-        count = prompts // len(tasks) + (number < prompts % len(tasks))
-        every = load_task(name, data, max(count, 1))
-        chosen += spread(every, count)
-    return chosen
+    counts = [prompts // len(tasks) + (number < prompts % len(tasks)) for number in range(len(tasks))]
+    every = [load_task(name, data, max(count, 1)) for name, count in zip(tasks, counts, strict=True)]
+    return [prompt for found, count in zip(every, counts, strict=True) for prompt in spread(found, count)]
 
 
 def _show_texts(texts: "Texts", dtype: str) -> None:

@@ -55,7 +55,7 @@ def recommend(
             "method": found.method,
             "prompts": found.prompts,
             "tokens": found.tokens,
-            "cost": cost_rows(found.curve),
+            "cost": cost_rows(generator.cost),
             "methods": [each.as_dict() for each in found.ranked],
             "sentences": found.sentences,
             "failures": [cell.failure for cell in found.failures],
@@ -63,7 +63,7 @@ def recommend(
             "python": python,
         })  # fmt: skip
         return
-    show_cost(cost_rows(found.curve))
+    show_cost(cost_rows(generator.cost))
     title = f"Compared with plain decoding (prompts: {found.prompts}, tokens at most: {found.tokens})"
     show_table(*table(found.ranked, _COLUMNS), title)
     for sentence in found.sentences:

@@ -1,7 +1,4 @@
-"""`foredraft replay`: drive drafters with recorded texts, without a model.
-
-Parses and prints; the replay is `foredraft.bench.replay`.
-"""
+"""`foredraft replay`: drive drafters with recorded texts, without a model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,8 +10,6 @@ from foredraft.cli.screen import show_json, show_table, working
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
-_DEFAULT_METHODS = ("prompt_lookup", "adaptix")
-
 
 def replay(
     records: Annotated[Path, typer.Argument(help='JSON lines with "prompt" and "output"')],
@@ -25,14 +20,13 @@ def replay(
     as_json: flags.JsonOption = False,
 ) -> None:
     """Tokens per target step that drafters would have reached on recorded texts; feedback needs a model and is off."""
+    from foredraft.bench import replay as replaying
     from foredraft.bench.method import parse_method
-    from foredraft.bench.replay import read_records
-    from foredraft.bench.replay import replay as run_replay
     from foredraft.corpus.words import tokenizer_hash, vocabulary_size
     from foredraft.drafters import Resources, make_drafter
     from foredraft.model.loading import load_tokenizer
 
-    methods = [parse_method(text) for text in method or _DEFAULT_METHODS]
+    methods = [parse_method(text) for text in method or ("prompt_lookup", "adaptix")]
     for each in methods:
         if each.amount.get("control") is not None:
             raise UsageError(
@@ -47,7 +41,7 @@ def replay(
     with working("replaying") as tell:
         loaded = load_tokenizer(tokenizer)
         backend = loaded.backend_tokenizer
-        texts = read_records(records, loaded)
+        texts = replaying.read_records(records, loaded)
         resources = Resources(vocabulary_size(backend), tokenizer_hash(backend))
         settings = [(each, count) for each in methods for count in nodes or [16, 64]]
         for number, (each, count) in enumerate(settings):
@@ -55,18 +49,16 @@ def replay(
             own = {"table": table or "none", "feedback": "off"} if each.name == "adaptix" else {}
             for measured in (texts[:1], texts):  # the first text compiles, and reads the table's first pages
                 drafter = make_drafter(each.name, {**own, **each.options}, resources)
-                result = run_replay(drafter, measured, count, resources.vocabulary)
+                result = replaying.replay(drafter, measured, count, resources.vocabulary)
             rows.append({"method": each.label, "nodes": count, **result.as_dict()})
     if as_json:
         show_json(rows)
         return
     headings = ("method", "nodes", "records", "tokens / target step", "macro", "drafted / step", "median us", "p99 us")
-    shown = [
-        (
-            row["method"], str(row["nodes"]), str(row["records"]), f"{row['tokens_per_target_step']:.3f}",
-            f"{row['tokens_per_target_step_macro']:.3f}", f"{row['drafted'] / max(row['steps'], 1):.1f}",
-            f"{row['propose_median_us']:.0f}", f"{row['propose_p99_us']:.0f}",
-        )
-        for row in rows
-    ]  # fmt: skip
+    shown = []
+    for row in rows:
+        rates = [f"{row[name]:.3f}" for name in ("tokens_per_target_step", "tokens_per_target_step_macro")]
+        times = [f"{row[name]:.0f}" for name in ("propose_median_us", "propose_p99_us")]
+        drafted = f"{row['drafted'] / max(row['steps'], 1):.1f}"
+        shown.append([row["method"], str(row["nodes"]), str(row["records"]), *rates, drafted, *times])
     show_table(headings, shown)

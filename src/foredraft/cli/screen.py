@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from threading import Timer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.color import ColorSystem
@@ -28,6 +28,7 @@ PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
 _PICTURE_WIDTH = 90  # columns of a saved text
 _PIPE_WIDTH = 160  # columns of a table where there is no terminal
 _PATIENCE = 2.0  # seconds; what is done sooner is not worth a line
+_UNITS = {"tokenising": "bytes", "merging": "tri-grams"}
 
 
 def say(sentence: str, style: str = "red") -> None:
@@ -100,6 +101,34 @@ def working(subject: str) -> Iterator[Callable[[float, str], None]]:
         yield tell
     finally:
         timer.cancel()
+
+
+class Tell(Protocol):
+    """Shows how far a phase is, `done` of `total`, and its rate: of a `count` of what `unit` names; else of `done`."""
+
+    def __call__(  # noqa: D102  # the class says it
+        self, phase: str, done: int, total: int, count: int | None = None, unit: str | None = None
+    ) -> None: ...
+
+
+@contextmanager
+def progress_bars() -> Iterator[Tell]:
+    """Show a bar for each phase on standard error, until the block ends."""
+    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TaskProgressColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
+    phases: dict[str, TaskID] = {}
+    with Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=Console(stderr=True)) as bar:
+
+        def tell(phase: str, done: int, total: int, count: int | None = None, unit: str | None = None) -> None:
+            if phase not in phases:
+                phases[phase] = bar.add_task(phase, total=total, rate="")
+            task = bar.tasks[phases[phase]]
+            count, unit = done if count is None else count, unit or _UNITS.get(phase, "tokens")
+            rate = f"{count / task.elapsed:,.0f} {unit}/s" if task.elapsed else ""
+            bar.update(task.id, completed=done, rate=rate)
+
+        yield tell
 
 
 def counting(tell: Callable[[float, str], None], total: int, subject: str) -> Callable[[], None]:

@@ -1,7 +1,4 @@
-"""`foredraft serve`: an OpenAI-compatible server on this machine.
-
-Parses, and prints where it listens. Does not know how it answers.
-"""
+"""`foredraft serve`: an OpenAI-compatible server on this machine."""
 
 import os
 from pathlib import Path
@@ -17,7 +14,6 @@ from foredraft.model.gguf import SMOLLM2
 
 KEYS_VARIABLE = "FOREDRAFT_API_KEY"
 _LEAST_KEY = 16  # characters
-_EXTRA = "The server needs packages that are not installed ({}); pip install 'foredraft[server]' brings them."
 
 
 def serve(
@@ -47,7 +43,10 @@ def serve(
         from foredraft.server.app import Access
         from foredraft.server.running import Listening, ServerOptions
     except ImportError as error:
-        raise UsageError(_EXTRA.format(error.name)) from error
+        raise UsageError(
+            f"The server needs packages that are not installed ({error.name}); pip install 'foredraft[server]' brings "
+            "them."
+        ) from error
     config = speculative_options(speculative_config, num_speculative_tokens=num_speculative_tokens, memory=memory)
     options = ServerOptions(
         host, port, max_num_seqs, max_waiting, int(kv_cache_gib * 2**30), timeout, stores=stores,
@@ -67,11 +66,7 @@ def serve(
 
 
 def _keys(given: list[str] | None) -> tuple[str, ...]:
-    """Return the API keys.
-
-    Raises:
-        UsageError: one that can be guessed.
-    """
+    """Return the API keys; raises `UsageError` for one that can be guessed."""
     keys = tuple(given or filter(None, os.environ.get(KEYS_VARIABLE, "").split(",")))
     for key in keys:
         if len(key) < _LEAST_KEY:

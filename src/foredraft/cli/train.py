@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from foredraft.cli import flags
-from foredraft.cli.building import progress_bars
 from foredraft.cli.layer_skip import layer_skip
-from foredraft.cli.screen import say, working
+from foredraft.cli.screen import progress_bars, say, working
 from foredraft.errors import UsageError
 from foredraft.options import options_from
 
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
     from foredraft.api import Generator
-    from foredraft.training.loop import Outcome, Task
+    from foredraft.model.heads import HeadCard
+    from foredraft.training.loop import Task
     from foredraft.training.traces import Asked, TraceOptions, Traces
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ def eesd(
     dtype: flags.DtypeOption = "auto",
 ) -> None:
     """Train an early-exit head, for `--method eesd`; the same command goes on where a killed one was."""
-    from foredraft.model.heads import card_for, save_head, weights_of
+    from foredraft.model.heads import card_for, weights_of
     from foredraft.training.tasks import ExitTask
 
     training = _Training(settings, max_minutes, _run_of(out))
@@ -98,11 +98,10 @@ def eesd(
     task = ExitTask(transformer, layers, opened, loss=loss, states=states, ids=ids)
     del transformer  # what comes after the exit is not needed any more
     identity = {"kind": "eesd", "layers": layers, "loss": loss, "texts": texts, "vocabulary": vocabulary}
-    outcome = training.train(task, opened, identity | {"model": card.fingerprint}, texts)
-    save_head(out, card, weights_of(task.module))
+    training.train(task, opened, identity | {"model": card.fingerprint}, texts)
+    training.save(out, card, weights_of(task.module))
     if states is not None:
         states.unlink(missing_ok=True)
-    _say_outcome(outcome, out)
 
 
 @app.command()
@@ -118,7 +117,7 @@ def cali(
 ) -> None:
     """Train a head's predictor of agreement, for the control `cali_ts`."""
     from foredraft.model.fingerprint import fingerprint
-    from foredraft.model.heads import FOLDER, card_for, load_exit_head, save_head
+    from foredraft.model.heads import FOLDER, card_for, load_exit_head
     from foredraft.training.agreement import AgreementTask
 
     folder = Path(head).expanduser()
@@ -130,9 +129,8 @@ def cali(
     task = AgreementTask(transformer, exit_head, exit_card.layers, opened)
     card = card_for(transformer, "cali", model, layers=exit_card.layers, dtype="float32")
     identity = {"kind": "cali", "model": card.fingerprint, "head": fingerprint(exit_head)}
-    outcome = training.train(task, opened, identity)
-    save_head(folder / FOLDER, card, task.module.state_dict())
-    _say_outcome(outcome, folder / FOLDER)
+    training.train(task, opened, identity)
+    training.save(folder / FOLDER, card, task.module.state_dict())
 
 
 @app.command()
@@ -151,7 +149,7 @@ def draft(
 ) -> None:
     """Train a draft model of the model's own layers, for `--method draft_model`, `draft_tree` and `draft_graph`."""
     from foredraft.model.first_layers import KIND
-    from foredraft.model.heads import card_for, save_head, weights_of
+    from foredraft.model.heads import card_for, weights_of
     from foredraft.training.tasks import DraftTask
 
     training = _Training(settings, max_minutes, _run_of(out))
@@ -159,9 +157,8 @@ def draft(
     card = card_for(transformer, KIND, model, layers=layers, dtype=_checked_dtype(save_dtype))
     task = DraftTask(transformer, layers, opened, _scored(opened, vocabulary, transformer))
     identity = {"kind": KIND, "layers": layers, "vocabulary": vocabulary, "model": card.fingerprint}
-    outcome = training.train(task, opened, identity)
-    save_head(out, card, weights_of(task.module))
-    _say_outcome(outcome, out)
+    training.train(task, opened, identity)
+    training.save(out, card, weights_of(task.module))
 
 
 @app.command()
@@ -179,7 +176,7 @@ def medusa(
     dtype: flags.DtypeOption = "auto",
 ) -> None:
     """Train Medusa heads, for `--method medusa`, and measure how often each is right."""
-    from foredraft.model.heads import IDS, card_for, save_head
+    from foredraft.model.heads import IDS, card_for
     from foredraft.training.tasks import MedusaTask
     from foredraft.training.traces import chosen_windows
 
@@ -189,11 +186,10 @@ def medusa(
     ids = _scored(opened, vocabulary, transformer)
     task = MedusaTask(transformer, heads, opened, ids)
     identity = {"kind": "medusa", "heads": heads, "vocabulary": vocabulary, "model": card.fingerprint}
-    outcome = training.train(task, opened, identity)
+    training.train(task, opened, identity)
     trained, held = chosen_windows(opened, "all")
     task.module.accuracies.copy_(task.measured((held if len(held) else trained)[:200]))
-    save_head(out, card, {**task.module.state_dict(), **({} if ids is None else {IDS: ids.int()})})
-    _say_outcome(outcome, out)
+    training.save(out, card, {**task.module.state_dict(), **({} if ids is None else {IDS: ids.int()})})
 
 
 class _Training:
@@ -228,15 +224,26 @@ class _Training:
         _say_traces(opened, ready)
         return generator.target.model, opened
 
-    def train(self, task: "Task", opened: "Traces", identity: Any, texts: str = "all") -> "Outcome":
+    def train(self, task: "Task", opened: "Traces", identity: Any, texts: str = "all") -> None:
         """Train a task on the windows of one kind of texts, and draw its curve."""
         from foredraft.training.loop import draw_curve, train
 
         with progress_bars() as tell:
-            outcome = train(task, self.run, opened, texts, self.options, self.clock, identity, tell)
-        if not draw_curve(outcome.history, self.run / "curve.png"):
+            self.outcome = train(task, self.run, opened, texts, self.options, self.clock, identity, tell)
+        if not draw_curve(self.outcome.history, self.run / "curve.png"):
             say("No curve was drawn, as matplotlib is not installed: pip install 'foredraft[report]'.", "yellow")
-        return outcome
+
+    def save(self, out: Path, card: "HeadCard", weights: Any) -> None:
+        """Write what was trained, and say how well it went."""
+        from foredraft.model.heads import save_head
+
+        save_head(out, card, weights)
+        last = self.outcome.history[-1]
+        agreement = "" if math.isnan(last["agreement"]) else f", {last['agreement']:.1%} held-out agreement"
+        typer.echo(
+            f"{out}: {self.outcome.steps:,} steps in {self.outcome.minutes:.1f} minutes, loss {last['loss']:.3f}"
+            f"{agreement}, {last['tokens_per_second']:,.0f} tokens/s at the end."
+        )
 
 
 def _run_of(out: Path) -> Path:
@@ -252,11 +259,7 @@ def _loaded(model: str, dtype: str, device: str | None) -> "Generator":
 
 
 def _scored(opened: "Traces", count: int, transformer: Any) -> Any:
-    """Return the ids, int64[count], that what is trained is to score; None for all.
-
-    Raises:
-        UsageError: more than there are, or fewer than none.
-    """
+    """Return the ids, int64[count], that what is trained is to score; None for all."""
     import torch
 
     from foredraft.training.traces import frequent_tokens
@@ -339,12 +342,3 @@ def _say_traces(opened: "Traces", folder: Path) -> None:
 
     counts = [f"{int((opened.kinds == number).sum()) * opened.window:,} {kind}" for number, kind in enumerate(KINDS)]
     typer.echo(f"{folder}: {', '.join(counts)} tokens, {int(opened.held.sum()) * opened.window:,} of them held out.")
-
-
-def _say_outcome(outcome: "Outcome", out: Path) -> None:
-    last = outcome.history[-1]
-    agreement = "" if math.isnan(last["agreement"]) else f", {last['agreement']:.1%} held-out agreement"
-    typer.echo(
-        f"{out}: {outcome.steps:,} steps in {outcome.minutes:.1f} minutes, loss {last['loss']:.3f}{agreement}, "
-        f"{last['tokens_per_second']:,.0f} tokens/s at the end."
-    )

@@ -1,0 +1,306 @@
+"""`foredraft index` and `foredraft table`: build, extend, describe and check what drafts are looked up in.
+
+Brings together the tokenizer, the shards of token ids beside an output, and the store or table.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foredraft.cli import flags
+from foredraft.cli.screen import progress_bars, say, show_facts, show_json, show_table
+from foredraft.errors import UsageError
+
+if TYPE_CHECKING:  # reading, tokenising and sorting are imported when a verb runs, so that help stays quick
+    from foredraft.corpus.documents import ReadReport
+    from foredraft.corpus.shards import Shard, Spread
+    from foredraft.corpus.words import Words
+
+index = typer.Typer(no_args_is_help=True, help="Build, extend, merge, describe and check datastores.")
+table = typer.Typer(no_args_is_help=True, help="Build, describe and check tri-gram tables.")
+
+Inputs = Annotated[list[Path], typer.Argument(help="Files or folders: .txt .md .py .jsonl (also .gz), .parquet")]
+ModelOption = Annotated[
+    str | None, typer.Option(help="Model whose tokenizer to use: smollm2, a GGUF file, a hub id, or a folder")
+]
+TokenizerOption = Annotated[Path | None, typer.Option(help="tokenizer.json, or a folder that has one")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first line that cannot be used")]
+StoreArgument = Annotated[Path, typer.Argument(help="The store")]
+FileArgument = Annotated[Path, typer.Argument(help="The table")]
+SegmentOption = Annotated[int, typer.Option(help="Tokens of a segment at most; sorting takes 12 bytes of memory each")]
+HoldOutOption = Annotated[float, typer.Option(help="Share of the documents to leave out, chosen by their text")]
+RayOption = Annotated[bool, typer.Option("--ray", help="Work on a Ray cluster, started on this machine")]
+AddressOption = Annotated[str | None, typer.Option(help="Work on the Ray cluster at this address")]
+
+SEGMENT_TOKENS = 64 << 20  # as corpus.segments has it, which help should not import
+
+
+@index.command("build")
+def build_store(
+    inputs: Inputs,
+    out: Annotated[Path, typer.Option(help="Folder of the store to make")],
+    model: ModelOption = None,
+    tokenizer: TokenizerOption = None,
+    segment_tokens: SegmentOption = SEGMENT_TOKENS,
+    hold_out: HoldOutOption = 0.0,
+    strict: StrictOption = False,
+    overwrite: flags.OverwriteOption = False,
+    ray: RayOption = False,
+    ray_address: AddressOption = None,
+) -> None:
+    """Make a store of a corpus; what a killed build had tokenised, the same command uses again."""
+    words, shards = words_of(model, tokenizer), _planned(inputs, hold_out, strict)
+    new = {"vocabulary": words.vocabulary, "create": True, "overwrite": overwrite}
+    _add(out, shards, words, segment_tokens, _spread(ray, ray_address), **new)
+
+
+@index.command("add")
+def add_to_store(
+    store: StoreArgument,
+    inputs: Inputs,
+    model: ModelOption = None,
+    tokenizer: TokenizerOption = None,
+    segment_tokens: SegmentOption = SEGMENT_TOKENS,
+    hold_out: HoldOutOption = 0.0,
+    strict: StrictOption = False,
+    ray: RayOption = False,
+    ray_address: AddressOption = None,
+) -> None:
+    """Add text to a store as new segments, such as yesterday's answers; generators take them up as they are."""
+    words, shards = words_of(model, tokenizer), _planned(inputs, hold_out, strict)
+    _add(store, shards, words, segment_tokens, _spread(ray, ray_address))
+
+
+@index.command("merge")
+def merge_segments(store: StoreArgument, segment_tokens: SegmentOption = SEGMENT_TOKENS) -> None:
+    """Sort neighbouring segments into fewer, so that looking up is quicker."""
+    from foredraft.index.datastore_writer import DatastoreWriter
+
+    with DatastoreWriter(store) as writer, progress_bars() as tell:
+        fewer = writer.merge(segment_tokens, tell)
+        writer.commit()
+    typer.echo(f"{store} has {len(writer.manifest.segments):,} segments now, {fewer:,} fewer.")
+
+
+@index.command("remove")
+def remove_segment(
+    store: StoreArgument, segment: Annotated[str, typer.Argument(help="Its name, as info shows it")]
+) -> None:
+    """Take a segment out of a store."""
+    from foredraft.index.datastore_writer import DatastoreWriter
+
+    with DatastoreWriter(store) as writer:
+        removed = writer.remove(segment)
+        writer.commit()
+    typer.echo(f"{store}: segment {removed.name} with {removed.tokens:,} tokens is removed.")
+
+
+@index.command("info")
+def describe_store(store: StoreArgument, as_json: flags.JsonOption = False) -> None:
+    """Describe a store."""
+    from dataclasses import asdict
+
+    from foredraft.index.datastore import open_datastore
+    from foredraft.index.datastore_writer import leftovers
+
+    manifest = open_datastore(store).manifest
+    left = [path.name for path in leftovers(store)]
+    if as_json:
+        show_json(asdict(manifest) | {"tokens": manifest.tokens, "leftovers": left})
+        return
+    size = sum(entry.bytes for entry in manifest.segments)
+    typer.echo(f"{store}: {manifest.tokens:,} tokens in {len(manifest.segments):,} segments, {size / 2**20:,.1f} MiB")
+    typer.echo(f"vocabulary {manifest.vocabulary:,}, tokenizer {manifest.tokenizer_hash[:16]}")
+    rows = [(entry.name, f"{entry.tokens:,}", f"{entry.documents:,}") for entry in manifest.segments]
+    show_table(("segment", "tokens", "documents"), rows)
+    if left:
+        typer.echo(f"Left by a killed writer, and removed by the next: {', '.join(left)}")
+
+
+@index.command("check")
+def verify_store(store: StoreArgument) -> None:
+    """Verify a store: every checksum, and the order of every suffix."""
+    from foredraft.index.datastore import check_datastore
+
+    checked = tokens = 0
+    for entry in check_datastore(store):
+        checked, tokens = checked + 1, tokens + entry.tokens
+        typer.echo(f"{entry.name} is sound.")
+    typer.echo(f"{store} is sound: {checked:,} segments, {tokens:,} tokens.")
+
+
+@table.command("build")
+def build_table(
+    inputs: Inputs,
+    out: Annotated[Path, typer.Option(help="The table to write")],
+    model: ModelOption = None,
+    tokenizer: TokenizerOption = None,
+    keep: Annotated[int, typer.Option(help="Successors kept of each pair of tokens")] = 12,
+    least: Annotated[int, typer.Option(help="Leave out pairs of tokens that occur fewer times")] = 1,
+    strict: StrictOption = False,
+    overwrite: flags.OverwriteOption = False,
+) -> None:
+    """Count the tri-grams of a corpus into a table; what a killed build had tokenised, the same command uses again."""
+    from foredraft.corpus.documents import ReadReport, find_inputs
+    from foredraft.corpus.shards import plan_shards, shard_symbols, tokenize_shards
+    from foredraft.corpus.trigrams import count_trigrams
+    from foredraft.index.trigram import table_info
+
+    words = words_of(model, tokenizer)
+    shards = plan_shards(find_inputs(inputs), strict=strict)
+    reports: list[ReadReport] = []
+    with progress_bars() as tell, _resumable_shards(out) as folder:
+
+        def finished() -> Iterator[Path]:
+            for shard in tokenize_shards(shards, words, folder, progress=tell):
+                reports.append(shard.report)
+                yield shard.path
+
+        count_trigrams(
+            shard_symbols(finished()), words.tokenizer_hash, words.vocabulary, out, keep=keep, least=least,
+            eos_token_id=words.eos_token_id, overwrite=overwrite,
+            metadata={"inputs": [path.name for path in inputs]}, progress=tell,
+        )  # fmt: skip
+    made = table_info(out)
+    noted = made["metadata"]
+    typer.echo(
+        f"{out}: {made['bytes'] / 2**20:,.1f} MiB, {made['bigrams']:,} bigrams, {made['trigrams']:,} of "
+        f"{noted['distinct_trigrams']:,} tri-grams kept, from {noted['tokens']:,} tokens in {noted['documents']:,} "
+        "documents."
+    )
+    _print_skipped(sum(reports, ReadReport()))
+
+
+@table.command("info")
+def describe_table(file: FileArgument, as_json: flags.JsonOption = False) -> None:
+    """Describe a table."""
+    from foredraft.index.trigram import table_info
+
+    fields = table_info(file)
+    if as_json:
+        show_json(fields)
+        return
+    show_facts({name.replace("_", " "): value for name, value in (fields | fields.pop("metadata")).items()})
+
+
+@table.command("check")
+def verify_table(file: FileArgument) -> None:
+    """Verify a table to the last byte: checksums and structure."""
+    from foredraft.index.trigram import check_table
+
+    checked = check_table(file).arrays
+    typer.echo(f"{file} is sound: {len(checked.second):,} bigrams, {len(checked.tokens):,} tri-grams.")
+
+
+# --- building
+
+
+def _planned(inputs: list[Path], hold_out: float, strict: bool) -> "list[Shard]":
+    """Find the inputs and divide them into shards, before anything is written."""
+    from foredraft.corpus.documents import find_inputs
+    from foredraft.corpus.shards import plan_shards
+
+    return plan_shards(find_inputs(inputs), hold_out=hold_out, strict=strict)
+
+
+def _add(
+    store: Path, shards: "list[Shard]", words: "Words", segment_tokens: int, spread: "Spread | None", **options: Any
+) -> None:
+    """Tokenise the shards, sort them into segments, and commit these to a store, which `options` open or make."""
+    from foredraft.corpus.documents import ReadReport
+    from foredraft.corpus.shards import build_segment, plan_segments, tokenize_shards
+    from foredraft.index.datastore_writer import DatastoreWriter
+
+    with (
+        DatastoreWriter(store, tokenizer_hash=words.tokenizer_hash, **options) as writer,
+        progress_bars() as tell,
+        _resumable_shards(writer.folder) as folder,
+    ):
+        finished = list(tokenize_shards(shards, words, folder, spread=spread, progress=tell))
+        total = sum((shard.report for shard in finished), ReadReport())
+        if not total.tokens:
+            raise UsageError("The inputs hold no text, so there is nothing to store. Give files with text in them.")
+        vocabulary = writer.manifest.vocabulary
+        plan = plan_segments([shard.path for shard in finished], vocabulary, segment_tokens)
+        build = partial(
+            build_segment, folder=writer.folder.absolute(), tokenizer_hash=words.tokenizer_hash, vocabulary=vocabulary
+        )
+        built = spread(build, plan) if spread else (build(stretches, progress=tell) for stretches in plan)
+        added = [writer.adopt(entry) for entry in built]
+        writer.commit()
+    typer.echo(
+        f"{writer.folder}: {total.tokens:,} tokens of {total.kept:,} documents in {len(added):,} new segments, "
+        f"{sum(entry.bytes for entry in added) / 2**20:,.1f} MiB; {writer.manifest.tokens:,} tokens in all."
+    )
+    if total.held_out:
+        typer.echo(f"Held out: {total.held_out:,} documents.")
+    _print_skipped(total)
+
+
+def _spread(ray: bool, address: str | None) -> "Spread | None":
+    """Return what works on a cluster: that at the address, or one started here; None for none."""
+    if not ray and address is None:
+        return None
+    from foredraft.corpus.distributed import map_on_ray
+
+    return partial(map_on_ray, address=address)
+
+
+@contextmanager
+def _resumable_shards(out: Path) -> Iterator[Path]:
+    """Name the folder beside `out` for a build's token shards; it stays, and is told, if the build is cut short."""
+    from foredraft.corpus.shards import has_shards, remove_shards
+
+    folder = out.with_name(out.name + ".shards")
+    kept = False
+    try:
+        yield folder
+    except BaseException as error:
+        kept = not isinstance(error, UsageError) and has_shards(folder)
+        if kept:
+            say(f"What was tokenised so far is kept in {folder}; the same command goes on from there.", "yellow")
+        raise
+    finally:
+        if not kept:
+            remove_shards(folder)
+
+
+def _print_skipped(read: "ReadReport") -> None:
+    """Say what was left out of the inputs, if anything."""
+    if read.left_out:
+        counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in read.left_out.items())
+        typer.echo(f"Skipped: {counts}. Use --strict to stop at the first.")
+
+
+def words_of(model: str | None, file: Path | None) -> "Words":
+    """Return how text becomes ids, from a model's name, or from a tokenizer.json or a folder that has one.
+
+    Raises:
+        UsageError: not exactly one of them is given, or what is given cannot be loaded.
+    """
+    from foredraft.corpus.words import Words, words_of_file
+    from foredraft.model.loading import load_tokenizer
+
+    if file is not None and model is None:
+        return words_of_file(file)
+    if model is None or file is not None:
+        raise UsageError("Give either --model or --tokenizer, so that the text can be turned into ids.")
+    tokenizer: Any = load_tokenizer(model)
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise UsageError(
+            f"The tokenizer of {model} is not one of the tokenizers library. Give --tokenizer with a tokenizer.json."
+        )
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):  # several by name
+        template = template.get("default")
+    specials = {key: str(value) for key, value in tokenizer.special_tokens_map.items() if not isinstance(value, list)}
+    return Words(
+        tokenizer.backend_tokenizer.to_str(),
+        eos_token_id=tokenizer.eos_token_id,
+        chat_template=template or None,
+        special_tokens=specials,
+    )
