@@ -85,16 +85,10 @@ class FinishedShard(NamedTuple):
 def plan_shards(
     files: Iterable[Path], shard_bytes: int = SHARD_BYTES, *, hold_out: float = 0.0, strict: bool = False
 ) -> list[Shard]:
-    """Cut the files into shards, in order.
+    """Cut the files into shards of about `shard_bytes` (on disk; .parquet: unpacked), in order.
 
     Files of .jsonl are cut into ranges of bytes and .parquet into ranges of row groups; a file of any other kind lies
     in one shard, however large. Small files share a shard.
-
-    Args:
-        files: from `find_inputs`.
-        shard_bytes: about how large a shard may be, in bytes on disk (.parquet: unpacked).
-        hold_out: as in `Shard`.
-        strict: likewise.
 
     Raises:
         UsageError: a file that cannot be read, or a size or share out of range.
@@ -144,8 +138,7 @@ def tokenize_shards(
     Args:
         shards: from `plan_shards`.
         words: how text becomes ids.
-        folder: made if its own folder exists. Whoever `spread` hands the work to must see it, and the inputs, under the
-            same name.
+        folder: made if its own folder exists; seen, as the inputs, under one name wherever `spread` hands work to.
         spread: such as `map_on_ray`; None works here, on all cores.
         progress: told how many bytes of the inputs are done, now and then; may raise to stop.
 
@@ -177,9 +170,8 @@ def finish_shard(
 ) -> FinishedShard:
     """Return the shard's file in `folder`, made now unless it is there and sound; as `tokenize_shards`.
 
-    The file, a container of kind ``token-shard``, holds the array `tokens`: the documents' ids in order, each document
-    followed by the separator V; uint16[n] where V is at most 65,535, else uint32[n]. It depends on the shard and the
-    words alone.
+    The file, a container of kind `token-shard`, holds the array `tokens`: the documents' ids in order, each document
+    followed by the separator V; uint16[n] where V is at most 65,535, else uint32[n].
     """
     identity = shard.identity(words)
     path = folder / (identity + SUFFIX)
@@ -274,11 +266,7 @@ def build_segment(
     vocabulary: int,
     progress: Progress | None = None,
 ) -> SegmentEntry:
-    """Sort and write the documents of `stretches` as one segment file; otherwise as `write_segment`.
-
-    Raises:
-        StoreError: a shard is damaged, or the folder cannot be written to.
-    """
+    """Sort and write the documents of `stretches` as one segment file; as `write_segment`."""
     texts = [_mapped(shard)[start:stop] for shard, start, stop in stretches]
     return write_segment(folder, texts, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, progress=progress)
 

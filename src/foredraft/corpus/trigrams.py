@@ -1,8 +1,8 @@
 """Count a corpus into a tri-gram table, in bounded memory.
 
-Tokens are taken a block at a time; every few million, the tri-grams are sorted, counted and put on disk as a sorted
-run beside the output; at the end the runs are merged a range of keys at a time. Knows symbols (tokens and the separator
-after each document) and the table's arrays. Does not know files of text, models, or what the table is used for.
+Every few million tokens, the tri-grams are sorted, counted and put on disk as a sorted run beside the output; at the
+end the runs are merged a range of keys at a time. Knows symbols (tokens and the separator after each document) and the
+table's arrays; not files of text, or what the table is used for.
 """
 
 import os
@@ -47,8 +47,8 @@ def count_trigrams(
 ) -> None:
     """Count the documents' tri-grams and write them as a table; none spans two documents.
 
-    The file depends on the documents, `keep` and `least` alone, not on `at_once`, nor on where the blocks are cut. On
-    any failure, the old file stays and the temporary files go.
+    The file depends on the documents, `keep` and `least` alone, not on where the blocks are cut. On any failure, the
+    old file stays and the temporary files go.
 
     Args:
         blocks: from `tokenize` or `shard_symbols`.
@@ -119,10 +119,9 @@ def _check_arguments(vocabulary: int, keep: int, least: int, eos_token_id: int |
 
 
 def _chunks(blocks: Iterable[Symbols], length: int) -> Iterator[npt.NDArray[Any]]:
-    """Join the blocks to chunks.
+    """Join the blocks; each chunk but the first begins with the last two symbols of the one before.
 
-    Every chunk but the first begins with the last two symbols of the one before, so that each window of three symbols
-    lies in exactly one chunk.
+    So each window of three symbols lies in exactly one chunk.
     """
     held: list[npt.NDArray[Any]] = [np.empty(0, np.uint16)]
     for block in blocks:
@@ -179,10 +178,8 @@ def _spilled(path: Path, keys: U64, counts: I64, stride: int) -> _Run:
 def _merged(runs: Sequence[_Run], bits: int, samples_at_once: int) -> Iterator[tuple[U64, I64, int]]:
     """Merge the runs a range of keys at a time, never cutting between keys that differ in their lowest `bits` alone.
 
-    The ranges are chosen from the runs' samples, so they hold about equally many records whatever the text was.
-
-    Yields:
-        Sorted distinct keys, their counts over all runs, and how many records went into them.
+    The ranges are chosen from the runs' samples, so they hold about equally many records whatever the text was. Each
+    yields sorted distinct keys, their counts over all runs, and how many records went into them.
     """
     shift = np.uint64(bits)
     samples = np.sort(np.concatenate([run.sample for run in runs]))

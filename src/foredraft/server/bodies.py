@@ -141,7 +141,7 @@ class Prediction(Body):
 class Speculation(Body):
     """How drafts are made for one request; what is not given stays as the server has it.
 
-    `stores` names stores of `/v1/stores`, in which `auto` and `rest` search; `options` are the method's own.
+    `stores` names stores of `/v1/stores`; `options` are the method's own.
     """
 
     method: str | None = None

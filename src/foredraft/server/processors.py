@@ -22,11 +22,7 @@ _SURE = 0.999  # the chance of each of them
 
 
 class Bias:
-    """Adds to the scores of given tokens.
-
-    Raises:
-        UsageError: a token that is not below the vocabulary.
-    """
+    """Adds to the scores of given tokens; one that is not below the vocabulary is a UsageError."""
 
     def __init__(self, biases: Mapping[int, float], vocabulary: int) -> None:
         for token in biases:

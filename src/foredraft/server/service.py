@@ -62,9 +62,7 @@ class Answers:
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """Yield what the answers grow by until all have ended; what came meanwhile comes at once.
 
-        Raises:
-            ForedraftError: what ended one of them instead.
-            TimeoutError: it took too long.
+        Raises what ended one of them instead, or TimeoutError.
         """
         while any(choice.finish is None for choice in self.choices):
             grown: dict[int, Delta] = {}
@@ -92,8 +90,7 @@ class Service:
         generator: has the model and the tokenizer.
         generators: what drafts for a request.
         metrics: of the server.
-        most_at_once: texts that are written together.
-        most_waiting: texts that wait.
+        most_at_once: texts that are written together; `most_waiting` more may wait.
         cache_bytes: memory for keys and values.
         timeout: seconds after which a text is given up.
     """
@@ -112,11 +109,7 @@ class Service:
         metrics.watch(self.writer)
 
     async def begin(self, wanted: Wanted, key: str) -> Answers:
-        """Have answers written.
-
-        Raises:
-            ForedraftError: what cannot be honoured, or BusyError.
-        """
+        """Have answers written, or raise what cannot be honoured, or BusyError."""
         self._loop = asyncio.get_running_loop()
         until, count = self._loop.time() + self._timeout, len(wanted.prompts) * wanted.n
         self.writer.check_room(self._prepared_now + count)

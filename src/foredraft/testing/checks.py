@@ -35,11 +35,7 @@ MakeDrafter = Callable[[], Drafter]
 
 
 def check_drafter(make: MakeDrafter, *, shared: bool = False) -> None:
-    """Run every check on drafters that `make` returns.
-
-    Args:
-        make: returns a fresh drafter for a target of `VOCABULARY` ids; called several times.
-        shared: the drafter learns across sequences on purpose.
+    """Run every check on drafters that `make` returns; `shared` where they learn across sequences on purpose.
 
     Raises:
         AssertionError: naming the law that does not hold.

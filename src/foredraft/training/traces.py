@@ -220,12 +220,7 @@ def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, 
 
 
 def open_traces(folder: Path) -> Traces:
-    """Open complete traces.
-
-    Raises:
-        UsageError: there are none.
-        StoreError: they are damaged or of another version.
-    """
+    """Open complete traces: UsageError where there are none, StoreError where they are damaged or too old."""
     if not is_traces(folder):
         raise UsageError(f"{folder} holds no complete traces; make them with `foredraft train traces`.")
     try:
