@@ -335,12 +335,8 @@ def _is_chat(messages: Any) -> TypeGuard[list[dict[str, str]]]:
     return (
         isinstance(messages, list)
         and len(messages) > 0
-        and all(
-            isinstance(message, dict)
-            and isinstance(message.get("role"), str)
-            and isinstance(message.get("content"), str)
-            for message in messages
-        )
+        and all(isinstance(each, dict) for each in messages)
+        and all(isinstance(each.get(field), str) for each in messages for field in ("role", "content"))
     )
 
 

@@ -37,14 +37,17 @@ class Kept:
 
         A model that was moved, cast or resized since is another model. Raises as `make_generator`.
         """
-        # the configuration is copied, so that its caller cannot change it any more; models in it stay what they are
-        copied = {name: dict(value) if isinstance(value, Mapping) else value for name, value in config.items()}
-        asked = (*_state_of(model), copied)
+        state = _state_of(model)
         with self._lock:
-            known = next((made for made in self._made if made[0] == asked), None)
-            made = known or (asked, make_generator(model, config))
-            self._made = [*(each for each in self._made if each is not made), made][-MOST_KEPT:]
-            return made[1]
+            for number, (known, generator) in enumerate(self._made):
+                if known == (state, config):
+                    self._made.append(self._made.pop(number))
+                    return generator
+            generator = make_generator(model, config)
+            # a copy, which the caller cannot change any more; models in it stay what they are
+            copied = {name: dict(value) if isinstance(value, Mapping) else value for name, value in config.items()}
+            self._made = [*self._made, ((state, copied), generator)][-MOST_KEPT:]
+            return generator
 
 
 def kept_on(model: Any) -> Kept:

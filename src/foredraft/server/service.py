@@ -119,7 +119,7 @@ class Service:
         finally:
             self._prepared_now -= count
         events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        jobs = [Job(prepared, partial(_tell, events, number)) for number, (_, prepared) in enumerate(made)]
+        jobs = [Job(prepared, partial(_queue, events, number)) for number, (_, prepared) in enumerate(made)]
         self.writer.submit(jobs)
         self.metrics.begun(jobs)
         prompt_tokens = sum(len(prepared.prompt) for _, prepared in made[:: wanted.n])
@@ -210,7 +210,7 @@ class Service:
             job.tell(event)
 
 
-def _tell(events: "asyncio.Queue[tuple[int, Event]]", number: int, event: Event) -> None:
+def _queue(events: "asyncio.Queue[tuple[int, Event]]", number: int, event: Event) -> None:
     events.put_nowait((number, event))
 
 

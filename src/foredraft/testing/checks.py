@@ -313,13 +313,13 @@ def _places(
         children = np.flatnonzero(verdict.draft.parents == node)
         if verdict.draft.q is None or not len(children):
             continue
-        law = distribution(rows[verdict.at + number], options)
+        p = distribution(rows[verdict.at + number], options)
         q = as_drawn(verdict.draft.q[children[0]])
-        by_ratio = np.divide(q, law, out=np.zeros_like(q), where=law > 0)
-        found.append(tuple(_place(law, order, token, spread) for order in (law, q, by_ratio)))
+        by_ratio = np.divide(q, p, out=np.zeros_like(q), where=p > 0)
+        found.append(tuple(_place(p, order, token, spread) for order in (p, q, by_ratio)))
     return found
 
 
-def _place(law: Probabilities, order: Probabilities, token: int, spread: np.random.Generator) -> float:
-    before, same = law[order > order[token]].sum(), law[order == order[token]].sum()
+def _place(p: Probabilities, order: Probabilities, token: int, spread: np.random.Generator) -> float:
+    before, same = p[order > order[token]].sum(), p[order == order[token]].sum()
     return float(before + spread.random() * same)
