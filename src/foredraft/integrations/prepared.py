@@ -52,26 +52,17 @@ def split_filters(processors: Iterable[Any]) -> tuple[LogitsProcessorList, dict[
     return LogitsProcessorList(left), options
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """What ends a row."""
-
-    max_length: int | None  # tokens of a row at most, padding included; None for no limit
-    eos: tuple[int, ...]  # ids
-    others: StoppingCriteriaList  # criteria that are asked after every token
-
-    @classmethod
-    def of(cls, criteria: Iterable[Any]) -> "Ends":
-        """Sort stopping criteria into what the engine knows and what must be asked."""
-        lengths, eos, others = [], [], StoppingCriteriaList()
-        for each in criteria:
-            if type(each) is MaxLengthCriteria:
-                lengths.append(each.max_length)
-            elif type(each) is EosTokenCriteria:
-                eos.extend(each.eos_token_id.flatten().tolist())
-            else:
-                others.append(each)
-        return cls(min(lengths, default=None), tuple(eos), others)
+def split_criteria(criteria: Iterable[Any]) -> tuple[int | None, tuple[int, ...], StoppingCriteriaList]:
+    """Return the tokens of a row at most, padding included, the ids that end it, and what must be asked every time."""
+    lengths, eos, others = [], [], StoppingCriteriaList()
+    for each in criteria:
+        if type(each) is MaxLengthCriteria:
+            lengths.append(each.max_length)
+        elif type(each) is EosTokenCriteria:
+            eos.extend(each.eos_token_id.flatten().tolist())
+        else:
+            others.append(each)
+    return min(lengths, default=None), tuple(eos), others
 
 
 @dataclass(slots=True)

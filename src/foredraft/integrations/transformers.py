@@ -20,7 +20,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import UsageError
 from foredraft.integrations.kept import kept_on
-from foredraft.integrations.prepared import NO_LIMIT, Ends, Row, own_processors, split_filters
+from foredraft.integrations.prepared import NO_LIMIT, Row, own_processors, split_criteria, split_filters
 from foredraft.request import checked_ids
 from foredraft.sampling import SamplingOptions
 
@@ -91,12 +91,12 @@ def generate(
     kept = kept_on(model)
     generator = kept.generator(model, speculative_config or {})
     prompts = _prompts(input_ids, model_kwargs, generator.target.vocabulary)
-    ends = Ends.of(stopping_criteria)
-    sampling, rows = _rows(model, input_ids, prompts, logits_processor, generation_config, ends)
-    limit = NO_LIMIT if ends.max_length is None else ends.max_length - input_ids.shape[1]
+    max_length, eos, criteria = split_criteria(stopping_criteria)
+    sampling, rows = _rows(model, input_ids, prompts, logits_processor, generation_config, criteria)
+    limit = NO_LIMIT if max_length is None else max_length - input_ids.shape[1]
     runs = [
         generator.begin(
-            prompt, options, max_new_tokens=limit, eos=ends.eos, processors=row.engine_processors(), stop=row.stops
+            prompt, options, max_new_tokens=limit, eos=eos, processors=row.engine_processors(), stop=row.stops
         )
         for prompt, options, row in zip(prompts, sampling, rows, strict=True)
     ]  # a prompt that does not fit is refused before any row is written
@@ -117,7 +117,7 @@ def last_statistics(model: Any) -> tuple[Statistics, ...]:
 
 
 def _rows(
-    model: Any, input_ids: torch.Tensor, prompts: Sequence[Any], processors: Any, config: Any, ends: Ends
+    model: Any, input_ids: torch.Tensor, prompts: Sequence[Any], processors: Any, config: Any, criteria: Any
 ) -> tuple[list[SamplingOptions], list[Row]]:
     """Return for each row how its tokens are chosen, and what it hands to processors and criteria."""
     keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
@@ -126,7 +126,7 @@ def _rows(
     seeds = torch.randint(1 << 62, (len(prompts),)).tolist() if config.do_sample else [0] * len(prompts)
     own = own_processors(left, len(prompts), model)
     rows = [
-        Row(number, input_ids, len(prompt), own[number], ends.others, keeps_scores, keeps_logits)
+        Row(number, input_ids, len(prompt), own[number], criteria, keeps_scores, keeps_logits)
         for number, prompt in enumerate(prompts)
     ]
     return [SamplingOptions(do_sample=bool(config.do_sample), seed=seed, **filters) for seed in seeds], rows
