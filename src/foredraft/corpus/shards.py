@@ -267,7 +267,7 @@ def build_segment(
     progress: Progress | None = None,
 ) -> SegmentEntry:
     """Sort and write the documents of `stretches` as one segment file; as `write_segment`."""
-    texts = [_mapped(shard)[start:stop] for shard, start, stop in stretches]
+    texts = [open_store(shard, KIND, check=False).arrays["tokens"][start:stop] for shard, start, stop in stretches]
     return write_segment(folder, texts, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, progress=progress)
 
 
@@ -285,7 +285,7 @@ def plan_segments(shards: Sequence[Path], separator: int, most: int = SEGMENT_TO
     group: list[Stretch] = []
     size = 0
     for shard in shards:
-        ends = _document_ends(_mapped(shard), separator)
+        ends = _document_ends(shard, separator)
         start = 0
         while len(ends) and start < ends[-1]:
             fitting = int(np.searchsorted(ends, start + most - size, "right"))
@@ -301,12 +301,10 @@ def plan_segments(shards: Sequence[Path], separator: int, most: int = SEGMENT_TO
         yield group
 
 
-def _mapped(shard: Path) -> Symbols:
-    return open_store(shard, KIND, check=False).arrays["tokens"]
-
-
-def _document_ends(symbols: Symbols, separator: int) -> npt.NDArray[np.int64]:
-    """Return the places after each separator; found in steps, so that no mask of a whole shard is made."""
-    steps = range(0, len(symbols), _BLOCK_SYMBOLS)
-    ends = [np.flatnonzero(symbols[at : at + _BLOCK_SYMBOLS] == separator) + at + 1 for at in steps]
-    return np.concatenate([np.empty(0, np.int64), *ends])
+def _document_ends(shard: Path, separator: int) -> npt.NDArray[np.int64]:
+    """Return the places after each separator."""
+    ends, at = [np.empty(0, np.int64)], 0
+    for symbols in shard_symbols([shard]):
+        ends.append(np.flatnonzero(symbols == separator) + at + 1)
+        at += len(symbols)
+    return np.concatenate(ends)
