@@ -22,7 +22,7 @@ from foredraft.server.bodies import Speculation
 from foredraft.server.choice import Choice, Delta
 from foredraft.server.generators import Generators
 from foredraft.server.metrics import Metrics
-from foredraft.server.processors import GRAMMAR, Bias, Grammars, Logprobs, Penalties
+from foredraft.server.processors import GRAMMAR, Bias, Constraint, Logprobs, Penalties, grammar_tokenizer
 from foredraft.server.writer import Event, Job, Writer
 from foredraft.text import StopStrings
 
@@ -37,7 +37,9 @@ class Wanted:
 
     prompts: Sequence[Prompt]  # each is answered `n` times
     options: Mapping[str, Any]  # generation arguments, None where one is not given
-    tools: Sequence[Mapping[str, Any]] | None = None  # what the chat template is told; None without tools
+    tools: Sequence[Mapping[str, Any]] | None = (
+        None  # told to the chat template; None where no message has to do with any
+    )
     n: int = 1
     stops: Sequence[str] = ()
     logprobs: int | None = None  # most probable tokens told at every position; None for no log-probabilities
@@ -141,9 +143,9 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._preparing, work, *arguments)
 
     @cached_property
-    def _grammars(self) -> Grammars:  # it takes half a second
-        target = self.generator.target
-        return Grammars(self.generator.tokenizer, target.vocabulary, self.generator.eos_token_ids())
+    def _grammar_tokenizer(self) -> Any:
+        generator = self.generator
+        return grammar_tokenizer(generator.tokenizer, generator.target.vocabulary, generator.eos_token_ids())
 
     def close(self, seconds: float) -> None:
         """Finish what is being written, or give it up after so many seconds, and keep what was learned."""
@@ -181,7 +183,7 @@ class Service:
         if wanted.shape is not None:
             if wanted.ignore_eos:
                 raise UsageError("ignore_eos cannot be had with a response_format, which says where the text ends.")
-            constraint = self._grammars.constraint(*wanted.shape, len(ids))
+            constraint = Constraint(self._grammar_tokenizer, *wanted.shape, len(ids))
             processors.append(constraint)
         choice, given = Choice(tokenizer, wanted.stops, logprobs), arguments["around"]
 
