@@ -23,10 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.bench.environment import Environment, describe_environment
-from foredraft.bench.figures import COLORS, check_matplotlib, picture
+from foredraft.bench.cell import Environment, describe_environment
 from foredraft.bench.metrics import speed_up
-from foredraft.bench.report import markdown_table
+from foredraft.bench.report import COLORS, check_matplotlib, markdown_table, picture
 from foredraft.bench.tasks import DEFAULT_TASKS, load_task
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.target import TorchTarget

@@ -18,7 +18,7 @@ import typer
 
 from foredraft import __version__
 from foredraft.bench.prove import Difference, difference_between
-from foredraft.cli import VERBS, app, chat, compare, declared, kernels, main, screen
+from foredraft.cli import VERBS, app, chat, declared, generate, kernels, main, screen
 from foredraft.cli.job import Job
 from foredraft.cli.screen import Ink
 from foredraft.drafters import drafter_class, method_names
@@ -357,7 +357,7 @@ def test_a_difference_fails_where_arithmetic_cannot_explain_it(run, monkeypatch,
         emitted=9, steps=5, tokens_per_target_step=1.8, drafted=7, accepted=4, decode_seconds_per_token=0.01
     )
     made, difference = SimpleNamespace(statistics=counts), Difference("", 2, 0.01, 0.1)
-    monkeypatch.setattr(compare, "_run", lambda *_: compare._Pair(made, made, 0.5, difference, dtype, exact))
+    monkeypatch.setattr(generate, "_run", lambda *_: generate._Pair(made, made, 0.5, difference, dtype, exact))
     result = run("generate", PROMPT, *QUICK, "--compare")
     assert result.status == status
     assert "identical: no (first difference at token 3; top-2 gap 0.01; " in result.out
@@ -543,8 +543,8 @@ def test_an_unsupported_model_is_refused_in_a_sentence(run, tmp_path, config, wo
 def test_options_read_from_source_are_those_of_the_class():
     read = declared.options_in_source("foredraft.request", "GenerationOptions")
     for option in dataclasses.fields(GenerationOptions):
-        assert read[option.name].default == option.default
-        assert read[option.name].description != ""
+        assert read[option.name]["default"] == option.default
+        assert read[option.name]["description"] != ""
 
 
 def test_attributes_end_with_their_section():

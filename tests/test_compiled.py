@@ -227,12 +227,12 @@ def test_passes_round_alike_as_far_as_none_runs_as_it_is(cache):
     assert not CompiledForward(folder, unlike).rounds_alike(1)
 
 
-def test_an_early_exit_says_what_it_costs_to_run_what_was_compiled_in_parts(cache):
+def test_an_early_exit_says_what_it_costs_that_its_parts_are_not_compiled(cache):
     target = compiled_target(cache, torch.float32)
     record = target.compiled.record
     costs = {name: constant(1.0 if name == EAGER else 0.25) for name in record.costs}
     target.compiled.record = dataclasses.replace(record, costs=costs)
-    with pytest.warns(ForedraftWarning, match=r"each pass will take about 4\.0 times as long\."):
+    with pytest.warns(ForedraftWarning, match=r"each pass will take about 4\.0 times as long as it could\."):
         SplitTarget(target, 1, None)
 
 

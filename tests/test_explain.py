@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from foredraft.bench.account import make_account
+from foredraft.bench.drafts import make_account
 from foredraft.cli import main
 from foredraft.contracts import CostCurve, Draft, StepRecord, Verdict
 from foredraft.engine.statistics import summarize

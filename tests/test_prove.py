@@ -15,8 +15,7 @@ import foredraft.engine.state as state_module
 import foredraft.engine.step as step_module
 from foredraft import drafters
 from foredraft.api import load
-from foredraft.bench.prove import Difference, Proof, is_exact
-from foredraft.bench.rule import chi_square_p, prove_rule
+from foredraft.bench.prove import Difference, Proof, chi_square_p, is_exact, prove_rule
 from foredraft.cli import main
 from foredraft.contracts import Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters.none import NoDrafter

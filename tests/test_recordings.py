@@ -10,7 +10,7 @@ import torch
 
 import foredraft.api as api_module
 from foredraft.api import Generator, load
-from foredraft.bench.environment import describe_environment
+from foredraft.bench.cell import describe_environment
 from foredraft.contracts import Scores
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import ForedraftWarning, NumericsError, UsageError

@@ -68,18 +68,18 @@ def transformers(model: str, threads: int, **options: Any) -> Ask:
     import torch
 
     from foredraft.api import load
-    from foredraft.bench.method import Method
-    from foredraft.bench.peer import prepared_peer
+    from foredraft.bench.method import PEER, Method
+    from foredraft.bench.writer import PeerWriter
 
     torch.set_num_threads(threads)
     generator = load(model, method="none", compile=False)
-    write = prepared_peer(generator, Method("transformers", "transformers", options))
+    peer = PeerWriter(generator, Method(PEER, PEER, options))
 
     def ask(request: Mapping[str, Any]) -> Answer:
         given = {name: request[name] for name in ("max_new_tokens", "seed")}
         if request["temperature"]:
             given["temperature"] = request["temperature"]
-        written = write(request["ids"], given)
+        written = peer.written(request["ids"], given)
         text = generator.tokenizer.decode(written.token_ids, skip_special_tokens=True)
         return answer(written.total_seconds, written.token_ids, written.statistics.steps, text)
 

@@ -1,28 +1,42 @@
-"""A cell: one method on one prompt, beside plain decoding of the same prompt in one process; and the file of cells.
+"""A cell: one method on one prompt beside plain decoding of it, what that is true of, and the file of cells.
 
-Knows records and JSON. A cell's place is its identity, so what the file holds need not be measured again, and a run
-that was killed goes on where it was. Does not know how texts are written.
+A cell's place is its identity: what the file holds is not measured again, and a run that was killed goes on where it
+was. Does not know how texts are written.
 """
 
-import dataclasses
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from foredraft.atomic_file import store_file
 from foredraft.bench.drafts import DraftCounts
-from foredraft.bench.environment import Environment, differences
 from foredraft.bench.metrics import repeated_share
 from foredraft.contracts import CostCurve
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.cost import sound_curve
+from foredraft.model.rounding import dtype_name
+from foredraft.model.target import TorchTarget
 
 CELLS_FILE, COST_FILE = "cells.jsonl", "verification.json"
 VERSION = 3
 """Of the lines of the file of cells."""
+
+Environment = Mapping[str, Mapping[str, str]]
+"""What a measurement is true of: part (`machine`, `versions`, `model`, `code`) -> name -> value."""
+
+_PACKAGES = ("foredraft", "torch", "transformers", "numpy", "numba")
+_SAMPLE = 1024  # values of each parameter that go into the model's hash: enough to tell two trainings apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +46,10 @@ class Writing:
     Attributes:
         token_ids: emitted.
         prompt_tokens: of the prompt.
-        statistics: counts, and the times of prefill and of steps without those stalled. For the peer, steps are all its
+        statistics: counts, and the times of prefill and of steps, without stalls. For the peer, steps are all its
             forwards, of which the first reads the prompt too, and `decode_seconds` are all its seconds.
-        total_seconds: by the clock, those stalled included.
-        parts: seconds of draft, forward, verify, commit, other, without those stalled; empty for the peer.
+        total_seconds: by the clock, stalls included.
+        parts: seconds of draft, forward, verify, commit, other, without stalls; empty for the peer.
         stalled_seconds: of passes that the machine held up, beyond what such a pass takes; 0 for the peer.
     """
 
@@ -58,7 +72,7 @@ class Writing:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "Writing":
-        """Return the writing that `dataclasses.asdict` and JSON made dictionaries and lists of."""
+        """Return the writing that `asdict` and JSON made dictionaries and lists of."""
         return cls(**{**body, "token_ids": tuple(body["token_ids"]), "statistics": Statistics(**body["statistics"])})
 
 
@@ -98,11 +112,11 @@ class Cell:
         settings: generation arguments, the seed among them.
         prompt_hash: of the questions, so that another prompt under the same number is noticed.
         environment: what it is true of.
-        base: plain decoding.
+        base: plain decoding; None where it failed.
         own: the method's; None where it failed.
         counts: what became of the drafts; None for the peer and for a failure.
         learned_texts: how many texts a warm drafter had read before.
-        failure: what it raised, as a sentence; empty where it did not.
+        failure: what was raised, as a sentence; else empty.
     """
 
     place: Place
@@ -122,7 +136,7 @@ class Cell:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "Cell":
-        """Return the cell that `dataclasses.asdict` and JSON made dictionaries and lists of."""
+        """Return the cell that `asdict` and JSON made dictionaries and lists of."""
         base, own = (None if body[name] is None else Writing.from_json(body[name]) for name in ("base", "own"))
         counts = None if body["counts"] is None else DraftCounts.from_json(body["counts"])
         return cls(**{**body, "place": Place(**body["place"]), "base": base, "own": own, "counts": counts})
@@ -132,6 +146,9 @@ def settings_name(settings: Mapping[str, Any]) -> str:
     """Word generation arguments for a heading: `greedy-128-seed0`, `temperature0.7-128-seed0`."""
     sampled = [f"{name}{settings[name]:g}" for name in ("temperature", "top_p", "top_k", "min_p") if name in settings]
     return "-".join([*(sampled or ["greedy"]), str(settings["max_new_tokens"]), f"seed{settings['seed']}"])
+
+
+# --- the file
 
 
 def prepare_folder(folder: Path) -> None:
@@ -157,7 +174,7 @@ def append_cell(folder: Path, cell: Cell) -> None:
     Raises:
         StoreError: it cannot be written.
     """
-    line = json.dumps({"version": VERSION, **dataclasses.asdict(cell)}) + "\n"
+    line = json.dumps({"version": VERSION, **asdict(cell)}) + "\n"
     try:
         with (folder / CELLS_FILE).open("ab") as file:
             file.write(line.encode())
@@ -183,35 +200,19 @@ def read_cells(folder: Path) -> tuple[dict[Place, Cell], list[str]]:
             continue
         try:
             body = json.loads(line)
-            version = body.pop("version")
-            if version == VERSION:
-                cell = Cell.from_json(body)
-                cells[cell.place] = cell
+            found = body.pop("version")
+            cell = Cell.from_json(body) if found == VERSION else None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             damaged.append(f"Line {number} of {path} is damaged ({reason}); its cell is measured again by `bench run`.")
             continue
-        if version != VERSION:
+        if cell is None:
             raise UsageError(
-                f"Line {number} of {path} is of version {version}, and this foredraft reads version {VERSION}; give "
+                f"Line {number} of {path} is of version {found}, and this foredraft reads version {VERSION}; give "
                 "another folder, or measure again."
             )
+        cells[cell.place] = cell
     return cells, damaged
-
-
-def check_alike(cells: list[Cell]) -> None:
-    """Refuse cells whose figures must not be compared.
-
-    Raises:
-        UsageError: naming what differs.
-    """
-    for cell in cells[1:]:
-        unlike = differences(cells[0].environment, cell.environment)
-        if unlike:
-            raise UsageError(
-                f"The cells {cells[0].place} and {cell.place} are of unlike environments ({'; '.join(unlike[:3])}), so "
-                "they are not compared; report each folder by itself."
-            )
 
 
 def keep_cost(curve: CostCurve, folder: Path) -> None:
@@ -220,7 +221,7 @@ def keep_cost(curve: CostCurve, folder: Path) -> None:
     Raises:
         StoreError: it cannot be written.
     """
-    store_file(folder / COST_FILE, json.dumps(dataclasses.asdict(curve)).encode() + b"\n")
+    store_file(folder / COST_FILE, json.dumps(asdict(curve)).encode() + b"\n")
 
 
 def read_cost(folder: Path) -> CostCurve | None:
@@ -230,3 +231,91 @@ def read_cost(folder: Path) -> CostCurve | None:
         return sound_curve(body["rows"], body["seconds"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+# --- the environment
+
+
+def describe_environment(target: TorchTarget, model: str) -> Environment:
+    """Return what a measurement with `target`, which the user calls `model`, is true of."""
+    device = target.device
+    forward = "compiled" if target.compiled is not None else "as it is"
+    return {
+        "machine": {
+            "host": platform.node(),
+            "system": f"{platform.system()} {platform.machine()}",
+            "processor": _processor(),
+            "cores": str(os.cpu_count()),
+            "threads": str(torch.get_num_threads()),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        },
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "model": {
+            "name": model,
+            "dtype": dtype_name(target.model),
+            "hash": _model_hash(target.model),
+            "forward": "recorded" if target.recordings is not None else forward,
+        },
+        "code": {"commit": _commit()},
+    }
+
+
+def differences(one: Environment, other: Environment) -> str:
+    """Return what makes two environments unlike, `torch 2.6.0 and 2.7.0; ...`; empty if nothing but the commit."""
+    unlike = [
+        f"{name} {one.get(part, {}).get(name)} and {other.get(part, {}).get(name)}"
+        for part in ("machine", "versions", "model")
+        for name in sorted({*one.get(part, {}), *other.get(part, {})})
+        if one.get(part, {}).get(name) != other.get(part, {}).get(name)
+    ]
+    return "; ".join(unlike[:3])
+
+
+def check_alike(cells: Sequence[Cell]) -> None:
+    """Refuse cells whose figures must not be compared.
+
+    Raises:
+        UsageError: naming what differs.
+    """
+    for cell in cells[1:]:
+        unlike = differences(cells[0].environment, cell.environment)
+        if unlike:
+            raise UsageError(
+                f"The cells {cells[0].place} and {cell.place} are of unlike environments ({unlike}), so they are not "
+                "compared; report each folder by itself."
+            )
+
+
+def _model_hash(model: Any) -> str:
+    """Return 16 hexadecimal digits of a model's configuration, and of each parameter's name, shape and first values."""
+    digest = hashlib.sha256(repr(sorted(model.config.to_diff_dict().items())).encode())
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().reshape(-1)[:_SAMPLE].float().cpu().numpy()
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+        digest.update(values.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _commit() -> str:
+    """Return the commit of the source tree that this package runs from, `-dirty` after it if it is; "" for none."""
+    git = shutil.which("git")
+    root = Path(__file__).resolve().parents[3]
+    if git is None or not (root / ".git").exists():
+        return ""
+    try:
+        found = subprocess.run(  # noqa: S603  # fixed arguments; nothing of the user's
+            [git, "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True, text=True, check=True, timeout=10,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found.stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())

@@ -9,16 +9,15 @@ from statistics import median
 from typing import Any
 
 from foredraft.api import Generator, Prompt
-from foredraft.bench.method import Method
-from foredraft.bench.peer import prepared_peer
+from foredraft.bench.method import PEER, Method
+from foredraft.bench.writer import PeerWriter
 from foredraft.generation import Generation, Stream
 
 ROUNDS = 3
 """Times that each text is written; the median counts."""
 
 _WARM_UP_TOKENS = 16
-_PAYS = 1.05
-"""A speed-up below this lies within the noise of one short text, and is not called a gain."""
+_PAYS = 1.05  # a speed-up below this lies within the noise of one short text
 
 _CODE = '''def load_orders(path):
     """Read the orders of a CSV file, one dictionary a row."""
@@ -52,14 +51,7 @@ def print_report(path):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A text to write.
-
-    Attributes:
-        title: what is written.
-        prompt: what the user asks for.
-        options: generation arguments.
-        predictable: whether most of the text stands in the prompt.
-    """
+    """A text to write, with generation arguments; it is predictable where most of it stands in the prompt."""
 
     title: str
     prompt: str
@@ -122,17 +114,14 @@ class Outcome:
 def perform(generator: Generator, scene: Scene, show: Callable[[Stream], None] = lambda _: None) -> Outcome:
     """Write a scene's text by transformers, plainly and by the generator's method, and time each.
 
-    Args:
-        generator: with the method to show; a model with a chat template.
-        scene: what to write.
-        show: is given the first drafted text as a stream.
+    The model needs a chat template; `show` is given the first drafted text as a stream.
     """
     prompt: Prompt = [{"role": "user", "content": scene.prompt}]
     options = {"seed": 0, **scene.options}
     written, plain = write_in_rounds(generator, prompt, options, show)
-    peer = prepared_peer(generator, Method("transformers", "transformers"))(prompt, options)
+    peer = PeerWriter(generator, Method(PEER, PEER)).written(prompt, options)
     milliseconds = {
-        "transformers": 1e3 * peer.seconds_per_token,
+        PEER: 1e3 * peer.seconds_per_token,
         "none": _milliseconds(plain),
         generator.method: _milliseconds(written),
     }
@@ -140,16 +129,13 @@ def perform(generator: Generator, scene: Scene, show: Callable[[Stream], None] =
 
 
 def write_in_rounds(
-    generator: Generator,
-    prompt: Prompt,
-    options: Mapping[str, Any],
-    show: Callable[[Stream], None],
+    generator: Generator, prompt: Prompt, options: Mapping[str, Any], show: Callable[[Stream], None],
     tell: Callable[[float], None] = lambda _: None,
-) -> tuple[list[Generation], list[Generation]]:
+) -> tuple[list[Generation], list[Generation]]:  # fmt: skip
     """Write a text with the generator's method and with plain decoding, each `ROUNDS` times.
 
-    What is loaded and compiled once belongs to no text, so a short one is written first. Each text begins with
-    everything forgotten: it would else be drafted from what was learned when it was written before.
+    A short text is written first, as what is loaded and compiled once belongs to none. Each text begins with everything
+    forgotten: it would else be drafted from what was learned when it was written before.
 
     Args:
         generator: with the method.
@@ -159,7 +145,7 @@ def write_in_rounds(
         tell: told the share of the texts that are written.
 
     Returns:
-        The drafted texts and the plain ones, in the order in which they were written.
+        The drafted texts and the plain ones, as they were written.
     """
     plain = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
     brief = {**options, "max_new_tokens": min(_WARM_UP_TOKENS, options.get("max_new_tokens", _WARM_UP_TOKENS))}
@@ -170,14 +156,13 @@ def write_in_rounds(
     show(stream)
     for _ in stream:
         pass
-    drafted: list[Generation] = [stream.generation]
-    undrafted: list[Generation] = []
-    rest = [drafts for number in range(ROUNDS) for drafts in ((True, False) if number % 2 == 0 else (False, True))][1:]
-    for number, drafts in enumerate(rest):
+    drafted, undrafted = [stream.generation], list[Generation]()
+    by_turns = [(generator, drafted), (plain, undrafted)]
+    rest = [each for number in range(ROUNDS) for each in (by_turns if number % 2 == 0 else by_turns[::-1])][1:]
+    for number, (writer, texts) in enumerate(rest):
         tell(number / len(rest))
         generator.forget()
-        written = (generator if drafts else plain).generate(prompt, **options)
-        (drafted if drafts else undrafted).append(written)
+        texts.append(writer.generate(prompt, **options))
     return drafted, undrafted
 
 

@@ -1,19 +1,31 @@
-"""What becomes of drafts: how many nodes were verified and accepted, by depth, by source and by estimate.
+"""What becomes of drafts: nodes verified and accepted by depth, source and estimate; and the account of one text.
 
-Knows verdicts and the drafter's protocol. A recorded step costs a reference to its verdict, well under a microsecond;
+Knows verdicts and the drafter's protocol. Recording a step keeps a reference to its verdict, well under a microsecond;
 the counting is done after the clock has stopped.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, zip_longest
 from typing import Any, ClassVar
 
 import numpy as np
 
-from foredraft.contracts import Budget, Draft, DraftContext, Drafter, Drafting, SequenceView, Verdict
+from foredraft.api import Generator, Prompt
+from foredraft.bench.metrics import finite, mean
+from foredraft.contracts import (
+    Budget,
+    CostCurve,
+    Draft,
+    DraftContext,
+    Drafter,
+    Drafting,
+    SequenceView,
+    StepRecord,
+    Verdict,
+)
+from foredraft.generation import Generation
 from foredraft.graph.tree import depths
 
 BINS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -70,10 +82,9 @@ class DraftCounts:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "DraftCounts":
-        """Return the counts that `dataclasses.asdict` and JSON made lists of."""
-        names = ("drafted_by_depth", "accepted_by_depth")
-        estimated = tuple(map(tuple, body["estimated"]))
-        return cls(**{**body, **{name: tuple(body[name]) for name in names}, "estimated": estimated})
+        """Return the counts that `asdict` and JSON made lists of."""
+        by_depth = {name: tuple(body[name]) for name in ("drafted_by_depth", "accepted_by_depth")}
+        return cls(**{**body, **by_depth, "estimated": tuple(map(tuple, body["estimated"]))})
 
 
 def count_drafts(verdicts: Iterable[Verdict], names: Sequence[str]) -> DraftCounts:
@@ -121,11 +132,7 @@ def add_counts(parts: Sequence[DraftCounts]) -> DraftCounts:
 
 
 class RecordedDrafter:
-    """A drafter that keeps the verdicts of the text that was opened last, as far as it is told them.
-
-    Args:
-        drafter: the one to record.
-    """
+    """A drafter that keeps the verdicts of the text that was opened last, as far as it is told them."""
 
     name: ClassVar[str] = "recorded"
 
@@ -156,7 +163,101 @@ class _RecordedDrafting:
 
     def observe(self, verdict: Verdict) -> None:
         self._drafting.observe(verdict)
-        self._verdicts.append(verdict if verdict.hidden is None else dataclasses.replace(verdict, hidden=None))
+        self._verdicts.append(verdict if verdict.hidden is None else replace(verdict, hidden=None))
 
     def close(self) -> None:
         self._drafting.close()
+
+
+# --- the account of one text
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What became of one text's drafts, and how far estimates and the cost curve were right.
+
+    Attributes:
+        generation: what was written.
+        names: of the drafter's sources, in its order.
+        counts: what became of the drafts.
+        plain_steps: steps without a draft.
+        expected: means by name, NaN where there is none: `tokens` of a step with a draft, by the drafter's estimates;
+            `plain_milliseconds` and `drafted_milliseconds` of the passes without and with a draft, by the cost curve.
+        measured: the same means of this text, and `overhead_milliseconds`: everything but the pass of a step with a
+            draft.
+    """
+
+    generation: Generation
+    names: tuple[str, ...]
+    counts: DraftCounts
+    plain_steps: int
+    expected: Mapping[str, float]
+    measured: Mapping[str, float]
+
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """Of each source its name, how many nodes were drafted, accepted, and wasted."""
+        drafted, accepted = Counter(self.counts.drafted_by_source), Counter(self.counts.accepted_by_source)
+        return [
+            {"name": name, "drafted": drafted[name], "accepted": accepted[name],
+             "wasted": drafted[name] - accepted[name]}
+            for name in self.names
+        ]  # fmt: skip
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures by name, without the steps; None where there is none."""
+        return {
+            "plain_steps": self.plain_steps,
+            "sources": self.sources,
+            "reliability": [asdict(each) for each in self.counts.reliability],
+            "statistics": self.generation.statistics.as_dict(),
+            "expected": {name: finite(value) for name, value in self.expected.items()},
+            "measured": {name: finite(value) for name, value in self.measured.items()},
+        }
+
+
+def account_for(generator: Generator, prompt: Prompt, options: Mapping[str, Any]) -> Account:
+    """Write a text and account for it; takes and raises what `Generator.generate` does."""
+    drafter = generator.drafter
+    generator.drafter = recorded = RecordedDrafter(drafter)
+    try:
+        generation = generator.generate(prompt, **options)
+    finally:
+        generator.drafter = drafter
+    return make_account(generation, recorded.verdicts, tuple(recorded.source_names), generator.cost)
+
+
+def make_account(
+    generation: Generation, verdicts: Sequence[Verdict], names: tuple[str, ...], curve: CostCurve
+) -> Account:
+    """Add up the verdicts of a text.
+
+    Args:
+        generation: the text.
+        verdicts: of its steps, or of those that drafted something, in order.
+        names: of the sources.
+        curve: what passes cost.
+    """
+    drafted = [step for step in generation.steps if step.drafted]
+    plain = [step for step in generation.steps if not step.drafted]
+    seconds = curve.table(max((step.drafted for step in drafted), default=0) + 1)
+    expected = {
+        "tokens": mean(
+            1.0 + min(float(draft.score.sum()), float(depths(draft.parents).max()))  # none is deeper than the draft
+            for draft in (verdict.draft for verdict in verdicts)
+            if len(draft) and draft.score is not None
+        ),
+        "plain_milliseconds": 1e3 * float(seconds[1]),
+        "drafted_milliseconds": mean(1e3 * float(seconds[step.drafted + 1]) for step in drafted),
+    }
+    measured = {
+        "tokens": mean(len(step.emitted) for step in drafted),
+        "plain_milliseconds": mean(_forward_ms(step) for step in plain),
+        "drafted_milliseconds": mean(_forward_ms(step) for step in drafted),
+        "overhead_milliseconds": mean(sum(step.nanoseconds.values()) / 1e6 - _forward_ms(step) for step in drafted),
+    }
+    return Account(generation, names, count_drafts(verdicts, names), len(plain), expected, measured)
+
+
+def _forward_ms(step: StepRecord) -> float:
+    return step.nanoseconds["forward"] / 1e6

@@ -1,6 +1,6 @@
 """A column of a comparison: a method with its options, how much it drafts, and what it may remember between texts.
 
-Knows the generator's surface. Does not know prompts, clocks or results.
+Does not know prompts, clocks or results.
 """
 
 import json
@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from foredraft.api import Generator
-from foredraft.contracts import Drafter, Verification
-from foredraft.control import StepCosts
+from foredraft.contracts import Verification
 from foredraft.errors import UsageError
 from foredraft.options import nearest
 from foredraft.speculation import take_amount, take_verification
@@ -67,11 +66,7 @@ def parse_method(text: str) -> Method:
 
 
 def chosen_methods(texts: Sequence[str], known: Sequence[str]) -> list[Method]:
-    """Read methods as the command line gives them, and refuse names that nobody knows before a model is loaded.
-
-    Args:
-        texts: as `parse_method` takes them.
-        known: every method's name; the peer's is known as well.
+    """Read methods as `parse_method` does, and refuse names that are neither `known` nor the peer's.
 
     Raises:
         UsageError: an unknown name with a near-match hint, a method given twice, or one that cannot be read.
@@ -101,8 +96,3 @@ def cold_and_warm(methods: Sequence[Method]) -> list[Method]:
 def use(generator: Generator, method: Method) -> None:
     """Make the generator draft by `method`."""
     generator.use(method.name, method.options, **method.amount, verification=method.verification)
-
-
-def attach(generator: Generator, method: Method, drafter: Drafter, costs: StepCosts) -> None:
-    """Make the generator draft with the method's drafter, built before, and with what its control knew by then."""
-    generator.attach(method.name, drafter, **method.amount, verification=method.verification, costs=costs)

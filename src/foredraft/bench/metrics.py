@@ -1,6 +1,6 @@
-"""Figures of a comparison: shares of repeated n-grams, where texts part, ratios of paired times and their intervals.
+"""Figures of a comparison: repeated n-grams, where texts part, and ratios of paired times with their intervals.
 
-Knows ids, and arrays of counts and seconds; does not know who made them.
+Knows ids, counts and seconds, and not who made them.
 """
 
 import math
@@ -14,35 +14,28 @@ LOOP_SHARE = 0.2
 """Outputs with a larger share of repeated 8-grams count as looping: loops flatter every n-gram drafter."""
 
 LEAST_PAIRS = 4
-"""Fewer pairs than this resample to next to nothing, and an interval from them would say more than is known."""
+"""An interval of fewer pairs than this would say more than is known."""
 
-_RESAMPLES = 2000
-"""Bootstrap draws of an interval."""
+_RESAMPLES = 2000  # bootstrap draws of an interval
 
 FloatVector = npt.NDArray[np.float64]
 
 
 def repeated_share(ids: Sequence[int], n: int = 8) -> float:
-    """Return the share of `n`-grams of `ids` that occurred before in it; 0 for texts shorter than two of them."""
+    """Return the share of `n`-grams that occurred before in `ids`; 0 for texts shorter than two of them."""
     grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if len(grams) > 1 else 0.0
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the place of the first id that differs, from 0; the shorter one's length if there is none before."""
+    """Return the place of the first id that differs, from 0; else the shorter one's length."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A ratio with its 95% bootstrap interval.
-
-    Attributes:
-        value: of all pairs.
-        low: 2.5% quantile over resampled pairs; 0 where there are too few to resample.
-        high: 97.5% quantile; infinity where there are too few.
-    """
+    """A ratio with its 95% bootstrap interval: NaN of no pairs; 0 and infinity where there are too few to resample."""
 
     value: float
     low: float
@@ -53,14 +46,10 @@ class Ratio:
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-NO_RATIO = Ratio(float("nan"), float("nan"), float("nan"))
-"""What can be said of no pairs."""
-
-
 def mean(values: Iterable[float]) -> float:
     """Return the mean; NaN of no values."""
     found = list(values)
-    return float(np.mean(found)) if found else float("nan")
+    return float(np.mean(found)) if found else math.nan
 
 
 def finite(value: float) -> float | None:
@@ -68,22 +57,8 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def speed_up(
-    base_seconds: FloatVector,
-    base_tokens: FloatVector,
-    seconds: FloatVector,
-    tokens: FloatVector,
-) -> Ratio:
-    """Return the base's seconds per token over the method's, resampling prompts, which stay paired.
-
-    Args:
-        base_seconds: float64[P], of the base, by prompt.
-        base_tokens: float64[P].
-        seconds: float64[P], of the method.
-        tokens: float64[P].
-    """
-    if not len(seconds):
-        return NO_RATIO
+def speed_up(base_seconds: FloatVector, base_tokens: FloatVector, seconds: FloatVector, tokens: FloatVector) -> Ratio:
+    """Return the baseline's seconds per token over the method's, of the sums over prompts; each array is float64[P]."""
 
     def ratio(pick: npt.NDArray[np.int64]) -> FloatVector:
         base = base_seconds[pick].sum(-1) / base_tokens[pick].sum(-1)
@@ -95,16 +70,16 @@ def speed_up(
 
 def mean_speed_up(ratios: FloatVector) -> Ratio:
     """Return the geometric mean of the prompts' own speed-ups, float64[P]: each prompt counts the same."""
-    if not len(ratios):
-        return NO_RATIO
     logs = np.log(ratios)
     return _resampled(lambda pick: np.asarray(np.exp(logs[pick].mean(-1))), len(ratios))
 
 
 def _resampled(figure: Callable[[npt.NDArray[np.int64]], FloatVector], count: int) -> Ratio:
+    if not count:
+        return Ratio(math.nan, math.nan, math.nan)
     value = float(figure(np.arange(count)))
     if count < LEAST_PAIRS:
-        return Ratio(value, 0.0, float("inf"))
+        return Ratio(value, 0.0, math.inf)
     draws = np.random.default_rng(0).integers(0, count, (_RESAMPLES, count))
     low, high = np.quantile(figure(draws), [0.025, 0.975])
     return Ratio(value, float(low), float(high))

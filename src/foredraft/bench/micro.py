@@ -1,11 +1,11 @@
-"""What the parts of a step cost here: verification by rows, and every part by method and budget.
+"""What the parts of a step cost here, by method and budget, and how quickly prompts are read.
 
 Knows the clock and the generator's surface.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from time import perf_counter, perf_counter_ns
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +18,9 @@ from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 
 VERIFIED_ROWS = (*ROWS, 96, 128)
+PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")
 _PREFILLED = 512
 _WARM_UP = 16
-_TEMPERATURE = 0.7
-PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +30,16 @@ class StepCost:
     Attributes:
         method: the label.
         nodes: drafted a step, at most.
-        parts: microseconds of draft, layout, forward, verify, commit, observe.
+        parts: microseconds of each of `PARTS`.
         between: microseconds from the end of a step to the beginning of the next.
         overhead: median of everything that is not the forward, `between` included.
     """
 
     method: str
     nodes: int
-    parts: tuple[float, ...]
+    parts: Mapping[str, float]
     between: float
     overhead: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures by name."""
-        parts = dict(zip(PARTS, self.parts, strict=True))
-        return {**asdict(self), "parts": parts}
 
 
 def step_cost(generator: Generator, method: Method, prompt: str, tokens: int = 64, repeats: int = 2) -> StepCost:
@@ -55,7 +49,8 @@ def step_cost(generator: Generator, method: Method, prompt: str, tokens: int = 6
     times = np.concatenate([_timed_steps(generator, prompt, tokens, seed) for seed in range(1, repeats + 1)])
     *parts, between = np.median(times, axis=0).tolist()
     overhead = float(np.median(times.sum(axis=1) - times[:, PARTS.index("forward")]))
-    return StepCost(method.label, method.amount.get("nodes") or 0, tuple(parts), between, overhead)
+    nodes = method.amount.get("nodes") or 0
+    return StepCost(method.label, nodes, dict(zip(PARTS, parts, strict=True)), between, overhead)
 
 
 def _timed_steps(generator: Generator, prompt: str, tokens: int, seed: int) -> FloatVector:
@@ -64,7 +59,7 @@ def _timed_steps(generator: Generator, prompt: str, tokens: int, seed: int) -> F
     Returns:
         float64[steps, 7]: microseconds of each part, and of what lies between the step before and this one, 0 at first.
     """
-    sampling = SamplingOptions(do_sample=True, temperature=_TEMPERATURE, seed=seed)
+    sampling = SamplingOptions(do_sample=True, temperature=0.7, seed=seed)
     times, last = [], 0
     for record in generator.begin(generator.encode(prompt), sampling, max_new_tokens=tokens).steps():
         now, parts = perf_counter_ns(), [record.nanoseconds[part] for part in PARTS]

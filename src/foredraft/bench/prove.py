@@ -1,11 +1,14 @@
-"""Is the text the same? Every method against plain decoding, token for token, with an account of each difference.
+"""Is the text the same? Methods against plain decoding, token for token, and tests of the verification rules.
 
-Knows the generator's surface. A pass over several rows rounds differently from a pass over one, so in 16-bit numbers
-the two best tokens can change places where they are nearly tied; a difference is called a near-tie only then.
+A pass over several rows rounds differently from a pass over one, so in 16-bit numbers the two best tokens can change
+places where they are nearly tied; a difference is called a near-tie only then. Rules are tested in the small worlds of
+`foredraft.testing`, in which the target's distribution is known exactly: by exact enumeration, and by a chi-square test
+of whole texts, which is all there is to test under matched verification, where the seed decides everything.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,16 +18,29 @@ from foredraft.api import Generator, Prompt
 from foredraft.bench.method import PEER, Method, use
 from foredraft.bench.metrics import first_difference
 from foredraft.bench.tasks import TaskPrompt
-from foredraft.contracts import TokenIds
+from foredraft.contracts import DraftContext, TokenIds, Verification
+from foredraft.control import FixedControl
+from foredraft.engine.single import decode, prefill
+from foredraft.engine.state import SequenceState
 from foredraft.errors import UsageError
 from foredraft.graph.layout import lay_out_text
 from foredraft.model.rounding import EXACT, dtype_name
 from foredraft.request import GenerationOptions
+from foredraft.sampling import SamplingOptions
 from foredraft.sampling.filters import filter_row, penalize
 from foredraft.sampling.noise import gumbel_noise
+from foredraft.testing.enumeration import PROMPT, Setting, TableTarget, World, distance, drawn_tree
 
 NEAR_TIE_STEPS = 8.0
 """A gap within this many units in the last place of the larger logit is within rounding."""
+ROUNDING = 1e-9
+"""Distributions of sound rules differ by less than this."""
+LEAST_P = 1e-6
+"""A sound rule falls below this once in a million runs."""
+_VOCABULARY = 4
+_SHAPES = ((1, 1), (3,), (2, 1))  # widths of the levels of drawn trees
+_TEXTS, _LENGTH, _NODES = 3000, 2, 4  # texts of the chi-square test, tokens of each, drafted nodes a step
+_LEAST_EXPECTED = 5.0  # counts of a class, the usual rule for the chi-square test
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +108,14 @@ def prove(
     seed: int = 0,
     done: Callable[[], None] = lambda: None,
 ) -> list[Proof]:
-    """Compare every method with plain decoding on every prompt, with one seed a prompt.
+    """Compare every method with plain decoding on every prompt.
 
     Args:
-        generator: loaded; its method is changed as the comparison goes.
+        generator: loaded; its method is changed.
         methods: to prove.
         prompts: to write about.
         settings: generation arguments without `seed`.
-        seed: of the first prompt.
+        seed: each prompt's is this and the prompt's number.
         done: called after each text.
 
     Raises:
@@ -140,18 +156,17 @@ def difference_between(
     generator: Generator, prompt: Prompt, given: Mapping[str, Any], actual: Sequence[int], expected: Sequence[int],
     label: str = "",
 ) -> Difference:  # fmt: skip
-    """Return where `actual` ids first differ from those of plain decoding, and how near a tie it was."""
+    """Return where `actual` ids first differ from plain decoding's, `expected`, and how near a tie it was."""
     position = first_difference(actual, expected)
     prefix = np.concatenate([generator.encode(prompt), np.array(expected[:position], np.int64)])
-    return Difference(label, position, *top_two_gap(generator, prefix, given))
+    return Difference(label, position, *_top_two_gap(generator, prefix, given))
 
 
 def is_exact(generator: Generator) -> bool:
     """Say whether rounding excuses no difference between the generator's method and plain decoding.
 
-    So it is in float32 and float64, and in any dtype where every pass that verifies is compiled and a row was
-    found to come out the same to the last bit with other rows. Drafters that go on from passes of their own verify with
-    the model as it is.
+    So it is in float32 and float64, and in any dtype where every pass that verifies is compiled and rows come out the
+    same to the last bit with other rows. Drafters that go on from passes of their own verify with the model as it is.
     """
     if dtype_name(generator.target.model) in EXACT:
         return True
@@ -159,7 +174,7 @@ def is_exact(generator: Generator) -> bool:
     return compiled is not None and not as_it_is and compiled.rounds_alike(generator.most_nodes + 1)
 
 
-def top_two_gap(generator: Generator, prefix: TokenIds, given: Mapping[str, Any]) -> tuple[float, float]:
+def _top_two_gap(generator: Generator, prefix: TokenIds, given: Mapping[str, Any]) -> tuple[float, float]:
     """Return how far apart the two best tokens after `prefix`, int64[n], are, and what is within rounding there.
 
     Tokens are compared as they are chosen, with the penalty and, under sampling, the filters, temperature and position
@@ -181,3 +196,80 @@ def top_two_gap(generator: Generator, prefix: TokenIds, given: Mapping[str, Any]
         tolerance /= sampling.temperature
     best = np.sort(scores)[-2:]
     return float(best[-1] - best[0]), tolerance
+
+
+# --- the rules
+
+
+@dataclass(frozen=True, slots=True)
+class RuleProof:
+    """One test of a rule.
+
+    Attributes:
+        rule: "matched" or "rejection".
+        test: "enumeration", whose figure is the greatest difference of a text's probability, or "chi-square", whose
+            figure is the p-value.
+        of: what was tested, in words.
+        figure: see `test`.
+        limit: what the figure must stay below (enumeration) or reach (chi-square).
+    """
+
+    rule: Verification
+    test: str
+    of: str
+    figure: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the rule keeps the target's distribution, as far as this test tells."""
+        return self.figure < self.limit if self.test == "enumeration" else self.figure >= self.limit
+
+
+def prove_rule(rule: Verification, sampling: SamplingOptions) -> list[RuleProof]:
+    """Test a verification rule under sampling options; there is nothing to test where they are greedy."""
+    if not sampling.do_sample:
+        return []
+    world = World(_VOCABULARY, Setting(sampling))
+    proofs = [RuleProof(rule, "chi-square", f"{_TEXTS} texts of {_LENGTH} tokens", _p_value(rule, world), LEAST_P)]
+    if rule == "rejection":
+        for widths in _SHAPES:
+            of = f"every outcome of a drawn tree of widths {', '.join(map(str, widths))}"
+            found = distance(world, drawn_tree(world, widths), len(widths) + 1)
+            proofs.append(RuleProof(rule, "enumeration", of, found, ROUNDING))
+    return proofs
+
+
+def _p_value(rule: Verification, world: World) -> float:
+    """Write short texts with many seeds; return the p-value of their counts under the target's distribution."""
+    counts = Counter(_text(rule, world, seed) for seed in range(_TEXTS))
+    exact = world.going_on({(): 1.0}, _LENGTH)
+    if counts.keys() - exact.keys():
+        return 0.0  # a text that the target cannot write
+    return chi_square_p([counts[text] for text in exact], [_TEXTS * share for share in exact.values()])
+
+
+def _text(rule: Verification, world: World, seed: int) -> tuple[int, ...]:
+    target = TableTarget(world)
+    sampling = replace(world.setting.sampling, seed=seed)
+    seq = SequenceState(PROMPT, target.new_cache(), sampling, max_new_tokens=_LENGTH, verification=rule)
+    prefill(seq, target)
+    settings = {**asdict(sampling), "verification": rule}
+    context = DraftContext(world.vocabulary, seed, settings=settings)
+    for _ in decode(seq, world.drafter((2, 1)), FixedControl(_NODES), target, context):
+        pass
+    return tuple(seq.emitted.tolist())
+
+
+def chi_square_p(counts: list[int], expected: list[float]) -> float:
+    """Return the p-value of counts under expected ones; the rarest are pooled until five are expected of the pool."""
+    pairs = sorted(zip(expected, counts, strict=True), reverse=True)
+    while len(pairs) > 1 and pairs[-1][0] < _LEAST_EXPECTED:
+        (rare, few), (more, many) = pairs.pop(), pairs.pop()
+        pairs.append((more + rare, many + few))
+    if len(pairs) < 2:
+        return 1.0
+    wanted, found = np.array(pairs, np.float64).T
+    statistic = float(((found - wanted) ** 2 / wanted).sum())
+    degrees = (len(pairs) - 1) / 2
+    return float(torch.special.gammaincc(torch.tensor(degrees).double(), torch.tensor(statistic / 2).double()))

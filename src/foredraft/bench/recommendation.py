@@ -1,7 +1,6 @@
 """Which method to use for this model, on this machine, for these prompts: a short comparison, and what figures say.
 
-Knows the paired run, summaries and their environment. Says nothing that the intervals do not support, and does not
-know the terminal.
+Says nothing that the intervals do not support, and does not know the terminal.
 """
 
 import random
@@ -12,8 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from foredraft.api import Generator
-from foredraft.bench.cell import Cell
-from foredraft.bench.environment import Environment
+from foredraft.bench.cell import Cell, Environment
 from foredraft.bench.method import BASE, PEER, parse_method
 from foredraft.bench.metrics import LEAST_PAIRS, Ratio
 from foredraft.bench.runner import Plan, run_plan
@@ -25,13 +23,10 @@ from foredraft.model.rounding import EXACT
 
 CANDIDATES = ("auto", "adaptix", "rest", "prompt_lookup")
 """Methods that need nothing besides the model, compared with plain decoding."""
-_WANTED_PROMPTS = 12
-"""Texts are short enough for so many prompts to fit into the time, if each token took a pass of its own."""
+_WANTED_PROMPTS = 12  # texts are as short as lets so many fit into the time, if each token took a pass of its own
 _LEAST_TOKENS, _MOST_TOKENS = 16, 128
-_ENOUGH_TEXTS = 8
-"""With at least this many texts without loops, the recommendation is by those alone."""
-_MUCH_STALLED = 0.05
-"""A larger share of stalled time is reported; a few in a hundred are usual where cores are shared."""
+_ENOUGH_TEXTS = 8  # with so many texts without loops, the recommendation is by those alone
+_MUCH_STALLED = 0.05  # a larger share is reported; a few in a hundred are usual where cores are shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +53,9 @@ class Recommendation:
 
 
 def recommend(
-    generator: Generator,
-    model: str,
-    prompts: Sequence[TaskPrompt],
-    sampling: dict[str, Any],
-    seconds: float,
+    generator: Generator, model: str, prompts: Sequence[TaskPrompt], sampling: dict[str, Any], seconds: float,
     tell: Callable[[float], None] = lambda _: None,
-) -> Recommendation:
+) -> Recommendation:  # fmt: skip
     """Compare the candidates with plain decoding, prompt after prompt, until the time is spent.
 
     Args:
@@ -148,18 +139,13 @@ def _reasons(best: Summary, curve: CostCurve, helps: bool) -> list[str]:
 
 
 def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
-    """Return sentences on one setting.
-
-    Args:
-        summaries: of one setting, every task and method.
-        environment: what they are true of.
-    """
+    """Return sentences on the summaries of one setting, every task and method."""
     whole = overall(summaries)
     ranked = _ranked([each for each in whole if not _is_baseline(each) and each.texts])
     if not ranked:
         return ["There is no method of foredraft among these cells to recommend."]
     calm = _loops_left_out(ranked)
-    sentences = [_recommendation(ranked, calm, environment)]
+    sentences = [_choice(ranked, calm, environment)]
     if _figure(ranked[0], calm).low > 1:
         sentences += _exceptions(summaries, ranked[0])
     return [*sentences, *_loops(ranked[0], calm), *_controls(whole), *_identity(ranked, environment), *_stalls(whole)]
@@ -171,7 +157,7 @@ def _loops_left_out(ranked: Sequence[Summary]) -> bool:
 
 
 def _ranked(own: Sequence[Summary]) -> list[Summary]:
-    """Return methods that wrote texts, the fastest first."""
+    """Return the methods, the fastest first."""
     calm = bool(own) and _loops_left_out(own)
     return sorted(own, key=lambda each: _figure(each, calm).value, reverse=True)
 
@@ -184,7 +170,7 @@ def _figure(summary: Summary, calm: bool) -> Ratio:
     return summary.speed_up_without_loops if calm else summary.speed_up
 
 
-def _recommendation(ranked: Sequence[Summary], calm: bool, environment: Environment) -> str:
+def _choice(ranked: Sequence[Summary], calm: bool, environment: Environment) -> str:
     best, where = ranked[0], f"{environment['model']['name']} in {environment['model']['dtype']} on this machine"
     figure = _figure(best, calm)
     if figure.low <= 1:
@@ -202,19 +188,16 @@ def _recommendation(ranked: Sequence[Summary], calm: bool, environment: Environm
 
 def _exceptions(summaries: Sequence[Summary], best: Summary) -> list[str]:
     sentences = []
-    by_task: dict[str, list[Summary]] = {}
-    for each in summaries:
-        if each.task != ALL and not _is_baseline(each) and each.texts >= LEAST_PAIRS:
-            by_task.setdefault(each.task, []).append(each)
-    for task, group in by_task.items():
-        usual = next((each for each in group if each.method == best.method), None)
-        top = max(group, key=lambda each: each.speed_up.value)
-        if usual is not None and top.speed_up.low > usual.speed_up.high:
-            sentences.append(f"For {task}, {top.method} is faster: {top.speed_up} against {usual.speed_up}.")
-        elif usual is not None and usual.speed_up.high < 1:
-            sentences.append(f"For {task}, it is slower than plain decoding: {usual.speed_up}.")
-        elif usual is not None and usual.speed_up.low <= 1:
-            sentences.append(f"For {task}, its gain is not beyond doubt: {usual.speed_up}.")
+    tasks = [each for each in summaries if each.task != ALL and not _is_baseline(each) and each.texts >= LEAST_PAIRS]
+    for usual in (each for each in tasks if each.method == best.method):
+        task, own = usual.task, usual.speed_up
+        top = max((each for each in tasks if each.task == task), key=lambda each: each.speed_up.value)
+        if top.speed_up.low > own.high:
+            sentences.append(f"For {task}, {top.method} is faster: {top.speed_up} against {own}.")
+        elif own.high < 1:
+            sentences.append(f"For {task}, it is slower than plain decoding: {own}.")
+        elif own.low <= 1:
+            sentences.append(f"For {task}, its gain is not beyond doubt: {own}.")
     return sentences
 
 

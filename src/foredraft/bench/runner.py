@@ -1,13 +1,13 @@
 """Paired runs: every method on the same prompts in the same process, by turns, beside plain decoding.
 
-Knows prompts, methods and where cells go. Does not know how methods work, and prints nothing. Plain decoding is written
-anew for each prompt that has a cell to measure, so that a pair never spans two processes; the order in which a prompt's
-methods take turns follows from the seed and the prompt alone, so a run that was killed and resumed is the same run.
+Plain decoding is written anew for each prompt that has a cell to measure, so that a pair never spans two processes. The
+order of a prompt's methods follows from the seed and the prompt alone, so a run that was killed and resumed is the same
+run. Does not know how methods work, and prints nothing.
 """
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,28 +15,32 @@ from typing import Any
 import numpy as np
 
 from foredraft.api import Generator
-from foredraft.bench.cell import Cell, Place, append_cell, prepare_folder, read_cells, settings_name
-from foredraft.bench.environment import describe_environment, differences
+from foredraft.bench.cell import (
+    Cell,
+    Place,
+    append_cell,
+    describe_environment,
+    differences,
+    prepare_folder,
+    read_cells,
+    settings_name,
+)
 from foredraft.bench.method import BASE, Method, cold_and_warm
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.bench.writer import Earlier, Writer, make_writer, write_by_turns
 from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError
 
-_WARM_TEXTS = 32
-"""A warm drafter has read at most this many of the task's earlier texts."""
+_WARM_TEXTS = 32  # a warm drafter has read at most this many of the task's earlier texts
 _WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure.
+    """What to measure of a model, which is named as the user calls it.
 
-    Attributes:
-        model: as the user calls it.
-        methods: the columns; plain decoding is always run beside them, and is a column only if it is among them.
-        prompts: what to write about.
-        settings: generation arguments, one mapping for each setting, each with `max_new_tokens` and `seed`.
+    Plain decoding is always run beside the methods, and is a column only if it is among them. Settings are generation
+    arguments, each with `max_new_tokens` and `seed`.
     """
 
     model: str
@@ -102,13 +106,20 @@ class _Run:
         self._prompts = list({(prompt.task, prompt.number): prompt for prompt in plan.prompts}.values())
         self._environment = describe_environment(generator.target, plan.model)
         self._writers: dict[str, Writer] = {}
+        self._found: dict[Place, Cell] = {}
         self._result = RunResult()
 
     def go(self, done: Callable[[], None], enough: Callable[[], bool]) -> RunResult:
-        wanted = dict(self._places())
-        found = {} if self._folder is None else self._usable(self._folder, wanted)
-        self._result.found = len(found)
-        if len(found) < len(wanted):
+        wanted = {
+            self._place(settings, prompt, method, turn): prompt
+            for settings in self._plan.settings
+            for prompt in self._prompts
+            for turn in range(1, len(prompt.turns) + 1)
+            for method in self._methods
+        }
+        if self._folder is not None:
+            self._find(self._folder, wanted)
+        if len(self._found) < len(wanted):
             self._warm_up()
         for settings in self._plan.settings:
             for writer in self._writers.values():
@@ -117,47 +128,39 @@ class _Run:
             for prompt in self._prompts:
                 if enough():
                     break
-                self._measure(prompt, settings, earlier.setdefault(prompt.task, []), found, done)
+                self._measure(prompt, settings, earlier.setdefault(prompt.task, []), done)
         return self._result
-
-    def _places(self) -> Iterable[tuple[Place, TaskPrompt]]:
-        for settings in self._plan.settings:
-            for prompt in self._prompts:
-                for turn in range(1, len(prompt.turns) + 1):
-                    for method in self._methods:
-                        yield self._place(settings, prompt, method, turn), prompt
 
     def _place(self, settings: Mapping[str, Any], prompt: TaskPrompt, method: Method, turn: int) -> Place:
         dtype = self._environment["model"]["dtype"]
         return Place(self._plan.model, dtype, settings_name(settings), prompt.task, method.label, prompt.number, turn)
 
-    def _usable(self, folder: Path, wanted: Mapping[Place, TaskPrompt]) -> dict[Place, Cell]:
-        """Return the cells that need not be measured again.
+    def _find(self, folder: Path, wanted: Mapping[Place, TaskPrompt]) -> None:
+        """Read the cells that need not be measured again.
 
         Raises:
             UsageError: the folder cannot be written to, or has cells of an unlike environment or another version.
         """
         prepare_folder(folder)
         cells, self._result.replaced = read_cells(folder)
-        usable = {}
         for place in wanted.keys() & cells.keys():
             cell = cells[place]
             unlike = differences(cell.environment, self._environment)
             if unlike:
                 raise UsageError(
-                    f"{folder} holds cells of another environment ({'; '.join(unlike[:3])}), which are not compared "
-                    "with this one's; give another folder as --out."
+                    f"{folder} holds cells of another environment ({unlike}), which are not compared with this one's; "
+                    "give another folder as --out."
                 )
             if cell.prompt_hash != _hash(wanted[place]):
                 self._result.replaced.append(f"The cell {place} was of another prompt and is measured again.")
             elif cell.failure:
                 self._result.replaced.append(f"The cell {place} had failed and is measured again.")
             else:
-                usable[place] = cell
-        return usable
+                self._found[place] = cell
+        self._result.found = len(self._found)
 
     def _warm_up(self) -> None:
-        """Build every drafter and write a little with each: compilation, first allocations, tables, measured costs."""
+        """Build every drafter and write a little with each, so that no cell holds what is done once."""
         for method in [Method(BASE, BASE), *self._methods]:
             writer = self._writers.setdefault(method.label, make_writer(self._generator, method))
             for settings in self._plan.settings:  # sampling loads, or compiles, what greedy decoding does not
@@ -170,17 +173,17 @@ class _Run:
 
     def _measure(
         self, prompt: TaskPrompt, settings: Mapping[str, Any], earlier: list[tuple[TokenIds, TokenIds]],
-        found: Mapping[Place, Cell], done: Callable[[], None],
+        done: Callable[[], None],
     ) -> None:  # fmt: skip
         """Measure the turns of one prompt; each is asked after plain decoding's answers to those before."""
         answers: tuple[str, ...] = ()
-        for number in range(1, len(prompt.turns) + 1):
-            places = {method.label: self._place(settings, prompt, method, number) for method in self._methods}
-            missing = [method for method in self._methods if places[method.label] not in found]
+        for turn in range(1, len(prompt.turns) + 1):
+            places = {method.label: self._place(settings, prompt, method, turn) for method in self._methods}
             said = self._said(prompt, answers)
-            cells = {label: found[place] for label, place in places.items() if place in found}
+            cells = {label: self._found[place] for label, place in places.items() if place in self._found}
+            missing = [method for method in self._methods if method.label not in cells]
             if missing:
-                cells |= self._write(prompt, number, said, settings, missing, earlier)
+                cells |= self._write(prompt, turn, said, settings, missing, earlier)
             self._result.cells += [cells[label] for label in places]
             done()
             base = next((cell.base for cell in cells.values() if cell.base is not None), None)
@@ -191,12 +194,12 @@ class _Run:
             answers = (*answers, self._generator.tokenizer.decode(base.token_ids, skip_special_tokens=True))
 
     def _write(
-        self, prompt: TaskPrompt, number: int, said: Any, settings: Mapping[str, Any], methods: Sequence[Method],
+        self, prompt: TaskPrompt, turn: int, said: Any, settings: Mapping[str, Any], methods: Sequence[Method],
         earlier: Earlier,
     ) -> dict[str, Cell]:  # fmt: skip
         """Write a turn plainly and with every method given, by turns; keep their cells."""
         arguments = {**settings, "seed": settings["seed"] + prompt.number}
-        order = random.Random(f"{settings['seed']}/{prompt.task}/{prompt.number}/{number}")  # noqa: S311  # an order, not a secret
+        order = random.Random(f"{settings['seed']}/{prompt.task}/{prompt.number}/{turn}")  # noqa: S311  # an order, not a secret
         texts = {
             label: self._writers[label or BASE].write(said, arguments, earlier)
             for label in ("", *(method.label for method in methods))  # "" is plain decoding, which may be a column too
@@ -205,9 +208,8 @@ class _Run:
         base, cells = written[""], {}
         for method in methods:
             own = written[method.label]
-            failed = [each for each in (base, own) if isinstance(each, str)]
             cells[method.label] = cell = Cell(
-                place=self._place(settings, prompt, method, number),
+                place=self._place(settings, prompt, method, turn),
                 settings=arguments,
                 prompt_hash=_hash(prompt),
                 environment=self._environment,
@@ -215,7 +217,7 @@ class _Run:
                 own=None if isinstance(own, str) else own[0],
                 counts=None if isinstance(own, str) else own[1],
                 learned_texts=len(earlier) if method.memory == "warm" else 0,
-                failure=failed[0] if failed else "",
+                failure=next((each for each in (base, own) if isinstance(each, str)), ""),
             )
             if self._folder is not None:
                 append_cell(self._folder, cell)

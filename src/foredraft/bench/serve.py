@@ -27,24 +27,9 @@ _WARM_UP = 4  # requests a way before any is timed
 _EDITS = 5  # words of a prediction that are replaced
 
 
-def file_of(number: int) -> str:
-    """Return a file of a thousand tokens, another one for each number."""
-    return "\n".join(
-        f"def area_{i}(width, height):\n    # The area of shape number {i}.\n    return {i} * width * height\n"
-        for i in range(30 * number + 1, 30 * number + 27)
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One streamed answer.
-
-    Attributes:
-        text: the whole of it.
-        first: seconds to the first text.
-        seconds: to the end.
-        usage: what the server counted.
-    """
+    """One streamed answer, the seconds to its first text and to its end, and what the server counted."""
 
     text: str
     first: float
@@ -112,7 +97,7 @@ def own_server(model: str) -> Iterator[str]:
     """
     command = [sys.executable, "-m", "foredraft", "serve", model, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  # our own command
-        assert process.stdout is not None, "it was asked for"
+        assert process.stdout is not None, "it is a pipe"
         try:
             address = process.stdout.readline().partition("/v1 ")[0]
             if not address:
@@ -129,7 +114,7 @@ def bodies_of(prompts: Sequence[TaskPrompt], model: str, tokens: int, temperatur
     return [{**how, "messages": messages, "seed": number} for number, messages in enumerate(said)]
 
 
-async def asked(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Reply:
+async def _asked(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Reply:
     """Stream one answer.
 
     Raises:
@@ -155,8 +140,8 @@ async def asked(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Reply:
     return Reply("".join(texts), first, time.perf_counter() - start, usage)
 
 
-def _client(address: str, streams: int = 1) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=streams)
+def _client(address: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None)
     return httpx.AsyncClient(base_url=address, timeout=None, limits=limits)  # noqa: S113  # a request waits its turn
 
 
@@ -165,87 +150,92 @@ def _by_turns(turn: int, ways: Sequence[str]) -> Sequence[str]:
     return ways if turn % 2 == 0 else ways[::-1]
 
 
-def loads(
+async def loads(
     address: str, bodies: Sequence[Mapping[str, Any]], streams: Sequence[int], rounds: int, ways: Sequence[str]
-) -> Iterator[Load]:
-    """Yield loads by turns: every way, for every number of streams, in every round.
+) -> list[Load]:
+    """Measure loads by turns: every way, for every number of streams, in every round.
 
     The bodies are shared out, so that none is asked twice in one way: a server drafts well what it wrote before.
+
+    Raises:
+        ForedraftError: the server refused, or told of an error.
     """
-    for way in ways:
-        asyncio.run(_load(address, [{**body, "temperature": 1.0} for body in bodies[:_WARM_UP]], 1, way))
-    parts = len(streams) * rounds
-    for turn in range(rounds):
-        for place, count in enumerate(streams):
-            own = bodies[turn * len(streams) + place :: parts]
-            for way in _by_turns(turn, ways):
-                yield asyncio.run(_load(address, own, count, way))
+    found, parts = [], len(streams) * rounds
+    async with _client(address) as client:
+        for way in ways:
+            await _load(client, [{**body, "temperature": 1.0} for body in bodies[:_WARM_UP]], 1, way)
+        for turn in range(rounds):
+            for place, count in enumerate(streams):
+                own = bodies[turn * len(streams) + place :: parts]
+                found += [await _load(client, own, count, way) for way in _by_turns(turn, ways)]
+    return found
 
 
-async def _load(address: str, bodies: Sequence[Mapping[str, Any]], streams: int, way: str) -> Load:
+async def _load(client: httpx.AsyncClient, bodies: Sequence[Mapping[str, Any]], streams: int, way: str) -> Load:
     """Have all bodies answered, as many at a time as there are streams."""
     waiting = iter(range(len(bodies)))
     replies: dict[int, Reply] = {}
-    async with _client(address, streams) as client:
 
-        async def stream() -> None:
-            for number in waiting:
-                replies[number] = await asked(client, {**bodies[number], **WAYS[way]})
+    async def stream() -> None:
+        for number in waiting:
+            replies[number] = await _asked(client, {**bodies[number], **WAYS[way]})
 
-        start = time.perf_counter()
-        await asyncio.gather(*(stream() for _ in range(streams)))
-        seconds = time.perf_counter() - start
+    start = time.perf_counter()
+    await asyncio.gather(*(stream() for _ in range(streams)))
+    seconds = time.perf_counter() - start
     written = sum(reply.tokens for reply in replies.values())
     first = median(reply.first for reply in replies.values())
     return Load(streams, way, written / seconds, first, tuple(replies[number].text for number in range(len(bodies))))
 
 
-def predictions(address: str, model: str, rounds: int) -> list[Predicted]:
-    """Measure predictions, by turns; each round has another file."""
-    body = {"model": model, "max_tokens": 1000, "temperature": 0, "ignore_eos": True}
-    return asyncio.run(_predictions(address, body, rounds))
-
-
-async def _predictions(address: str, body: Mapping[str, Any], rounds: int) -> list[Predicted]:
+async def predictions(address: str, model: str, rounds: int) -> list[Predicted]:
+    """Measure predictions, by turns; each round has another file. Raises what `loads` does."""
     found = []
     async with _client(address) as client:
         for turn in range(rounds):
-            said = [{"role": "user", "content": f"Repeat this file, with comments in French:\n\n{file_of(turn)}"}]
-            asks = {**body, "messages": said}
-            text = (await asked(client, {**asks, **WAYS[PLAIN]})).text
+            said = [{"role": "user", "content": f"Repeat this file, with comments in French:\n\n{_file(turn)}"}]
+            body = {"model": model, "max_tokens": 1000, "temperature": 0, "ignore_eos": True, "messages": said}
+            text = (await _asked(client, {**body, **WAYS[PLAIN]})).text
             other = " ".join(sorted(set(text.split()))) + " and nothing else that was asked for. " * 60
             ways = dict(WAYS)
-            for name, content in (("edited", edited(text)), ("wrong", other)):
+            for name, content in (("edited", _edited(text)), ("wrong", other)):
                 ways[name] = {"prediction": {"type": "content", "content": content}}
-            replies = {name: await asked(client, {**asks, **ways[name]}) for name in _by_turns(turn, tuple(ways))}
+            replies = {name: await _asked(client, {**body, **ways[name]}) for name in _by_turns(turn, tuple(ways))}
             accepted = replies["edited"].usage["completion_tokens_details"]["accepted_prediction_tokens"]
             same = len({reply.text for reply in replies.values()}) == 1
-            seconds = {name: replies[name].seconds for name in ways}
-            found.append(Predicted(seconds, replies[PLAIN].tokens, accepted, same))
+            found.append(Predicted({n: replies[n].seconds for n in ways}, replies[PLAIN].tokens, accepted, same))
     return found
 
 
-def edited(text: str) -> str:
+async def turns(address: str, model: str, rounds: int) -> list[Turns]:
+    """Measure what a conversation's second turn has of the first one's prompt; each conversation is another.
+
+    Raises what `loads` does.
+    """
+    found = []
+    body = {"model": model, "max_tokens": 16, "temperature": 0}
+    async with _client(address) as client:
+        for number in range(rounds):
+            question = f"Here is a file:\n{_file(number)}\n{_file(number + rounds)[:1400]}\nWhat does it do?"
+            said = [{"role": "user", "content": question}]
+            one = await _asked(client, {**body, "messages": said})
+            said += [{"role": "assistant", "content": one.text}, {"role": "user", "content": "Say it in one word."}]
+            two = await _asked(client, {**body, "messages": said})
+            found.append(Turns(one.first, two.first, int(one.usage["prompt_tokens"])))
+    return found
+
+
+def _file(number: int) -> str:
+    """Return a file of a thousand tokens, another one for each number."""
+    return "\n".join(
+        f"def area_{i}(width, height):\n    # The area of shape number {i}.\n    return {i} * width * height\n"
+        for i in range(30 * number + 1, 30 * number + 27)
+    )
+
+
+def _edited(text: str) -> str:
     """Return a text with five words replaced, evenly spread."""
     words = text.split(" ")
     for edit in range(_EDITS):
         words[(2 * edit + 1) * len(words) // (2 * _EDITS)] = "replaced_by_an_edit"
     return " ".join(words)
-
-
-def turns(address: str, model: str, rounds: int) -> list[Turns]:
-    """Measure what a conversation's second turn has of the first one's prompt; each conversation is another."""
-    return asyncio.run(_turns(address, {"model": model, "max_tokens": 16, "temperature": 0}, rounds))
-
-
-async def _turns(address: str, body: Mapping[str, Any], rounds: int) -> list[Turns]:
-    found = []
-    async with _client(address) as client:
-        for number in range(rounds):
-            question = f"Here is a file:\n{file_of(number)}\n{file_of(number + rounds)[:1400]}\nWhat does it do?"
-            said = [{"role": "user", "content": question}]
-            one = await asked(client, {**body, "messages": said})
-            said += [{"role": "assistant", "content": one.text}, {"role": "user", "content": "Say it in one word."}]
-            two = await asked(client, {**body, "messages": said})
-            found.append(Turns(one.first, two.first, int(one.usage["prompt_tokens"])))
-    return found

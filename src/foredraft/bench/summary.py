@@ -1,6 +1,6 @@
 """What cells add up to: a row of figures for each setting, task and method, micro and macro, with intervals.
 
-Knows cells and the definitions of the figures. Every figure is worked out from the cells anew, none is stored.
+Every figure is worked out from the cells anew, none is stored.
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 
 from foredraft.bench.cell import Cell, Writing, check_alike
 from foredraft.bench.drafts import DraftCounts, Reliability, add_counts
-from foredraft.bench.metrics import LOOP_SHARE, NO_RATIO, Ratio, finite, mean, mean_speed_up, speed_up
+from foredraft.bench.metrics import LOOP_SHARE, Ratio, finite, mean, mean_speed_up, speed_up
 from foredraft.engine.statistics import Statistics, add_up
 
 ALL = "all"
@@ -20,8 +20,10 @@ ALL = "all"
 
 PARTS = ("draft", "forward", "verify", "commit", "other")
 
-_DEPTHS = 8
-"""Depths of which a table shows the share of steps that reached them."""
+Rows = tuple[list[str], list[list[str]]]
+"""Headings and rows of a table."""
+
+_DEPTHS = 8  # of which a table shows the share of steps that reached them
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Summary:
         method: the label.
         texts: pairs that were written.
         failed: cells whose method raised.
-        stalled: share of the method's decode time that the machine held passes up, and that no figure contains.
+        stalled: share of the decode time for which the machine held passes up; it is in no other figure.
         identical: texts that are plain decoding's.
         statistics: the counts added up, and their rates: the micro average.
         tokens_per_target_step_macro: mean over texts.
@@ -77,11 +79,10 @@ class Summary:
         return tuple(count / max(self.statistics.steps, 1) for count in self.counts.accepted_by_depth)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures by name, for JSON; None where there is nothing to tell, as JSON has no other numbers."""
+        """Return the figures by name, for JSON; None where there is nothing to tell."""
         figures = asdict(self)
-        counts = figures.pop("counts")
-        del counts["estimated"]
-        figures |= counts
+        figures |= figures.pop("counts")
+        del figures["estimated"]
         figures |= {"nodes_per_step": self.nodes_per_step, "reached": self.reached}
         figures["statistics"] = self.statistics.as_dict()
         figures["reliability"] = [asdict(each) for each in self.counts.reliability]
@@ -98,14 +99,13 @@ def summarize_cells(cells: Iterable[Cell]) -> list[Summary]:
     """
     cells = list(cells)
     check_alike(cells)
-    several = len({cell.place.task for cell in cells}) > 1
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     whole: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.place.settings, cell.place.method, cell.place.task), []).append(cell)
-        if several:
-            whole.setdefault((cell.place.settings, cell.place.method, ALL), []).append(cell)
-    return [_summary(*key, group) for key, group in (groups | whole).items()]
+        whole.setdefault((cell.place.settings, cell.place.method, ALL), []).append(cell)
+    several = len({task for _, _, task in groups}) > 1
+    return [_summary(*key, group) for key, group in (groups | (whole if several else {})).items()]
 
 
 def overall(summaries: Sequence[Summary]) -> list[Summary]:
@@ -147,11 +147,9 @@ def _seconds(writing: Writing, whole_time: bool) -> float:
 
 
 def _micro(pairs: Sequence[tuple[Writing, Writing]], whole_time: bool) -> Ratio:
-    if not pairs:
-        return NO_RATIO
     figures = [[(_seconds(each, whole_time), len(each.token_ids)) for each in pair] for pair in pairs]
-    (base_seconds, base_tokens), (seconds, tokens) = np.array(figures, np.float64).transpose(1, 2, 0)
-    return speed_up(base_seconds, base_tokens, seconds, tokens)
+    base, own = np.array(figures, np.float64).reshape(-1, 2, 2).transpose(1, 2, 0)
+    return speed_up(*base, *own)
 
 
 def _macro(pairs: Sequence[tuple[Writing, Writing]], whole_time: bool) -> Ratio:
@@ -162,13 +160,8 @@ def _macro(pairs: Sequence[tuple[Writing, Writing]], whole_time: bool) -> Ratio:
 # --- tables
 
 
-def table(summaries: Iterable[Summary], columns: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and the rows of a table.
-
-    Args:
-        summaries: a row each.
-        columns: names of the figures of `shown`, and their headings.
-    """
+def table(summaries: Iterable[Summary], columns: Mapping[str, str]) -> Rows:
+    """Return a row for each summary; `columns` are names of the figures of `shown`, and their headings."""
     rows = [shown(each) for each in summaries]
     return list(columns.values()), [[row[name] for name in columns] for row in rows]
 
@@ -202,8 +195,8 @@ def shown(each: Summary) -> dict[str, str]:
     }
 
 
-def source_table(summaries: Iterable[Summary]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and the rows of who drafted what."""
+def source_table(summaries: Iterable[Summary]) -> Rows:
+    """Return who drafted what."""
     rows = []
     for each in summaries:
         for source, drafted in sorted(each.counts.drafted_by_source.items()):
@@ -212,8 +205,8 @@ def source_table(summaries: Iterable[Summary]) -> tuple[list[str], list[list[str
     return ["method", "source", "drafted", "accepted", "share"], rows
 
 
-def reliability_table(curve: Iterable[Reliability]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and the rows of how far estimates of acceptance were right."""
+def reliability_table(curve: Iterable[Reliability]) -> Rows:
+    """Return how far estimates of acceptance were right."""
     rows = [
         [f"{each.low:g} to {each.high:g}", str(each.nodes), f"{each.estimate:.3f}", f"{each.accepted:.3f}"]
         for each in curve

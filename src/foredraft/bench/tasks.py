@@ -1,7 +1,6 @@
 """Prompts: the embedded set, the public tasks from files the user has or the hub, and any local file of JSON lines.
 
-Knows files and their fields; does not know models. The embedded prompts were written for this project and nothing is
-tuned to them.
+Does not know models. The embedded prompts were written for this project and nothing is tuned to them.
 """
 
 import gzip
@@ -59,8 +58,7 @@ class _Source:
         field: of the text.
         is_question: whether it is said in a conversation.
         category: the field of the category; "" for none.
-        hub: repository, commit and path of the same rows on the Hugging Face hub; None where they are not fetched. The
-            commit is pinned, so that a task stays the same task.
+        hub: repository, pinned commit and path of the same rows on the Hugging Face hub; None where they are not there.
     """
 
     file: str
@@ -101,11 +99,7 @@ def default_tasks(folder: Path | None) -> tuple[str, ...]:
 
 
 def load_tasks(tasks: Sequence[str] | None, folder: Path | None, limit: int) -> list[TaskPrompt]:
-    """Return the prompts of several tasks, each as `load_task` does; None takes those of a run that names none.
-
-    Raises:
-        UsageError: what `load_task` raises.
-    """
+    """Return the prompts of several tasks, or of the default ones; takes and raises what `load_task` does."""
     return [prompt for task in tasks or default_tasks(folder) for prompt in load_task(task, folder, limit)]
 
 
@@ -123,35 +117,40 @@ def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:
     """
     if limit < 1:
         raise UsageError(f"The number of prompts is {limit}; it must be at least 1.")
-    file = _file_of(task)
-    if file is not None:
-        path, field = file
-        return spread(_prompts(path.name, path, _Source(str(path), field)), limit)
     name, _, category = task.partition("/")
-    source = _TASKS[name]
+    if name in _TASKS:
+        source = _TASKS[name]
+        path = _located(name, source, folder)
+    else:
+        path, field = _own_file(task)
+        name, category, source = path.name, "", _Source(str(path), field)
     groups: dict[str, list[TaskPrompt]] = {}
-    for prompt in _prompts(name, _located(name, source, folder), source):
+    for prompt in _prompts(name, path, source):
         groups.setdefault(prompt.task, []).append(prompt)
-    if category and f"{name}/{category}" not in groups:
+    if category and task not in groups:
         known = [group.partition("/")[2] for group in groups if "/" in group]
         raise UsageError(
             f"The task {name} has no category {category!r}.{nearest(category, known)} Its categories are: "
             f"{', '.join(known) or 'none'}."
         )
-    wanted = [groups[task]] if category else list(groups.values())
+    wanted = [groups[task]] if category else groups.values()
     return [prompt for group in wanted for prompt in spread(group, limit)]
 
 
-def _file_of(task: str) -> tuple[Path, str] | None:
-    """Return the file and the field that a task's name tells; None for a known task.
+def spread(prompts: list[TaskPrompt], limit: int) -> list[TaskPrompt]:
+    """Return at most `limit` prompts, evenly spread over those given."""
+    count = min(limit, len(prompts))
+    return [prompts[i * len(prompts) // count] for i in range(count)]
+
+
+def _own_file(task: str) -> tuple[Path, str]:
+    """Return the file and the field that a task's name tells.
 
     Raises:
-        UsageError: neither a known task nor a file that can be read.
+        UsageError: there is no such file.
     """
-    if task.partition("/")[0] in _TASKS:
-        return None
     if Path(task).is_file():
-        names = {name for row in read_rows(Path(task)) for name in row}
+        names = {name for row in _rows(Path(task)) for name in row}
         return Path(task), next((each for each in _USUAL_FIELDS if each in names), _USUAL_FIELDS[0])
     location, _, field = task.rpartition(":")
     if not (location and field):
@@ -165,31 +164,27 @@ def _file_of(task: str) -> tuple[Path, str] | None:
 
 
 def _located(task: str, source: _Source, folder: Path | None) -> Path:
-    if task == EMBEDDED:
-        return EMBEDDED_FILE
-    if folder is None:
-        return _fetched(task, source)
-    path = next((folder / each for each in (source.file, source.file + ".gz") if (folder / each).exists()), None)
-    if path is None:
-        raise UsageError(f"The task {task} needs the file {source.file} in {folder}; give its folder with --data.")
-    return path
-
-
-def _fetched(task: str, source: _Source) -> Path:
-    """Return a task's file, fetched from the hub or found in its cache, offline too.
+    """Return a known task's file: the package's, the user's, or the hub's, from its cache when offline.
 
     Raises:
-        UsageError: the hub has no file of this task, or cannot be reached.
+        UsageError: it is not there, or the hub cannot be reached.
     """
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
+    if task == EMBEDDED:
+        return EMBEDDED_FILE
+    if folder is not None:
+        found = next((folder / each for each in (source.file, source.file + ".gz") if (folder / each).exists()), None)
+        if found is None:
+            raise UsageError(f"The task {task} needs the file {source.file} in {folder}; give its folder with --data.")
+        return found
     if source.hub is None:
         fetched = ", ".join(name for name, each in _TASKS.items() if each.hub is not None)
         raise UsageError(
             f"The task {task} is not fetched from the hub; give a folder with its file as --data, or choose one of: "
             f"{fetched}."
         )
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
     repository, revision, path = source.hub
     try:
         return Path(hf_hub_download(repository, path, repo_type="dataset", revision=revision))
@@ -207,7 +202,7 @@ def _prompts(task: str, path: Path, source: _Source) -> list[TaskPrompt]:
         UsageError: there is none.
     """
     prompts = []
-    rows = read_rows(path)
+    rows = _rows(path)
     for number, row in enumerate(rows):
         turns = _turns(row.get(source.field, row.get("prompt") if source.field == "turns" else None))
         if turns:
@@ -233,13 +228,7 @@ def _turns(value: Any) -> tuple[str, ...]:
     return tuple(values) if all(isinstance(each, str) and each.strip() for each in values) else ()
 
 
-def spread(prompts: list[TaskPrompt], limit: int) -> list[TaskPrompt]:
-    """Return at most `limit` prompts, evenly spread over those given."""
-    count = min(limit, len(prompts))
-    return [prompts[i * len(prompts) // count] for i in range(count)]
-
-
-def read_rows(path: Path) -> list[Mapping[str, Any]]:
+def _rows(path: Path) -> list[Mapping[str, Any]]:
     """Read the objects of a file of JSON lines, plain or gzip, or of a Parquet file.
 
     Raises:
@@ -266,15 +255,10 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
         with opened(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield number, _value(line, path, number)
+                    yield number, json.loads(line)
     except (OSError, EOFError) as error:
         raise UsageError(f"The file {path} cannot be read ({getattr(error, 'strerror', None) or error}).") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"The file {path} is not text in UTF-8 ({error}); convert it first.") from error
-
-
-def _value(line: str, path: Path, number: int) -> Any:
-    try:
-        return json.loads(line)
     except ValueError as error:
         raise UsageError(f"Line {number} of {path} is not JSON ({error}); give one value a line.") from error

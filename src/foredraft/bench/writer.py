@@ -1,8 +1,9 @@
 """A method made ready to write: its drafter is built once, then texts are timed and their drafts counted.
 
 A text is written a slice at a time, so that several methods can write the same text by turns: what the machine does
-meanwhile, faster in one second and slower in the next, then happens to all of them alike. Knows the generator's surface
-and the clock. Does not know cells or tasks.
+meanwhile, faster in one second and slower in the next, then happens to all of them alike. transformers' own `generate`,
+the peer, writes in one slice: its sampled texts have the same distribution as ours but are drawn otherwise, and its
+forwards are counted from outside, as it says nothing of its drafts. Does not know cells or tasks.
 """
 
 import random
@@ -14,21 +15,25 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 
 from foredraft import api
 from foredraft.bench.cell import Writing
 from foredraft.bench.drafts import DraftCounts, RecordedDrafter
-from foredraft.bench.method import BASE, PEER, Method, attach, use
-from foredraft.bench.peer import prepared_peer
+from foredraft.bench.method import BASE, PEER, Method, use
 from foredraft.bench.replay import replay_steps
 from foredraft.contracts import CostCurve, Learner, StepRecord, TokenIds
 from foredraft.control import StepCosts
-from foredraft.errors import ForedraftWarning, told
+from foredraft.engine.statistics import Statistics
+from foredraft.errors import ForedraftWarning, UsageError, told
+from foredraft.model.loading import load_model
+from foredraft.options import nearest
 
 _TAUGHT_NODES = 16  # drafted a step while a warm drafter reads earlier texts
 _SLICE = 16  # tokens: the machine's pace lasts longer than writing them takes, and the caches are warm for most of them
-_STALL = 5.0
-"""A pass of n rows takes a known time; what it takes beyond this many times that, the machine held it up."""
+_STALL = 5.0  # a pass that takes more than so many times what it should was held up by the machine
+_PEER_OPTIONS = ("prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_model", "num_assistant_tokens")
+_PEER_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 Earlier = Sequence[tuple[TokenIds, TokenIds]]
 """Texts that a warm drafter has read: prompt ids and output ids, int64[n] each."""
@@ -56,17 +61,19 @@ class MethodWriter:
             arguments: generation arguments.
             earlier: what a warm drafter has read before; cold and warm ones are made anew for each text.
         """
-        drafter = self._drafter
-        if self._method.memory:
-            use(self._generator, self._method)
-            drafter = self._generator.drafter
-        if self._method.memory == "warm":
+        generator, method, drafter = self._generator, self._method, self._drafter
+        if method.memory:
+            use(generator, method)
+            drafter = generator.drafter
+        if method.memory == "warm":
             for read, written in earlier:
-                for _ in replay_steps(drafter, read, written, _TAUGHT_NODES, self._generator.target.vocabulary):
+                for _ in replay_steps(drafter, read, written, _TAUGHT_NODES, generator.target.vocabulary):
                     pass
-        recorded = None if self._method.name == BASE else RecordedDrafter(drafter)
-        attach(self._generator, self._method, recorded or drafter, self._costs)
-        return (yield from _in_slices(self._generator, recorded, prompt, arguments))
+        recorded = None if method.name == BASE else RecordedDrafter(drafter)
+        generator.attach(
+            method.name, recorded or drafter, **method.amount, verification=method.verification, costs=self._costs
+        )
+        return (yield from _in_slices(generator, recorded, prompt, arguments))
 
     def forget(self) -> None:
         """Make the next text the first one."""
@@ -104,7 +111,7 @@ def _in_slices(
         yield
     with timed():
         text = run.result(generator.tokenizer)
-    stalled, parts = stalled_seconds(text.steps, generator.cost), time_split(text.steps)
+    stalled, parts = stalled_seconds(text.steps, generator.cost), _time_split(text.steps)
     statistics = replace(text.statistics, decode_seconds=text.statistics.decode_seconds - stalled)
     parts["forward"] -= stalled
     writing = Writing(text.token_ids, text.prompt_length, statistics, seconds, parts, stalled)
@@ -112,15 +119,58 @@ def _in_slices(
 
 
 class PeerWriter:
-    """A writer by transformers' own `generate`, which writes a text in one slice and learns nothing."""
+    """A writer by transformers' own `generate`, plain, with prompt lookup, or with an assistant model.
+
+    Raises:
+        UsageError: an option that `generate` does not take here, or an assistant that cannot be loaded.
+    """
 
     def __init__(self, generator: api.Generator, method: Method) -> None:
-        self._write = prepared_peer(generator, method)
+        self._generator, self._options = generator, dict(method.options)
+        for name in self._options:
+            if name not in _PEER_OPTIONS:
+                raise UsageError(
+                    f"The peer transformers has no option {name!r}.{nearest(name, _PEER_OPTIONS)} Its options are: "
+                    f"{', '.join(_PEER_OPTIONS)}."
+                )
+        if "assistant_model" in self._options:
+            target, name = generator.target, str(self._options["assistant_model"])
+            self._options["assistant_model"] = load_model(name, target.dtype, str(target.device))
 
     def write(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Text:  # noqa: ARG002  # it learns nothing
-        """Write a text."""
+        """Write a text as one slice."""
         yield from ()
-        return self._write(prompt, arguments), None
+        return self.written(prompt, arguments), None
+
+    @torch.inference_mode()
+    def written(self, prompt: Any, arguments: Mapping[str, Any]) -> Writing:
+        """Return a text, written at once."""
+        model = self._generator.target.model
+        ids = torch.from_numpy(self._generator.encode(prompt))[None].to(self._generator.target.device)
+        names = ("max_new_tokens", "repetition_penalty", *_PEER_SAMPLING)
+        options = {name: arguments[name] for name in names if name in arguments}
+        sampled = any(name in options for name in _PEER_SAMPLING)
+        if sampled:
+            options.setdefault("top_k", 0)
+        torch.manual_seed(arguments["seed"])
+        forwards = 0
+
+        def count(*_: object) -> None:
+            nonlocal forwards
+            forwards += 1
+
+        counting = model.register_forward_pre_hook(count)
+        try:
+            start = perf_counter()
+            output = model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=sampled, pad_token_id=0, **options, **self._options
+            )
+            new = tuple(output[0, ids.shape[1] :].tolist())
+            seconds = perf_counter() - start
+        finally:
+            counting.remove()
+        statistics = Statistics(len(new), forwards, 0, 0, 0, prefill_seconds=0.0, decode_seconds=seconds)
+        return Writing(new, ids.shape[1], statistics, seconds, parts={})
 
     def forget(self) -> None:
         """Do nothing, as nothing is remembered."""
@@ -140,14 +190,10 @@ def make_writer(generator: api.Generator, method: Method) -> Writer:
 
 
 def write_by_turns(texts: Mapping[str, Text], order: random.Random) -> dict[str, Written | str]:
-    """Write texts slice by slice, in an order that is drawn anew for each round of slices.
-
-    Args:
-        texts: not begun yet, by the label of who writes each.
-        order: draws.
+    """Write texts, not begun yet, slice by slice, in an order that is drawn anew for each round of slices.
 
     Returns:
-        What was written, by label; where a method raised, the sentence on it.
+        What was written, by the label of who wrote it; where a method raised, the sentence on it.
     """
     written: dict[str, Written | str] = {}
     while unfinished := [label for label in texts if label not in written]:
@@ -162,7 +208,7 @@ def write_by_turns(texts: Mapping[str, Text], order: random.Random) -> dict[str,
     return written
 
 
-def time_split(steps: Sequence[StepRecord]) -> dict[str, float]:
+def _time_split(steps: Sequence[StepRecord]) -> dict[str, float]:
     """Return the seconds that steps spent in `draft`, `forward`, `verify`, `commit` and all `other`."""
     named = {
         part: sum(step.nanoseconds[part] for step in steps) / 1e9 for part in ("draft", "forward", "verify", "commit")

@@ -19,7 +19,6 @@ from foredraft import __version__
 from foredraft.cli import (
     bench,
     chat,
-    compiling,
     demo,
     explain,
     generate,
@@ -54,7 +53,7 @@ VERBS: Mapping[str, Callable[..., None] | typer.Typer] = {
     "methods": methods.methods,
     "info": info.info,
     "recommend": recommend.recommend,
-    "compile": compiling.compile_model,
+    "compile": info.compile_model,
     "table": table.app,
     "index": index.app,
     "replay": replay.replay,

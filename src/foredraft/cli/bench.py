@@ -3,36 +3,41 @@
 Parses and prints; the measuring is in `foredraft.bench`.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foredraft.cli import flags
+from foredraft.cli.info import cost_rows, show_cost
 from foredraft.cli.job import load_plain, setting
 from foredraft.cli.screen import counting, say, show_json, show_table, working
-from foredraft.cli.tables import (
-    PROFILE_COLUMNS,
-    RUN_COLUMNS,
-    cost_rows,
-    show_cost,
-    show_loads,
-    show_predictions,
-    show_turns,
-)
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
     from foredraft.bench.runner import RunResult
+    from foredraft.bench.serve import Load, Predicted, Turns
 
 _RUN_METHODS = ("prompt_lookup", "adaptix", "rest", "auto", "transformers")
 _PROFILE_METHODS = ("prompt_lookup", "auto")
 _MICRO_METHODS = ("prompt_lookup", "adaptix")
 _MICRO_PROMPT = "Write a short story about a lighthouse keeper who finds a letter in a bottle, and what she does next."
 
+_RUN_COLUMNS = {
+    "task": "task", "method": "method", "identical": "identical", "tokens_per_step": "tokens / step",
+    "nodes_per_step": "nodes / step", "milliseconds": "ms / token", "speed_up": "speed-up [95%]",
+    "speed_up_without_loops": "without loops [95%]", "repeated": "repeated 8-grams", "stalled": "stalled",
+}  # fmt: skip
+_PROFILE_COLUMNS = {
+    "method": "method", "tokens_per_step": "tokens / step", "nodes_per_step": "nodes / step",
+    "acceptance": "accepted / drafted", "share": "accepted / emitted", "harmonic_mean": "HM",
+    "reached": "reached depth 1, 2, ...", "split": "ms / token: draft + forward + other", "speed_up": "speed-up [95%]",
+}  # fmt: skip
 _LEGEND = (
     "speed-up: of the sums over all texts; without loops: texts whose plain output repeats at most a fifth of its "
     "8-grams (their number); ms / token is decode time, and for transformers all of it; stalled: share of the time "
@@ -85,7 +90,7 @@ def run(
         show_json([summary.as_dict() for summary in summaries])
     else:
         for name in dict.fromkeys(summary.settings for summary in summaries):
-            show_table(*table((each for each in summaries if each.settings == name), RUN_COLUMNS), name)
+            show_table(*table((each for each in summaries if each.settings == name), _RUN_COLUMNS), name)
         typer.echo(f"{_LEGEND}\n{len(result.cells) - result.found} cells measured, {result.found} found.")
     for sentence in result.replaced:
         say(sentence, "yellow")
@@ -145,7 +150,7 @@ def profile(
     if as_json:
         show_json([each.as_dict() for each in found])
     else:
-        show_table(*table(found, PROFILE_COLUMNS), found[0].settings)
+        show_table(*table(found, _PROFILE_COLUMNS), found[0].settings)
         show_table(*source_table(found), "who drafted what")
         for each in found:
             title = f"how far estimates of acceptance were right: {each.method}"
@@ -176,12 +181,12 @@ def micro(
         steps = [step_cost(generator, each, _MICRO_PROMPT) for each in [Method(BASE, BASE), *variants]]
     if as_json:
         prefill = {"tokens": prefilled, "tokens_per_second": rate}
-        show_json({"verification": asdict(curve), "prefill": prefill, "steps": [step.as_dict() for step in steps]})
+        show_json({"verification": asdict(curve), "prefill": prefill, "steps": [asdict(step) for step in steps]})
         return
     show_cost(cost_rows(curve))
     typer.echo(f"prefill: {rate:.0f} tokens a second, {prefilled} at a time")
     rows = [
-        (each.method, str(each.nodes), *(f"{part:.0f}" for part in (*each.parts, each.between, each.overhead)))
+        (each.method, str(each.nodes), *(f"{part:.0f}" for part in (*each.parts.values(), each.between, each.overhead)))
         for each in steps
     ]
     show_table(("method", "nodes", *PARTS, "between steps", "overhead"), rows, "Median microseconds of a step")
@@ -203,6 +208,8 @@ def serve(
     as_json: flags.JsonOption = False,
 ) -> None:
     """What a server writes a second for several clients, with predictions, and with prompts that begin alike."""
+    import asyncio
+
     try:
         from foredraft.bench import serve as measured
     except ImportError as error:
@@ -218,9 +225,9 @@ def serve(
         assert address is not None, "one of them has it"
         name = Path(model).stem
         bodies = measured.bodies_of(texts, name, max_new_tokens, temperature)
-        loads = list(measured.loads(address, bodies, counts, rounds, ways))
-        predicted = [] if plain_only else measured.predictions(address, name, rounds)
-        turns = measured.turns(address, name, rounds)
+        loads = asyncio.run(measured.loads(address, bodies, counts, rounds, ways))
+        predicted = [] if plain_only else asyncio.run(measured.predictions(address, name, rounds))
+        turns = asyncio.run(measured.turns(address, name, rounds))
     if as_json:
         show_json({
             "loads": [asdict(each) for each in loads],
@@ -228,6 +235,53 @@ def serve(
             "turns": [asdict(each) for each in turns],
         })  # fmt: skip
         return
-    show_loads(loads)
-    show_predictions(predicted)
-    show_turns(turns)
+    _show_loads(loads)
+    _show_predictions(predicted)
+    _show_turns(turns)
+
+
+def _show_loads(loads: "Sequence[Load]") -> None:
+    """Print a row for each number of streams: tokens a second in every way, and how they compare."""
+    groups: dict[tuple[int, str], list[Load]] = {}
+    for load in loads:
+        groups.setdefault((load.streams, load.way), []).append(load)
+    counts, ways = list(dict.fromkeys(load.streams for load in loads)), list(dict.fromkeys(load.way for load in loads))
+    speed = {key: median(each.tokens_per_second for each in group) for key, group in groups.items()}
+    rows = []
+    for count in counts:
+        row = [str(count)]
+        for way in ways:
+            first = median(each.first for each in groups[count, way])
+            times = f"{speed[count, way] / speed[counts[0], way]:.2f}"
+            row += [f"{speed[count, way]:.0f}", times, f"{1e3 * first:.0f}"]
+        rounds = zip(*(groups[count, way] for way in ways), strict=True)
+        ratios = [two.tokens_per_second / one.tokens_per_second for one, two in rounds] if len(ways) == 2 else []
+        rows.append([*row, f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"])
+    heads = [head for way in ways for head in (f"{way} tokens/s", "of one stream's", "ms to first")]
+    written = [[[each.texts for each in groups[count, way]] for way in ways] for count in counts]
+    same = all(way == found[0] for found in written for way in found)
+    title = f"Streams at once; {'all texts are the same in every way' if same else 'THE TEXTS DIFFER'}"
+    show_table(("streams", *heads, "drafted / plain"), rows, title)
+
+
+def _show_predictions(found: "Sequence[Predicted]") -> None:
+    """Print what a prediction is worth, and what a wrong one costs."""
+    if not found:
+        return
+    rows = []
+    for name in found[0].seconds:
+        seconds = median(each.seconds[name] for each in found)
+        times = median(each.seconds["plain"] / each.seconds[name] for each in found)
+        of_drafted = median(each.seconds[name] / each.seconds["drafted"] for each in found)
+        rows.append([name, f"{seconds:.2f}", f"{times:.2f}", f"{of_drafted:.2f}"])
+    same = "all texts are the same" if all(each.same for each in found) else "THE TEXTS DIFFER"
+    counted = f"{found[0].tokens} tokens, {found[0].accepted} of them from the edited prediction"
+    show_table(("prediction", "seconds", "times as fast as plain", "time of drafted's"), rows, f"{counted}; {same}")
+
+
+def _show_turns(found: "Sequence[Turns]") -> None:
+    """Print how soon two turns of a conversation are answered."""
+    first, second = median(1e3 * each.first for each in found), median(1e3 * each.second for each in found)
+    row = [f"{first:.0f}", f"{second:.0f}", f"{median(each.second / each.first for each in found):.3f}"]
+    title = f"Two turns of a conversation; the first has {found[0].prompt_tokens} tokens"
+    show_table(("first turn, ms to text", "second", "share"), [row], title)

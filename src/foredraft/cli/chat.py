@@ -12,7 +12,7 @@ import typer
 
 from foredraft.cli import flags
 from foredraft.cli.flags import generation_flag
-from foredraft.cli.generate import summary
+from foredraft.cli.generate import summary, write
 from foredraft.cli.job import Job, speculative_options
 from foredraft.cli.screen import Ink, say, wants_color
 from foredraft.errors import UsageError
@@ -66,7 +66,7 @@ def converse(generator: "Generator", job: Job, first: str | None = None) -> None
         if not line.strip():
             break
         heard = True
-        if not _is_text(line):
+        if any("\ud800" <= letter <= "\udfff" for letter in line):  # surrogates, see `_lines`
             say("The line is not text in UTF-8, so it is left out; convert it first.")
             continue
         if line.strip() == _RESET:
@@ -87,14 +87,6 @@ def converse(generator: "Generator", job: Job, first: str | None = None) -> None
 
 def _opening(job: Job) -> list[dict[str, str]]:
     return [{"role": "system", "content": job.system}] if job.system is not None else []
-
-
-def _is_text(line: str) -> bool:
-    try:
-        line.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _lines(first: str | None) -> Iterator[str]:
@@ -127,14 +119,14 @@ def _fitting(generator: "Generator", job: Job, messages: list[dict[str, str]]) -
     if window is None:
         return messages
     room = min(GenerationOptions.parse(job.options).max_new_tokens, window // _LEAST_ROOM)
-    kept, dropped = list(messages), 0
     start = len(_opening(job))
+    kept = list(messages)
     while len(generator.encode(kept)) + room > window and len(kept) - start > 1:
         del kept[start : start + 2]  # a question and its answer
-        dropped += 1
     length = len(generator.encode(kept))
     if length >= window:
         raise UsageError(f"The message has {length} tokens and the model's window is {window}; send a shorter one.")
+    dropped = (len(messages) - len(kept)) // 2
     if dropped:
         turns = "turn was" if dropped == 1 else f"{dropped} turns were"
         say(f"The conversation outgrew the model's window of {window} tokens; the oldest {turns} forgotten.", "yellow")
@@ -143,15 +135,7 @@ def _fitting(generator: "Generator", job: Job, messages: list[dict[str, str]]) -
 
 def _answer(generator: "Generator", job: Job, messages: list[dict[str, str]]) -> str:
     """Write the answer, as far as it comes before Ctrl-C, and return it."""
-    stream = generator.stream(messages, **job.options)
     ink = Ink(job.color, generator.drafter.source_names)
-    interrupted = False
-    try:
-        for piece in stream:
-            ink.write(piece)
-    except KeyboardInterrupt:
-        interrupted = True
-    ink.finish()
-    generation = stream.generation
+    generation, interrupted = write(generator, job, messages, ink)
     say(summary(generation, seed=job.samples(generator), interrupted=interrupted), "dim")
     return generation.text

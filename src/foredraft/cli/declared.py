@@ -6,32 +6,12 @@ Reads the source of modules, without importing them: torch takes seconds. Does n
 import ast
 import importlib.util
 import re
-from dataclasses import dataclass
 from functools import cache
 from importlib.abc import InspectLoader
 from typing import Any
 
-_ENTRY = re.compile(r"(\w+): (.*)")
 _LITERAL = re.compile(r"Literal\[(.*?)\]")
-
-
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """One option.
-
-    Attributes:
-        name: its name.
-        type: its type, as Python writes it.
-        default: its default; where that is no literal, how the source spells it.
-        required: whether it has no default.
-        description: what the docstring says.
-    """
-
-    name: str
-    type: str
-    default: Any
-    required: bool
-    description: str
+_ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
 @cache
@@ -49,24 +29,26 @@ def class_in_source(module: str, kind: str) -> ast.ClassDef | None:
 
 
 @cache
-def options_in_source(module: str, kind: str) -> dict[str, Declared]:
-    """Return the options of dataclass `kind` in `module` by name; none where the module is shipped without source."""
+def options_in_source(module: str, kind: str) -> dict[str, dict[str, Any]]:
+    """Return the options of dataclass `kind` in `module` by name; none where the module is shipped without source.
+
+    Of each its `name`, `type`, `description`, and `default` unless it is required; a default that is no literal is as
+    the source spells it.
+    """
     node = class_in_source(module, kind)
-    if node is None:
-        return {}
-    described = attributes(ast.get_docstring(node) or "")
-    found = {}
-    for field in node.body:
+    described = attributes(ast.get_docstring(node) or "") if node is not None else {}
+    found: dict[str, dict[str, Any]] = {}
+    for field in node.body if node is not None else ():
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             name = field.target.id
-            kind_of = _LITERAL.sub(lambda choices: choices[1].replace(", ", " | "), ast.unparse(field.annotation))
-            found[name] = Declared(name, kind_of, _value(field.value), field.value is None, described.get(name, ""))
+            written = _LITERAL.sub(lambda choices: choices[1].replace(", ", " | "), ast.unparse(field.annotation))
+            found[name] = {"name": name, "type": written, "description": described.get(name, "")}
+            if field.value is not None:
+                found[name]["default"] = _value(field.value)
     return found
 
 
-def _value(node: ast.expr | None) -> Any:
-    if node is None:
-        return None
+def _value(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except ValueError:
@@ -75,17 +57,5 @@ def _value(node: ast.expr | None) -> Any:
 
 def attributes(docstring: str) -> dict[str, str]:
     """Return the entries of a docstring's Attributes section: name to description."""
-    found: dict[str, str] = {}
-    name = ""
-    section = docstring.partition("Attributes:\n")[2]
-    for line in section.splitlines():
-        entry = _ENTRY.fullmatch(line.strip())
-        indent = len(line) - len(line.lstrip())
-        if line.strip() and indent == 0:
-            break
-        if entry is not None and indent == 4:
-            name = entry[1]
-            found[name] = entry[2]
-        elif line.strip() and name:
-            found[name] += " " + line.strip()
-    return found
+    section = re.split(r"^(?=\S)", docstring.partition("Attributes:\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    return {name: " ".join(words.split()) for name, words in _ENTRY.findall(section)}

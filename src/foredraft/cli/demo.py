@@ -1,6 +1,6 @@
 """`foredraft demo`: what drafting is good for and what it is not, shown on two texts and measured on this machine.
 
-Prepares the model once, with progress, and prints. What is written and measured is `foredraft.bench.demonstration`'s.
+What is written and measured is `foredraft.bench.demonstration`'s.
 """
 
 import os
@@ -12,13 +12,13 @@ import typer
 
 from foredraft.atomic_file import check_place, write_file
 from foredraft.cli import flags
+from foredraft.cli.job import measure_cost
 from foredraft.cli.screen import Ink, say, show_table, wants_color, working
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
     from foredraft.api import Generator
-    from foredraft.bench.demonstration import Outcome
     from foredraft.generation import Stream
 
 
@@ -41,7 +41,13 @@ def demo(
         outcomes.append(perform(generator, scene, partial(_show, ink)))
         if picture is not None and scene is SCENES[0]:
             write_file(picture, ink.picture(scene.title).encode())
-    _print_table(outcomes)
+    names = {"none": "ours, plain", "transformers": "transformers generate"}
+    written_by = [names.get(name, f"ours, {name}") for name in outcomes[0].milliseconds]
+    rows = []
+    for outcome in outcomes:
+        passes = f"{outcome.drafted.statistics.tokens_per_target_step:.2f}"
+        rows.append([outcome.scene.title, *(f"{each:.1f}" for each in outcome.milliseconds.values()), passes])
+    show_table(("text", *written_by, "tokens a pass"), rows, "Milliseconds a token, prompt included")
     for outcome in outcomes:
         typer.echo(f"{outcome.scene.title}: {outcome.sentence()}")
 
@@ -60,9 +66,7 @@ def _prepared(model: str, method: str | None) -> "Generator":
                 generator.compile()
             except ForedraftError as error:
                 say(str(error), "yellow")
-        if generator.needs_cost:
-            tell(0.0, "measuring what verification costs on this machine (once)")
-            _ = generator.cost
+        measure_cost(generator, tell)
     return generator
 
 
@@ -71,17 +75,3 @@ def _show(ink: Ink, stream: "Stream") -> None:
         ink.write(piece)
     ink.finish()
     ink.legend()
-
-
-def _print_table(outcomes: "list[Outcome]") -> None:
-    names = {"none": "ours, plain", "transformers": "transformers generate"}
-    written_by = [names.get(name, f"ours, {name}") for name in outcomes[0].milliseconds]
-    rows = [
-        (
-            outcome.scene.title,
-            *(f"{each:.1f}" for each in outcome.milliseconds.values()),
-            f"{outcome.drafted.statistics.tokens_per_target_step:.2f}",
-        )
-        for outcome in outcomes
-    ]
-    show_table(("text", *written_by, "tokens a pass"), rows, "Milliseconds a token, prompt included")

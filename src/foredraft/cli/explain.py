@@ -1,6 +1,6 @@
 """`foredraft explain`: write a text, and account for its drafts: who drafted what, what was wasted, what was expected.
 
-Parses and prints; the account is `foredraft.bench.account`.
+Parses and prints; the account is `foredraft.bench.drafts`.
 """
 
 import math
@@ -15,7 +15,7 @@ from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
     from foredraft.api import Generator
-    from foredraft.bench.account import Account
+    from foredraft.bench.drafts import Account
 
 _FIGURES = {
     "tokens": "tokens of a step with a draft",
@@ -48,7 +48,7 @@ def explain(
     job = Job(model, dtype, device, eager, method, config, options, color=wants_color(color))
     generator = job.load()
     with working("writing"):
-        from foredraft.bench.account import account_for
+        from foredraft.bench.drafts import account_for
 
         account = account_for(generator, job.worded(generator, text), job.options)
     if as_json:

@@ -64,9 +64,7 @@ OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the 
 
 def generation_flag(name: str, words: str = "") -> Any:
     """Return the option of a generation argument, with the library's default and description, or with `words`."""
-    declared = options_in_source("foredraft.request", "GenerationOptions").get(name)
-    if declared is None:
-        return in_text(help=words, show_default=False)
-    shown = str(declared.default) if declared.default not in (None, ()) else False
-    words = words or declared.description
+    declared = options_in_source("foredraft.request", "GenerationOptions").get(name, {})
+    default, words = declared.get("default"), words or declared.get("description", "")
+    shown = str(default) if default not in (None, ()) else False
     return in_text(help=words[:1].upper() + words[1:].rstrip("."), show_default=shown)

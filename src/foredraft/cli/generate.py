@@ -1,8 +1,12 @@
 """`foredraft generate`: write the continuation of a prompt, once, or compared with plain decoding.
 
-Parses and prints; does not know how texts are written.
+Parses and prints; does not know how texts are written. The figures' definitions are those of the library's statistics.
 """
 
+import secrets
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,13 +14,14 @@ import typer
 from foredraft.cli import flags
 from foredraft.cli.flags import generation_flag, in_drafting, in_text
 from foredraft.cli.job import Job, prompt_text, speculative_options
-from foredraft.cli.screen import Ink, say, show_json, wants_color
-from foredraft.errors import ForedraftError, UsageError
+from foredraft.cli.screen import Ink, say, show_json, show_table, wants_color, working
+from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
     from foredraft.api import Generator, Prompt
-    from foredraft.generation import Generation
+    from foredraft.bench.prove import Difference
+    from foredraft.generation import Generation, Stream
 
 
 def generate(
@@ -36,7 +41,8 @@ def generate(
     ] = None,
     max_new_tokens: Annotated[int | None, generation_flag("max_new_tokens")] = None,
     do_sample: Annotated[
-        bool | None, generation_flag("do_sample", "draw tokens, or take the most probable; else as other options imply")
+        bool | None,
+        generation_flag("do_sample", "draw tokens, or take the most probable; else as other options imply"),
     ] = None,
     temperature: Annotated[float | None, generation_flag("temperature")] = None,
     top_k: Annotated[int | None, generation_flag("top_k")] = None,
@@ -44,7 +50,8 @@ def generate(
     min_p: Annotated[float | None, generation_flag("min_p")] = None,
     repetition_penalty: Annotated[float | None, generation_flag("repetition_penalty")] = None,
     stop_strings: Annotated[
-        list[str] | None, generation_flag("stop_strings", "the text ends after this, which it includes; repeatable")
+        list[str] | None,
+        generation_flag("stop_strings", "the text ends after this, which it includes; repeatable"),
     ] = None,
     eos_token_id: Annotated[
         list[int] | None,
@@ -76,13 +83,29 @@ def generate(
         system, raw, color=wants_color(color) and not as_json,
     )  # fmt: skip
     generator = job.load()
-    write = _compare if compare else _write
-    write(generator, job, job.worded(generator, text), as_json=as_json)
+    ink = None if as_json else Ink(job.color, generator.drafter.source_names)
+    (_compare if compare else _write)(generator, job, job.worded(generator, text), ink)
 
 
 def _refuse_both(one: str, has_one: bool, other: str, has_other: bool) -> None:
     if has_one and has_other:
         raise UsageError(f"{one} and {other} exclude each other; leave one of them out.")
+
+
+def write(generator: "Generator", job: Job, prompt: "Prompt", ink: Ink | None) -> "tuple[Generation, bool]":
+    """Write a text, in `ink` as it comes; return it, as far as it came before Ctrl-C, and whether that ended it."""
+    stream = generator.stream(prompt, **job.options)
+    interrupted = False
+    try:
+        for piece in stream:
+            if ink is not None:
+                ink.write(piece)
+    except KeyboardInterrupt:  # what has been written is worth having
+        interrupted = True
+    finally:
+        if ink is not None:
+            ink.finish()
+    return stream.generation, interrupted
 
 
 def summary(generation: "Generation", *, seed: bool, interrupted: bool = False) -> str:
@@ -99,47 +122,12 @@ def summary(generation: "Generation", *, seed: bool, interrupted: bool = False) 
     return "; ".join([*parts, f"seed {generation.seed}"] if seed else parts)
 
 
-def _compare(generator: "Generator", job: Job, prompt: "Prompt", *, as_json: bool) -> None:
-    from foredraft.cli.compare import compare_with_plain
-
-    if not compare_with_plain(generator, job, prompt, as_json=as_json):
-        raise typer.Exit(1)
-
-
-def _write(generator: "Generator", job: Job, prompt: "Prompt", *, as_json: bool) -> None:
-    stream = generator.stream(prompt, **job.options)
-    ink = Ink(job.color, generator.drafter.source_names)
-    interrupted = False
-    try:
-        for piece in stream:
-            if not as_json:
-                ink.write(piece)
-    except KeyboardInterrupt:  # what has been written is worth having
-        interrupted = True
-    except ForedraftError:
-        ink.finish()
-        raise
+def _write(generator: "Generator", job: Job, prompt: "Prompt", ink: Ink | None) -> None:
+    generation, interrupted = write(generator, job, prompt, ink)
     generator.save()
-    generation, samples = stream.generation, job.samples(generator)
-    if as_json:
-        show_json(_as_json(generation, seed=samples, interrupted=interrupted))
-    else:
-        ink.finish()
-        ink.legend()
-        say(summary(generation, seed=samples, interrupted=interrupted), "dim")
-    if interrupted:
-        raise KeyboardInterrupt
-
-
-def _as_json(generation: "Generation", *, seed: bool, interrupted: bool) -> dict[str, Any]:
-    return {
-        "text": generation.text,
-        "token_ids": generation.token_ids,
-        "finish_reason": "interrupted" if interrupted else generation.finish_reason,
-        "prompt_length": generation.prompt_length,
-        "seed": generation.seed if seed else None,
-        "statistics": generation.statistics.as_dict(),
-        "steps": [
+    samples = job.samples(generator)
+    if ink is None:
+        steps = [
             {
                 "emitted": step.emitted,
                 "accepted": step.accepted,
@@ -148,5 +136,163 @@ def _as_json(generation: "Generation", *, seed: bool, interrupted: bool) -> dict
                 "microseconds": {part: nanoseconds / 1e3 for part, nanoseconds in step.nanoseconds.items()},
             }
             for step in generation.steps
-        ],
-    }
+        ]
+        show_json({
+            "text": generation.text,
+            "token_ids": generation.token_ids,
+            "finish_reason": "interrupted" if interrupted else generation.finish_reason,
+            "prompt_length": generation.prompt_length,
+            "seed": generation.seed if samples else None,
+            "statistics": generation.statistics.as_dict(),
+            "steps": steps,
+        })  # fmt: skip
+    else:
+        ink.legend()
+        say(summary(generation, seed=samples, interrupted=interrupted), "dim")
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+# --- --compare
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """What a method and plain decoding wrote, the repetition of median time each, and what follows from it.
+
+    Attributes:
+        drafted: with the method.
+        plain: without.
+        repeated: share of 8-grams of the text that occurred in it before.
+        difference: where the texts first differ, or None; None also where they need not be the same.
+        dtype: of the model.
+        exact: whether rounding excuses no difference.
+        compared: whether both must be the same; sampled rejection keeps the distribution, not the tokens.
+    """
+
+    drafted: "Generation"
+    plain: "Generation"
+    repeated: float
+    difference: "Difference | None"
+    dtype: str
+    exact: bool
+    compared: bool = True
+
+    @property
+    def speed_up(self) -> float:
+        """Plain time per token / drafted time per token."""
+        own = _time(self.drafted)
+        return _time(self.plain) / own if own else 1.0
+
+
+def _compare(generator: "Generator", job: Job, prompt: "Prompt", ink: Ink | None) -> None:
+    """Write with the generator's method and plainly, and print both's figures.
+
+    16-bit arithmetic rounds a pass over several rows differently, so there a difference is reported and excused; but
+    not where all passes are compiled, which round alike.
+
+    Raises:
+        UsageError: the method is plain decoding itself.
+        typer.Exit: with status 1, where the texts differ and must not.
+    """
+    from foredraft.bench.demonstration import ROUNDS
+    from foredraft.bench.metrics import LOOP_SHARE
+
+    method = generator.method
+    if method == "none":
+        raise UsageError("--compare sets a method beside plain decoding, which is method none; name another method.")
+    options, samples = {**job.options, "seed": job.options.get("seed", secrets.randbits(32))}, job.samples(generator)
+    compared = not (samples and generator.verification == "rejection")
+    pair = _run(generator, prompt, options, ink, compared)
+    difference = pair.difference
+    if ink is None:
+        show_json({
+            "text": pair.plain.text,
+            "token_ids": pair.plain.token_ids,
+            "method": method,
+            "seed": options["seed"] if samples else None,
+            "dtype": pair.dtype,
+            "repetitions": ROUNDS,
+            "statistics": {method: pair.drafted.statistics.as_dict(), "none": pair.plain.statistics.as_dict()},
+            "speed_up": pair.speed_up,
+            "repeated_8_grams": pair.repeated,
+            "identical": difference is None if pair.compared else None,
+            "first_difference": None if difference is None else difference.position + 1,
+            "top_2_gap": None if difference is None else difference.gap,
+        })  # fmt: skip
+    else:
+        ink.legend()
+        headings = ("method", "tokens", "target steps", "tokens per target step", "drafted", "kept", "ms per token")
+        show_table(headings, [_row(method, pair.drafted), _row("none", pair.plain)])
+        looping = pair.repeated > LOOP_SHARE
+        note = " (the text loops, which flatters drafters: no claim about speed can rest on it)" if looping else ""
+        typer.echo(f"speed-up: {pair.speed_up:.2f}")
+        typer.echo(f"share of repeated 8-grams: {pair.repeated:.2f}{note}")
+        typer.echo(f"identical: {_verdict(pair)}")
+        shared = " What is learned is shared, so later repetitions knew the text." if job.config.get("share") else ""
+        seed = f", seed {options['seed']}" if samples else ""
+        say(f"Median of {ROUNDS} repetitions in {pair.dtype}{seed}.{shared}", "dim")
+    if difference is not None and pair.exact:
+        raise typer.Exit(1)
+
+
+def _run(
+    generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], ink: Ink | None, compared: bool
+) -> _Pair:
+    """Write with both by turns, the first drafted text shown in `ink`, if any."""
+    from foredraft.bench.demonstration import write_in_rounds
+    from foredraft.bench.metrics import repeated_share
+    from foredraft.bench.prove import difference_between, is_exact
+    from foredraft.model.rounding import dtype_name
+
+    with ExitStack() as screen:
+        tell = screen.enter_context(working("warming up"))
+
+        def show(stream: "Stream") -> None:
+            nonlocal tell
+            screen.close()  # no progress within the text
+            for piece in stream:
+                if ink is not None:
+                    ink.write(piece)
+            if ink is not None:
+                ink.finish()
+            tell = screen.enter_context(working("repeating"))
+
+        repeating = "repeating, with and without drafting"
+        drafted, plain = write_in_rounds(generator, prompt, options, show, lambda share: tell(share, repeating))
+    pairs = [(one.token_ids, other.token_ids) for one, other in zip(drafted, plain, strict=True)]
+    unlike = next((pair for pair in pairs if compared and pair[0] != pair[1]), None)
+    return _Pair(
+        _of_median_time(drafted), _of_median_time(plain), repeated_share(plain[0].token_ids),
+        None if unlike is None else difference_between(generator, prompt, options, *unlike),
+        dtype_name(generator.target.model), is_exact(generator), compared,
+    )  # fmt: skip
+
+
+def _time(run: "Generation") -> float:
+    return run.statistics.decode_seconds_per_token
+
+
+def _of_median_time(runs: "list[Generation]") -> "Generation":
+    return sorted(runs, key=_time)[len(runs) // 2]
+
+
+def _verdict(pair: _Pair) -> str:
+    if not pair.compared:
+        return "not compared (sampled under rejection, both texts have the same distribution, not the same tokens)"
+    if pair.difference is None:
+        return "yes"
+    if pair.exact:
+        excuse = f"{pair.dtype} must not differ, so please report this"
+    else:
+        excuse = f"in {pair.dtype} near-ties may flip, --dtype float32 is exact"
+    position = pair.difference.position + 1
+    return f"no (first difference at token {position}; top-2 gap {pair.difference.gap:.2g}; {excuse})"
+
+
+def _row(name: str, run: "Generation") -> list[str]:
+    counts = run.statistics
+    return [
+        name, str(counts.emitted), str(counts.steps), f"{counts.tokens_per_target_step:.2f}", str(counts.drafted),
+        str(counts.accepted), f"{1e3 * counts.decode_seconds_per_token:.2f}",
+    ]  # fmt: skip

@@ -1,7 +1,7 @@
 """What was asked of a verb that writes texts: checked, loaded, and put into the words of the model's chat template.
 
-Refuses what contradicts itself before a model is loaded. Defaults of generation are the library's: an option that is
-not given is not passed on. Does not know what is done with the texts.
+Refuses what contradicts itself before a model is loaded. An option that is not given is not passed on: defaults are the
+library's.
 """
 
 import json
@@ -17,42 +17,24 @@ from foredraft.errors import UsageError
 if TYPE_CHECKING:  # torch and transformers are imported when a text is written, so that help stays quick
     from foredraft.api import Generator, Prompt
 
-_WARM_UP = (1, 2, 3, 1, 2, 3, 1, 2)
-"""Ids that let a drafter draft. First passes and compilation take seconds that no figure of a text should hold."""
-
-_WARM_UP_TOKENS = 24
-"""Enough for drafts to be accepted, refused and left out: each of these compiles something the first time."""
-
-_ANY_VOCABULARY = 2
-"""For checking arguments that no vocabulary makes right or wrong."""
+# ids that let a drafter draft, and tokens enough for drafts to be accepted, refused and left out: each of these
+# compiles something the first time, in seconds that no figure of a text should hold
+_WARM_UP, _WARM_UP_TOKENS = (1, 2, 3, 1, 2, 3, 1, 2), 24
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What was asked for, parsed.
-
-    Attributes:
-        model: a name or folder.
-        dtype: a name, or "auto".
-        device: a name, or None.
-        eager: whether the model runs as it is, also where it is compiled.
-        method: a name, or None for the library's default.
-        config: speculative options.
-        options: generation arguments that were given.
-        system: a system message, or None.
-        raw: whether the prompt is continued as it is.
-        color: whether drafted tokens are coloured.
-    """
+    """What was asked for: the model and how it drafts, as `foredraft.load` takes them, and how texts are written."""
 
     model: str
     dtype: str = "auto"
     device: str | None = None
-    eager: bool = False
+    eager: bool = False  # whether the model runs as it is, also where it is compiled
     method: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # generation arguments that were given
     system: str | None = None
-    raw: bool = False
+    raw: bool = False  # whether the prompt is continued as it is
     color: bool = False
 
     def load(self) -> "Generator":
@@ -73,9 +55,7 @@ class Job:
                 self.model, method=self.method, speculative_config=self.config, dtype=self.dtype, device=self.device,
                 compile=False if self.eager else "auto", progress=tell,
             )  # fmt: skip
-            if generator.needs_cost:
-                tell(0.0, "measuring what verification costs on this machine (once)")
-                _ = generator.cost
+            measure_cost(generator, tell)
             shares = self.config.get("share") or self.config.get("learn") == "shared" or self.config.get("memory")
             if not shares:  # what is shared must not learn from a made-up text
                 tell(0.0, "compiling (once)")
@@ -109,6 +89,13 @@ class Job:
         return [*messages, {"role": "user", "content": text}]
 
 
+def measure_cost(generator: "Generator", tell: Callable[[float, str], None]) -> None:
+    """Measure what verification costs, if that is not known yet and will be needed."""
+    if generator.needs_cost:
+        tell(0.0, "measuring what verification costs on this machine (once)")
+        _ = generator.cost
+
+
 def load_plain(model: str, dtype: str, eager: bool, tell: Callable[[float, str], None]) -> "Generator":
     """Load a model that decodes plainly, for verbs that compare methods."""
     from foredraft.api import load
@@ -129,7 +116,7 @@ def setting(temperature: float, top_p: float = 1.0, **arguments: int) -> dict[st
         found["temperature"] = temperature
         if top_p != 1:
             found["top_p"] = top_p
-    GenerationOptions.parse(found).sampling(_ANY_VOCABULARY)
+    GenerationOptions.parse(found).sampling(2)  # no vocabulary makes these right or wrong
     return found
 
 
@@ -159,11 +146,7 @@ def prompt_text(prompt: str | None, file: Path | None) -> str:
 
 
 def speculative_options(text: str | None, **flags: Any) -> dict[str, Any]:
-    """Return the options of --speculative-config, with those that have flags of their own.
-
-    Args:
-        text: a JSON object.
-        flags: by the option's name; None was not given. The draft model's flag is --draft-model.
+    """Return the options of --speculative-config, a JSON object, with those that have flags and were given by them.
 
     Raises:
         UsageError: text that is no JSON object, or two values for one option.

@@ -1,6 +1,6 @@
 """`foredraft methods`: every drafting method, or control, with its options, as the classes that own them declare them.
 
-Does not know any of them; third-party methods are listed like foredraft's own.
+Third-party methods are listed like foredraft's own.
 """
 
 import ast
@@ -32,11 +32,7 @@ def methods(
     controls: Annotated[bool, typer.Option("--controls", help="List the controls instead: how much to draft")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the drafting methods and their options.
-
-    Raises:
-        UsageError: a name that no method, or control, has.
-    """
+    """List the drafting methods and their options."""
     if controls:
         from foredraft.control import CONTROLS
 
@@ -56,11 +52,10 @@ def methods(
         typer.echo(f"{entry['name']}{' (default)' if entry['default'] else ''}: {entry['summary']}")
         if len(found) == 1 and entry["about"]:
             typer.echo(entry["about"])
-        rows = [
-            (each["name"], json.dumps(each["default"]) if "default" in each else "required", each["type"],
-             each["description"])
-            for each in entry["options"]
-        ]  # fmt: skip
+        rows = []
+        for each in entry["options"]:
+            default = json.dumps(each["default"]) if "default" in each else "required"
+            rows.append((each["name"], default, each["type"], each["description"]))
         show_table(("option", "default", "type", "what it says"), rows)
     typer.echo(_OF_CONTROLS if controls else _OF_METHODS)
 
@@ -96,9 +91,9 @@ def _assigned(module: str, kind: str) -> dict[str, ast.expr]:
     node = class_in_source(module, kind)
     found: dict[str, ast.expr] = {}
     for each in node.body if node is not None else ():
-        target = each.targets[0] if isinstance(each, ast.Assign) else getattr(each, "target", None)
-        if isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None and isinstance(target, ast.Name):
-            found[target.id] = each.value
+        if isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None:
+            target = each.targets[0] if isinstance(each, ast.Assign) else each.target
+            found[ast.unparse(target)] = each.value
     return found
 
 
@@ -108,9 +103,5 @@ def _about(docstring: str | None) -> str:
 
 
 def _entry(name: str, default: bool, summary: str, about: str, module: str, options: str) -> dict[str, Any]:
-    listed = [
-        {"name": each.name, "type": each.type, "description": each.description}
-        | ({} if each.required else {"default": each.default})
-        for each in options_in_source(module, options).values()
-    ]
+    listed = list(options_in_source(module, options).values())
     return {"name": name, "default": default, "summary": summary, "about": about, "options": listed}

@@ -15,8 +15,7 @@ from foredraft.cli.screen import counting, say, show_json, show_table, working
 from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
-    from foredraft.bench.prove import Proof
-    from foredraft.bench.rule import RuleProof
+    from foredraft.bench.prove import Proof, RuleProof
 
     Texts = list[tuple[str, Proof]]
     Rules = list[tuple[str, RuleProof]]
@@ -42,9 +41,8 @@ def prove(
     Rounding excuses near-ties in 16-bit numbers, unless every pass is compiled.
     """
     from foredraft.bench.method import chosen_methods
-    from foredraft.bench.prove import keeps_tokens
+    from foredraft.bench.prove import keeps_tokens, prove_rule
     from foredraft.bench.prove import prove as compare
-    from foredraft.bench.rule import prove_rule
     from foredraft.drafters import method_names
     from foredraft.request import GenerationOptions
 

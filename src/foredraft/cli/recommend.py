@@ -1,25 +1,26 @@
 """`foredraft recommend`: which method to use for a model on this machine, and what that is worth.
 
-Parses and prints; the comparison and the words are `foredraft.bench.recommendation`'s.
+The comparison and the words are `foredraft.bench.recommendation`'s.
 """
 
 import shlex
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from foredraft.cli import flags
-from foredraft.cli.info import NOT_COMPILED
+from foredraft.cli.info import NOT_COMPILED, cost_rows, show_cost
 from foredraft.cli.job import load_plain, setting
 from foredraft.cli.screen import say, show_json, show_table, working
-from foredraft.cli.tables import RECOMMEND_COLUMNS, cost_rows, show_cost
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
-if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
-    from foredraft.bench.recommendation import Recommendation
-
 _PROMPTS_OF_A_TASK = 60
+_COLUMNS = {
+    "method": "method", "speed_up": "speed-up [95%]", "speed_up_without_loops": "without loops [95%]",
+    "tokens_per_step": "tokens / pass", "nodes_per_step": "drafted / pass", "acceptance": "accepted",
+    "milliseconds": "ms / token",
+}  # fmt: skip
 
 
 def recommend(
@@ -35,6 +36,7 @@ def recommend(
 ) -> None:
     """Say which drafting method to use, how much faster it is here, and why; or that none helps."""
     from foredraft.bench.recommendation import recommend as compare
+    from foredraft.bench.summary import table
     from foredraft.bench.tasks import EMBEDDED, load_task
 
     if not minutes > 0:
@@ -47,12 +49,25 @@ def recommend(
         tell(0.0, subject)
         found = compare(generator, model, prompts, sampling, 60 * minutes, lambda share: tell(share, subject))
     chat = bool(getattr(generator.tokenizer, "chat_template", None))
-    command = _command(model, found.method, dtype, temperature, eager)
-    python = _python(model, found.method, dtype, temperature, eager, chat=chat)
+    command, python = _how_to_use(model, found.method, dtype, temperature, eager=eager, chat=chat)
     if as_json:
-        show_json({**_as_json(found), "command": command, "python": python})
+        show_json({
+            "method": found.method,
+            "prompts": found.prompts,
+            "tokens": found.tokens,
+            "cost": cost_rows(found.curve),
+            "methods": [each.as_dict() for each in found.ranked],
+            "sentences": found.sentences,
+            "failures": [cell.failure for cell in found.failures],
+            "command": command,
+            "python": python,
+        })  # fmt: skip
         return
-    _show(found)
+    show_cost(cost_rows(found.curve))
+    title = f"Compared with plain decoding (prompts: {found.prompts}, tokens at most: {found.tokens})"
+    show_table(*table(found.ranked, _COLUMNS), title)
+    for sentence in found.sentences:
+        typer.echo(sentence)
     if generator.target.compiled is None and not eager:
         typer.echo(NOT_COMPILED)
     typer.echo(f"\n{command}\n{python}")
@@ -60,39 +75,22 @@ def recommend(
         say(f"{cell.place.method} failed on {cell.place.task}[{cell.place.number}]: {cell.failure}.")
 
 
-def _command(model: str, method: str, dtype: str, temperature: float, eager: bool) -> str:
+def _how_to_use(model: str, method: str, dtype: str, temperature: float, *, eager: bool, chat: bool) -> tuple[str, str]:
+    """Return the command and the line of Python that use a method."""
     given = ["--model", shlex.quote(model), "--method", method]
-    given += ["--dtype", dtype] if dtype != "auto" else []
-    given += ["--temperature", f"{temperature:g}"] if temperature else []
-    given += ["--eager"] if eager else []
-    return f'foredraft generate {" ".join(given)} "..."'
-
-
-def _python(model: str, method: str, dtype: str, temperature: float, eager: bool, *, chat: bool) -> str:
-    loading = f"{model!r}, method={method!r}"
-    loading += f", dtype={dtype!r}" if dtype != "auto" else ""
-    loading += ", compile=False" if eager else ""
-    asked = (", chat=True" if chat else "") + (f", temperature={temperature:g}" if temperature else "")
-    return f'foredraft.load({loading}).generate("..."{asked})'
-
-
-def _show(found: "Recommendation") -> None:
-    from foredraft.bench.summary import table
-
-    show_cost(cost_rows(found.curve))
-    title = f"Compared with plain decoding (prompts: {found.prompts}, tokens at most: {found.tokens})"
-    show_table(*table(found.ranked, RECOMMEND_COLUMNS), title)
-    for sentence in found.sentences:
-        typer.echo(sentence)
-
-
-def _as_json(found: "Recommendation") -> dict[str, Any]:
-    return {
-        "method": found.method,
-        "prompts": found.prompts,
-        "tokens": found.tokens,
-        "cost": cost_rows(found.curve),
-        "methods": [each.as_dict() for each in found.ranked],
-        "sentences": found.sentences,
-        "failures": [cell.failure for cell in found.failures],
-    }
+    loading, asked = f"{model!r}, method={method!r}", ""
+    if dtype != "auto":
+        given += ["--dtype", dtype]
+        loading += f", dtype={dtype!r}"
+    if chat:
+        asked += ", chat=True"
+    if temperature:
+        given += ["--temperature", f"{temperature:g}"]
+        asked += f", temperature={temperature:g}"
+    if eager:
+        given.append("--eager")
+        loading += ", compile=False"
+    return (
+        f'foredraft generate {" ".join(given)} "..."',
+        f'foredraft.load({loading}).generate("..."{asked})',
+    )

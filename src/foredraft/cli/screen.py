@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
 """Colours of drafters, in the order of their sources; the model's own tokens keep the terminal's colour."""
 
-
 _PICTURE_WIDTH = 90  # columns of a saved text
 _PIPE_WIDTH = 160  # columns of a table where there is no terminal
 _PATIENCE = 2.0  # seconds; what is done sooner is not worth a line
@@ -71,9 +70,7 @@ def wants_color(asked: bool | None) -> bool:
 
 @contextmanager
 def working(subject: str) -> Iterator[Callable[[float, str], None]]:
-    """Show on standard error that something is going on, until the block ends.
-
-    On a terminal it is a bar; elsewhere, a line for what takes longer than `_PATIENCE` seconds.
+    """Show on standard error that something is going on: a bar, or off a terminal a line for what takes its time.
 
     Yields:
         A function to tell the share done, 0 to 1, and what is being done.
@@ -81,46 +78,28 @@ def working(subject: str) -> Iterator[Callable[[float, str], None]]:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    if not console.is_terminal:
-        with _announcing(subject) as announce:
-            yield announce
+    if console.is_terminal:
+        left = (TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"))
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), *left)
+        with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
+            task = bar.add_task(subject, total=None)
+            yield lambda share, what: bar.update(task, total=1.0, completed=share, description=what)
         return
-    left = (TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"))
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), *left)
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
-        task = bar.add_task(subject, total=None)
-
-        def tell(share: float, what: str) -> None:
-            bar.update(task, total=1.0, completed=share, description=what)
-
-        yield tell
-
-
-@contextmanager
-def _announcing(subject: str) -> Iterator[Callable[[float, str], None]]:
-    """Say once, on a line of its own, what has been going on for `_PATIENCE` seconds."""
-    waiting: list[Timer] = []
-    current = ""
+    said, timer = "", Timer(0, say)
 
     def tell(_share: float, what: str) -> None:
-        nonlocal current
-        if what != current:
-            end()
-            current = what
-            timer = Timer(_PATIENCE, say, (f"{what} ...", "dim"))
+        nonlocal said, timer
+        if what != said:
+            timer.cancel()
+            said, timer = what, Timer(_PATIENCE, say, (f"{what} ...", "dim"))
             timer.daemon = True
             timer.start()
-            waiting.append(timer)
-
-    def end() -> None:
-        while waiting:
-            waiting.pop().cancel()
 
     tell(0.0, subject)
     try:
         yield tell
     finally:
-        end()
+        timer.cancel()
 
 
 def counting(tell: Callable[[float, str], None], total: int, subject: str) -> Callable[[], None]:
@@ -136,12 +115,7 @@ def counting(tell: Callable[[float, str], None], total: int, subject: str) -> Ca
 
 
 class Ink:
-    """Writes pieces of text to standard output as they come, drafted ones in their drafter's colour.
-
-    Args:
-        color: whether to colour.
-        sources: names of drafters that pieces may carry.
-    """
+    """Writes pieces of text to standard output as they come, drafted ones in the colour of one of `sources`."""
 
     def __init__(self, color: bool, sources: Sequence[str]) -> None:
         self._color = color
@@ -155,10 +129,9 @@ class Ink:
         if not piece.text:
             return
         self._at_line_start = piece.text.endswith("\n")
-        # a text must not command the terminal that shows it
-        shown = (
-            piece.text.replace("\x1b", "\N{SYMBOL FOR ESCAPE}") if self._color or sys.stdout.isatty() else piece.text
-        )
+        shown = piece.text
+        if self._color or sys.stdout.isatty():  # a text must not command the terminal that shows it
+            shown = shown.replace("\x1b", "\N{SYMBOL FOR ESCAPE}")
         sys.stdout.write(self._painted(shown, piece.drafted_by))
         sys.stdout.flush()
         self._written.append(piece.text, self._styles.get(piece.drafted_by or "", ""))

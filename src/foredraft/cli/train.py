@@ -1,7 +1,6 @@
 """`foredraft train`: what drafts for a model, learned from texts that it wrote itself.
 
-Parses, prints, and brings together a model, its traces, a task and the loop. Does not catch errors: the command's main
-function turns them into a sentence and an exit status.
+Brings together a model, its traces, a task and the loop.
 """
 
 import math
@@ -20,7 +19,8 @@ from foredraft.errors import UsageError
 from foredraft.options import options_from
 
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
-    from foredraft.training.loop import Clock, LoopOptions, Outcome, Task
+    from foredraft.api import Generator
+    from foredraft.training.loop import Outcome, Task
     from foredraft.training.traces import Asked, TraceOptions, Traces
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ def traces(
     """Let the model write texts, mix them with open text, and note what it would have said at each place."""
     from foredraft.training.traces import open_traces
 
-    _make_traces(_generator(model, dtype, device), data, out, _trace_options(settings))
+    _make_traces(_loaded(model, dtype, device), data, out, _trace_options(settings))
     _say_traces(open_traces(out), out)
 
 
@@ -88,19 +88,17 @@ def eesd(
     from foredraft.model.heads import card_for, save_head, weights_of
     from foredraft.training.tasks import ExitTask
 
-    options, clock = _loop_options(settings), _clock(max_minutes)
-    generator, opened, run = _prepared(model, data, out, _trace_options(trace_settings), dtype, device)
-    transformer = generator.target.model
+    training = _Training(settings, max_minutes, _run_of(out))
+    transformer, opened = training.prepared(model, data, trace_settings, dtype, device)
     count = int(transformer.config.num_hidden_layers)
     layers = max(1, round(count / 10)) if layers is None else layers
     card = card_for(transformer, "eesd", model, layers=layers, dtype=_checked_dtype(save_dtype))
-    states = run / "states.npy" if keep_states and options.epochs > 1 else None
+    states = training.run / "states.npy" if keep_states and training.options.epochs > 1 else None
     ids = _scored(opened, vocabulary, transformer)
     task = ExitTask(transformer, layers, opened, loss=loss, states=states, ids=ids)
-    del generator, transformer  # what comes after the exit is not needed any more
+    del transformer  # what comes after the exit is not needed any more
     identity = {"kind": "eesd", "layers": layers, "loss": loss, "texts": texts, "vocabulary": vocabulary}
-    identity["model"] = card.fingerprint
-    outcome = _trained(task, run, opened, texts, options, clock, identity)
+    outcome = training.train(task, opened, identity | {"model": card.fingerprint}, texts)
     save_head(out, card, weights_of(task.module))
     if states is not None:
         states.unlink(missing_ok=True)
@@ -123,21 +121,18 @@ def cali(
     from foredraft.model.heads import FOLDER, card_for, load_exit_head, save_head
     from foredraft.training.agreement import AgreementTask
 
-    options, clock = _loop_options(settings), _clock(max_minutes)
-    out = Path(head).expanduser() / FOLDER
-    if not out.parent.is_dir():
+    folder = Path(head).expanduser()
+    training = _Training(settings, max_minutes, folder.with_name(folder.name + ".cali.run"))
+    if not folder.is_dir():
         raise UsageError(f"There is no folder {head}; give the one that `foredraft train eesd` wrote.")
-    generator = _generator(model, dtype, device)
-    transformer = generator.target.model
+    transformer, opened = training.prepared(model, data, trace_settings, dtype, device)
     exit_card, exit_head = load_exit_head(head, transformer)
-    run = out.parent.with_name(out.parent.name + ".cali.run")
-    opened = _opened_traces(generator, model, data, run, _trace_options(trace_settings))
     task = AgreementTask(transformer, exit_head, exit_card.layers, opened)
     card = card_for(transformer, "cali", model, layers=exit_card.layers, dtype="float32")
     identity = {"kind": "cali", "model": card.fingerprint, "head": fingerprint(exit_head)}
-    outcome = _trained(task, run, opened, "all", options, clock, identity)
-    save_head(out, card, task.module.state_dict())
-    _say_outcome(outcome, out)
+    outcome = training.train(task, opened, identity)
+    save_head(folder / FOLDER, card, task.module.state_dict())
+    _say_outcome(outcome, folder / FOLDER)
 
 
 @app.command()
@@ -159,13 +154,12 @@ def draft(
     from foredraft.model.heads import card_for, save_head, weights_of
     from foredraft.training.tasks import DraftTask
 
-    options, clock = _loop_options(settings), _clock(max_minutes)
-    generator, opened, run = _prepared(model, data, out, _trace_options(trace_settings), dtype, device)
-    transformer = generator.target.model
+    training = _Training(settings, max_minutes, _run_of(out))
+    transformer, opened = training.prepared(model, data, trace_settings, dtype, device)
     card = card_for(transformer, KIND, model, layers=layers, dtype=_checked_dtype(save_dtype))
     task = DraftTask(transformer, layers, opened, _scored(opened, vocabulary, transformer))
     identity = {"kind": KIND, "layers": layers, "vocabulary": vocabulary, "model": card.fingerprint}
-    outcome = _trained(task, run, opened, "all", options, clock, identity)
+    outcome = training.train(task, opened, identity)
     save_head(out, card, weights_of(task.module))
     _say_outcome(outcome, out)
 
@@ -175,7 +169,7 @@ def medusa(
     model: Model,
     data: Data,
     out: Out,
-    heads: Annotated[int, typer.Option(help="How many heads, each for one more token ahead")] = 3,
+    heads: Annotated[int, typer.Option(help="How many heads, each for one more token ahead", min=1, max=16)] = 3,
     vocabulary: Vocabulary = 0,
     settings: Sets = None,
     trace_settings: TraceSets = None,
@@ -189,20 +183,72 @@ def medusa(
     from foredraft.training.tasks import MedusaTask
     from foredraft.training.traces import chosen_windows
 
-    if not 1 <= heads <= 16:
-        raise UsageError(f"--heads is {heads}; it must be 1 to 16.")
-    options, clock = _loop_options(settings), _clock(max_minutes)
-    generator, opened, run = _prepared(model, data, out, _trace_options(trace_settings), dtype, device)
-    transformer = generator.target.model
+    training = _Training(settings, max_minutes, _run_of(out))
+    transformer, opened = training.prepared(model, data, trace_settings, dtype, device)
     card = card_for(transformer, "medusa", model, dtype=_checked_dtype(save_dtype), count=heads)
     ids = _scored(opened, vocabulary, transformer)
     task = MedusaTask(transformer, heads, opened, ids)
     identity = {"kind": "medusa", "heads": heads, "vocabulary": vocabulary, "model": card.fingerprint}
-    outcome = _trained(task, run, opened, "all", options, clock, identity)
+    outcome = training.train(task, opened, identity)
     trained, held = chosen_windows(opened, "all")
     task.module.accuracies.copy_(task.measured((held if len(held) else trained)[:200]))
     save_head(out, card, {**task.module.state_dict(), **({} if ids is None else {IDS: ids.int()})})
     _say_outcome(outcome, out)
+
+
+class _Training:
+    """One training: its options, checked before anything is loaded, and the folder in which a killed one goes on."""
+
+    def __init__(self, settings: list[str] | None, max_minutes: float | None, run: Path) -> None:
+        from foredraft.training.loop import Clock, LoopOptions
+
+        self.options, self.run = _assigned(LoopOptions, settings, "the training"), run
+        if max_minutes is not None and not 0 < max_minutes < math.inf:
+            raise UsageError(f"--max-minutes is {max_minutes:g}; it must be above 0.")
+        self.clock = Clock(max_minutes=math.inf if max_minutes is None else max_minutes)
+
+    def prepared(
+        self, model: str, data: list[Path], trace_settings: list[str] | None, dtype: str, device: str | None
+    ) -> tuple[Any, "Traces"]:
+        """Return the model, and the traces in `data`, or those made of the texts in it, kept in the run's folder."""
+        from foredraft.model.fingerprint import fingerprint
+        from foredraft.training.traces import is_traces, open_traces
+
+        options = _trace_options(trace_settings)
+        generator = _loaded(model, dtype, device)
+        ready = data[0] if len(data) == 1 and is_traces(data[0]) else self.run / "traces"
+        if not is_traces(ready):
+            _make_traces(generator, data, ready, options)
+        opened = open_traces(ready)
+        if opened.fingerprint != fingerprint(generator.target.model):
+            raise UsageError(
+                f"The traces in {ready} were written by another model than {model}; make its own with "
+                "`foredraft train traces`."
+            )
+        _say_traces(opened, ready)
+        return generator.target.model, opened
+
+    def train(self, task: "Task", opened: "Traces", identity: Any, texts: str = "all") -> "Outcome":
+        """Train a task on the windows of one kind of texts, and draw its curve."""
+        from foredraft.training.loop import draw_curve, train
+
+        with progress_bars() as tell:
+            outcome = train(task, self.run, opened, texts, self.options, self.clock, identity, tell)
+        if not draw_curve(outcome.history, self.run / "curve.png"):
+            say("No curve was drawn, as matplotlib is not installed: pip install 'foredraft[report]'.", "yellow")
+        return outcome
+
+
+def _run_of(out: Path) -> Path:
+    return out.with_name(out.name + ".run")
+
+
+def _loaded(model: str, dtype: str, device: str | None) -> "Generator":
+    """Load a model to write with, plainly: drafts would only pay with a table made for its texts."""
+    from foredraft.api import load
+
+    with working(f"loading {model}") as tell:
+        return load(model, method="none", dtype=dtype, device=device, progress=tell)
 
 
 def _scored(opened: "Traces", count: int, transformer: Any) -> Any:
@@ -221,36 +267,7 @@ def _scored(opened: "Traces", count: int, transformer: Any) -> Any:
     return torch.from_numpy(frequent_tokens(opened, count, known)) if count else None
 
 
-def _prepared(
-    model: str, data: list[Path], out: Path, options: "TraceOptions", dtype: str, device: str | None
-) -> tuple[Any, "Traces", Path]:
-    """Return the model's generator, its traces (made if `data` is text), and the folder of the run."""
-    run = out.with_name(out.name + ".run")
-    generator = _generator(model, dtype, device)
-    return generator, _opened_traces(generator, model, data, run, options), run
-
-
-def _opened_traces(generator: Any, model: str, data: list[Path], run: Path, options: "TraceOptions") -> "Traces":
-    """Return the traces in `data`, or those made of the texts in it, which are kept in the run's folder."""
-    from foredraft.model.fingerprint import fingerprint
-    from foredraft.training.traces import is_traces, open_traces
-
-    ready = data[0] if len(data) == 1 and is_traces(data[0]) else None
-    if ready is None:
-        ready = run / "traces"
-        if not is_traces(ready):
-            _make_traces(generator, data, ready, options)
-    opened = open_traces(ready)
-    if opened.fingerprint != fingerprint(generator.target.model):
-        raise UsageError(
-            f"The traces in {ready} were written by another model than {model}; make its own with `foredraft train "
-            "traces`."
-        )
-    _say_traces(opened, ready)
-    return opened
-
-
-def _make_traces(generator: Any, data: list[Path], out: Path, options: "TraceOptions") -> None:
+def _make_traces(generator: "Generator", data: list[Path], out: Path, options: "TraceOptions") -> None:
     """Write traces of the generator's model."""
     from foredraft.corpus.documents import ReadReport
     from foredraft.engine.batch import write_all
@@ -280,37 +297,10 @@ def _make_traces(generator: Any, data: list[Path], out: Path, options: "TraceOpt
         say(f"{report.skipped} lines or rows were left out.", "yellow")
 
 
-def _trained(
-    task: "Task", run: Path, opened: "Traces", texts: str, options: "LoopOptions", clock: "Clock", identity: Any
-) -> "Outcome":
-    """Train a task on the windows of one kind of texts, and draw its curve."""
-    from foredraft.training.loop import draw_curve, train
-
-    with progress_bars() as tell:
-        outcome = train(task, run, opened, texts, options, clock, identity, tell)
-    if not draw_curve(outcome.history, run / "curve.png"):
-        say("No curve was drawn, as matplotlib is not installed: pip install 'foredraft[report]'.", "yellow")
-    return outcome
-
-
-def _generator(model: str, dtype: str, device: str | None) -> Any:
-    """Load a model to write with, plainly: drafts would only pay with a table made for its texts."""
-    import foredraft
-
-    with working(f"loading {model}") as tell:
-        return foredraft.load(model, method="none", dtype=dtype, device=device, progress=tell)
-
-
 def _trace_options(settings: list[str] | None) -> "TraceOptions":
     from foredraft.training.traces import TraceOptions
 
     return _assigned(TraceOptions, settings, "the traces")
-
-
-def _loop_options(settings: list[str] | None) -> "LoopOptions":
-    from foredraft.training.loop import LoopOptions
-
-    return _assigned(LoopOptions, settings, "the training")
 
 
 def _assigned(kind: type[T], settings: list[str] | None, what: str) -> T:
@@ -333,14 +323,6 @@ def _assigned(kind: type[T], settings: list[str] | None, what: str) -> T:
         except ValueError as error:
             raise UsageError(f"{name} is {value!r}, which is no {wanted.__name__}.") from error
     return options_from(kind, given, what)
-
-
-def _clock(max_minutes: float | None) -> "Clock":
-    from foredraft.training.loop import Clock
-
-    if max_minutes is not None and not 0 < max_minutes < math.inf:
-        raise UsageError(f"--max-minutes is {max_minutes:g}; it must be above 0.")
-    return Clock(max_minutes=math.inf if max_minutes is None else max_minutes)
 
 
 def _checked_dtype(name: str) -> str:

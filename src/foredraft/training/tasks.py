@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.first_layers import FirstLayers, draft_model, new_first_layers
 from foredraft.model.heads import ExitHead, new_exit_head
-from foredraft.model.layers import model_parts, with_layers
+from foredraft.model.layers import Passage, model_parts, shorter
 from foredraft.model.medusa_heads import RANKS, MedusaHeads
 from foredraft.model.ranked import places_of, ranked_head
 from foredraft.training import Numbers
@@ -63,14 +63,11 @@ class ExitTask:
         vocabulary, width = model.get_output_embeddings().weight.shape
         self._places = places_of(self.module.lm_head, vocabulary)
         self._device: torch.device = model.get_input_embeddings().weight.device
-        self._taken = self._left = torch.empty(0)
-        last, nothing = parts.count - 1, torch.nn.Identity()
-        own = dict(enumerate(model.get_submodule(parts.layers)[:layers]))
-        self._first = with_layers(
-            model, parts, {**own, last: self._leave}, {parts.norm: nothing, parts.lm_head: nothing}
-        ).base_model
-        self._after = with_layers(
-            model, parts, {layers - 1: self._go_on, last: self.module.layer},
+        nothing, own = torch.nn.Identity(), dict(enumerate(model.get_submodule(parts.layers)[:layers]))
+        self._first = shorter(model, parts, own, {parts.norm: nothing, parts.lm_head: nothing}).base_model
+        self._exit = Passage(enters=True)
+        self._after = shorter(
+            model, parts, {parts.count - 1: self._exit.into(self.module.layer)},
             {parts.norm: self.module.norm, parts.lm_head: self.module.lm_head},
         )  # fmt: skip
         self._known = np.zeros(len(traces.windows), np.bool_)  # windows whose states this run has put into the file
@@ -91,7 +88,7 @@ class ExitTask:
     def logits(self, windows: Numbers) -> torch.Tensor:
         """Return the head's scores, float[B, T, V], or [B, T, N] of the tokens that it scores."""
         inputs = self._traces.inputs(windows, self._device)
-        self._taken = self._states(windows, inputs)
+        self._exit.states = self._states(windows, inputs)
         return self._after(**inputs).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
 
     @torch.no_grad()
@@ -100,18 +97,11 @@ class ExitTask:
         if self._kept is not None and self._known[windows].all():
             return torch.from_numpy(self._kept[windows]).view(torch.bfloat16).float().to(self._device)
         with torch.autocast(self._device.type, enabled=False):  # as they are when drafting
-            self._first(**inputs)
+            states = self._first(**inputs).last_hidden_state
         if self._kept is not None:
-            self._kept[windows] = self._left.to(torch.bfloat16).view(torch.int16).cpu().numpy()
+            self._kept[windows] = states.to(torch.bfloat16).view(torch.int16).cpu().numpy()
             self._known[windows] = True
-        return self._left.float()
-
-    def _leave(self, hidden: torch.Tensor, *_args: object, **_kwargs: object) -> torch.Tensor:
-        self._left = hidden
-        return hidden
-
-    def _go_on(self, _hidden: torch.Tensor, *_args: object, **_kwargs: object) -> torch.Tensor:
-        return self._taken
+        return states.float()  # type: ignore[no-any-return]  # transformers' outputs are Any
 
 
 def _states_file(file: Path, shape: tuple[int, int, int]) -> np.memmap[Any, np.dtype[np.int16]]:
