@@ -36,7 +36,7 @@ HoldOutOption = Annotated[float, typer.Option(help="Share of the documents to le
 RayOption = Annotated[bool, typer.Option("--ray", help="Work on a Ray cluster, started on this machine")]
 AddressOption = Annotated[str | None, typer.Option(help="Work on the Ray cluster at this address")]
 
-SEGMENT_TOKENS = 64 << 20  # as corpus.segments has it, which help should not import
+SEGMENT_TOKENS = 64 << 20  # as corpus.shards has it, which help should not import
 
 
 @index.command("build")

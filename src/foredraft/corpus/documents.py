@@ -154,11 +154,7 @@ def input_kind(path: Path) -> str:
 
 
 def whole_part(path: Path) -> Part:
-    """Return the part that is all of a file.
-
-    Raises:
-        UsageError: there is no such file.
-    """
+    """Return the part that is all of a file, or raise UsageError where there is none."""
     with _refused(path):
         status = path.stat()
     return Part(path, status.st_size, status.st_mtime_ns, status.st_size)
@@ -185,8 +181,7 @@ def read_documents(
 
     A .txt, .md or .py file is one document, in pieces of a few MiB; it is skipped where the first has a zero byte or
     many control characters. A line of .jsonl or a row of .parquet is one, from its field `text` (a string) or
-    `messages` (a list of {"role", "content"}). A range of a .jsonl file holds the lines that begin in it, so that every
-    line belongs to one range.
+    `messages` (a list of {"role", "content"}). A line belongs to the range of a .jsonl file in which it begins.
 
     Args:
         inputs: files, or ranges of them.
@@ -210,11 +205,7 @@ def read_documents(
 
 
 def row_group_bytes(path: Path) -> list[int]:
-    """Return the size of each row group of a Parquet file, unpacked, in bytes.
-
-    Raises:
-        UsageError: the file cannot be read, or is damaged.
-    """
+    """Return the unpacked size of each row group of a Parquet file, in bytes; UsageError where it is damaged."""
     with _refused(path), _parquet_file(path) as file:
         return [file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups)]
 
@@ -344,12 +335,8 @@ def _is_chat(messages: Any) -> TypeGuard[list[dict[str, str]]]:
     return (
         isinstance(messages, list)
         and len(messages) > 0
-        and all(
-            isinstance(message, dict)
-            and isinstance(message.get("role"), str)
-            and isinstance(message.get("content"), str)
-            for message in messages
-        )
+        and all(isinstance(each, dict) for each in messages)
+        and all(isinstance(each.get(field), str) for each in messages for field in ("role", "content"))
     )
 
 

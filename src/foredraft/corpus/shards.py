@@ -85,16 +85,10 @@ class FinishedShard(NamedTuple):
 def plan_shards(
     files: Iterable[Path], shard_bytes: int = SHARD_BYTES, *, hold_out: float = 0.0, strict: bool = False
 ) -> list[Shard]:
-    """Cut the files into shards, in order.
+    """Cut the files into shards of about `shard_bytes` (on disk; .parquet: unpacked), in order.
 
     Files of .jsonl are cut into ranges of bytes and .parquet into ranges of row groups; a file of any other kind lies
     in one shard, however large. Small files share a shard.
-
-    Args:
-        files: from `find_inputs`.
-        shard_bytes: about how large a shard may be, in bytes on disk (.parquet: unpacked).
-        hold_out: as in `Shard`.
-        strict: likewise.
 
     Raises:
         UsageError: a file that cannot be read, or a size or share out of range.
@@ -144,8 +138,7 @@ def tokenize_shards(
     Args:
         shards: from `plan_shards`.
         words: how text becomes ids.
-        folder: made if its own folder exists. Whoever `spread` hands the work to must see it, and the inputs, under the
-            same name.
+        folder: made if its own folder exists; seen, as the inputs, under one name wherever `spread` hands work to.
         spread: such as `map_on_ray`; None works here, on all cores.
         progress: told how many bytes of the inputs are done, now and then; may raise to stop.
 
@@ -177,9 +170,8 @@ def finish_shard(
 ) -> FinishedShard:
     """Return the shard's file in `folder`, made now unless it is there and sound; as `tokenize_shards`.
 
-    The file, a container of kind ``token-shard``, holds the array `tokens`: the documents' ids in order, each document
-    followed by the separator V; uint16[n] where V is at most 65,535, else uint32[n]. It depends on the shard and the
-    words alone.
+    The file, a container of kind `token-shard`, holds the array `tokens`: the documents' ids in order, each document
+    followed by the separator V; uint16[n] where V is at most 65,535, else uint32[n].
     """
     identity = shard.identity(words)
     path = folder / (identity + SUFFIX)
@@ -274,12 +266,8 @@ def build_segment(
     vocabulary: int,
     progress: Progress | None = None,
 ) -> SegmentEntry:
-    """Sort and write the documents of `stretches` as one segment file; otherwise as `write_segment`.
-
-    Raises:
-        StoreError: a shard is damaged, or the folder cannot be written to.
-    """
-    texts = [_mapped(shard)[start:stop] for shard, start, stop in stretches]
+    """Sort and write the documents of `stretches` as one segment file; as `write_segment`."""
+    texts = [open_store(shard, KIND, check=False).arrays["tokens"][start:stop] for shard, start, stop in stretches]
     return write_segment(folder, texts, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, progress=progress)
 
 
@@ -297,7 +285,7 @@ def plan_segments(shards: Sequence[Path], separator: int, most: int = SEGMENT_TO
     group: list[Stretch] = []
     size = 0
     for shard in shards:
-        ends = _document_ends(_mapped(shard), separator)
+        ends = _document_ends(shard, separator)
         start = 0
         while len(ends) and start < ends[-1]:
             fitting = int(np.searchsorted(ends, start + most - size, "right"))
@@ -313,12 +301,10 @@ def plan_segments(shards: Sequence[Path], separator: int, most: int = SEGMENT_TO
         yield group
 
 
-def _mapped(shard: Path) -> Symbols:
-    return open_store(shard, KIND, check=False).arrays["tokens"]
-
-
-def _document_ends(symbols: Symbols, separator: int) -> npt.NDArray[np.int64]:
-    """Return the places after each separator; found in steps, so that no mask of a whole shard is made."""
-    steps = range(0, len(symbols), _BLOCK_SYMBOLS)
-    ends = [np.flatnonzero(symbols[at : at + _BLOCK_SYMBOLS] == separator) + at + 1 for at in steps]
-    return np.concatenate([np.empty(0, np.int64), *ends])
+def _document_ends(shard: Path, separator: int) -> npt.NDArray[np.int64]:
+    """Return the places after each separator."""
+    ends, at = [np.empty(0, np.int64)], 0
+    for symbols in shard_symbols([shard]):
+        ends.append(np.flatnonzero(symbols == separator) + at + 1)
+        at += len(symbols)
+    return np.concatenate(ends)

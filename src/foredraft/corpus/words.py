@@ -81,11 +81,7 @@ class Words:
         return hashlib.sha256(described.encode()).hexdigest()
 
     def tokenizer(self) -> Tokenizer:
-        """Return a new tokenizer, which neither pads nor truncates.
-
-        Raises:
-            UsageError: `tokenizer_json` is not a tokenizer.
-        """
+        """Return a new tokenizer, which neither pads nor truncates, or raise UsageError where the text is none."""
         try:
             tokenizer = Tokenizer.from_str(self.tokenizer_json)
         except Exception as error:  # the library raises plain Exception
@@ -95,11 +91,7 @@ class Words:
         return tokenizer
 
     def render(self) -> Render:
-        """Return the function that words chats.
-
-        Raises:
-            UsageError: the chat template is not a Jinja template.
-        """
+        """Return the function that words chats; raises as `template_render`."""
         return join_messages if self.chat_template is None else template_render(self.chat_template, self.special_tokens)
 
 
@@ -142,10 +134,7 @@ def template_render(source: str, special_tokens: Mapping[str, str]) -> Render:
 
 
 def words_of_file(path: Path) -> Words:
-    """Take tokenizer.json and, where they lie beside it, the end-of-text token and the chat template.
-
-    Args:
-        path: a tokenizer.json, or a folder that has one.
+    """Take a tokenizer.json, or a folder's, and the end-of-text token and the chat template that lie beside it.
 
     Raises:
         UsageError: there is none, or a file beside it is not what its name says.

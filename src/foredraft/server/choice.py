@@ -41,11 +41,7 @@ class Delta:
 
 
 class StopFilter:
-    """Lets text through up to a stop string, and holds back what may be the beginning of one.
-
-    Attributes:
-        found: the stop string that ended the text, or None.
-    """
+    """Lets text through up to a stop string, then `found`, and holds back what may be the beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.found: str | None = None
@@ -91,11 +87,7 @@ class Choice:
         self._predicting: ForetoldDrafter | None = None
 
     def take(self, event: Event) -> Delta:
-        """Return what an event adds.
-
-        Raises:
-            ForedraftError: what ended the text instead.
-        """
+        """Return what an event adds, or raise what ended the text instead."""
         if event.failure is not None:
             raise event.failure
         self.records += event.records

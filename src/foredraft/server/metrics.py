@@ -4,11 +4,13 @@ Knows events and times; not what was written.
 """
 
 import time
+from collections import Counter as Counts
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from foredraft.engine.statistics import summarize
 from foredraft.server.choice import Choice
 from foredraft.server.writer import Event, Job, Writer
 
@@ -91,18 +93,14 @@ class Metrics:
 def drafting_of(choices: Sequence[Choice]) -> dict[str, object]:
     """Return how a request's answers were drafted: their steps, and vLLM's `metrics.speculative_decoding`."""
     records = [record for choice in choices for record in choice.records]
-    drafts = [record for record in records if record.drafted]
-    drafted, accepted = sum(each.drafted for each in drafts), sum(each.accepted for each in drafts)
-    histogram = [0] * (1 + max((each.accepted for each in drafts), default=-1))
-    for each in drafts:
-        histogram[each.accepted] += 1
+    total, accepted = summarize(records, 0.0), Counts(record.accepted for record in records if record.drafted)
     speculative = {
-        "mean_acceptance_length": 1 + accepted / len(drafts) if drafts else 1.0,
-        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
-        "acceptance_histogram": histogram,
-        "num_spec_steps": len(drafts),
-        "num_accepted_draft_tokens": accepted,
-        "num_draft_tokens": drafted,
-        "num_spec_tokens": max((each.drafted for each in drafts), default=0),
+        "mean_acceptance_length": total.mean_acceptance_length,
+        "draft_acceptance_rate": total.draft_acceptance_rate,
+        "acceptance_histogram": [accepted[count] for count in range(max(accepted, default=-1) + 1)],
+        "num_spec_steps": total.drafting_steps,
+        "num_accepted_draft_tokens": total.accepted,
+        "num_draft_tokens": total.drafted,
+        "num_spec_tokens": max((record.drafted for record in records), default=0),
     }
-    return {"speculative_decoding": speculative, "steps": len(records)}
+    return {"speculative_decoding": speculative, "steps": total.steps}

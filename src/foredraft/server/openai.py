@@ -49,7 +49,7 @@ def _wanted(
     if body.repetition_penalty != 1.0:
         options["repetition_penalty"] = body.repetition_penalty
     return Wanted(
-        prompts, options, tools=tools, n=body.n, stops=body.stops, logprobs=logprobs, bias=body.logit_bias or {},
+        prompts, options, tools=tools, n=body.n, stops=body.stop or (), logprobs=logprobs, bias=body.logit_bias or {},
         presence=body.presence_penalty, frequency=body.frequency_penalty, ignore_eos=body.ignore_eos,
         shape=None if body.response_format is None else body.response_format.shape, speculative=body.speculative,
     )  # fmt: skip

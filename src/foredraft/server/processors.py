@@ -22,11 +22,7 @@ _SURE = 0.999  # the chance of each of them
 
 
 class Bias:
-    """Adds to the scores of given tokens.
-
-    Raises:
-        UsageError: a token that is not below the vocabulary.
-    """
+    """Adds to the scores of given tokens; one that is not below the vocabulary is a UsageError."""
 
     def __init__(self, biases: Mapping[int, float], vocabulary: int) -> None:
         for token in biases:
@@ -104,35 +100,34 @@ class _Position:
         return kept
 
 
-class Grammars:
-    """Makes constraints for a model of `vocabulary` ids, of which `eos` end a text; llguidance does the work."""
+def grammar_tokenizer(tokenizer: Any, vocabulary: int, eos: tuple[int, ...]) -> llguidance.LLTokenizer:
+    """Return what constraints are made from, for a model of `vocabulary` ids; it takes half a second."""
+    return llguidance.hf.from_tokenizer(tokenizer, n_vocab=vocabulary, eos_token=list(eos) or None)
 
-    def __init__(self, tokenizer: Any, vocabulary: int, eos: tuple[int, ...]) -> None:
-        self._vocabulary = vocabulary
-        self._tokenizer = llguidance.hf.from_tokenizer(tokenizer, n_vocab=vocabulary, eos_token=list(eos) or None)
 
-    def constraint(self, kind: str, pattern: Any, prompt_length: int) -> "Constraint":
-        """Return the constraint of one text, of a kind and pattern as `Wanted.shape` has them.
+class Constraint:
+    """What one text may still become: masks what may not come next, and drafts what must; llguidance does the work.
 
-        Raises:
-            UsageError: a schema or an expression that cannot be read.
-        """
+    Args:
+        tokenizer: from `grammar_tokenizer`.
+        kind: "json_object", "json_schema" or "regex".
+        pattern: the schema or expression.
+        prompt_length: ids before the text.
+
+    Raises:
+        UsageError: a schema or an expression that cannot be read.
+    """
+
+    def __init__(self, tokenizer: llguidance.LLTokenizer, kind: str, pattern: Any, prompt_length: int) -> None:
         if kind == "regex":
             grammar = llguidance.LLMatcher.grammar_from_regex(pattern)
         else:
             schema = pattern if kind == "json_schema" else {"type": "object"}
             grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)  # it would print errors
-        if matcher.is_error():
-            raise UsageError(f"The response format cannot be honoured: {_first_line(matcher.get_error())}.")
-        return Constraint(matcher, self._vocabulary, prompt_length)
-
-
-class Constraint:
-    """What one text may still become: masks what may not come next, and drafts what must."""
-
-    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: int, prompt_length: int) -> None:
-        self._matcher, self._vocabulary, self._read = matcher, vocabulary, prompt_length
+        self._matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)  # it would print errors
+        if self._matcher.is_error():
+            raise UsageError(f"The response format cannot be honoured: {_first_line(self._matcher.get_error())}.")
+        self._vocabulary, self._read = tokenizer.vocab_size, prompt_length
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return the scores, float[1, V], minus infinity for what may not come next."""

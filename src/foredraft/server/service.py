@@ -22,7 +22,7 @@ from foredraft.server.bodies import Speculation
 from foredraft.server.choice import Choice, Delta
 from foredraft.server.generators import Generators
 from foredraft.server.metrics import Metrics
-from foredraft.server.processors import GRAMMAR, Bias, Grammars, Logprobs, Penalties
+from foredraft.server.processors import GRAMMAR, Bias, Constraint, Logprobs, Penalties, grammar_tokenizer
 from foredraft.server.writer import Event, Job, Writer
 from foredraft.text import StopStrings
 
@@ -37,7 +37,9 @@ class Wanted:
 
     prompts: Sequence[Prompt]  # each is answered `n` times
     options: Mapping[str, Any]  # generation arguments, None where one is not given
-    tools: Sequence[Mapping[str, Any]] | None = None  # what the chat template is told; None without tools
+    tools: Sequence[Mapping[str, Any]] | None = (
+        None  # told to the chat template; None where no message has to do with any
+    )
     n: int = 1
     stops: Sequence[str] = ()
     logprobs: int | None = None  # most probable tokens told at every position; None for no log-probabilities
@@ -62,9 +64,7 @@ class Answers:
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """Yield what the answers grow by until all have ended; what came meanwhile comes at once.
 
-        Raises:
-            ForedraftError: what ended one of them instead.
-            TimeoutError: it took too long.
+        Raises what ended one of them instead, or TimeoutError.
         """
         while any(choice.finish is None for choice in self.choices):
             grown: dict[int, Delta] = {}
@@ -92,8 +92,7 @@ class Service:
         generator: has the model and the tokenizer.
         generators: what drafts for a request.
         metrics: of the server.
-        most_at_once: texts that are written together.
-        most_waiting: texts that wait.
+        most_at_once: texts that are written together; `most_waiting` more may wait.
         cache_bytes: memory for keys and values.
         timeout: seconds after which a text is given up.
     """
@@ -112,11 +111,7 @@ class Service:
         metrics.watch(self.writer)
 
     async def begin(self, wanted: Wanted, key: str) -> Answers:
-        """Have answers written.
-
-        Raises:
-            ForedraftError: what cannot be honoured, or BusyError.
-        """
+        """Have answers written, or raise what cannot be honoured, or BusyError."""
         self._loop = asyncio.get_running_loop()
         until, count = self._loop.time() + self._timeout, len(wanted.prompts) * wanted.n
         self.writer.check_room(self._prepared_now + count)
@@ -126,7 +121,7 @@ class Service:
         finally:
             self._prepared_now -= count
         events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        jobs = [Job(prepared, partial(_tell, events, number)) for number, (_, prepared) in enumerate(made)]
+        jobs = [Job(prepared, partial(_queue, events, number)) for number, (_, prepared) in enumerate(made)]
         self.writer.submit(jobs)
         self.metrics.begun(jobs)
         prompt_tokens = sum(len(prepared.prompt) for _, prepared in made[:: wanted.n])
@@ -148,9 +143,9 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._preparing, work, *arguments)
 
     @cached_property
-    def _grammars(self) -> Grammars:  # it takes half a second
-        target = self.generator.target
-        return Grammars(self.generator.tokenizer, target.vocabulary, self.generator.eos_token_ids())
+    def _grammar_tokenizer(self) -> Any:
+        generator = self.generator
+        return grammar_tokenizer(generator.tokenizer, generator.target.vocabulary, generator.eos_token_ids())
 
     def close(self, seconds: float) -> None:
         """Finish what is being written, or give it up after so many seconds, and keep what was learned."""
@@ -188,7 +183,7 @@ class Service:
         if wanted.shape is not None:
             if wanted.ignore_eos:
                 raise UsageError("ignore_eos cannot be had with a response_format, which says where the text ends.")
-            constraint = self._grammars.constraint(*wanted.shape, len(ids))
+            constraint = Constraint(self._grammar_tokenizer, *wanted.shape, len(ids))
             processors.append(constraint)
         choice, given = Choice(tokenizer, wanted.stops, logprobs), arguments["around"]
 
@@ -217,7 +212,7 @@ class Service:
             job.tell(event)
 
 
-def _tell(events: "asyncio.Queue[tuple[int, Event]]", number: int, event: Event) -> None:
+def _queue(events: "asyncio.Queue[tuple[int, Event]]", number: int, event: Event) -> None:
     events.put_nowait((number, event))
 
 

@@ -47,13 +47,9 @@ class Job:
 
 
 class Writer:
-    """Writes texts until it is closed.
+    """Writes up to `most_at_once` texts in an empty batch, while `most_waiting` wait, until it is closed.
 
-    Args:
-        batch: an empty one.
-        deliver: takes the events of a step, on the writer's thread, and sees to it that each is told.
-        most_at_once: texts in the batch.
-        most_waiting: texts that wait for their turn.
+    `deliver` takes the events of a step, on the writer's thread, and sees to it that each is told.
     """
 
     def __init__(
@@ -86,11 +82,7 @@ class Writer:
         return self._batch.memory_use
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Take in texts, all of them or none.
-
-        Raises:
-            BusyError: too many wait already, or the writer is closing.
-        """
+        """Take in texts, all of them or none; raise BusyError where too many wait already, or the writer is closing."""
         with self._changed:
             self.check_room(len(jobs))
             self._waiting.extend(jobs)

@@ -12,6 +12,7 @@ from foredraft.contracts import (
     NO_BUDGET,
     Budget,
     Control,
+    Draft,
     Drafter,
     Drafting,
     SequenceView,
@@ -21,6 +22,7 @@ from foredraft.contracts import (
 )
 from foredraft.control import FixedControl
 from foredraft.engine.state import SequenceState
+from foredraft.engine.step import check_draft
 from foredraft.graph.layout import lay_out_text
 from foredraft.graph.tree import depths
 from foredraft.sampling import Probabilities, SamplingOptions
@@ -35,11 +37,7 @@ MakeDrafter = Callable[[], Drafter]
 
 
 def check_drafter(make: MakeDrafter, *, shared: bool = False) -> None:
-    """Run every check on drafters that `make` returns.
-
-    Args:
-        make: returns a fresh drafter for a target of `VOCABULARY` ids; called several times.
-        shared: the drafter learns across sequences on purpose.
+    """Run every check on drafters that `make` returns; `shared` where they learn across sequences on purpose.
 
     Raises:
         AssertionError: naming the law that does not hold.
@@ -53,15 +51,12 @@ def proposals_are_valid_trees(make: MakeDrafter) -> None:
     """Parents come before children, siblings differ, dtypes are right, tokens are the target's, sources have names."""
     drafter = make()
     for step in _steps(drafter):
-        draft = step.draft
         try:
-            draft.check()
+            step.draft.check()
+            check_draft(step.draft, VOCABULARY, len(drafter.source_names))
         except ValueError as error:
-            raise AssertionError(f"Proposals are valid trees; of this one: {error}") from error
-        known = len(draft) == 0 or bool(draft.tokens.min() >= 0 and draft.tokens.max() < VOCABULARY)
-        _require(known, f"Proposals hold tokens below the vocabulary, {VOCABULARY}; this one: {draft.tokens.tolist()}.")
-        named = draft.source is None or len(draft) == 0 or int(draft.source.max()) < len(drafter.source_names)
-        _require(named, f"Every source of a proposal has a name; there are {list(drafter.source_names)}.")
+            sentence = f"Proposals are valid trees of a vocabulary of {VOCABULARY}; of this one: {error}"
+            raise AssertionError(sentence) from error
 
 
 def proposals_stay_within_the_budget(make: MakeDrafter) -> None:
@@ -70,7 +65,7 @@ def proposals_stay_within_the_budget(make: MakeDrafter) -> None:
         for step in _steps(make(), Budget(nodes, depth)):
             budget, draft = step.budget, step.draft
             _require(len(draft) <= budget.nodes, f"Proposals stay within {budget}; this one has {len(draft)} nodes.")
-            deepest = int(depths(draft.parents).max()) if len(draft) else 0
+            deepest = _deepest(draft)
             _require(deepest <= budget.depth, f"Proposals stay within {budget}; this one is {deepest} deep.")
 
 
@@ -110,13 +105,11 @@ def a_drafter_that_asks_obeys(make: MakeDrafter) -> None:
         drafting.close()
         if not asked:
             continue
-        deepest = int(depths(draft.parents).max()) if len(draft) else 0
         refused = len(asked) > allowed  # a drafter that was not may know further levels without asking: a graph's loans
-        right = not refused or (len(asked) == allowed + 1 and deepest <= len(asked))
         _require(
-            right,
+            not refused or (len(asked) == allowed + 1 and _deepest(draft) <= len(asked)),
             f"A drafter that asks obeys; with {allowed} more levels allowed, this one asked {len(asked)} "
-            f"times and drafted {deepest} levels.",
+            f"times and drafted {_deepest(draft)} levels.",
         )
         known = all(chance is None or 0 <= chance <= 1 for chance in asked)
         _require(known, f"A drafter that asks obeys, and its estimates are 0 to 1, or None; these are {asked}.")
@@ -279,6 +272,10 @@ def _opened(drafter: Drafter, prompt: TokenIds) -> Drafting:
     return drafter.open(begun(target_of(drafter), prompt, SamplingOptions())[1])
 
 
+def _deepest(draft: Draft) -> int:
+    return int(depths(draft.parents).max()) if len(draft) else 0
+
+
 def _require(holds: bool, sentence: str) -> None:
     if not holds:
         raise AssertionError(sentence)
@@ -317,13 +314,13 @@ def _places(
         children = np.flatnonzero(verdict.draft.parents == node)
         if verdict.draft.q is None or not len(children):
             continue
-        law = distribution(rows[verdict.at + number], options)
+        p = distribution(rows[verdict.at + number], options)
         q = as_drawn(verdict.draft.q[children[0]])
-        by_ratio = np.divide(q, law, out=np.zeros_like(q), where=law > 0)
-        found.append(tuple(_place(law, order, token, spread) for order in (law, q, by_ratio)))
+        by_ratio = np.divide(q, p, out=np.zeros_like(q), where=p > 0)
+        found.append(tuple(_place(p, order, token, spread) for order in (p, q, by_ratio)))
     return found
 
 
-def _place(law: Probabilities, order: Probabilities, token: int, spread: np.random.Generator) -> float:
-    before, same = law[order > order[token]].sum(), law[order == order[token]].sum()
+def _place(p: Probabilities, order: Probabilities, token: int, spread: np.random.Generator) -> float:
+    before, same = p[order > order[token]].sum(), p[order == order[token]].sum()
     return float(before + spread.random() * same)

@@ -111,10 +111,10 @@ class World:
         weights = filter_row(row, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         return np.asarray(weights.astype(np.float64) / weights.astype(np.float64).sum())
 
-    def going_on(self, law: dict[Text, float], length: int) -> dict[Text, float]:
+    def going_on(self, shares: dict[Text, float], length: int) -> dict[Text, float]:
         """Return how the first `length` tokens are distributed where plain decoding goes on after each text."""
         whole: dict[Text, float] = {}
-        unfinished = list(law.items())
+        unfinished = list(shares.items())
         while unfinished:
             text, probability = unfinished.pop()
             if len(text) >= length or (text and text[-1] in self.setting.eos):
@@ -184,12 +184,14 @@ def distance(world: World, drafts: Iterable[tuple[Draft, float]], length: int = 
     Raises:
         AssertionError: the probabilities do not add up to one, or no draft was ever accepted where tokens are sampled.
     """
-    law: dict[Text, float] = {}
+    shares: dict[Text, float] = {}
     for draft, drawn in drafts:
         scores = world.scores(draft)
         for tokens, decided in outcomes(partial(world.emitted, draft, scores)):
-            law[tokens] = law.get(tokens, 0.0) + drawn * decided
-    assert abs(sum(law.values()) - 1) < 1e-12, "the probabilities of all outcomes must add up to one"
-    actual, expected = world.going_on(law, length), world.going_on({(): 1.0}, length)
-    assert not world.setting.sampling.do_sample or any(len(tokens) > 1 for tokens in law), "something must be accepted"
+            shares[tokens] = shares.get(tokens, 0.0) + drawn * decided
+    assert abs(sum(shares.values()) - 1) < 1e-12, "the probabilities of all outcomes must add up to one"
+    actual, expected = world.going_on(shares, length), world.going_on({(): 1.0}, length)
+    assert not world.setting.sampling.do_sample or any(len(tokens) > 1 for tokens in shares), (
+        "something must be accepted"
+    )
     return max(abs(actual.get(text, 0.0) - expected.get(text, 0.0)) for text in actual.keys() | expected.keys())

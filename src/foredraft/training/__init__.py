@@ -16,11 +16,7 @@ Tell = Callable[[str, int, int, int, str], None]
 
 
 def check_numbers(options: Any, counts: Sequence[str], above_0: Sequence[str], shares: Sequence[str]) -> None:
-    """Refuse options of these names that are no counts, no finite numbers above 0, or no shares.
-
-    Raises:
-        UsageError: naming the first.
-    """
+    """Refuse options of these names that are no counts, no finite numbers above 0, or no shares, naming the first."""
     rules: tuple[tuple[Sequence[str], Callable[[float], bool], str], ...] = (
         (counts, lambda value: value >= 1, "at least 1"),
         (above_0, lambda value: 0 < value < math.inf, "above 0"),

@@ -114,17 +114,13 @@ def promised(agreed: Sequence[BoolArray], curve: CostCurve, draft_cost: float, m
         most_levels: drafted tokens a step at most.
     """
     passes = curve.table(most_levels + 1)
-    tokens = sum(map(len, agreed))
-    best, best_levels = 0.0, 1
+    tokens, agreement, found = sum(map(len, agreed)), float(np.concatenate(list(agreed)).mean()), []
     for levels in range(1, most_levels + 1):
         accepted = np.concatenate([accepted_by_step(each, levels) for each in agreed])
         drafting = levels * len(accepted) + (accepted == levels).sum()  # one more to catch up, where all were accepted
         seconds = len(accepted) * passes[levels + 1] + drafting * draft_cost * passes[1]
-        speed_up = tokens * passes[1] / seconds
-        if speed_up > best:
-            best, best_levels = float(speed_up), levels
-    agreement = float(np.concatenate(list(agreed)).mean())
-    return SkippingFigures(best, best_levels, agreement, draft_cost)
+        found.append(SkippingFigures(float(tokens * passes[1] / seconds), levels, agreement, draft_cost))
+    return max(found, key=lambda each: each.speed_up)
 
 
 def accepted_by_step(agreed: BoolArray, levels: int) -> npt.NDArray[np.int64]:

@@ -229,12 +229,7 @@ def write_checkpoint(run: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_checkpoint(run: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the run's checkpoint on the CPU, or None when it has none yet.
-
-    Raises:
-        StoreError: the file is damaged.
-        UsageError: the checkpoint is of a run with another `identity`.
-    """
+    """Return the run's checkpoint on the CPU, or None when it has none yet; another `identity` is refused."""
     file = run / CHECKPOINT
     if not file.is_file():
         return None
@@ -252,11 +247,7 @@ def read_checkpoint(run: Path, identity: Mapping[str, Any]) -> dict[str, Any] | 
 
 
 def draw_curve(history: Sequence[Mapping[str, float]], path: Path) -> bool:
-    """Draw loss and held-out agreement over the minutes, as PNG; return False without matplotlib or any history.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
+    """Draw loss and held-out agreement over the minutes, as PNG; return False without matplotlib or any history."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

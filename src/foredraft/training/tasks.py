@@ -117,15 +117,15 @@ def _states_file(file: Path, shape: tuple[int, int, int]) -> np.memmap[Any, np.d
 class DraftTask:
     """A draft model in training, made of `layers` of the target's own; embeddings and LM head stay the target's.
 
-    DistillSpec (Zhou et al., ICLR 2024) finds that a draft model learns best what the target says of texts like those
-    that will be drafted, which the target's own are.
+    It scores the tokens `ids`, int64[N], or all. DistillSpec (Zhou et al., ICLR 2024) finds that a draft model learns
+    best what the target says of texts like those that will be drafted, which the target's own are.
 
     Raises:
         UsageError: layers out of range.
         UnsupportedModelError: the model's layers are no plain list.
     """
 
-    module: FirstLayers  # its layers and norm, float32; of an LM head, `ids` (int64[N], None for all) are scored
+    module: FirstLayers  # its layers and norm, float32
 
     def __init__(self, model: Any, layers: int, traces: Traces, ids: torch.Tensor | None = None) -> None:
         self._traces, self._ids = traces, ids
@@ -149,12 +149,13 @@ class DraftTask:
 
 
 class MedusaTask:
-    """Medusa heads in training, on the target's last hidden states (Cai et al. 2024, section 2.2.1).
+    """`count` Medusa heads in training, on the target's last hidden states (Cai et al. 2024, section 2.2.1).
 
-    The loss of head k is weighed by 0.8 to the power k, as deeper heads are less sure.
+    The loss of head k is weighed by 0.8 to the power k, as deeper heads are less sure. They score the tokens `ids`,
+    int64[N], or all.
     """
 
-    module: MedusaHeads  # `count` heads, float32, of whose scores those of `ids` (int64[N], None for all) are learned
+    module: MedusaHeads  # float32
 
     def __init__(self, model: Any, count: int, traces: Traces, ids: torch.Tensor | None = None) -> None:
         self._model, self._traces = model.requires_grad_(requires_grad=False), traces

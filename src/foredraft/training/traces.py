@@ -5,7 +5,7 @@ text. Beside each token lie the target's most probable next tokens, so that a he
 the target in memory. Knows files, a tokenizer, a model for the labels, and a function that writes; not which head
 learns from them.
 
-A folder holds `texts.jsonl` (what was written so far; a killed run goes on behind its last whole line), and once it is
+A folder holds `texts.jsonl` (what was written so far; a killed run goes on after its last whole line), and once it is
 complete `windows.npy` int32[W, T + 1], `kinds.npy` uint8[W], `held.npy` bool[W], `top_ids.npy` int32[W, T, K],
 `top_probabilities.npy` float16[W, T, K] and, last of all, `manifest.json`.
 """
@@ -220,12 +220,7 @@ def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, 
 
 
 def open_traces(folder: Path) -> Traces:
-    """Open complete traces.
-
-    Raises:
-        UsageError: there are none.
-        StoreError: they are damaged or of another version.
-    """
+    """Open complete traces: UsageError where there are none, StoreError where they are damaged or too old."""
     if not is_traces(folder):
         raise UsageError(f"{folder} holds no complete traces; make them with `foredraft train traces`.")
     try:
