@@ -17,7 +17,6 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs,
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.graph.tree import top_nodes
-from foredraft.index.best_first import best_first
 from foredraft.index.learned import (
     MOST_SLOTS,
     NO_TOKEN,
@@ -28,9 +27,8 @@ from foredraft.index.learned import (
     read_text,
     with_room,
 )
-from foredraft.index.mcts import SearchSettings, mcts
-from foredraft.index.successors import BLENDED
 from foredraft.index.trigram import TrigramTable, open_named_table
+from foredraft.index.trigram_search import BLENDED, SearchSettings, best_first, mcts
 
 _SEEDS = 1 << 62
 """Kernels take signed integers; seeds may be larger."""

@@ -13,7 +13,7 @@ from numba import njit
 
 from foredraft.graph.search import pop, sift_up
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.own_words import learn_rows
+from foredraft.index.own_words import fill_context, learn_rows
 from foredraft.index.rates import ABSENT, SOURCES, UNLISTED, Rates, chance, credit
 from foredraft.index.recent_text import append
 from foredraft.index.sources import LONGEST, MARKS, Sources, empty_list, list_all, root_mark
@@ -21,27 +21,18 @@ from foredraft.index.sources import LONGEST, MARKS, Sources, empty_list, list_al
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
-_CANDIDATES = 32  # for each node of the draft, about
+_CANDIDATES = 32  # there is room for, for each node of the draft: twice as many as are listed on average
 
 
 class Nodes(NamedTuple):
-    """Nodes of a draft, or candidates for one: N at most.
+    """Nodes of a draft, or candidates for one: N at most."""
 
-    Attributes:
-        tokens: int32[N].
-        parents: int32[N].
-        score: float32[N].
-        cells: uint8[N, 7], what each source says.
-        known: int32[N], the sources that know the context, as bits.
-        marks: int32[N, 7], see `Listed`.
-    """
-
-    tokens: IntArray
-    parents: IntArray
-    score: FloatArray
-    cells: U8
-    known: IntArray
-    marks: IntArray
+    tokens: IntArray  # int32[N]
+    parents: IntArray  # int32[N]
+    score: FloatArray  # float32[N]
+    cells: U8  # uint8[N, 7], what each source says
+    known: IntArray  # int32[N], the sources that know the context, as bits
+    marks: IntArray  # int32[N, 7], see `Listed`
 
 
 @njit(cache=True)
@@ -51,20 +42,6 @@ def room_for(count: int) -> Nodes:
         np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.float32),
         np.empty((count, SOURCES), np.uint8), np.empty(count, np.int32), np.empty((count, MARKS), np.int32),
     )  # fmt: skip
-
-
-@njit(cache=True)
-def _context_of(nodes: Nodes, node: int, ids: I64, context: I64) -> None:
-    """Write the last tokens down to `node`, -1 for the root, into `context`; -1 before the text."""
-    place, back = LONGEST - 1, len(ids) - 1
-    while place >= 0:
-        if node >= 0:
-            context[place] = nodes.tokens[node]
-            node = nodes.parents[node]
-        else:
-            context[place] = ids[back] if back >= 0 else -1
-            back -= 1
-        place -= 1
 
 
 @njit(cache=True)
@@ -91,7 +68,7 @@ def blend(sources: Sources, rates: Rates, nodes: Nodes, ids: I64, size: tuple[in
     mark = root_mark(sources)
     while True:
         if depth < deepest:
-            _context_of(nodes, node, ids, context)
+            fill_context(context, nodes.tokens, nodes.parents, node, ids)
             known = list_all(sources, context, mark, depth, listed)
             for i in range(listed.made[0]):
                 if made == len(heap) or not 0 <= listed.tokens[i] < vocabulary:
@@ -139,21 +116,13 @@ def learn_choices(rates: Rates, nodes: Nodes, count: int, written: I64) -> None:
 
 
 class Told(NamedTuple):
-    """What the target says next, after rows of a verified draft behind the token `at`.
+    """What the target says next, after rows of a verified draft."""
 
-    Attributes:
-        tokens: int32[N], the draft's.
-        parents: int32[N].
-        rows: int32[S], 0 for the root, i + 1 for node i.
-        top: int32[S, K], the most probable tokens, falling.
-        chances: float32[S, K], their probabilities.
-    """
-
-    tokens: IntArray
-    parents: IntArray
-    rows: IntArray
-    top: IntArray
-    chances: FloatArray
+    tokens: IntArray  # int32[N], the draft's
+    parents: IntArray  # int32[N]
+    rows: IntArray  # int32[S], 0 for the root, i + 1 for node i
+    top: IntArray  # int32[S, K], the most probable tokens, falling
+    chances: FloatArray  # float32[S, K], their probabilities
 
 
 _NONE = np.zeros(0, np.int32)

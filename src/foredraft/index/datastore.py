@@ -44,34 +44,21 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
-    """A line of the manifest.
+    """A line of the manifest."""
 
-    Attributes:
-        name: of the segment; its file is `<name>.segment`. The first 16 hex digits of the SHA-256 of its symbols.
-        tokens: tokens of its documents.
-        documents: how many.
-        bytes: size of its file.
-    """
-
-    name: str
-    tokens: int
-    documents: int
-    bytes: int
+    name: str  # the first 16 hex digits of the SHA-256 of its symbols; its file is `<name>.segment`
+    tokens: int  # of its documents
+    documents: int  # how many
+    bytes: int  # size of its file
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a store consists of.
+    """What a store consists of."""
 
-    Attributes:
-        tokenizer_hash: of the tokenizer whose ids the segments hold.
-        vocabulary: number of token ids; the separator behind each document is this number.
-        segments: in the order in which they were added.
-    """
-
-    tokenizer_hash: str
-    vocabulary: int
-    segments: tuple[SegmentEntry, ...]
+    tokenizer_hash: str  # of the tokenizer whose ids the segments hold
+    vocabulary: int  # number of token ids; the separator after each document is this number
+    segments: tuple[SegmentEntry, ...]  # in the order in which they were added
 
     @property
     def tokens(self) -> int:
@@ -81,19 +68,12 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Datastore:
-    """An open store.
-
-    Attributes:
-        folder: where it lies.
-        manifest: what it consists of.
-        segments: their arrays, mapped into memory, in the manifest's order.
-        version: changes whenever the manifest does.
-    """
+    """An open store."""
 
     folder: Path
     manifest: Manifest
-    segments: tuple[SuffixArrays, ...]
-    version: tuple[int, int, int]
+    segments: tuple[SuffixArrays, ...]  # mapped into memory, in the manifest's order
+    version: tuple[int, int, int]  # changes whenever the manifest does
 
 
 def segment_path(folder: Path, name: str) -> Path:

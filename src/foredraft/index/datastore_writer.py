@@ -28,9 +28,8 @@ from foredraft.index.datastore import (
     segment_path,
     write_segment,
 )
-from foredraft.index.groups import grouped
 from foredraft.index.storage import BUILDING_SUFFIX, unwritable, write_lock
-from foredraft.index.suffix_array import Symbols
+from foredraft.index.suffix_array import Symbols, grouped
 
 LOCK = "datastore.lock"
 
@@ -42,11 +41,11 @@ class DatastoreWriter:
     list. A process that is killed leaves the store as it was, and files that the next `commit` removes.
 
     Attributes:
-        folder: the store.
+        folder: the store; made if it does not exist and `create` says so.
         manifest: the store as it will be.
 
     Args:
-        folder: the store; made if it does not exist and `create` says so.
+        folder: as above.
         tokenizer_hash: what the segments' ids belong to; None takes the store's.
         vocabulary: likewise.
         create: begin an empty store; otherwise the store must exist.
@@ -105,7 +104,7 @@ class DatastoreWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the lock back; what was not committed to a new store goes."""
+        """Give the lock back, and remove what was not committed to a new store."""
         with self._held:
             if not (self.folder / MANIFEST).exists():
                 _remove(path for path in self.folder.glob("*") if path.name != LOCK and _is_ours(path.name))

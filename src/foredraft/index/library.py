@@ -20,9 +20,7 @@ from foredraft.index.suffix_array import SuffixArrays, symbol_dtype
 
 MOST_SHARED = 1 << 22
 """Tokens of other sequences that are kept; beyond, the older half is forgotten."""
-
-_MOST_SEGMENTS = 8
-"""A bounded store is kept in about as many segments, each of which is searched at every step."""
+_MOST_SEGMENTS = 8  # about, of a bounded store: each is searched at every step
 NOTHING_TO_SAVE = 'Only what is shared can be saved: give learn="shared", and a path or memory=PATH.'
 
 
@@ -33,11 +31,6 @@ class Library:
         identity: the tokenizer's hash and the vocabulary that its files are bound to.
         shared: what sequences have shared.
         lock: held while any of it changes.
-
-    Args:
-        stores: opened.
-        vocabulary: number of ids of the model that the texts are searched for.
-        tokenizer_hash: of its tokenizer.
     """
 
     def __init__(self, stores: Iterable[Datastore] = (), *, vocabulary: int = 0, tokenizer_hash: str = "") -> None:

@@ -28,17 +28,11 @@ _LEAST_SHARE = np.float32(0.002)
 
 
 class Rates(NamedTuple):
-    """What was counted.
+    """What was counted."""
 
-    Attributes:
-        hits: float32[7, 128], candidates of a source's cell that the target chose.
-        seen: float32[7, 128], candidates of the cell among which it chose.
-        weights: float32[128, 8], by the set of sources that know a context, as bits: one for each source, a constant.
-    """
-
-    hits: F32
-    seen: F32
-    weights: F32
+    hits: F32  # float32[7, 128], candidates of a source's cell that the target chose
+    seen: F32  # float32[7, 128], candidates of the cell among which it chose
+    weights: F32  # float32[128, 8], by the set of sources that know a context, as bits: one a source, and a constant
 
 
 def flat_rates() -> Rates:

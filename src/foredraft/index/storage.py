@@ -61,25 +61,15 @@ class ArrayEntry:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """An open store.
-
-    Attributes:
-        path: the file.
-        kind: what the arrays are, such as ``trigram-table``.
-        tokenizer_hash: of the tokenizer whose ids the arrays hold.
-        vocabulary: number of token ids.
-        metadata: whatever the writer noted; JSON values.
-        entries: the arrays' places, in file order.
-        arrays: name to a read-only, 64-byte-aligned, one-dimensional view of the mapped file.
-    """
+    """An open store."""
 
     path: Path
-    kind: str
-    tokenizer_hash: str
-    vocabulary: int
-    metadata: Mapping[str, Any]
-    entries: tuple[ArrayEntry, ...]
-    arrays: Mapping[str, AnyArray]
+    kind: str  # what the arrays are, such as ``trigram-table``
+    tokenizer_hash: str  # of the tokenizer whose ids the arrays hold
+    vocabulary: int  # number of token ids
+    metadata: Mapping[str, Any]  # what the writer noted; JSON values
+    entries: tuple[ArrayEntry, ...]  # the arrays' places, in file order
+    arrays: Mapping[str, AnyArray]  # name to a read-only, 64-byte-aligned, one-dimensional view of the mapped file
 
 
 def _aligned(offset: int) -> int:
