@@ -77,11 +77,7 @@ class AutoOptions:
     depth: int = 16
 
     def __post_init__(self) -> None:
-        """Refuse values that mean nothing.
-
-        Raises:
-            UsageError: an unknown choice, or a number outside its range.
-        """
+        """Raise UsageError for an unknown choice, or a number outside its range."""
         if self.learn not in ("request", "shared", "off", None):
             raise UsageError(f"learn is {self.learn!r}; choose one of request, shared, off.")
         for name in ("depth", "levels"):

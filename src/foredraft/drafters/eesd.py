@@ -51,11 +51,7 @@ class EesdOptions:
     calibrated: bool | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values out of range.
-
-        Raises:
-            UsageError: naming it.
-        """
+        """Raise UsageError for a value out of range."""
         self.rules()
         if self.layers is not None and self.layers < 1:
             raise UsageError(f"layers is {self.layers}; at least one layer must lie before the exit.")
@@ -68,13 +64,7 @@ class EesdOptions:
 
 
 class EesdDrafter:
-    """A target in two parts, and the shape that the first one drafts.
-
-    Args:
-        options: the shape.
-        target: both parts.
-        predictor: of agreement; None takes the head's own estimates.
-    """
+    """A target in two parts, and the shape that the first one drafts; without a predictor by the head's estimates."""
 
     name: ClassVar[str] = "eesd"
     summary: ClassVar[str] = "The target's first layers and a trained early-exit head (EESD)."
@@ -120,11 +110,7 @@ class EesdDrafter:
         return cls(options, SplitTarget(target, card.layers, head), predictor)
 
     def open(self, context: DraftContext) -> "EesdDrafting":
-        """Begin drafting for one sequence, whose cache must be one of `target`'s.
-
-        Raises:
-            UsageError: it is another's.
-        """
+        """Begin drafting for one sequence; raises UsageError where its cache is not one of `target`'s."""
         if not isinstance(context.cache, SplitCache):
             raise UsageError("Method 'eesd' needs the cache of its own target, and cannot draft for another one here.")
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self.target.drafted_ids)
@@ -137,13 +123,9 @@ class EesdDrafting:
     """One sequence's drafting in the first layers."""
 
     def __init__(
-        self,
-        target: SplitTarget,
-        rules: GrowthRules,
-        context: DraftContext,
-        imitation: Imitation,
+        self, target: SplitTarget, rules: GrowthRules, context: DraftContext, imitation: Imitation,
         predictor: AgreementPredictor | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         calibrate = self._calibrate if predictor is not None else None
         self._target, self._predictor = target, predictor
         self._samples = imitation.sampling.do_sample

@@ -38,11 +38,7 @@ class LayerSkipOptions:
     least_probability: float = 0.2
 
     def __post_init__(self) -> None:
-        """Refuse values out of range, and two ways of saying what is skipped.
-
-        Raises:
-            UsageError: naming it.
-        """
+        """Raise UsageError for a value out of range, or two ways of saying what is skipped."""
         self.rules()
         if self.skipped is not None and not (self.attention is None and self.mlp is None):
             raise UsageError("skipped names a file, and attention or mlp is given too; give the file or the lists.")

@@ -12,7 +12,7 @@ exactly its ancestors. So the paper's two branches are one draft, which is verif
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -20,10 +20,10 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs,
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 
-_STREAM = 0x100CA  # so that a control that draws with the same seed draws other numbers
-_EVERY_ROW = 1 << 20
+_STREAM = 0x100CA  # any number: a control that draws with the same seed draws others
+_EVERY_ROW = 1 << 20  # more rows than a pass has
 _GUESS, _WINDOW = 0, 1  # sources
-_PRIOR_RATES, _PRIOR_NODES = (0.5, 0.1), 8.0  # share accepted of each source's nodes, before any was verified
+_PRIOR_RATES, _PRIOR_NODES = (0.5, 0.1), 8.0  # share accepted of so many nodes of each source, before any was verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,7 @@ class LookaheadOptions:
     learn: Literal["window", "text"] = "window"
 
     def __post_init__(self) -> None:
-        """Refuse values out of range.
-
-        Raises:
-            UsageError: naming it.
-        """
+        """Raise UsageError for a value out of range."""
         for name, least, most in (("level", 2, 16), ("window", 1, 64), ("guess", 0, 64)):
             if not least <= getattr(self, name) <= most:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be {least} to {most}.")
@@ -114,7 +110,7 @@ class LookaheadDrafting:
             self._read = self._pool.read(view.ids, self._read)
         root = int(view.ids[-1])
         self._window[0, 0] = root
-        tree = _Tree(*(accepted / tried for accepted, tried in zip(self._accepted, self._tried, strict=True)))
+        tree = _Tree([accepted / tried for accepted, tried in zip(self._accepted, self._tried, strict=True)])
         for guess in self._pool.behind(root):
             if len(tree.tokens) + len(guess) > (budget.nodes + 1) // 2:
                 break
@@ -219,16 +215,16 @@ class _Pool:
 class _Tree:
     """A tree that grows by paths from the root; the same path is the same node, whoever proposes it first.
 
-    Args:
-        guess: the chance of a guess behind an accepted node.
-        window: the same of a window's row.
+    `rates` are the chances of a node of either source after an accepted one.
     """
 
-    def __init__(self, guess: float, window: float) -> None:
-        self._rates = (guess, window)
+    def __init__(self, rates: Sequence[float]) -> None:
+        self._rates = rates
         self._child_of: dict[tuple[int, int], int] = {}
         self.tokens: list[int] = []
-        self._nodes: list[_Node] = []
+        self._parents: list[int] = []
+        self._scores: list[float] = []
+        self._sources: list[int] = []
 
     def add(self, path: Iterable[int], source: int) -> None:
         """Add the nodes of a path that are not there yet."""
@@ -237,19 +233,12 @@ class _Tree:
             above, node = node, self._child_of.setdefault((node, token), len(self.tokens))
             if node == len(self.tokens):
                 self.tokens.append(token)
-                self._nodes.append(_Node(above, score * self._rates[source], source))
-            score = self._nodes[node].score
+                self._parents.append(above)
+                self._scores.append(score * self._rates[source])
+                self._sources.append(source)
+            score = self._scores[node]
 
     def draft(self) -> Draft:
         """Return the tree."""
-        parents, score, source = zip(*self._nodes, strict=True) if self._nodes else ((), (), ())
-        return Draft(
-            np.array(self.tokens, np.int32), np.array(parents, np.int32), np.array(score, np.float32),
-            source=np.array(source, np.uint8),
-        )  # fmt: skip
-
-
-class _Node(NamedTuple):
-    parent: int
-    score: float
-    source: int
+        tokens, parents = np.array(self.tokens, np.int32), np.array(self._parents, np.int32)
+        return Draft(tokens, parents, np.array(self._scores, np.float32), source=np.array(self._sources, np.uint8))

@@ -40,11 +40,7 @@ class Foreteller(Protocol):
 
 
 class Prediction:
-    """An expected text, and where in it the written one is.
-
-    Args:
-        expected: int64[m].
-    """
+    """An expected text, int64[m], and where in it the written one is."""
 
     def __init__(self, expected: TokenIds) -> None:
         self._expected: list[int] = expected.tolist()
@@ -111,11 +107,6 @@ class ForetoldDrafter:
         drafted: nodes of those chains that were verified.
         foreteller: says what may follow.
         source: the name of what it says.
-
-    Args:
-        drafter: the other one.
-        foreteller: see above.
-        source: see above.
     """
 
     name: ClassVar[str] = "foretold"

@@ -36,11 +36,7 @@ class PromptLookupOptions:
     prompt_lookup_min: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse sizes that contradict each other.
-
-        Raises:
-            UsageError: a size below 1, a minimum above the maximum, or two different maxima.
-        """
+        """Raise UsageError for a size below 1, a minimum above the maximum, or two different maxima."""
         names = (self.max_matching_ngram_size, self.prompt_lookup_max)
         if None not in names and names[0] != names[1]:
             raise UsageError(

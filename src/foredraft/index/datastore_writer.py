@@ -143,11 +143,7 @@ class DatastoreWriter:
         return entry
 
     def remove(self, name: str) -> SegmentEntry:
-        """Take a segment out.
-
-        Raises:
-            UsageError: there is none of that name.
-        """
+        """Take a segment out. Raises UsageError: there is none of that name."""
         names = self._names()
         if name not in names:
             raise UsageError(
