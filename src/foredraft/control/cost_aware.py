@@ -10,9 +10,9 @@ from foredraft.contracts import CostCurve
 from foredraft.control.levels import Outcome, Rule
 from foredraft.control.payoff import F64, StepCosts, best_number, bin_of, credit, kept_promises
 
-_PRIOR_RATE, _PRIOR_TOKENS = 0.7, 8.0  # share accepted of the tokens tried before the first one: a fair draft model's
-_MOST_SEEN = 200.0  # levels of one depth, beyond which older ones count for half: a text or two
-_SHARE = 0.2  # of the last draft in what is expected of the next one
+_PRIOR_RATE, _PRIOR_TOKENS = 0.7, 8.0  # share accepted of so many tokens, before the first one; our choices
+_MOST_SEEN = 200.0  # levels of one depth, beyond which older ones count for half
+_SHARE = 0.2  # of the last draft's seconds in what is expected of the next one
 
 
 class CostAwareRule(Rule):
@@ -20,11 +20,8 @@ class CostAwareRule(Rule):
 
     A second is worth as many tokens as the best length gives on average, plain steps included. So without estimates
     the rule stops exactly at the length with the most expected tokens a second, and with estimates sooner or later, as
-    the draft at hand is worse or better than usual. All longer drafts are looked at, not only the next level, as the
-    cost of a pass may jump with one row and stay flat for the next ones.
-
-    The chance of the level at hand is its estimate, put right by what became of levels with a like one; without an
-    estimate, the share of its depth. Where no length beats plain steps, drafting rests as `Rests` says.
+    the draft at hand is worse or better than usual. All longer drafts are looked at, as the cost of a pass may jump
+    with one row and stay flat for the next ones. Where no length beats plain steps, drafting rests as `Rests` says.
 
     Args:
         curve: the target's cost by rows.

@@ -16,10 +16,11 @@ from foredraft.graph.tree import FloatArray
 MOST_NODES = 64
 """The largest draft that a measured budget asks for."""
 
+# our choices
 _CHEAP = 1.15  # a pass of so many times the seconds of its roots alone is filled: every row teaches the drafter
 _MARGIN = 1.05  # more nodes than that must promise so many times the tokens a second: estimates err, the best most
 _HEADROOM = 1.5  # times as many nodes are asked for as were worth verifying of late
-_LEAST = 2  # nodes asked for, lest nothing be known of drafts
+_LEAST = 2  # nodes asked for, so that something is always learned of drafts
 _SHARE = 0.2  # of the last draft in what is expected of the next one
 
 

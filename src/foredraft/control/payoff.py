@@ -1,7 +1,6 @@
 """What drafting pays: how likely nodes are accepted, what steps cost, what number writes most a second, when to stop.
 
-Knows scores, tokens and seconds; not what is drafted, nor by whom. Constants are our choices: each says why, and none
-is sharp.
+Knows scores, tokens and seconds; not what is drafted, nor by whom. Its numbers are our choices, not a paper's.
 """
 
 from dataclasses import dataclass, field
@@ -72,10 +71,10 @@ def best_number(tokens: F64, seconds: F64, cheap: int = 0, margin: float = 1.0) 
 
 # --- how likely nodes are accepted
 
-_BINS = 12  # of scores, by powers of two: [1/2, 1], [1/4, 1/2), ...; beyond, nodes are never worth a row
+_BINS = 12  # of scores, by powers of two: [1/2, 1], [1/4, 1/2), ...; the last takes all below
 _PRIOR_NODES = 18.0  # of each bin, accepted as often as those of all bins are, before the first was seen
 _PRIOR_TOKENS = 3.0  # promised and accepted over all bins, before the first was seen
-_MOST_NODES = 400.0  # of a bin, beyond which older ones count for half: a few texts
+_MOST_NODES = 400.0  # of a bin, beyond which older ones count for half
 
 
 class Evidence(NamedTuple):
@@ -136,7 +135,7 @@ def credit(evidence: Evidence, score: FloatArray, path: IntArray) -> None:
 
 # --- what steps cost
 
-_SHARE = 0.1  # of the last step in what is expected of the next one: texts change their pace over tens of steps
+_SHARE = 0.1  # of the last step in what is expected of the next one
 _STALL = 1.3  # times what was expected: a step that takes longer has stalled, or compiled something
 _FIRST = 0.1  # of a pass: more than that beside it, in a first step, is compilation
 _WIDTHS = np.log2(np.maximum(np.arange(65), 1)) / 4

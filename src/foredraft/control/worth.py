@@ -15,6 +15,7 @@ import numpy as np
 from foredraft.control.payoff import PATIENCE, Rests, best_number
 from foredraft.graph.tree import FloatArray
 
+# our choices
 _SHARE = 0.3  # of the last step in what is expected of the next one
 _COMPARE_EVERY = 2  # steps with it, where it pays: each comparison drafts once more, which takes 1 % of a pass of 7 ms
 _LAST = 7  # seconds of which the median counts, so that a stall, or a clock that jumps, tells nothing

@@ -79,13 +79,10 @@ class AdaptixOptions:
 
     def __post_init__(self) -> None:
         """Raise UsageError for an unknown choice, or a number outside its range."""
-        for name, choices in (
-            ("search", ("best_first", "mcts")),
-            ("learn", ("tokens", "paper", "off")),
-            ("feedback", ("topk", "off")),
-        ):
-            if getattr(self, name) not in choices and (name, getattr(self, name)) != ("feedback", None):
-                raise UsageError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}.")
+        choices = {"search": ("best_first", "mcts"), "learn": ("tokens", "paper", "off"), "feedback": ("topk", "off")}
+        for name, known in choices.items():
+            if getattr(self, name) not in known and (name, getattr(self, name)) != ("feedback", None):
+                raise UsageError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(known)}.")
         for name in ("depth", "iterations", "length", "candidates", "window", "feedback_top_k"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1.")

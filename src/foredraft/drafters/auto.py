@@ -121,13 +121,6 @@ class AutoOptions:
 class AutoDrafter:
     """What all sequences draft from, and what they have taught.
 
-    Args:
-        options: what is learned.
-        table: what followed in texts, made ahead.
-        library: the texts.
-        words: the target's, as learned before; None for none.
-        neural: whose drafts are blended in; None for none.
-
     Raises:
         UsageError: a neural drafter that learns from what the target says of its own drafts, or must see every step.
     """
@@ -174,7 +167,7 @@ class AutoDrafter:
 
     @classmethod
     def create(cls, options: AutoOptions, resources: Resources) -> "AutoDrafter":
-        """Open the table, the datastore, and the memory if one is named and exists.
+        """Open the table, the datastore, and the memory if one is named and exists, and make the neural drafter.
 
         Raises:
             StoreError: one that is damaged or belongs to another tokenizer.
@@ -328,11 +321,7 @@ class _Neural:
         self.worth = Worth()
 
     def foresee(self, view: SequenceView, budget: Budget) -> Foreseen:
-        """Return its draft.
-
-        Raises:
-            ValueError: it is no tree of tokens.
-        """
+        """Return its draft; raises ValueError where that is no tree of tokens."""
         # the control is not asked how deep to go: it cuts what comes of all sources
         draft = self._drafting.propose(view, Budget(budget.nodes, min(budget.depth, self._levels), self.worth.goes_on))
         draft.check()

@@ -28,7 +28,7 @@ class ChainOptions:
         model: the draft model (vLLM's name): a hub id, a folder, a GGUF file, a folder that `foredraft train draft`
             wrote, or a pair (transformers model, tokenizer); None takes the one that a checkout holds for the model.
         levels: tokens drafted a step at most.
-        least_probability: drafting stops behind a token less probable than this (theta_prob).
+        least_probability: drafting stops after a token less probable than this (theta_prob).
     """
 
     model: Any = None

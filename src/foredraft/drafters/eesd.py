@@ -34,9 +34,9 @@ class EesdOptions:
             model; "none" exits without one, through the target's own norm and LM head (which drafts poorly).
         layers: layers before the exit; with a head, None or what it was trained for.
         out_degree: children of a node at most; 1 drafts chains.
-        least_probability: drafting stops behind a token less probable than this.
+        least_probability: drafting stops after a token less probable than this.
         least_share: a node below this share of its likeliest sibling's probability is not expanded.
-        levels: tokens drafted one behind another at most.
+        levels: tokens drafted one after another at most.
         calibrated: whether the head's predictor (`foredraft train cali`) says how likely a drafted token is to be
             accepted, which controls and the pruning go by; None where it has one and the text is greedy (when sampling,
             the head's own estimate knows the noise), true always, false never.
@@ -135,7 +135,7 @@ class EesdDrafting:
         self._asked = False  # of this step; where it was not, it would not have to be told of it
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Grow a tree behind the sequence; its rows wait in the cache for the verification."""
+        """Grow a tree after the sequence; its rows wait in the cache for the verification."""
         self._asked = budget.nodes > 0
         if self._length != len(view.ids):
             self._hidden = None

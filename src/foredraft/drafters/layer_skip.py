@@ -28,7 +28,7 @@ class LayerSkipOptions:
         mlp: likewise, the layers whose MLP is left out. With none of the three, it is both of every second layer, from
             a quarter of the way on, and never of the last one.
         levels: tokens drafted a step at most (the paper's K).
-        least_probability: drafting stops behind a token less probable than this; the control may stop it sooner.
+        least_probability: drafting stops after a token less probable than this; the control may stop it sooner.
     """
 
     skipped: str | None = None

@@ -90,7 +90,7 @@ class MedusaDrafting:
         self._asked = False  # of this step; where it was not, it would not have to be told of it
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Fill the tree's ranks with the heads' tokens; nothing behind a step of which no state was shown."""
+        """Fill the tree's ranks with the heads' tokens; nothing after a step of which no state was shown."""
         nodes = min(budget.nodes, self._options.nodes)
         self._asked = nodes > 0
         if self._hidden is None or self._length != len(view.ids) or nodes <= 0 or budget.depth <= 0:

@@ -60,7 +60,7 @@ class PromptLookupOptions:
 
 @njit(cache=True)
 def earlier_match(ids: npt.NDArray[np.int64], shortest: int, longest: int) -> int:
-    """Return the index behind the first occurrence of the longest matching suffix of `ids`, or -1.
+    """Return the index after the first occurrence of the longest matching suffix of `ids`, or -1.
 
     Suffixes of `longest` down to `shortest` tokens are looked for, each from the left; an occurrence counts only if
     something follows it, so the suffix does not find itself.

@@ -54,12 +54,10 @@ class RestOptions:
 
     def __post_init__(self) -> None:
         """Raise UsageError for an unknown choice, or a number outside its range."""
-        for name, choices in (
-            ("weighting", ("longest", "published")),
-            ("learn", ("request", "shared", "off", None)),
-        ):
-            if getattr(self, name) not in choices:
-                raise UsageError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(map(str, choices))}.")
+        choices = {"weighting": ("longest", "published"), "learn": ("request", "shared", "off", None)}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise UsageError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(map(str, known))}.")
         for name, most in (("longest", 64), ("continuation", 64), ("samples", 1 << 16)):
             if not 1 <= getattr(self, name) <= most:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 to {most}.")

@@ -179,7 +179,7 @@ def _occurs(tokens: IntArray, first: int, last: int) -> bool:
 
 @njit(cache=True)
 def _append(graph: DraftGraph, parents: IntArray, tokens: IntArray, probabilities: FloatArray) -> FloatArray:
-    """Write the new nodes behind the others, as a level whose nodes are undecided; return their scores."""
+    """Write the new nodes after the others, as a level whose nodes are undecided; return their scores."""
     start = int(graph.counts[0])
     for i in range(len(tokens)):
         node, parent = start + i, parents[i]
@@ -211,7 +211,7 @@ def reach_itself(above: Bits, node: int) -> None:
 
 @njit(cache=True)
 def _lender(grams: Grams, above: Bits, parent: int, token: int) -> int:
-    """Return the first open node with the gram that `token` completes behind `parent`, and that may lend, or -1.
+    """Return the first open node with the gram that `token` completes after `parent`, and that may lend, or -1.
 
     The graph stays acyclic, by induction. A new node has one edge to it, from its parent, so a new edge to a lender
     closes a cycle if and only if the lender reaches the parent. `above` knows that of every parent that a new node can
@@ -225,7 +225,7 @@ def _lender(grams: Grams, above: Bits, parent: int, token: int) -> int:
 
 @njit(cache=True)
 def _merge_level(graph: DraftGraph, order: npt.NDArray[np.int64], leaf: BoolArray, most_open: int) -> IntArray:
-    """Decide on the nodes behind the last level, in `order`, and make them the last level; return the open ones."""
+    """Decide on the nodes after the last level, in `order`, and make them the last level; return the open ones."""
     grams, above, is_open = graph.grams, graph.above, graph.open
     before, start = int(graph.counts[1]), int(graph.counts[0])
     end, opened = start + len(order), 0

@@ -12,7 +12,7 @@ from numba import njit
 from foredraft.graph.tree import FloatArray, IntArray
 
 FLOOR = 1e-4
-"""Scores below it never pass: such a node is worth less than a ten-thousandth of a token."""
+"""Scores below it never pass; a node's score is the tokens that it is expected to give. Our choice."""
 _LOWEST_BIN = int(np.float32(FLOOR).view(np.int32) >> 20)
 _BINS = int(np.float32(1.0).view(np.int32) >> 20) - _LOWEST_BIN + 1
 

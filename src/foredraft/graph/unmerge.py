@@ -28,7 +28,7 @@ def unmerge(graph: DraftGraph, limit: int, max_depth: int) -> Unmerged:
     """Return the `limit` most probable paths of a graph as a tree, no node deeper than `max_depth`.
 
     Borrowed continuations may borrow in their turn, so the tree can be deeper than the graph has levels. A node that
-    borrows is not `merged` itself, as its token was drafted behind its own path; what it borrows is. Paths of
+    borrows is not `merged` itself, as its token was drafted after its own path; what it borrows is. Paths of
     probability 0 are left out. Which of equal scores comes first, or is left out, is the same every time, and not said.
     """
     size = graph.size

@@ -21,7 +21,7 @@ from foredraft.index.sources import LONGEST, MARKS, Sources, empty_list, list_al
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
-_CANDIDATES = 32  # there is room for, for each node of the draft: twice as many as are listed on average
+_CANDIDATES = 32  # that there is room for, for each node of the draft; further ones are dropped
 
 
 class Nodes(NamedTuple):
@@ -134,7 +134,7 @@ def advance(
     sources: Sources, rates: Rates, nodes: Nodes, ids: I64, last: tuple[int, int, int], told: Told,
     size: tuple[int, int, int], learns: bool,
 ) -> tuple[IntArray, IntArray, FloatArray, U8]:  # fmt: skip
-    """Learn what became of the last draft, read what was written, and draft behind it, in one compiled call.
+    """Learn what became of the last draft, read what was written, and draft after it, in one compiled call.
 
     One call, as handing arrays to compiled code takes 40 microseconds where a pass has emptied the caches.
 

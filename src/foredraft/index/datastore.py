@@ -89,13 +89,9 @@ def open_datastore(
 ) -> Datastore:
     """Map a store into memory. Takes milliseconds whatever the size; checksums are left to `check_datastore`.
 
-    Args:
-        folder: the store.
-        tokenizer_hash: what it must have been built with; None or "" takes any.
-        vocabulary: how many ids the model scores; the store's tokens must lie below.
-
     Raises:
-        StoreError: missing, of another version, tokenizer or vocabulary, or damaged where opening can tell.
+        StoreError: missing, of another version, tokenizer (None or "" takes any) or larger vocabulary (None likewise),
+            or damaged where opening can tell.
     """
     folder = Path(folder)
     for _ in range(3):
@@ -122,11 +118,7 @@ def manifest_version(folder: Path) -> tuple[int, int, int]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and verify the manifest.
-
-    Raises:
-        StoreError: missing, unreadable, damaged, or of another version or byte order.
-    """
+    """Read and verify the manifest; raises StoreError where it is missing, damaged, or of another version."""
     path = folder / MANIFEST
     try:
         fields = json.loads(path.read_bytes())
@@ -167,11 +159,7 @@ def _manifest_crc(fields: Mapping[str, Any]) -> int:
 
 
 def open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry, *, check: bool = False) -> SuffixArrays:
-    """Map one of a store's segments into memory; verify its checksums where `check` says so.
-
-    Raises:
-        StoreError: missing, damaged, or not what the manifest says.
-    """
+    """Map a segment into memory, and `check` its checksums; raises StoreError where it is not as the manifest says."""
     path, vocabulary = segment_path(folder, entry.name), manifest.vocabulary
     if not path.exists():
         raise damaged("store", folder, f"its segment {entry.name} is missing")
@@ -190,13 +178,9 @@ def open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry, *, check
 
 
 def check_datastore(folder: str | os.PathLike[str]) -> Iterator[SegmentEntry]:
-    """Verify a store segment by segment: every checksum, and the order of all suffixes (8 bytes of memory a token).
+    """Verify a store, and yield each segment that is sound; raises StoreError at the first thing that is not.
 
-    Yields:
-        Each segment that is sound.
-
-    Raises:
-        StoreError: naming the first thing that is not.
+    Every checksum, and the order of all suffixes, which takes 8 bytes of memory a token.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)

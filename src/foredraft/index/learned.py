@@ -13,7 +13,7 @@ from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.index.recent_text import I64, pair_key, slot_of
 
 ROW_WIDTH = 12
-"""Successors remembered per context; a new one takes the place of the weakest."""
+"""Successors remembered per context; a new one takes the place of the weakest. Our choice, as the others."""
 FIRST_SLOTS = 1 << 12
 MOST_SLOTS = 1 << 17
 """The table stops growing here (about 13 MB) and forgets the contexts that it met longest ago."""

@@ -45,11 +45,7 @@ class Library:
             self.shared = empty_text()
 
     def open(self, folder: str) -> None:
-        """Add the datastore in `folder` to those that are searched.
-
-        Raises:
-            StoreError: it is damaged or belongs to another tokenizer.
-        """
+        """Add the datastore in `folder` to those that are searched; raises what `open_datastore` does."""
         self._stores = (*self._stores, open_datastore(folder, *self.identity))
 
     def segments(self) -> list[SuffixArrays]:
@@ -73,8 +69,7 @@ class Library:
         Args:
             path: its folder; None for `memory`.
             memory: the folder that is searched from now on if it is new.
-            most_tokens: beyond, the oldest segments are forgotten, and small ones are sorted together meanwhile; None
-                keeps everything as it is.
+            most_tokens: beyond, the oldest segments are forgotten, and small ones sorted together; None keeps all.
 
         Raises:
             UsageError: no folder is named.

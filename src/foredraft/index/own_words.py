@@ -183,11 +183,7 @@ def _take_row(words: OwnWords, key: int, total: int, tokens: Any, probabilities:
 
 
 def save_words(path: Path, words: OwnWords, tokenizer_hash: str, vocabulary: int) -> None:
-    """Write what was learned to `path`; the old file stays until the new one is complete.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
+    """Write what was learned to `path`; raises StoreError where that cannot be done, and leaves the old file."""
     used = np.flatnonzero(words.keys)
     used = used[np.argsort(words.learned[used])]
     with write_store(path, _KIND, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, overwrite=True) as writer:
@@ -196,11 +192,7 @@ def save_words(path: Path, words: OwnWords, tokenizer_hash: str, vocabulary: int
 
 
 def load_words(path: Path, tokenizer_hash: str) -> OwnWords:
-    """Read what `save_words` wrote, into memory with room for more.
-
-    Raises:
-        StoreError: damaged, or learned with another tokenizer.
-    """
+    """Read what `save_words` wrote; raises StoreError where it is damaged, or learned with another tokenizer."""
     store = open_store(path, _KIND)
     check_fit(path, (store.tokenizer_hash, 0), tokenizer_hash, None, "Use another memory for this model.")
     words = empty_words()

@@ -23,8 +23,8 @@ UNLISTED = 0
 ABSENT = 255
 """Stands for a cell where the source does not know the context."""
 _MOST_SEEN = np.float32(1000.0)  # candidates of a cell, beyond which older ones count for less
-_STEP = np.float32(0.01)  # of the weights, along the gradient
-_LEAST_SHARE = np.float32(0.002)
+_STEP = np.float32(0.01)  # of the weights, along the gradient; our choice, as the others
+_LEAST_SHARE = np.float32(0.002)  # of hits, and of misses, so that logarithms stay finite
 
 
 class Rates(NamedTuple):

@@ -21,7 +21,7 @@ MOST_OCCURRENCES = 5000
 """What REST's released code counts at most."""
 _ROWS = 96  # of all segments together: reading them takes 0.1 ms a step (docs/results/log.md)
 _REACH = 10  # tokens of a row, as many as `rest` takes; 20 gave nothing more (docs/results/log.md)
-_ESCAPE = 1.5  # occurrences that a context is imagined to have had with something else after it
+_ESCAPE = 1.5  # occurrences that a context is imagined to have had with something else after it; our choice
 
 
 def followers(

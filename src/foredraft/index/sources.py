@@ -21,11 +21,12 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 WORDS_3, WORDS_2, WORDS_1, OWN, SHARED, STORE, NEURAL = range(SOURCES)
-"""The sources: words behind three, two and one tokens, the text itself, shared text, stored texts, a neural draft."""
+"""The sources: words after three, two and one tokens, the text itself, shared text, stored texts, a neural draft."""
 LONGEST = 16
 """Tokens of context that are compared."""
-_PLACES, _ROOT_PLACES = 16, 64  # occurrences looked at behind a node, and behind the root
-_LISTED = 64  # candidates behind a node at most
+# our choices; the rates are fitted to these bins (scripts/fit_rates.py)
+_PLACES, _ROOT_PLACES = 16, 64  # occurrences looked at after a node, and after the root
+_LISTED = 64  # candidates after a node at most
 _OF_TEXT, _OF_TABLE, _OF_OTHERS = 1, 28, 55  # first of 27 cells: three ranks, nine bins of probability
 _SHARES = np.array([0.01, 0.03, 0.08, 0.15, 0.3, 0.5, 0.7, 0.9])  # bounds of bins of probabilities
 _LENGTHS = np.array([3.0, 4.0, 6.0, 9.0, 16.0])  # of bins of matches, in tokens
@@ -83,7 +84,7 @@ class Listed(NamedTuple):
 
 @njit(cache=True)
 def empty_list() -> Listed:
-    """Return room for the candidates behind one node."""
+    """Return room for the candidates after one node."""
     return Listed(
         np.empty(_LISTED, np.int32), np.empty((_LISTED, SOURCES), np.uint8), np.empty((_LISTED, MARKS), np.int32),
         np.empty((_LISTED, 3), np.int32), np.zeros(1, np.int64),
@@ -120,7 +121,7 @@ def _candidate(listed: Listed, token: int) -> int:
 
 @njit(cache=True)
 def _list_words(sources: Sources, key: int, source: int, listed: Listed) -> bool:
-    """List what the target said behind a context, or else what the table says; say whether either knows it."""
+    """List what the target said after a context, or else what the table says; say whether either knows it."""
     known, slot, cell = sources.words, find(sources.words, key), _OF_TEXT
     if slot < 0 or known.learned[slot] <= sources.began:
         of_table = find(sources.table, key)
@@ -258,5 +259,5 @@ def list_all(sources: Sources, context: I64, mark: IntArray, depth: int, listed:
 
 @njit(cache=True)
 def root_mark(sources: Sources) -> IntArray:
-    """Return where the sources go on behind the root, int32[7], see `Listed`."""
+    """Return where the sources go on after the root, int32[7], see `Listed`."""
     return np.array([0, len(sources.rows.tokens), -1, 0, -1, 0, -1], np.int32)

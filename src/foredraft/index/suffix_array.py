@@ -22,7 +22,7 @@ I64 = npt.NDArray[np.int64]
 Item = TypeVar("Item")
 
 _CHUNK = 1 << 22  # elements of a piece: 16 to 32 MB
-_FEW = 3  # tokens that are quicker appended than a context is looked up, as measured
+_FEW = 3  # tokens that are quicker appended than a context is looked up
 
 
 class SuffixArrays(NamedTuple):
@@ -219,7 +219,7 @@ def _look_up(text: SuffixArrays, ranges: I64, context: I64) -> None:
 
 @njit(cache=True)
 def is_sorted(text: SuffixArrays) -> bool:
-    """Return whether `text` is a suffix array, in time and memory (one int64 a symbol) that grow with its length.
+    """Return whether `text` is a suffix array; takes memory of one int64 a symbol.
 
     Every token's place must occur once, and of two neighbours the first must begin with the lesser token, or both with
     the same token and what follows the first's must come first.

@@ -149,11 +149,7 @@ def _table(store: Store) -> TrigramTable:
 
 
 def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Describe a table: sizes in entries and bytes, tokenizer, and what its builder noted. JSON values only.
-
-    Raises:
-        StoreError: no sound table.
-    """
+    """Describe a table in JSON values: sizes, tokenizer, what its builder noted. Raises what `open_table` does."""
     table = open_table(path)
     arrays = table.arrays
     return {
@@ -172,15 +168,11 @@ def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def check_table(path: str | os.PathLike[str]) -> TrigramTable:
-    """Verify a table to the last byte: its checksums, and that its arrays are what `TableArrays` says.
-
-    Raises:
-        StoreError: naming what does not hold.
-    """
+    """Verify a table to the last byte; raises StoreError for a checksum, or what `TableArrays` says, that is wrong."""
     store = open_store(path, KIND, check=True)
     table = _table(store)
     arrays, size = table.arrays, table.vocabulary
-    # The offsets come first: what is behind them trusts offsets, and compiled code does not check bounds.
+    # The offsets come first: what is after them trusts offsets, and compiled code does not check bounds.
     for name in ("first", "offsets", "unigram_offsets"):
         array = getattr(arrays, name)
         if (array[1:] < array[:-1]).any():

@@ -18,8 +18,8 @@ from foredraft.index.learned import NO_TOKEN, ROW_WIDTH, LearnedArrays, learned_
 from foredraft.index.trigram import FULL_PROBABILITY, TableArrays, bigram_row
 
 MOST_SUCCESSORS = 64
-"""Room that `successors` needs in its output arrays: a row of the table and two learned rows are shorter."""
-_BACKED_OFF = 12  # successors of a single token in the table that are looked at; more change no draft
+"""Of a context at most; further ones are dropped. Room that `successors` needs in its output arrays."""
+_BACKED_OFF = 12  # successors of a single token in the table that are looked at; our choice
 
 
 class Trust(NamedTuple):
