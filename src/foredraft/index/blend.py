@@ -1,27 +1,99 @@
 """Blending: the most probable paths by all sources that are cheap to ask, in one best-first search.
 
-Behind each node of the draft every source lists what may follow (index/sources.py). Each candidate gets one chance from
-all of them (index/rates.py), and a path's score is the product of its chances. Knows arrays; not where texts and rows
-come from, nor how many nodes are worth verifying.
+After each node of the draft every source lists what may follow, in cells (index/sources.py). A cell's chance is the
+share of its candidates that the target chose, counted wherever the target came to choose among them. The chances of the
+sources that know a context are mixed in the logistic domain, by weights that are learned with each choice (Mahoney,
+"Adaptive Weighing of Context Models for Lossless Data Compression", 2005), and a path's score is the product of such
+chances. Knows arrays; not where texts and rows come from, nor how many nodes are worth verifying.
 """
 
+from importlib import resources
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from foredraft.graph.search import pop, sift_up
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.own_words import fill_context, learn_rows
-from foredraft.index.rates import ABSENT, SOURCES, UNLISTED, Rates, chance, credit
+from foredraft.index.own_words import I64, U8, fill_context, learn_rows
 from foredraft.index.recent_text import append
-from foredraft.index.sources import LONGEST, MARKS, Sources, empty_list, list_all, root_mark
+from foredraft.index.sources import (
+    ABSENT,
+    LONGEST,
+    MARKS,
+    SOURCES,
+    UNLISTED,
+    Sources,
+    empty_list,
+    list_all,
+    root_mark,
+)
 
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
-
+CELLS = 128
+"""Of a source, more than any has."""
+_MOST_SEEN = np.float32(1000.0)  # candidates of a cell, beyond which older ones count for less
+_STEP = np.float32(0.01)  # of the weights, along the gradient; our choice, as the others
+_LEAST_SHARE = np.float32(0.002)  # of hits, and of misses, so that logarithms stay finite
 _CANDIDATES = 32  # that there is room for, for each node of the draft; further ones are dropped
+
+
+# --- rates
+
+
+class Rates(NamedTuple):
+    """What was counted."""
+
+    hits: FloatArray  # float32[7, 128], candidates of a source's cell that the target chose
+    seen: FloatArray  # float32[7, 128], candidates of the cell among which it chose
+    weights: FloatArray  # float32[128, 8], by the set of sources that know a context, as bits; the last is a constant
+
+
+def flat_rates() -> Rates:
+    """Return the rates of somebody who has seen nothing."""
+    return Rates(
+        np.full((SOURCES, CELLS), 0.4, np.float32), np.full((SOURCES, CELLS), 2.0, np.float32),
+        np.repeat(np.array([[0.45] * SOURCES + [0.0]], np.float32), 1 << SOURCES, axis=0),
+    )  # fmt: skip
+
+
+def prior_rates(*, sampled: bool) -> Rates:
+    """Return rates fitted on real texts (scripts/fit_rates.py), for sampling or for greedy decoding."""
+    mode = "sampled" if sampled else "greedy"
+    with resources.files("foredraft.index").joinpath("rates.npz").open("rb") as file, np.load(file) as kept:
+        return Rates(*(kept[f"{mode}_{name}"] for name in Rates._fields))
+
+
+@njit(cache=True, error_model="numpy")
+def chance(rates: Rates, cells: U8, known: int) -> float:
+    """Return a candidate's chance by its cells, uint8[7]; `known` is the set of sources that know the context."""
+    total = rates.weights[known, SOURCES]
+    for source in range(SOURCES):
+        cell = cells[source]
+        if cell != ABSENT:
+            hits, seen = rates.hits[source, cell], rates.seen[source, cell]
+            total += rates.weights[known, source] * np.log(hits / (seen - hits))
+    return float(np.float32(1) / (np.float32(1) + np.exp(-total)))
+
+
+@njit(cache=True, error_model="numpy")
+def credit(rates: Rates, cells: U8, known: int, chosen: bool) -> None:
+    """Count a candidate among which the target chose, and whether it chose this one."""
+    error = np.float32(chosen) - np.float32(chance(rates, cells, known))
+    rates.weights[known, SOURCES] += _STEP * error
+    for source in range(SOURCES):
+        cell = cells[source]
+        if cell == ABSENT:
+            continue
+        hits, seen = rates.hits[source, cell], rates.seen[source, cell]
+        rates.weights[known, source] += _STEP * error * np.log(hits / (seen - hits))
+        keep = min(np.float32(1), _MOST_SEEN / (seen + 1))
+        seen = (seen + 1) * keep
+        hits = (hits + np.float32(chosen)) * keep
+        rates.seen[source, cell] = seen
+        rates.hits[source, cell] = min(max(hits, _LEAST_SHARE * seen), (1 - _LEAST_SHARE) * seen)
+
+
+# --- the draft
 
 
 class Nodes(NamedTuple):

@@ -13,8 +13,8 @@ from numba import njit
 
 from foredraft.contracts import TokenIds
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.recent_text import RecentText, occurrences
-from foredraft.index.sources import I64, LONGEST, NO_ROWS, Rows
+from foredraft.index.recent_text import I64, RecentText, occurrences
+from foredraft.index.sources import LONGEST, NO_ROWS, Rows
 from foredraft.index.suffix_array import SuffixArrays, follow
 
 MOST_OCCURRENCES = 5000

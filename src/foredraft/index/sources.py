@@ -1,8 +1,8 @@
 """What may follow a node of a draft, by every source that is cheap to ask.
 
 Each source lists candidates: the target's own words, a table made ahead, the text itself, shared text, stored rows, a
-neural draft. Each puts a candidate into a cell by what it knows of it; what a cell is worth is not known here (see
-index/rates.py), nor how drafts are made of candidates (index/blend.py).
+neural draft. Each puts a candidate into a cell by what it knows of it. What a cell is worth, and how drafts are made of
+candidates, is not known here (index/blend.py).
 """
 
 from typing import NamedTuple
@@ -12,14 +12,16 @@ import numpy.typing as npt
 from numba import njit
 
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.own_words import TOP, OwnWords, context_key, find
-from foredraft.index.rates import ABSENT, SOURCES, UNLISTED
+from foredraft.index.own_words import I64, TOP, U8, OwnWords, context_key, find
 from foredraft.index.recent_text import RecentText, newest_place
 
 F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
 
+SOURCES = 7
+UNLISTED = 0
+"""The cell of a candidate that a source which knows the context does not list."""
+ABSENT = 255
+"""Stands for a cell where the source does not know the context."""
 WORDS_3, WORDS_2, WORDS_1, OWN, SHARED, STORE, NEURAL = range(SOURCES)
 """The sources: words after three, two and one tokens, the text itself, shared text, stored texts, a neural draft."""
 LONGEST = 16
