@@ -1,10 +1,11 @@
-"""Count what the drafters of the papers draft and have accepted, on prompts of public tasks, with one loaded model.
+"""Measure the drafters of the papers, on prompts of public tasks, by turns with plain decoding in one process.
 
-    python scripts/papers.py --data PROMPTS --cells papers.jsonl          # counts; can be killed, and goes on
+    python scripts/papers.py --data PROMPTS --cells papers.jsonl          # can be killed, and goes on
     python scripts/papers.py --cells papers.jsonl --table                 # the tables of docs/results/papers.md
 
 A cell is a method with its options and control, a temperature and a prompt; each is a line of the file once it is
-counted. Counts do not depend on how busy the machine is; seconds are the business of `foredraft bench run`.
+measured. Each prompt is written by all rows before the next one. Compile what they run first: `foredraft compile
+--method eesd`, `draft_model` and `layer_skip`.
 """
 
 import argparse
@@ -15,81 +16,97 @@ from typing import Any
 
 import foredraft
 from foredraft.bench.tasks import load_tasks
+from foredraft.control import StepCosts
 from foredraft.engine.statistics import Statistics, add_up
 
 TASKS = ("humaneval", "gsm8k", "mt_bench")
-EESD: dict[str, dict[str, Any]] = {
-    "Cali-TS": {"control": "cali_ts"},
-    "Beta-TS": {"control": "beta_ts"},
-    "adaptive threshold": {"control": "exit_threshold"},
-    **{f"fixed {k}": {"nodes": k} for k in (4, 2, 3, 6, 1, 8, 10)},
-}
-"""What says how much EESD drafts, by its row."""
+ROWS: dict[str, dict[str, Any]] = {
+    "plain": {"method": "none"},
+    "EESD, Cali-TS": {"method": "eesd", "control": "cali_ts"},
+    "EESD, Beta-TS": {"method": "eesd", "control": "beta_ts"},
+    "EESD, adaptive threshold": {"method": "eesd", "control": "exit_threshold"},
+    **{f"EESD, fixed {k}": {"method": "eesd", "nodes": k} for k in (1, 2, 4, 6)},
+    "EESD, by costs": {"method": "eesd"},
+    "EESD, tree of 8": {"method": "eesd", "options": {"out_degree": 3}, "nodes": 8},
+    "EESD, no exit layer, Beta-TS": {
+        "method": "eesd", "options": {"head": "none", "layers": 6}, "control": "beta_ts",
+    },
+    "SSD": {"method": "draft_model"},
+    "SSD, 8 nodes": {"method": "draft_model", "nodes": 8},
+    "TSD": {"method": "draft_tree"},
+    "TSD, 8 nodes": {"method": "draft_tree", "nodes": 8},
+    "GSD": {"method": "draft_graph"},
+    "GSD, 8 nodes": {"method": "draft_graph", "nodes": 8},
+    "Medusa, 8 nodes": {"method": "medusa", "nodes": 8},
+    "layer skipping": {"method": "layer_skip"},
+    "lookahead": {"method": "lookahead"},
+    "auto": {"method": "auto"},
+    "auto with the draft model": {"method": "auto", "options": {"drafter": "draft_tree"}},
+}  # fmt: skip
+"""The arguments of `Generator.use`, by the row that they fill; without nodes or a control, the method's own control."""
 
 
-def cells(heads: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Return the arguments of `Generator.use` by the row that they fill, the most telling first."""
-    found: dict[str, dict[str, Any]] = {"plain": {"method": "none"}}
-    for name in ("Cali-TS", "Beta-TS", "fixed 4"):
-        found[f"EESD, {name}"] = {"method": "eesd", **EESD[name]}
-    for method, name in (("draft_model", "SSD"), ("draft_tree", "TSD"), ("draft_graph", "GSD")):
-        found[name] = {"method": method, "nodes": 8}
-    found["Medusa"] = {"method": "medusa", "nodes": 8}
-    found["EESD, tree"] = {"method": "eesd", "options": {"out_degree": 3}, "nodes": 8}
-    layers = {"head": "none", "layers": 6}
-    found["EESD, no exit layer, Beta-TS"] = {"method": "eesd", "options": layers, "control": "beta_ts"}
-    for name, head in heads.items():
-        found[f"EESD, {name}, Beta-TS"] = {"method": "eesd", "options": {"head": head}, "control": "beta_ts"}
-    found |= {f"EESD, {name}": {"method": "eesd", **how} for name, how in EESD.items()}
-    return found
+def rows_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the rows that were asked for, with a further one for each head that was named."""
+    heads = dict(each.split("=", 1) for each in arguments.head)
+    further = {
+        f"EESD, {name}, Beta-TS": {"method": "eesd", "options": {"head": head}, "control": "beta_ts"}
+        for name, head in heads.items()
+    }
+    return {row: how for row, how in (ROWS | further).items() if not arguments.row or row in arguments.row}
 
 
-def count(arguments: argparse.Namespace) -> None:
-    """Count the cells that the file does not hold yet."""
+def measure(arguments: argparse.Namespace) -> None:
+    """Measure the cells that the file does not hold yet."""
     path, known = arguments.cells, set()
     if path.exists():
         known = {tuple(json.loads(line)["cell"]) for line in path.read_text().splitlines()}
     generator = foredraft.load("smollm2", method="none")
-    prompts = load_tasks(TASKS, arguments.data, arguments.prompts)
-    rows = cells(dict(each.split("=", 1) for each in arguments.head))
+    drafters, costs = {}, {}
+    rows = rows_of(arguments)
+    for row, how in rows.items():
+        generator.use(**{"options": {}, **how})
+        drafters[row] = generator.drafter
     with path.open("a") as file:
         for temperature in arguments.temperature:
             sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
-            for row, how in rows.items():
-                if arguments.row and row not in arguments.row:
-                    continue
-                left = [each for each in prompts if (row, temperature, each.task, each.number) not in known]
-                if not left:
-                    continue
-                generator.use(**{"options": {}, **how})
-                for prompt in left:
+            for prompt in load_tasks(TASKS, arguments.data, arguments.prompts):
+                for row, drafter in drafters.items():
+                    cell = (row, temperature, prompt.task, prompt.number)
+                    if cell in known:
+                        continue
+                    how = {name: value for name, value in rows[row].items() if name != "options"}
+                    own = costs.setdefault((row, temperature), StepCosts())
+                    generator.attach(how.pop("method"), drafter, **how, costs=own)
                     text = generator.generate(
                         prompt.prompt, max_new_tokens=arguments.tokens, seed=prompt.number, **sampling
                     )
-                    cell = (row, temperature, prompt.task, prompt.number)
                     line = {"cell": cell, "ids": list(text.token_ids), "statistics": text.statistics.as_dict()}
                     file.write(json.dumps(line) + "\n")
                     file.flush()
 
 
 def table(path: Path) -> None:
-    """Print a table for each temperature, over the prompts that all of its rows have."""
+    """Print a table for each temperature, over the prompts that all of its rows have; decode time alone."""
     found: dict[float, dict[str, dict[tuple[str, int], Any]]] = defaultdict(lambda: defaultdict(dict))
     for line in map(json.loads, path.read_text().splitlines()):
         row, temperature, task, number = line["cell"]
         found[temperature][row][task, number] = line
     for temperature, rows in found.items():
-        whole = max(map(len, rows.values()))
-        print(f"\nT={temperature:g}, {whole} prompts\n\n| | tokens a step | v_d | r_d | HM | texts of plain decoding |")
-        print("|---|---|---|---|---|---|")
+        common = set.intersection(*(set(lines) for lines in rows.values()))
+        print(f"\nT={temperature:g}, {len(common)} prompts\n")
+        print(
+            "| | tokens a step | v_d | r_d | HM | speed-up | texts of plain decoding |\n|---|---|---|---|---|---|---|"
+        )
+        plain = rows["plain"]
+        seconds = add_up([_statistics(plain[key]["statistics"]) for key in common]).decode_seconds_per_token
         for row, lines in rows.items():
-            if len(lines) < whole:
-                continue
-            total = add_up([_statistics(line["statistics"]) for line in lines.values()])
-            same = sum(line["ids"] == rows["plain"][key]["ids"] for key, line in lines.items())
+            total = add_up([_statistics(lines[key]["statistics"]) for key in common])
+            same = sum(lines[key]["ids"] == plain[key]["ids"] for key in common)
             print(
                 f"| {row} | {total.tokens_per_target_step:.2f} | {total.draft_acceptance_rate:.2f} | "
-                f"{total.drafted_share:.2f} | {100 * total.harmonic_mean:.1f} | {same} of {whole} |"
+                f"{total.drafted_share:.2f} | {100 * total.harmonic_mean:.1f} | "
+                f"{seconds / total.decode_seconds_per_token:.2f} | {same} of {len(common)} |"
             )
 
 
@@ -98,22 +115,22 @@ def _statistics(counts: dict[str, Any]) -> Statistics:
 
 
 def main() -> None:
-    """Count, or print."""
+    """Measure, or print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, help="the folder of the tasks' files")
-    parser.add_argument("--cells", type=Path, required=True, help="the file of what was counted")
+    parser.add_argument("--cells", type=Path, required=True, help="the file of what was measured")
     parser.add_argument("--prompts", type=int, default=10, help="of each task")
     parser.add_argument("--tokens", type=int, default=128, help="of a text at most")
     parser.add_argument("--temperature", type=float, action="append", help="0 is greedy; may be given more than once")
-    parser.add_argument("--head", action="append", default=[], help="ROW=FOLDER, a further EESD head to count")
-    parser.add_argument("--row", action="append", help="count this row only; may be given more than once")
-    parser.add_argument("--table", action="store_true", help="print what was counted")
+    parser.add_argument("--head", action="append", default=[], help="ROW=FOLDER, a further EESD head")
+    parser.add_argument("--row", action="append", help="this row only; may be given more than once")
+    parser.add_argument("--table", action="store_true", help="print what was measured")
     arguments = parser.parse_args()
     arguments.temperature = arguments.temperature or [0.0]
     if arguments.table:
         table(arguments.cells)
     else:
-        count(arguments)
+        measure(arguments)
 
 
 if __name__ == "__main__":
