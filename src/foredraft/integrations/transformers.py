@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from transformers import GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -70,7 +69,7 @@ def generate(
         UnsupportedModelError: a model that cannot be verified as a tree.
         StoreError: a table or store that is damaged or belongs to another tokenizer.
     """
-    _refuse_version(transformers.__version__)
+    _refuse_version()
     dropped = _dropped_arguments(inspect.currentframe())
     streamer = dropped.get("streamer") if streamer is None else streamer
     assistant = dropped.get("assistant_model") if assistant_model is None else assistant_model
@@ -181,7 +180,10 @@ def _dropped_arguments(frame: FrameType | None) -> Mapping[str, Any]:
     return {}
 
 
-def _refuse_version(version: str) -> None:
+def _refuse_version() -> None:
+    import transformers  # here: where its parts were imported first, another module takes its place later
+
+    version = transformers.__version__
     if version.partition(".")[0] != _VERSION:
         raise UsageError(
             f"This is transformers {version}, and foredraft.generate is written for transformers {_VERSION}; "
