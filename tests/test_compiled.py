@@ -15,6 +15,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 import foredraft.model.compiled.build as compiling_module
+from foredraft.api import Generator
+from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
@@ -37,8 +39,9 @@ from foredraft.model.kv_cache import Span
 from foredraft.model.mask import attention_mask
 from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
+from foredraft.sampling import SamplingOptions
 from forward_against_bandwidth import weight_bytes
-from support.compilation import METHODS, always_compiled, constant, record_of, written
+from support.compilation import METHODS, SAMPLINGS, always_compiled, constant, record_of, written
 from support.families import FAMILIES, VOCABULARY, configuration, each_of, prompt_of, random_tree, tiny_model
 from support.llamas import llama, small_model
 
@@ -57,6 +60,20 @@ def compiled_cache(tmp_path_factory):
 @pytest.fixture
 def cache(compiled_cache):
     return compiled_cache
+
+
+EXIT = {"head": "none", "layers": 1}
+
+
+@pytest.fixture(scope="module")
+def parts_cache(tmp_path_factory):
+    """A cache folder that holds the compiled forwards of `small_model`, and of its parts before and after an exit."""
+    folder = tmp_path_factory.mktemp("parts-cache")
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore")
+        patch.setenv(CACHE_VARIABLE, str(folder))
+        Generator(TorchTarget(small_model()), None, method="eesd", options=EXIT, nodes=6).compile()
+    return folder
 
 
 def compiled_target(cache, dtype=torch.float32):
@@ -227,13 +244,34 @@ def test_passes_round_alike_as_far_as_none_runs_as_it_is(cache):
     assert not CompiledForward(folder, unlike).rounds_alike(1)
 
 
-def test_an_early_exit_says_what_it_costs_to_run_what_was_compiled_in_parts(cache):
+def test_an_early_exit_says_what_it_costs_that_its_parts_are_not_compiled(cache):
     target = compiled_target(cache, torch.float32)
     record = target.compiled.record
     costs = {name: constant(1.0 if name == EAGER else 0.25) for name in record.costs}
     target.compiled.record = dataclasses.replace(record, costs=costs)
-    with pytest.warns(ForedraftWarning, match=r"each pass will take about 4\.0 times as long\."):
+    with pytest.warns(ForedraftWarning, match=r"each pass will take about 4\.0 times as long as it could\."):
         SplitTarget(target, 1, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_both_parts_of_an_early_exit_are_compiled_and_write_the_same_text(parts_cache, monkeypatch, sampling):
+    monkeypatch.setenv(CACHE_VARIABLE, str(parts_cache))
+    folder = compiled_folder(small_model(), parts_cache)
+    target = always_compiled(small_model(), folder, read_record(folder))
+    expected = written(target, "none", {}, 0, sampling)
+    generator = Generator(target, None, method="eesd", options=EXIT, nodes=6)  # a warning would fail the test
+    parts = generator.drafter.needs.models
+    assert len(parts) == 2
+    for part in parts:
+        assert part.compiled.record.same_bits
+        record = dataclasses.replace(part.compiled.record, costs={**part.compiled.record.costs, EAGER: constant(1e6)})
+        part.compiled = CompiledForward(compiled_folder(part.model, parts_cache, part.passage), record)
+        monkeypatch.setattr(part.model, "forward", None)
+    run = generator.begin(prompt_of(20), SamplingOptions(**sampling), max_new_tokens=48)
+    records = list(run.steps())
+    assert [token for record in records for token in record.emitted] == expected
+    assert sum(record.drafted for record in records) > 0
 
 
 def test_states_that_a_drafter_asks_for_are_the_compiled_passes(cache, monkeypatch):

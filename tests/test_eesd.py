@@ -137,7 +137,7 @@ def test_rejected_rows_leave_no_trace_in_either_part(family, heads):
     fresh = target.new_cache()
     target.prefill(ids[:-1], fresh)
     assert cache.length == fresh.length == len(ids) - 1
-    for part, layers in (("first", [0, LAYERS - 1]), ("rest", [1, 2, 3])):
+    for part, layers in (("first", [0, 1]), ("rest", [0, 1, 2])):
         ours, theirs = stored(getattr(cache, part), layers), stored(getattr(fresh, part), layers)
         for number in layers:
             assert torch.allclose(ours[number], theirs[number], atol=1e-4), (part, number)

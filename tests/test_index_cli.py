@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from foredraft.cli import main, stores
-from foredraft.corpus import segments
+from foredraft.corpus import shards
 from foredraft.index.datastore import open_datastore
 from support.toys import TOY
 
@@ -147,4 +147,4 @@ def test_a_cluster_makes_the_same_store(corpus, tmp_path):
 
 
 def test_the_help_says_the_librarys_own_size_of_segments():
-    assert stores.SEGMENT_TOKENS == segments.SEGMENT_TOKENS
+    assert stores.SEGMENT_TOKENS == shards.SEGMENT_TOKENS

@@ -19,13 +19,13 @@ from foredraft.model.heads import (
     save_head,
     weights_of,
 )
-from foredraft.model.layers import model_parts, with_layers
+from foredraft.model.layers import model_parts, shorter
 from foredraft.model.medusa_heads import MedusaHeads, load_medusa
 from foredraft.model.ranked import ranked_head
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
 from foredraft.sampling import SamplingOptions
-from foredraft.training.exits import distribution_loss
+from foredraft.training.tasks import distribution_loss
 from foredraft.training.traces import Traces, frequent_tokens
 from support.exits import LAYERS, plain, target_of, written
 from support.families import SETTINGS, VOCABULARY, each_of
@@ -125,7 +125,7 @@ def test_a_draft_model_is_the_target_without_the_layers_between(family):
     model, count = target_of(family).model, LAYERS - 1
     parts = model_parts(model)
     own = model.get_submodule(parts.layers)
-    skipping = with_layers(model, parts, {**dict(enumerate(own[: count - 1])), LAYERS - 1: own[-1]})
+    skipping = shorter(model, parts, {**dict(enumerate(own[: count - 1])), LAYERS - 1: own[-1]})
     drafting = draft_model(model, new_first_layers(model, count))
     assert drafting.get_input_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
     assert drafting.config.num_hidden_layers == count

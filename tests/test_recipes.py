@@ -15,6 +15,7 @@ from foredraft.cli import main
 from foredraft.errors import ForedraftError, ForedraftWarning
 from foredraft.model.compiled import background, build
 from foredraft.model.compiled.build import RECIPES, compile_forward
+from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import compiled_folder, read_record, record_path, weights_hash, write_record
 from foredraft.model.target import TorchTarget
 from support.compilation import METHODS, SAMPLINGS, always_compiled, record_of, written
@@ -109,7 +110,7 @@ def test_every_failed_recipe_gives_its_reason(tmp_path, monkeypatch):
 @pytest.mark.parametrize("rows", [1, 2, 13, 17, 48, 255])
 def test_one_bit_that_differs_in_passes_of_one_size_is_found(cache, tmp_path, monkeypatch, rows):
     shutil.copytree(cache, tmp_path, dirs_exist_ok=True)
-    run = build.run_package
+    run = CompiledLibrary.run
 
     def run_otherwise(package, tensors):
         logits, hidden = run(package, list(tensors))
@@ -117,7 +118,7 @@ def test_one_bit_that_differs_in_passes_of_one_size_is_found(cache, tmp_path, mo
             logits.view(torch.int32)[-1, -1] ^= 1
         return logits, hidden
 
-    monkeypatch.setattr(build, "run_package", run_otherwise)
+    monkeypatch.setattr(CompiledLibrary, "run", run_otherwise)
     _, record = compile_forward(small_model(), tmp_path)
     assert not record.same_bits
 

@@ -356,6 +356,7 @@ def test_a_client_that_goes_before_the_first_event_is_not_written_for(tmp_path):
     asyncio.run(listening._server.config.app(scope, receive, send))
     until(lambda: writer.running + writer.waiting == 0)
     writer.close(0.0)
+    listening._socket.close()
 
 
 def test_too_many_requests_are_told_to_come_back(tmp_path):

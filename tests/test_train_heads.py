@@ -15,9 +15,9 @@ from foredraft.model.heads import load_exit_head
 from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
 from foredraft.training import loop
-from foredraft.training.exits import ExitTask, distribution_loss
 from foredraft.training.loop import Clock, LoopOptions, train
 from foredraft.training.sources import in_turns, read_sources
+from foredraft.training.tasks import ExitTask, distribution_loss
 from foredraft.training.traces import (
     TraceOptions,
     chosen_windows,
@@ -463,7 +463,7 @@ def test_labels_of_agreement_are_those_of_a_slow_comparison(model, traces):
 
 
 def test_medusa_heads_learn(model, traces, tmp_path):
-    from foredraft.training.medusa import MedusaTask
+    from foredraft.training.tasks import MedusaTask
 
     task = MedusaTask(model, 2, traces)
     chosen, _ = chosen_windows(traces, "all")

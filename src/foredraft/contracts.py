@@ -160,6 +160,7 @@ class Needs:
         control: the control that suits it where none is asked for; None for the usual one.
         target: for a drafter that drafts with the target's own layers: the target that goes on from what the drafting
             left in the cache; None for the generator's.
+        models: the models that drafting runs, which are worth compiling as the target is.
     """
 
     top_k: int = 0
@@ -168,6 +169,7 @@ class Needs:
     every_step: bool = True
     control: str | None = None
     target: "Target | None" = None
+    models: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,6 +159,8 @@ class Generator:
     def compile(self) -> None:
         """Compile the model's forward for this machine and use it; what was compiled before is only timed anew.
 
+        So are those models that the drafting method runs besides: a draft model, or the parts of an early exit.
+
         On a CUDA device nothing is compiled: passes are recorded when they are first asked for.
 
         Raises:
@@ -169,8 +171,10 @@ class Generator:
         if self.target.model.device.type == "cuda":
             self.target.recordings, self._curve = RecordedForward(self.target.model), None
             return
-        compile_forward(self.target.model, cache_folder(), progress=self._progress)
-        self._take_compiled()
+        for each in (self.target, *self.drafter.needs.models):
+            compile_forward(each.model, cache_folder(), each.passage, progress=self._progress)
+            each.compiled = kept_forward(each.model, each.passage)
+        self._curve = None
 
     def _take_compiled(self) -> None:
         self.target.compiled = kept_forward(self.target.model)

@@ -17,6 +17,8 @@ from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:  # torch and transformers are imported when a verb runs, so that help stays quick
+    from pathlib import Path
+
     from foredraft.contracts import CostCurve
     from foredraft.model.compiled.package import CompiledRecord
 
@@ -122,6 +124,9 @@ def compile_model(
     again: Annotated[bool, typer.Option("--again", help="Compile also what was compiled before")] = False,
     as_json: flags.JsonOption = False,
     background: Annotated[bool, typer.Option("--background", help="Give way to other processes")] = False,
+    method: Annotated[
+        str | None, flags.in_drafting(help='Also the models that this method runs: NAME or NAME:{"option": value}')
+    ] = None,
 ) -> None:
     """Compile a model's forward for this machine; generation then uses it by itself."""
     if background and hasattr(os, "nice"):
@@ -130,29 +135,53 @@ def compile_model(
     with working(f"loading {model}") as tell:
         import torch
 
+        from foredraft.api import load
+        from foredraft.bench.method import parse_method
         from foredraft.cache_folder import cache_folder
         from foredraft.model.compiled.build import compile_forward
-        from foredraft.model.loading import load_model
 
         if threads is not None:
             torch.set_num_threads(threads)
-        loaded = load_model(model, dtype, "cpu")
-        folder, record = compile_forward(loaded, cache_folder(), again=again, progress=tell)
-        size = sum((folder / package.file).stat().st_size for package in record.packages)
-    rows, times = _times(record)
+        asked = parse_method(method or "none")
+        generator = load(
+            model, method=asked.name, speculative_config=asked.options, dtype=dtype, device="cpu", compile=False
+        )
+        targets = (generator.target, *generator.drafter.needs.models)
+        made = [
+            compile_forward(each.model, cache_folder(), each.passage, again=again, progress=tell) for each in targets
+        ]
     if as_json:
-        facts = asdict(record)
-        del facts["costs"]
-        milliseconds = {name: [1e3 * each for each in found] for name, found in times.items()}
-        show_json({"folder": str(folder), "bytes": size, "rows": rows, "milliseconds": milliseconds, **facts})
+        told = [_record_facts(folder, record) for folder, record in made]
+        show_json(told[0] | ({"drafting": told[1:]} if method else {}))
         return
+    for number, (folder, record) in enumerate(made):
+        _print_record(
+            folder, record, f"What a pass of drafting model {number} costs" if number else "What a pass costs"
+        )
+
+
+def _record_facts(folder: "Path", record: "CompiledRecord") -> dict[str, Any]:
+    """Return what was compiled, for JSON."""
+    rows, times = _times(record)
+    facts = asdict(record)
+    del facts["costs"]
+    milliseconds = {name: [1e3 * each for each in found] for name, found in times.items()}
+    return {"folder": str(folder), "bytes": _size(folder, record), "rows": rows, "milliseconds": milliseconds, **facts}
+
+
+def _size(folder: "Path", record: "CompiledRecord") -> int:
+    return sum((folder / package.file).stat().st_size for package in record.packages)
+
+
+def _print_record(folder: "Path", record: "CompiledRecord", title: str) -> None:
+    rows, times = _times(record)
     quickest = record.quickest()
     shown = [
         (str(n), f"{1e3 * eager:.2f}", f"{1e3 * used:.2f}", f"{eager / used:.2f}", quickest[n])
         for n, eager, used in zip(rows, times["eager"], times["used"], strict=True)
     ]
-    show_table(("rows", "as it is, ms", "compiled, ms", "times as fast", "package"), shown, "What a pass costs")
-    typer.echo(f"{size / 2**20:,.0f} MiB in {folder}")
+    show_table(("rows", "as it is, ms", "compiled, ms", "times as fast", "package"), shown, title)
+    typer.echo(f"{_size(folder, record) / 2**20:,.0f} MiB in {folder}")
     if record.same_bits:
         typer.echo("A row comes out the same to the last bit, alone and beside others.")
     for sentence in record.told():

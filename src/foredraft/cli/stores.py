@@ -36,7 +36,7 @@ HoldOutOption = Annotated[float, typer.Option(help="Share of the documents to le
 RayOption = Annotated[bool, typer.Option("--ray", help="Work on a Ray cluster, started on this machine")]
 AddressOption = Annotated[str | None, typer.Option(help="Work on the Ray cluster at this address")]
 
-SEGMENT_TOKENS = 64 << 20  # as corpus.segments has it, which help should not import
+SEGMENT_TOKENS = 64 << 20  # as corpus.shards has it, which help should not import
 
 
 @index.command("build")
@@ -212,8 +212,7 @@ def _add(
 ) -> None:
     """Tokenise the shards, sort them into segments, and commit these to a store, which `options` open or make."""
     from foredraft.corpus.documents import ReadReport
-    from foredraft.corpus.segments import build_segment, plan_segments
-    from foredraft.corpus.shards import tokenize_shards
+    from foredraft.corpus.shards import build_segment, plan_segments, tokenize_shards
     from foredraft.index.datastore_writer import DatastoreWriter
 
     with (

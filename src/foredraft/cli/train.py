@@ -86,7 +86,7 @@ def eesd(
 ) -> None:
     """Train an early-exit head, for `--method eesd`; the same command goes on where a killed one was."""
     from foredraft.model.heads import card_for, weights_of
-    from foredraft.training.exits import ExitTask
+    from foredraft.training.tasks import ExitTask
 
     training = _Training(settings, max_minutes, _run_of(out))
     transformer, opened = training.prepared(model, data, trace_settings, dtype, device)
@@ -150,7 +150,7 @@ def draft(
     """Train a draft model of the model's own layers, for `--method draft_model`, `draft_tree` and `draft_graph`."""
     from foredraft.model.first_layers import KIND
     from foredraft.model.heads import card_for, weights_of
-    from foredraft.training.drafts import DraftTask
+    from foredraft.training.tasks import DraftTask
 
     training = _Training(settings, max_minutes, _run_of(out))
     transformer, opened = training.prepared(model, data, trace_settings, dtype, device)
@@ -177,7 +177,7 @@ def medusa(
 ) -> None:
     """Train Medusa heads, for `--method medusa`, and measure how often each is right."""
     from foredraft.model.heads import IDS, card_for
-    from foredraft.training.medusa import MedusaTask
+    from foredraft.training.tasks import MedusaTask
     from foredraft.training.traces import chosen_windows
 
     training = _Training(settings, max_minutes, _run_of(out))
@@ -226,8 +226,7 @@ class _Training:
 
     def train(self, task: "Task", opened: "Traces", identity: Any, texts: str = "all") -> None:
         """Train a task on the windows of one kind of texts, and draw its curve."""
-        from foredraft.training.curve import draw_curve
-        from foredraft.training.loop import train
+        from foredraft.training.loop import draw_curve, train
 
         with progress_bars() as tell:
             self.outcome = train(task, self.run, opened, texts, self.options, self.clock, identity, tell)

@@ -1,7 +1,7 @@
 """The same work on a Ray cluster: a function over many items, each item a task that outlives its worker.
 
-Knows Ray, and how to start and stop a local cluster quietly. Does not know what the function does; those for shards
-and segments are in corpus/shards.py and corpus/segments.py, and need all machines to see the same folders.
+Knows Ray, and how to start and stop a local cluster quietly. Does not know what the function does. All machines must
+see the same folders.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ def _result(ray: Any, reference: Any) -> Any:
 def _cluster(address: str | None) -> Iterator[Any]:
     """Give the `ray` module, connected; whoever connected it disconnects it."""
     try:
-        with _variables(_VARIABLES):
+        with _variables():
             import ray
     except ImportError as error:
         raise UsageError("This needs Ray, which is not installed: pip install foredraft[distributed]") from error
@@ -94,7 +94,7 @@ def _cluster(address: str | None) -> Iterator[Any]:
     try:
         try:
             _knock(address)
-            with _variables(_VARIABLES):
+            with _variables():
                 ray.init(**options)
         except (OSError, ValueError) as error:  # a ConnectionError is an OSError
             where = f"No Ray cluster answers at {address}" if address else "No Ray cluster could be started here"
@@ -112,9 +112,9 @@ def _knock(address: str | None) -> None:
 
 
 @contextlib.contextmanager
-def _variables(wanted: dict[str, str]) -> Iterator[None]:
-    """Set environment variables, which a cluster's processes inherit, until the block ends; the user's own stay."""
-    added = {name: value for name, value in wanted.items() if name not in os.environ}
+def _variables() -> Iterator[None]:
+    """Set variables, which a cluster's processes inherit, until the block ends; the user's own stay."""
+    added = {name: value for name, value in _VARIABLES.items() if name not in os.environ}
     os.environ |= added
     try:
         yield

@@ -1,7 +1,7 @@
 """Documents from text files, JSON lines and Parquet, a piece at a time: which files, and what is in them.
 
-Knows file formats. Does not know what the documents are wanted for, how a chat is worded (a `render` function is
-given), or any tokenizer or model. Memory is bounded whatever the files' sizes, but for one line of JSON.
+Knows file formats; not what the documents are wanted for, how a chat is worded, or any tokenizer. Memory is bounded
+whatever the files' sizes, but for one line of JSON.
 """
 
 import codecs
@@ -33,33 +33,20 @@ _KINDS_NAMED = 3  # of files that are left out
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A file to read, or a range of one, as it was when the reading was planned.
+    """A file to read, or a range of one, as it was when the reading was planned."""
 
-    Attributes:
-        path: the file.
-        file_bytes: size of the whole file on disk.
-        mtime_ns: when the file was last written, in nanoseconds since 1970.
-        bytes: how many of the file's bytes the part stands for; over a file's parts they add up to `file_bytes`.
-        start: the first byte (.jsonl) or row group (.parquet) of the range; 0 for files of other kinds.
-        stop: the byte or row group after the range; None for the end of the file.
-    """
-
-    path: Path
-    file_bytes: int
-    mtime_ns: int
-    bytes: int
-    start: int = 0
-    stop: int | None = None
+    path: Path  # the file
+    file_bytes: int  # size of the whole file on disk
+    mtime_ns: int  # when the file was last written, in nanoseconds since 1970
+    bytes: int  # how many of the file's bytes the part stands for; over a file's parts they add up to `file_bytes`
+    start: int = 0  # the first byte (.jsonl) or row group (.parquet) of the range; 0 for files of other kinds
+    stop: int | None = None  # the byte or row group after the range; None for the end of the file
 
 
 class Document(NamedTuple):
-    """A document, or a piece of one too long to hold.
+    """A document, or a piece of one too long to hold, whose rest the next items bring if it is not `complete`.
 
-    Attributes:
-        text: its text.
-        consumed: bytes of the inputs, as they lie on disk (compressed), that had been read when it was complete;
-            counted from the first input on.
-        complete: False where the next item continues the same document.
+    `consumed` is how many bytes of all inputs, as they lie on disk (compressed), had been read by its end.
     """
 
     text: str
@@ -69,29 +56,17 @@ class Document(NamedTuple):
 
 @dataclass(slots=True)
 class ReadReport:
-    """What reading met; filled while documents are taken, and added up over parts of a corpus.
+    """What reading met; filled while documents are taken, and added up over parts of a corpus."""
 
-    Attributes:
-        files: files opened.
-        documents: documents read.
-        broken_lines: lines of .jsonl files that are not JSON.
-        unusable_rows: rows without a usable `text` or `messages`, or whose chat could not be worded.
-        empty_documents: documents of white space only.
-        binary_files: .txt, .md and .py files that hold no text.
-        held_out: documents that the share to hold out took.
-        kept: documents that became ids.
-        tokens: their ids, ends of text included.
-    """
-
-    files: int = 0
-    documents: int = 0
-    broken_lines: int = 0
-    unusable_rows: int = 0
-    empty_documents: int = 0
-    binary_files: int = 0
-    held_out: int = 0
-    kept: int = 0
-    tokens: int = 0
+    files: int = 0  # files opened
+    documents: int = 0  # documents read
+    broken_lines: int = 0  # lines of .jsonl files that are not JSON
+    unusable_rows: int = 0  # rows without a usable `text` or `messages`, or whose chat could not be worded
+    empty_documents: int = 0  # documents of white space only
+    binary_files: int = 0  # .txt, .md and .py files that hold no text
+    held_out: int = 0  # documents that the share to hold out took
+    kept: int = 0  # documents that became ids
+    tokens: int = 0  # their ids, ends of text included
 
     def __add__(self, other: "ReadReport") -> "ReadReport":
         return ReadReport(**{name: count + getattr(other, name) for name, count in asdict(self).items()})
@@ -179,11 +154,7 @@ def input_kind(path: Path) -> str:
 
 
 def whole_part(path: Path) -> Part:
-    """Return the part that is all of a file.
-
-    Raises:
-        UsageError: there is no such file.
-    """
+    """Return the part that is all of a file, or raise UsageError where there is none."""
     with _refused(path):
         status = path.stat()
     return Part(path, status.st_size, status.st_mtime_ns, status.st_size)
@@ -210,8 +181,7 @@ def read_documents(
 
     A .txt, .md or .py file is one document, in pieces of a few MiB; it is skipped where the first has a zero byte or
     many control characters. A line of .jsonl or a row of .parquet is one, from its field `text` (a string) or
-    `messages` (a list of {"role", "content"}). A range of a .jsonl file holds the lines that begin in it, so that every
-    line belongs to one range.
+    `messages` (a list of {"role", "content"}). A line belongs to the range of a .jsonl file in which it begins.
 
     Args:
         inputs: files, or ranges of them.
@@ -235,18 +205,14 @@ def read_documents(
 
 
 def row_group_bytes(path: Path) -> list[int]:
-    """Return the size of each row group of a Parquet file, unpacked, in bytes.
-
-    Raises:
-        UsageError: the file cannot be read, or is damaged.
-    """
+    """Return the unpacked size of each row group of a Parquet file, in bytes; UsageError where it is damaged."""
     with _refused(path), _parquet_file(path) as file:
         return [file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads one part; each method yields documents whose `consumed` counts this part's bytes only."""
+    """Reads one part; `consumed` counts this part's bytes only."""
 
     part: Part
     report: ReadReport
@@ -339,7 +305,6 @@ class _Reader:
 
 
 def _unpacked(path: Path, raw: IO[bytes]) -> IO[bytes]:
-    """Return the file's content as a stream."""
     return gzip.GzipFile(fileobj=raw) if is_packed(path) else raw  # type: ignore[return-value]  # it reads
 
 
@@ -370,12 +335,8 @@ def _is_chat(messages: Any) -> TypeGuard[list[dict[str, str]]]:
     return (
         isinstance(messages, list)
         and len(messages) > 0
-        and all(
-            isinstance(message, dict)
-            and isinstance(message.get("role"), str)
-            and isinstance(message.get("content"), str)
-            for message in messages
-        )
+        and all(isinstance(each, dict) for each in messages)
+        and all(isinstance(each.get(field), str) for each in messages for field in ("role", "content"))
     )
 
 

@@ -1,8 +1,8 @@
-"""Shards of a corpus as files of token ids: planned, made one by one, found again after a kill, read in blocks.
+"""Shards of a corpus as files of token ids: planned, made one by one, found again after a kill, cut into segments.
 
-Knows what a corpus is cut into, the folder of finished shards and what is noted in each. Does not know what is built
-from them, or how the work is spread over machines (corpus/distributed.py). The same files give the same shards on every
-machine that has them in the same place; a process's memory does not depend on the size of a shard.
+Knows what a corpus is cut into, the folder of finished shards and what is noted in each. Does not know how the work is
+spread over machines, or how a segment is sorted. The same files give the same shards and segments on every machine that
+has them in the same place; a process's memory does not depend on the size of a shard.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import tokenizers
 
 from foredraft.corpus.documents import (
@@ -31,7 +32,7 @@ from foredraft.corpus.documents import (
 )
 from foredraft.corpus.words import Words, tokenize
 from foredraft.errors import StoreError, UsageError
-from foredraft.index.datastore import Progress
+from foredraft.index.datastore import Progress, SegmentEntry, write_segment
 from foredraft.index.groups import grouped
 from foredraft.index.storage import BUILDING_SUFFIX, open_store, unwritable, write_store
 from foredraft.index.suffix_array import Symbols, symbol_dtype
@@ -43,6 +44,8 @@ _RECIPE = 2
 """Raised whenever the same text would become other ids, so that nothing finished before is taken for finished."""
 _BLOCK_SYMBOLS = 1 << 20
 _TOLD_BYTES = 1 << 18
+SEGMENT_TOKENS = 64 << 20
+"""Sorting takes 12 bytes of memory a token (18 for vocabularies beyond 65,535), so this is 0.8 GB."""
 
 Spread = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
 """Applies a function to items, in order, as `map` does; elsewhere."""
@@ -50,17 +53,11 @@ Spread = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Some of the inputs, in order, and what is done with them.
+    """Some of the inputs, in order, and what is done with them."""
 
-    Attributes:
-        parts: files, or ranges of them.
-        hold_out: the share of documents that are left out, 0 to 1; which ones depends on their text alone.
-        strict: stop at the first line, row or document that cannot be used, instead of counting it.
-    """
-
-    parts: tuple[Part, ...]
-    hold_out: float = 0.0
-    strict: bool = False
+    parts: tuple[Part, ...]  # files, or ranges of them
+    hold_out: float = 0.0  # the share of documents that are left out, 0 to 1; which ones depends on their text alone
+    strict: bool = False  # stop at the first line, row or document that cannot be used, instead of counting it
 
     @property
     def bytes(self) -> int:
@@ -88,16 +85,10 @@ class FinishedShard(NamedTuple):
 def plan_shards(
     files: Iterable[Path], shard_bytes: int = SHARD_BYTES, *, hold_out: float = 0.0, strict: bool = False
 ) -> list[Shard]:
-    """Cut the files into shards, in order.
+    """Cut the files into shards of about `shard_bytes` (on disk; .parquet: unpacked), in order.
 
     Files of .jsonl are cut into ranges of bytes and .parquet into ranges of row groups; a file of any other kind lies
     in one shard, however large. Small files share a shard.
-
-    Args:
-        files: from `find_inputs`.
-        shard_bytes: about how large a shard may be, in bytes on disk (.parquet: unpacked).
-        hold_out: as in `Shard`.
-        strict: likewise.
 
     Raises:
         UsageError: a file that cannot be read, or a size or share out of range.
@@ -147,8 +138,7 @@ def tokenize_shards(
     Args:
         shards: from `plan_shards`.
         words: how text becomes ids.
-        folder: where the files go; made if its own folder exists. See `remove_shards`. Whoever `spread` hands the work
-            to must see it, and the inputs, under the same name.
+        folder: made if its own folder exists; seen, as the inputs, under one name wherever `spread` hands work to.
         spread: such as `map_on_ray`; None works here, on all cores.
         progress: told how many bytes of the inputs are done, now and then; may raise to stop.
 
@@ -161,17 +151,17 @@ def tokenize_shards(
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise unwritable(folder, error) from error
-    tell = progress or (lambda *_: None)
     done, total = 0, sum(shard.bytes for shard in shards)
 
-    def tell_within(consumed: int) -> None:
-        tell("tokenising", done + consumed, total)
+    def tell(consumed: int) -> None:
+        if progress is not None:
+            progress("tokenising", done + consumed, total)
 
     finish = partial(finish_shard, words=words, folder=folder)
-    results = spread(finish, shards) if spread else (finish(shard, progress=tell_within) for shard in shards)
+    results = spread(finish, shards) if spread else (finish(shard, progress=tell) for shard in shards)
     for shard, finished in zip(shards, results, strict=True):
         done += shard.bytes
-        tell("tokenising", done, total)
+        tell(0)
         yield finished
 
 
@@ -180,9 +170,8 @@ def finish_shard(
 ) -> FinishedShard:
     """Return the shard's file in `folder`, made now unless it is there and sound; as `tokenize_shards`.
 
-    The file, a container of kind ``token-shard``, holds the array `tokens`: the documents' ids in order, each document
-    followed by the separator V; uint16[n] where V is at most 65,535, else uint32[n]. It depends on the shard and the
-    words alone.
+    The file, a container of kind `token-shard`, holds the array `tokens`: the documents' ids in order, each document
+    followed by the separator V; uint16[n] where V is at most 65,535, else uint32[n].
     """
     identity = shard.identity(words)
     path = folder / (identity + SUFFIX)
@@ -220,12 +209,7 @@ def _taken(
 
 
 def is_held_out(text: str, share: float) -> bool:
-    """Say whether a document is held out.
-
-    Args:
-        text: the document, or its first piece where it comes in pieces.
-        share: of all documents, 0 to 1. What a smaller share holds out, a larger one does too.
-    """
+    """Say whether a document is held out, by its text or first piece. A larger share holds out what a smaller does."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2.0**64
 
@@ -262,3 +246,65 @@ def shard_symbols(paths: Iterable[Path]) -> Iterator[Symbols]:
         for start in range(0, entry.length, _BLOCK_SYMBOLS):
             offset = entry.offset + start * np.dtype(entry.dtype).itemsize
             yield np.fromfile(path, entry.dtype, min(_BLOCK_SYMBOLS, entry.length - start), offset=offset)
+
+
+# --- into segments of a datastore
+
+
+class Stretch(NamedTuple):
+    """Whole documents of a shard: its symbols from `start` to `stop`."""
+
+    shard: Path
+    start: int
+    stop: int
+
+
+def build_segment(
+    stretches: Sequence[Stretch],
+    folder: Path,
+    tokenizer_hash: str,
+    vocabulary: int,
+    progress: Progress | None = None,
+) -> SegmentEntry:
+    """Sort and write the documents of `stretches` as one segment file; as `write_segment`."""
+    texts = [open_store(shard, KIND, check=False).arrays["tokens"][start:stop] for shard, start, stop in stretches]
+    return write_segment(folder, texts, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, progress=progress)
+
+
+def plan_segments(shards: Sequence[Path], separator: int, most: int = SEGMENT_TOKENS) -> Iterator[list[Stretch]]:
+    """Yield which documents make up each segment: as many as fit into `most` symbols (tokens and separators), in order.
+
+    A document longer than that has a segment of its own. Shards without documents are passed over.
+
+    Raises:
+        UsageError: `most` is below 1.
+        StoreError: a shard is missing or damaged.
+    """
+    if most < 1:
+        raise UsageError(f"A segment is to have at most {most} tokens; give a number of at least 1.")
+    group: list[Stretch] = []
+    size = 0
+    for shard in shards:
+        ends = _document_ends(shard, separator)
+        start = 0
+        while len(ends) and start < ends[-1]:
+            fitting = int(np.searchsorted(ends, start + most - size, "right"))
+            first = int(np.searchsorted(ends, start, "right"))
+            if fitting > first or not group:
+                stop = int(ends[max(fitting - 1, first)])
+                group.append(Stretch(shard, start, stop))
+                size, start = size + stop - start, stop
+            if start < ends[-1]:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
+
+
+def _document_ends(shard: Path, separator: int) -> npt.NDArray[np.int64]:
+    """Return the places after each separator."""
+    ends, at = [np.empty(0, np.int64)], 0
+    for symbols in shard_symbols([shard]):
+        ends.append(np.flatnonzero(symbols == separator) + at + 1)
+        at += len(symbols)
+    return np.concatenate(ends)

@@ -1,8 +1,8 @@
 """Count a corpus into a tri-gram table, in bounded memory.
 
-Tokens are taken a block at a time; every few million, the tri-grams are sorted, counted and put on disk as a sorted
-run beside the output; at the end the runs are merged a range of keys at a time. Knows symbols (tokens and the separator
-after each document) and the table's arrays. Does not know files of text, models, or what the table is used for.
+Every few million tokens, the tri-grams are sorted, counted and put on disk as a sorted run beside the output; at the
+end the runs are merged a range of keys at a time. Knows symbols (tokens and the separator after each document) and the
+table's arrays; not files of text, or what the table is used for.
 """
 
 import os
@@ -47,8 +47,8 @@ def count_trigrams(
 ) -> None:
     """Count the documents' tri-grams and write them as a table; none spans two documents.
 
-    The file depends on the documents, `keep` and `least` alone, not on `at_once`, nor on where the blocks are cut. On
-    any failure, the old file stays and the temporary files go.
+    The file depends on the documents, `keep` and `least` alone, not on where the blocks are cut. On any failure, the
+    old file stays and the temporary files go.
 
     Args:
         blocks: from `tokenize` or `shard_symbols`.
@@ -119,10 +119,9 @@ def _check_arguments(vocabulary: int, keep: int, least: int, eos_token_id: int |
 
 
 def _chunks(blocks: Iterable[Symbols], length: int) -> Iterator[npt.NDArray[Any]]:
-    """Join the blocks to chunks.
+    """Join the blocks; each chunk but the first begins with the last two symbols of the one before.
 
-    Every chunk but the first begins with the last two symbols of the one before, so that each window of three symbols
-    lies in exactly one chunk.
+    So each window of three symbols lies in exactly one chunk.
     """
     held: list[npt.NDArray[Any]] = [np.empty(0, np.uint16)]
     for block in blocks:
@@ -144,9 +143,7 @@ def _counted(symbols: npt.NDArray[Any], end: int, bits: int) -> tuple[U64, I64]:
     wide = symbols.astype(np.uint64)
     shift = np.uint64(bits)
     keys = ((wide[:-2] << shift | wide[1:-1]) << shift | wide[2:])[inside[:-2] & inside[1:-1]]
-    keys.sort()
-    bounds = _group_bounds(keys)
-    return keys[bounds[:-1]], np.diff(bounds)
+    return np.unique(keys, return_counts=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +178,8 @@ def _spilled(path: Path, keys: U64, counts: I64, stride: int) -> _Run:
 def _merged(runs: Sequence[_Run], bits: int, samples_at_once: int) -> Iterator[tuple[U64, I64, int]]:
     """Merge the runs a range of keys at a time, never cutting between keys that differ in their lowest `bits` alone.
 
-    The ranges are chosen from the runs' samples, so they hold about equally many records whatever the text was.
-
-    Yields:
-        Sorted distinct keys, their counts over all runs, and how many records went into them.
+    The ranges are chosen from the runs' samples, so they hold about equally many records whatever the text was. Each
+    yields sorted distinct keys, their counts over all runs, and how many records went into them.
     """
     shift = np.uint64(bits)
     samples = np.sort(np.concatenate([run.sample for run in runs]))
@@ -231,7 +226,8 @@ class _TableWriter:
     """Appends merged counts to a store as a table's arrays, in one pass."""
 
     def __init__(self, writer: StoreWriter, vocabulary: int, bits: int, keep: int, least: int) -> None:
-        self.writer, self.vocabulary, self.bits, self.keep, self.least = writer, vocabulary, bits, keep, least
+        self.writer, self.vocabulary, self.keep, self.least = writer, vocabulary, keep, least
+        self.shift, self.mask, self.dtype = np.uint64(bits), np.uint64((1 << bits) - 1), token_dtype(vocabulary)
         self.distinct = 0
         self.row_counts, self.unigram_lengths, self.unigram_totals = np.zeros((3, vocabulary), np.int64)
         self.held_pairs, self.held_counts = np.empty(0, np.uint64), np.empty(0, np.int64)
@@ -240,11 +236,10 @@ class _TableWriter:
 
     def add(self, keys: U64, counts: I64) -> None:
         """Add merged keys, ascending from call to call; all keys of a bigram come in one call."""
-        shift, mask = np.uint64(self.bits), np.uint64((1 << self.bits) - 1)
-        pairs = keys >> shift
+        pairs = keys >> self.shift
         bounds = _group_bounds(pairs)
         self._add_pairs(pairs[bounds[:-1]], _group_sums(counts, bounds))
-        followed = (keys & mask) != self.vocabulary
+        followed = (keys & self.mask) != self.vocabulary
         keys, counts, pairs = keys[followed], counts[followed], pairs[followed]
         self.distinct += len(keys)
         bounds = _group_bounds(pairs)
@@ -254,31 +249,30 @@ class _TableWriter:
         keys, counts, pairs, totals = keys[entries], counts[entries], pairs[entries], totals[often]
         bounds = _group_bounds(pairs)
         rows = pairs[bounds[:-1]]
-        self.row_counts += np.bincount((rows >> shift).astype(np.int64), minlength=self.vocabulary)
-        self.writer.append("second", (rows & mask).astype(token_dtype(self.vocabulary)))
+        self.row_counts += np.bincount((rows >> self.shift).astype(np.int64), minlength=self.vocabulary)
+        self.writer.append("second", (rows & self.mask).astype(self.dtype))
         self.writer.append("totals", np.minimum(totals, _SATURATED).astype(np.uint32))
         before = self.writer.length("tokens")
-        lengths = self._append_successors("", bounds, keys & mask, counts, totals, self.keep)
+        lengths = self._append_successors("", bounds, keys & self.mask, counts, totals, self.keep)
         self.writer.append("offsets", (before + np.cumsum(lengths)).astype(np.uint32))
 
     def _append_successors(self, prefix: str, bounds: I64, tokens: U64, counts: I64, totals: I64, keep: int) -> I64:
         """Append each row's most frequent successors; return how many each row kept."""
         lengths, kept = np.minimum(np.diff(bounds), keep), _most_frequent(bounds, counts, keep)
-        self.writer.append(prefix + "tokens", tokens[kept].astype(token_dtype(self.vocabulary)))
+        self.writer.append(prefix + "tokens", tokens[kept].astype(self.dtype))
         self.writer.append(prefix + "probabilities", _probabilities(counts[kept], np.repeat(totals, lengths)))
         return lengths
 
     def _add_pairs(self, pairs: U64, counts: I64, last: bool = False) -> None:
         """Append the successors of every single token that is complete, and hold the others' pairs back."""
-        shift = np.uint64(self.bits)
         pairs, counts = np.concatenate([self.held_pairs, pairs]), np.concatenate([self.held_counts, counts])
-        firsts = pairs >> shift
+        firsts = pairs >> self.shift
         ready = len(pairs) if last or not len(pairs) else int(np.searchsorted(firsts, firsts[-1]))
         self.held_pairs, self.held_counts = pairs[ready:], counts[ready:]
         bounds = _group_bounds(firsts[:ready])
         totals = _group_sums(counts[:ready], bounds)
         first = firsts[bounds[:-1]].astype(np.int64)
-        seconds = pairs[:ready] & np.uint64((1 << self.bits) - 1)
+        seconds = pairs[:ready] & self.mask
         self.unigram_totals[first] = totals
         self.unigram_lengths[first] = self._append_successors(
             "unigram_", bounds, seconds, counts[:ready], totals, UNIGRAM_KEEP
@@ -292,7 +286,7 @@ class _TableWriter:
         self.writer.append("unigram_totals", np.minimum(self.unigram_totals, _SATURATED).astype(np.uint32))
         order = np.argsort(-token_counts, kind="stable")[:COMMON_KEEP]
         common = order[token_counts[order] > 0]
-        self.writer.append("common_tokens", common.astype(token_dtype(self.vocabulary)))
+        self.writer.append("common_tokens", common.astype(self.dtype))
         self.writer.append(
             "common_probabilities", _probabilities(token_counts[common], np.full(len(common), token_counts.sum()))
         )

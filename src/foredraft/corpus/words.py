@@ -1,7 +1,7 @@
 """How text becomes ids: a tokenizer, which a hash names, the id that ends a document, and how chats are worded.
 
-Knows the `tokenizers` library, Jinja chat templates, and the files that lie beside a tokenizer.json. Does not know
-models, or where documents come from. All of it is plain data, so that other processes can be handed it.
+Knows the `tokenizers` library, Jinja chat templates, and the files that lie beside a tokenizer.json; not models, or
+where documents come from. All of it is plain data, so that other processes can be handed it.
 """
 
 import datetime as dt
@@ -11,7 +11,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -81,30 +81,18 @@ class Words:
         return hashlib.sha256(described.encode()).hexdigest()
 
     def tokenizer(self) -> Tokenizer:
-        """Return a new tokenizer, which neither pads nor truncates.
-
-        Raises:
-            UsageError: `tokenizer_json` is not a tokenizer.
-        """
+        """Return a new tokenizer, which neither pads nor truncates, or raise UsageError where the text is none."""
         try:
-            return _plain(Tokenizer.from_str(self.tokenizer_json))
+            tokenizer = Tokenizer.from_str(self.tokenizer_json)
         except Exception as error:  # the library raises plain Exception
             raise UsageError(f"This is not a tokenizer that the tokenizers library reads ({error}).") from error
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return tokenizer
 
     def render(self) -> Render:
-        """Return the function that words chats.
-
-        Raises:
-            UsageError: the chat template is not a Jinja template.
-        """
+        """Return the function that words chats; raises as `template_render`."""
         return join_messages if self.chat_template is None else template_render(self.chat_template, self.special_tokens)
-
-
-def _plain(tokenizer: Tokenizer) -> Tokenizer:
-    """Take a tokenizer's padding and truncation away."""
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
 
 
 def template_render(source: str, special_tokens: Mapping[str, str]) -> Render:
@@ -122,7 +110,7 @@ def template_render(source: str, special_tokens: Mapping[str, str]) -> Render:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own escapes for HTML
     environment.globals |= {"raise_exception": refuse, "strftime_now": _TODAY.strftime}
     # {% generation %} only marks what the model wrote; a condition that holds leaves the same text.
     plain = _GENERATION_TAG.sub(lambda tag: f"{{%{tag[1]} {'endif' if tag[2] else 'if true'} {tag[3]}%}}", source)
@@ -145,16 +133,8 @@ def template_render(source: str, special_tokens: Mapping[str, str]) -> Render:
     return render
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
-    """Write a value as JSON; Jinja's own filter of the name escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
-
-
 def words_of_file(path: Path) -> Words:
-    """Take tokenizer.json and, where they lie beside it, the end-of-text token and the chat template.
-
-    Args:
-        path: a tokenizer.json, or a folder that has one.
+    """Take a tokenizer.json, or a folder's, and the end-of-text token and the chat template that lie beside it.
 
     Raises:
         UsageError: there is none, or a file beside it is not what its name says.
@@ -220,7 +200,7 @@ def tokenize(
         UsageError: an id that is not below the vocabulary.
     """
     if tokenizer.padding is not None or tokenizer.truncation is not None:
-        tokenizer = _plain(Tokenizer.from_str(tokenizer.to_str()))
+        tokenizer = Words(tokenizer.to_str()).tokenizer()
     report, dtype = report or ReadReport(), symbol_dtype(vocabulary)
     last = -1  # id of the document in progress, -1 before its first
     for batch in grouped(_pieces(documents, piece_characters), lambda piece: len(piece.text), batch_characters):

@@ -86,7 +86,13 @@ class EesdDrafter:
         self._predictor = predictor
         self.target = target
         # each level costs a pass, so when to stop matters most
-        self.needs = Needs(hidden=predictor is not None, every_step=False, control="cost_aware", target=target)
+        self.needs = Needs(
+            hidden=predictor is not None,
+            every_step=False,
+            control="cost_aware",
+            target=target,
+            models=(target.first, target.rest),
+        )
 
     @classmethod
     def create(cls, options: EesdOptions, resources: Resources) -> "EesdDrafter":

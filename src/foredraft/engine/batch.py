@@ -66,8 +66,14 @@ class BatchTarget(Protocol):
             OutOfMemoryError: there is none.
         """
 
-    def forward(self, layouts: Sequence[Layout], caches: Sequence[Any], *, hidden: bool = False) -> list[Scores]:
-        """Score every row of each layout against its own cache, in which room was made; nothing is committed."""
+    def forward(
+        self, layouts: Sequence[Layout], caches: Sequence[Any], scored: Sequence[bool], *, hidden: bool = False
+    ) -> list[Scores | None]:
+        """Run each layout's rows against its own cache, in which room was made; nothing is committed.
+
+        Returns:
+            The scores of every row of each layout, and None for those that need not be `scored`.
+        """
 
 
 class JointControl(Protocol):
@@ -274,18 +280,18 @@ class Batch:
             return False
         return True
 
-    def _scores(self, parts: list[_Part]) -> list[Scores]:
+    def _scores(self, parts: list[_Part]) -> list[Scores | None]:
         hidden = any(part.lane.needs.hidden for part in parts)
         layouts, caches = [part.layout for part in parts], [part.lane.seq.cache for part in parts]
-        return self._target.forward(layouts, caches, hidden=hidden)
+        return self._target.forward(layouts, caches, [part.budget is not None for part in parts], hidden=hidden)
 
-    def _settle(self, part: _Part, scores: Scores) -> tuple[Verdict | None, tuple[int, ...]]:
+    def _settle(self, part: _Part, scores: Scores | None) -> tuple[Verdict | None, tuple[int, ...]]:
         """Commit what a sequence's rows gave; return the verdict, and what verifying, committing and observing took.
 
         A prompt's piece has no verdict, nor has a step from whose scores no token can be chosen.
         """
         seq, budget = part.lane.seq, part.budget
-        if budget is None:
+        if budget is None or scores is None:
             seq.cache.commit(range(part.layout.rows))
             part.lane.prefill_seconds = (perf_counter_ns() - part.lane.joined) / 1e9
             return None, ()

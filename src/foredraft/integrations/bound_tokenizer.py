@@ -14,11 +14,11 @@ _BOUND = ("table", "store", "memory")
 
 
 def tokenizer_for(name: str, given: Any, options: Mapping[str, Any]) -> Any | None:
-    """Return the tokenizer, or None where none is found and none is needed.
+    """Return the tokenizer `given`, an object or a name, or the one found where the model was loaded from, or None.
 
     Args:
         name: where the model was loaded from, a folder or a hub id; empty if nowhere.
-        given: a tokenizer, or the name of one; None looks where the model was loaded from.
+        given: None looks there.
         options: the drafting method's; a file among them that is bound to a tokenizer needs one.
 
     Raises:

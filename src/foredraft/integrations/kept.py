@@ -21,17 +21,12 @@ MOST_KEPT = 4
 
 
 class Kept:
-    """The generators of one model, by configuration, and what the last call came to.
-
-    Attributes:
-        last: the statistics of the last call, one for each row.
-    """
+    """The generators of one model, by configuration, and `last`, the last call's statistics of each row."""
 
     def __init__(self) -> None:
         self.last: tuple[Statistics, ...] = ()
         self._lock = threading.Lock()
-        self._state: tuple[Any, ...] = ()
-        self._made: list[tuple[dict[str, Any], Generator]] = []
+        self._made: list[tuple[tuple[Any, ...], Generator]] = []
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         # drafters hold locks and mapped files, and belong to one model: copies and pickles get None in their place
@@ -40,21 +35,18 @@ class Kept:
     def generator(self, model: Any, config: Mapping[str, Any]) -> Generator:
         """Return the generator for a configuration: the one made for it before, or a new one.
 
-        A model that was moved, cast or resized since is another model.
-
-        Raises:
-            UsageError, UnsupportedModelError, StoreError: as `foredraft.load` does.
+        A model that was moved, cast or resized since is another model. Raises as `make_generator`.
         """
         state = _state_of(model)
         with self._lock:
-            if state != self._state:
-                self._state, self._made = state, []
             for number, (known, generator) in enumerate(self._made):
-                if known == config:
+                if known == (state, config):
                     self._made.append(self._made.pop(number))
                     return generator
             generator = make_generator(model, config)
-            self._made = [*self._made, (_copied(config), generator)][-MOST_KEPT:]
+            # a copy, which the caller cannot change any more; models in it stay what they are
+            copied = {name: dict(value) if isinstance(value, Mapping) else value for name, value in config.items()}
+            self._made = [*self._made, ((state, copied), generator)][-MOST_KEPT:]
             return generator
 
 
@@ -68,12 +60,10 @@ def kept_on(model: Any) -> Kept:
 
 
 def make_generator(model: Any, config: Mapping[str, Any]) -> Generator:
-    """Make a generator for a transformers model as it stands in memory.
+    """Make a generator for a causal language model of transformers as it stands in memory, in evaluation mode.
 
-    Args:
-        model: a causal language model, in evaluation mode.
-        config: `speculative_config` as `foredraft.load` takes it, and `tokenizer`: an object or a name. Without it, the
-            tokenizer is looked for where the model was loaded from.
+    `config` is `speculative_config` as `foredraft.load` takes it, and `tokenizer`: an object or a name. Without it, the
+    tokenizer is looked for where the model was loaded from.
 
     Raises:
         UsageError: an unknown name, option or value, or a file bound to a tokenizer and no tokenizer to be found.
@@ -98,8 +88,3 @@ def _state_of(model: Any) -> tuple[Any, ...]:
     """Return what a generator was made for: where the weights lie, of which type and how many, and which kernel."""
     weight = model.get_input_embeddings().weight
     return weight.device, weight.dtype, tuple(weight.shape), getattr(model.config, "_attn_implementation", None)
-
-
-def _copied(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration that its caller cannot change any more; models in it stay what they are."""
-    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in config.items()}

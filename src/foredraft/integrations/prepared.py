@@ -1,8 +1,7 @@
 """What transformers' `generate` has prepared for a row, as foredraft's engine takes it.
 
 Filters that the engine applies itself become sampling options, ends become ids and limits, and all else stays the
-object that transformers made, called with what transformers would call it with: the row's whole padded prefix. Knows
-transformers' processors and criteria; does not know models or drafters.
+object that transformers made, called with what transformers would call it with: the row's whole padded prefix.
 """
 
 import copy
@@ -40,8 +39,7 @@ _FILTERS = (
 def split_filters(processors: Iterable[Any]) -> tuple[LogitsProcessorList, dict[str, Any]]:
     """Take from the end of `processors` the filters that foredraft's sampling applies itself, in the same order.
 
-    Returns:
-        The processors that are left, and sampling options by name.
+    Returns the processors that are left, and sampling options by name.
     """
     left, options = list(processors), {}
     for kind, name, least in reversed(_FILTERS):
@@ -54,61 +52,33 @@ def split_filters(processors: Iterable[Any]) -> tuple[LogitsProcessorList, dict[
     return LogitsProcessorList(left), options
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """What ends a row.
-
-    Attributes:
-        max_length: tokens of a row at most, padding included; None for no limit.
-        eos: ids.
-        others: criteria that are asked after every token.
-    """
-
-    max_length: int | None
-    eos: tuple[int, ...]
-    others: StoppingCriteriaList
-
-    @classmethod
-    def of(cls, criteria: Iterable[Any]) -> "Ends":
-        """Sort stopping criteria into what the engine knows and what must be asked."""
-        lengths, eos, others = [], [], StoppingCriteriaList()
-        for each in criteria:
-            if type(each) is MaxLengthCriteria:
-                lengths.append(each.max_length)
-            elif type(each) is EosTokenCriteria:
-                eos.extend(each.eos_token_id.flatten().tolist())
-            else:
-                others.append(each)
-        return cls(min(lengths, default=None), tuple(eos), others)
+def split_criteria(criteria: Iterable[Any]) -> tuple[int | None, tuple[int, ...], StoppingCriteriaList]:
+    """Return the tokens of a row at most, padding included, the ids that end it, and what must be asked every time."""
+    lengths, eos, others = [], [], StoppingCriteriaList()
+    for each in criteria:
+        if type(each) is MaxLengthCriteria:
+            lengths.append(each.max_length)
+        elif type(each) is EosTokenCriteria:
+            eos.extend(each.eos_token_id.flatten().tolist())
+        else:
+            others.append(each)
+    return min(lengths, default=None), tuple(eos), others
 
 
 @dataclass(slots=True)
 class Row:
-    """One row of a batch: what its processors and criteria see, and what they have made of it.
+    """One row of a batch: what its processors and criteria see, and what they have made of it."""
 
-    Attributes:
-        number: which row.
-        batch: int64[B, L], the prompts as `generate` was given them, padding included.
-        length: how many of the row's L ids are its own.
-        processors: what is left of the prepared ones; own to this row where the batch has several.
-        criteria: asked after every token.
-        keeps_scores: whether processed scores are wanted.
-        keeps_logits: whether scores as the model gave them are wanted.
-        tokens: what was written, as the criteria were told.
-        scores: float32[V] for each token written, if wanted.
-        logits: the same before processing, if wanted.
-    """
-
-    number: int
-    batch: torch.Tensor
-    length: int
-    processors: LogitsProcessorList
-    criteria: StoppingCriteriaList
-    keeps_scores: bool = False
-    keeps_logits: bool = False
-    tokens: list[int] = field(default_factory=list)
-    scores: list[torch.Tensor] = field(default_factory=list)
-    logits: list[torch.Tensor] = field(default_factory=list)
+    number: int  # which row
+    batch: torch.Tensor  # int64[B, L], the prompts as `generate` was given them, padding included
+    length: int  # how many of the row's L ids are its own
+    processors: LogitsProcessorList  # what is left of the prepared ones; own to this row where the batch has several
+    criteria: StoppingCriteriaList  # asked after every token
+    keeps_scores: bool = False  # whether processed scores are wanted
+    keeps_logits: bool = False  # whether scores as the model gave them are wanted
+    tokens: list[int] = field(default_factory=list)  # what was written, as the criteria were told
+    scores: list[torch.Tensor] = field(default_factory=list)  # float32[V] for each token written, if wanted
+    logits: list[torch.Tensor] = field(default_factory=list)  # the same before processing, if wanted
 
     def engine_processors(self) -> tuple[LogitsProcessor, ...]:
         """Return what the engine must call at every emitted position; nothing where there is nothing to do."""
@@ -145,13 +115,8 @@ class Row:
 def own_processors(processors: LogitsProcessorList, rows: int, model: Any) -> Sequence[LogitsProcessorList]:
     """Return the processors of each of `rows` rows: copies where there are several, as some keep a text's state.
 
-    Args:
-        processors: the prepared ones.
-        rows: how many rows are written, one after the other.
-        model: processors that hold it hold the same one in their copies.
-
     Raises:
-        UsageError: a processor that cannot be copied.
+        UsageError: a processor that cannot be copied; those that hold the model hold the same one in their copies.
     """
     if rows == 1 or not processors:
         return [processors] * rows

@@ -1,8 +1,7 @@
 """Drafts for a server's batch, step by step: which request is which, what is drafted for it, and when it is forgotten.
 
 vLLM tells a proposer no request ids, and rows move. So a request is known by its content: the text that is a prefix of
-the row's. Chains only: a tree is cut to its best path. Knows token arrays and drafters' protocols. Does not know vLLM:
-its class hands arrays over and gets lists.
+the row's. Chains only: a tree is cut to its best path. Does not know vLLM, whose class hands arrays over.
 """
 
 from collections.abc import Sequence
@@ -34,24 +33,15 @@ _SPARE = 2
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request that is being written.
+    """A request that is being written."""
 
-    Attributes:
-        drafting: its own.
-        prompt_length: its tokens when it was first seen.
-        ids: int64[n], its text when it was last seen.
-        chain: what was drafted after it.
-        seen: the step in which that was.
-    """
-
-    drafting: Drafting
-    prompt_length: int
-    ids: TokenIds
-    chain: Draft = EMPTY_DRAFT
-    seen: int = 0
+    drafting: Drafting  # its own
+    prompt_length: int  # its tokens when it was first seen
+    ids: TokenIds  # int64[n], its text when it was last seen
+    chain: Draft = EMPTY_DRAFT  # what was drafted after it
+    seen: int = 0  # the step in which that was
 
     def goes_on_in(self, ids: TokenIds) -> bool:
-        """Say whether `ids` begin with the request's text."""
         length = len(self.ids)
         return length <= len(ids) and self.ids[-1] == ids[length - 1] and np.array_equal(self.ids, ids[:length])
 
@@ -90,10 +80,8 @@ class RequestDrafter:
     ) -> list[list[int]]:
         """Return a chain for each row of the batch, empty where nothing is drafted.
 
-        Args:
-            sampled: the tokens that each row got in the last step; none for a prompt that is not read to its end.
-            lengths: int[B or more], tokens of each row, the sampled ones included.
-            token_ids: int32[B or more, L].
+        `sampled` holds the tokens that each row got in the last step, none for a prompt that is not read to its end;
+        `lengths`, int[B or more], counts them too. `token_ids` is int32[B or more, L].
         """
         wanted = [row for row, new in enumerate(sampled) if len(new) and lengths[row] < self._longest]
         texts = {row: token_ids[row, : lengths[row]].astype(np.int64) for row in wanted}

@@ -6,7 +6,7 @@ interface; does not know how drafts are made or verified.
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -19,9 +19,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import UsageError
-from foredraft.generation import Run
 from foredraft.integrations.kept import kept_on
-from foredraft.integrations.prepared import NO_LIMIT, Ends, Row, own_processors, split_filters
+from foredraft.integrations.prepared import NO_LIMIT, Row, own_processors, split_criteria, split_filters
 from foredraft.request import checked_ids
 from foredraft.sampling import SamplingOptions
 
@@ -73,11 +72,16 @@ def generate(
     """
     _refuse_version(transformers.__version__)
     dropped = _dropped_arguments(inspect.currentframe())
-    streamer = streamer if streamer is not None else dropped.get("streamer")
-    assistant = assistant_model if assistant_model is not None else dropped.get("assistant_model")
+    streamer = dropped.get("streamer") if streamer is None else streamer
+    assistant = dropped.get("assistant_model") if assistant_model is None else assistant_model
     mode = generation_config.get_generation_mode(assistant)
     if mode == GenerationMode.ASSISTED_GENERATION:
-        _refuse_two_drafters(speculative_config)
+        if speculative_config:
+            raise UsageError(
+                f"speculative_config is {dict(speculative_config)} and transformers' own assisted decoding is asked "
+                "for too (assistant_model, prompt_lookup_num_tokens, use_mtp or assistant_early_exit); give one of "
+                "them."
+            )
         return model._assisted_decoding(  # noqa: SLF001  # there is no public way to what `generate` itself calls here
             input_ids, logits_processor=logits_processor, stopping_criteria=stopping_criteria,
             generation_config=generation_config, synced_gpus=synced_gpus, streamer=streamer, inputs_tensor=input_ids,
@@ -87,17 +91,22 @@ def generate(
     kept = kept_on(model)
     generator = kept.generator(model, speculative_config or {})
     prompts = _prompts(input_ids, model_kwargs, generator.target.vocabulary)
-    ends = Ends.of(stopping_criteria)
-    sampling, rows = _rows(model, input_ids, prompts, logits_processor, generation_config, ends)
-    limit = NO_LIMIT if ends.max_length is None else ends.max_length - input_ids.shape[1]
+    max_length, eos, criteria = split_criteria(stopping_criteria)
+    sampling, rows = _rows(model, input_ids, prompts, logits_processor, generation_config, criteria)
+    limit = NO_LIMIT if max_length is None else max_length - input_ids.shape[1]
     runs = [
         generator.begin(
-            prompt, options, max_new_tokens=limit, eos=ends.eos, processors=row.engine_processors(), stop=row.stops
+            prompt, options, max_new_tokens=limit, eos=eos, processors=row.engine_processors(), stop=row.stops
         )
         for prompt, options, row in zip(prompts, sampling, rows, strict=True)
     ]  # a prompt that does not fit is refused before any row is written
     for run in runs:
-        _write(run, streamer)
+        for record in run.steps():
+            if streamer is not None:
+                for token in record.emitted:
+                    streamer.put(torch.tensor([token]))
+        if streamer is not None:
+            streamer.end()
     kept.last = tuple(run.statistics for run in runs)
     return _output(input_ids, rows, generation_config)
 
@@ -107,17 +116,8 @@ def last_statistics(model: Any) -> tuple[Statistics, ...]:
     return kept_on(model).last
 
 
-def _write(run: Run, streamer: Any) -> None:
-    for record in run.steps():
-        if streamer is not None:
-            for token in record.emitted:
-                streamer.put(torch.tensor([token]))
-    if streamer is not None:
-        streamer.end()
-
-
 def _rows(
-    model: Any, input_ids: torch.Tensor, prompts: Sequence[Any], processors: Any, config: Any, ends: Ends
+    model: Any, input_ids: torch.Tensor, prompts: Sequence[Any], processors: Any, config: Any, criteria: Any
 ) -> tuple[list[SamplingOptions], list[Row]]:
     """Return for each row how its tokens are chosen, and what it hands to processors and criteria."""
     keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
@@ -126,25 +126,17 @@ def _rows(
     seeds = torch.randint(1 << 62, (len(prompts),)).tolist() if config.do_sample else [0] * len(prompts)
     own = own_processors(left, len(prompts), model)
     rows = [
-        Row(number, input_ids, len(prompt), own[number], ends.others, keeps_scores, keeps_logits)
+        Row(number, input_ids, len(prompt), own[number], criteria, keeps_scores, keeps_logits)
         for number, prompt in enumerate(prompts)
     ]
     return [SamplingOptions(do_sample=bool(config.do_sample), seed=seed, **filters) for seed in seeds], rows
 
 
 def _prompts(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], vocabulary: int) -> list[Any]:
-    """Return each row's ids without padding, int64[n].
-
-    Raises:
-        UsageError: a row without ids, or with ids that the model does not have.
-    """
+    """Return each row's ids without padding, int64[n]."""
     mask = model_kwargs.get("attention_mask")
-    rows = input_ids.tolist()
-    kept = [[1] * len(row) for row in rows] if mask is None else mask.tolist()
-    return [
-        checked_ids([token for token, shown in zip(row, shows, strict=True) if shown], vocabulary)
-        for row, shows in zip(rows, kept, strict=True)
-    ]
+    shown = torch.ones_like(input_ids) if mask is None else mask
+    return [checked_ids(row[kept != 0].tolist(), vocabulary) for row, kept in zip(input_ids, shown, strict=True)]
 
 
 def _output(input_ids: torch.Tensor, rows: Sequence[Row], config: Any) -> Any:
@@ -178,23 +170,15 @@ def _by_step(kept: Sequence[Sequence[torch.Tensor]], longest: int) -> tuple[torc
 def _dropped_arguments(frame: FrameType | None) -> Mapping[str, Any]:
     """Return `generate`'s own arguments that it does not hand to a callable: `streamer` and `assistant_model`.
 
-    transformers 5 keeps of them only what its `_sample` does not name (`_extract_generation_mode_kwargs`), so a
-    streamer would hear the prompt and nothing else. They are read where they stand, in the frame of the `generate`
-    that called; called in another way, there is nothing to read.
+    transformers 5 keeps of them only what its `_sample` does not name (`_extract_generation_mode_kwargs`). They are
+    read where they stand, in the frame of the `generate` that called: right above, or after a wrapper or two.
     """
     code = inspect.unwrap(GenerationMixin.generate).__code__
-    for caller in _callers(frame):
-        if caller.f_code is code:
-            return caller.f_locals
-    return {}
-
-
-def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield the nearest callers: `generate` stands right above, or behind a wrapper or two."""
     for _ in range(4):
         frame = frame.f_back if frame is not None else None
-        if frame is not None:
-            yield frame
+        if frame is not None and frame.f_code is code:
+            return frame.f_locals
+    return {}
 
 
 def _refuse_version(version: str) -> None:
@@ -205,28 +189,11 @@ def _refuse_version(version: str) -> None:
         )
 
 
-def _refuse_two_drafters(speculative_config: Mapping[str, Any] | None) -> None:
-    if speculative_config:
-        raise UsageError(
-            f"speculative_config is {dict(speculative_config)} and transformers' own assisted decoding is asked for "
-            "too (assistant_model, prompt_lookup_num_tokens, use_mtp or assistant_early_exit); give one of them."
-        )
-
-
 def _refuse(
-    model: Any,
-    input_ids: torch.Tensor,
-    config: Any,
-    mode: GenerationMode,
-    streamer: Any,
-    synced_gpus: bool,
+    model: Any, input_ids: torch.Tensor, config: Any, mode: GenerationMode, streamer: Any, synced_gpus: bool,
     model_kwargs: Mapping[str, Any],
-) -> None:
-    """Refuse what cannot be honoured.
-
-    Raises:
-        UsageError: with the remedy.
-    """
+) -> None:  # fmt: skip
+    """Refuse what cannot be honoured, with the remedy."""
     foreign = [name for name, value in model_kwargs.items() if value is not None and name not in _HONOURED]
     outputs = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name, None)]
     cache = config.cache_implementation

@@ -24,8 +24,8 @@ from foredraft.integrations.request_drafter import RequestDrafter
 from foredraft.options import nearest, options_from, shown, whole_number
 from foredraft.standard_library import resources_for
 
-SUPPORTED = ((0, 32), (0, 33))
-"""Versions of vLLM, major and minor, whose proposer interface is the one below. Others are refused."""
+SUPPORTED = ("0.32", "0.33")
+"""Versions of vLLM whose proposer interface is the one below. Others are refused."""
 MOST_TOKENS = 128
 """vLLM's rejection sampler takes no more drafted tokens (its `MAX_SPEC_LEN`)."""
 OPTIONS_VARIABLE = "FOREDRAFT_VLLM_OPTIONS"
@@ -38,25 +38,14 @@ _FED_BACK = ("feedback", "feedback_weight", "feedback_top_k")
 
 @dataclass(frozen=True, slots=True)
 class ProposerOptions:
-    """What the options say, but for the method's own.
+    """What the options say, but for the method's own."""
 
-    Attributes:
-        method: the drafting method.
-        tree_nodes: nodes of the tree of which the best path is drafted. Larger trees gain little for the one path that
-            vLLM verifies, and every node takes time.
-        least_probability: a token is left out where its path is less probable than this, by the drafter's estimate.
-    """
-
-    method: str = "auto"
-    tree_nodes: int = 16
-    least_probability: float = 0.0
+    method: str = "auto"  # the drafting method
+    tree_nodes: int = 16  # of which the best path is drafted; larger trees gain little for that one path
+    least_probability: float = 0.0  # a token is left out where its path is less probable, by the drafter's estimate
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be honoured.
-
-        Raises:
-            UsageError: a number out of its range.
-        """
+        """Refuse numbers out of their range."""
         if not 1 <= self.tree_nodes <= 1024:
             raise UsageError(f"tree_nodes is {self.tree_nodes}; it must be a whole number, 1 to 1024.")
         if not 0 <= self.least_probability <= 1:
@@ -64,10 +53,7 @@ class ProposerOptions:
 
 
 class Proposer:
-    """What vLLM calls: `propose` after every step, the rest once.
-
-    Args:
-        vllm_config: a `vllm.config.VllmConfig`.
+    """What vLLM calls: `propose` after every step, the rest once; made from a `vllm.config.VllmConfig`.
 
     Raises:
         UsageError: another version of vLLM, an option that cannot be honoured, or more tokens than vLLM verifies.
@@ -127,19 +113,15 @@ class Proposer:
 
 
 def check_version(version: str | None) -> None:
-    """Refuse versions of vLLM with another proposer interface.
-
-    Args:
-        version: such as "0.32.0"; None where vLLM is not installed.
+    """Refuse a version of vLLM with another proposer interface, or None where vLLM is not installed.
 
     Raises:
         UsageError: with the versions that are supported.
     """
-    known = ", ".join(f"{major}.{minor}" for major, minor in SUPPORTED)
+    known = ", ".join(SUPPORTED)
     if version is None:
         raise UsageError(f"vLLM is not installed; foredraft's proposer runs inside vLLM {known}: install one of them.")
-    numbers = tuple(int(part) if part.isdigit() else -1 for part in version.split(".")[:2])
-    if numbers not in SUPPORTED:
+    if ".".join(version.split(".")[:2]) not in SUPPORTED:
         raise UsageError(
             f"This is vLLM {version}, and foredraft's proposer knows the interface of vLLM {known}, which vLLM calls "
             "experimental; install one of them, or a foredraft that knows this one."
@@ -147,11 +129,7 @@ def check_version(version: str | None) -> None:
 
 
 def checked_most(given: Any) -> int:
-    """Return `num_speculative_tokens`.
-
-    Raises:
-        UsageError: no whole number from 1 to what vLLM verifies.
-    """
+    """Return `num_speculative_tokens`, or raise UsageError where vLLM would not verify so many."""
     most = whole_number(given)
     if most is None or not 1 <= most <= MOST_TOKENS:
         raise UsageError(
@@ -162,7 +140,7 @@ def checked_most(given: Any) -> int:
 
 
 def read_options(additional_config: Any, environment: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the options from `additional_config`, or from the file that the environment names; one of them.
+    """Return the options from `additional_config`, or from the file that the environment names.
 
     Raises:
         UsageError: both are given, or the file cannot be read, or either holds no mapping.
@@ -206,11 +184,7 @@ def parse_proposer_options(given: Mapping[str, Any]) -> tuple[ProposerOptions, d
 
 
 def _refuse_untold(method: str, own: Mapping[str, Any]) -> None:
-    """Refuse what lives on numbers that vLLM does not tell a proposer.
-
-    Raises:
-        UsageError: naming it.
-    """
+    """Refuse what lives on numbers that vLLM does not tell a proposer."""
     for key in _FED_BACK:
         if own.get(key) not in (None, "off"):
             raise UsageError(f"{key} is {shown(own[key])}, and vLLM tells a proposer no probabilities; leave it out.")

@@ -13,7 +13,7 @@ from torch import nn
 
 from foredraft.errors import UsageError
 from foredraft.model.heads import IDS, HeadCard, check_card, fill, new_lm_head, read_head
-from foredraft.model.layers import model_parts, with_modules
+from foredraft.model.layers import model_parts, shorter
 
 KIND = "draft"
 
@@ -49,10 +49,6 @@ def new_first_layers(model: Any, count: int, ids: torch.Tensor | None = None) ->
         raise UsageError(f"layers is {count}; a draft model of this one has 1 to {parts.count - 1}.")
     own = model.get_submodule(parts.layers)
     layers = nn.ModuleList(copy.deepcopy(each) for each in (*own[: count - 1], own[-1]))
-    for place, layer in enumerate(layers):
-        for module in layer.modules():
-            if "layer_idx" in vars(module):  # where its keys and values lie in the cache
-                vars(module)["layer_idx"] = place
     norm = copy.deepcopy(model.get_submodule(parts.norm))
     return FirstLayers(layers, norm, new_lm_head(model, ids)).requires_grad_(requires_grad=False)
 
@@ -60,14 +56,9 @@ def new_first_layers(model: Any, count: int, ids: torch.Tensor | None = None) ->
 def draft_model(model: Any, first: FirstLayers) -> Any:
     """Return a model of the target's kind that runs these layers; the embeddings are the target's own."""
     parts = model_parts(model)
-    twin = with_modules(model, {parts.layers: first.layers, parts.norm: first.norm, parts.lm_head: first.lm_head})
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = len(first.layers)
-    kinds = getattr(config, "layer_types", None)
-    if kinds:
-        config.layer_types = [*kinds[: len(first.layers) - 1], kinds[-1]]
-    twin.config = twin.base_model.config = config
-    return twin
+    *before, last = first.layers
+    layers = {**dict(enumerate(before)), parts.count - 1: last}
+    return shorter(model, parts, layers, {parts.norm: first.norm, parts.lm_head: first.lm_head})
 
 
 def load_draft_model(location: str | Path, model: Any) -> tuple[HeadCard, Any]:

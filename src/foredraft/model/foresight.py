@@ -82,13 +82,12 @@ class RolloutDrafter:
         ids: int32[N], the token of each of its scores; None where the i-th is the i-th token's.
     """
 
-    # the model reads what it missed when it is asked again; each level costs a pass, so when to stop matters most
-    needs = Needs(every_step=False, control="cost_aware")
-
     def __init__(self, sources: tuple[str, ...], rules: GrowthRules, model: Any, ids: IntArray | None = None) -> None:
         self.name = sources[0]
         self.source_names = sources
         self._rules, self._model, self._ids = rules, model, ids
+        # the model reads what it missed when it is asked again; each level costs a pass, so when to stop matters most
+        self.needs = Needs(every_step=False, control="cost_aware", models=(model,))
 
     def open(self, context: DraftContext) -> "RolloutDrafting":
         """Begin drafting for one sequence."""

@@ -1,12 +1,13 @@
 """A model's list of layers, and copies of the model that share its weights but run other layers.
 
-A copy is shallow: the modules on the way down to the list are new, everything else is the model's own, so that its own
-forward embeds, scales, masks and rotates as ever. Knows transformers' modules; not what the layers are replaced for.
+A copy is shallow: modules are new, their weights are the model's own, so that its own forward embeds, scales, masks and
+rotates as ever. Knows transformers' modules; not what the layers are replaced for.
 """
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,6 @@ import torch
 from torch import nn
 
 from foredraft.errors import UnsupportedModelError, UsageError
-
-LayerForward = Callable[..., torch.Tensor]
-"""What stands in for a layer: hidden states, float[B, R, D], and all that the model gives a layer, to hidden states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +26,12 @@ class ModelParts:
         norm: what normalises the last layer's output.
         lm_head: what scores it.
         count: how many layers there are.
-        tuples: whether a layer returns a tuple with the hidden states first, rather than the hidden states.
     """
 
     layers: str
     norm: str
     lm_head: str
     count: int
-    tuples: bool
 
     def check_exit(self, layers: int) -> None:
         """Refuse an exit behind `layers` layers where there is none before it, or none behind.
@@ -73,7 +69,7 @@ def model_parts(model: Any) -> ModelParts:
         )
     head = model.get_output_embeddings()
     lm_head = next(name for name, module in model.named_modules() if module is head)
-    return ModelParts(path, norms[0], lm_head, count, _returns_tuple(model, path))
+    return ModelParts(path, norms[0], lm_head, count)
 
 
 def with_modules(model: Any, replaced: Mapping[str, nn.Module]) -> Any:
@@ -90,41 +86,89 @@ def with_modules(model: Any, replaced: Mapping[str, nn.Module]) -> Any:
     return twin
 
 
-def with_layers(
-    model: Any,
-    parts: ModelParts,
-    chosen: Mapping[int, nn.Module | LayerForward],
-    replaced: Mapping[str, nn.Module] | None = None,
+class Passage:
+    """Where hidden states enter a part of a model that begins late, or come out of one that ends early.
+
+    Args:
+        enters: whether they enter, in the place of what the embeddings give.
+
+    Attributes:
+        enters: the same.
+        states: float[B, R, D], of a pass: given before it, or there after it.
+    """
+
+    def __init__(self, *, enters: bool) -> None:
+        self.enters = enters
+        self.states = torch.empty(0)
+
+    def into(self, layer: nn.Module) -> nn.Module:
+        """Return a copy of a layer that takes its input from here."""
+        twin = _shallow(layer)
+        vars(twin)["_forward_pre_hooks"] = OrderedDict(vars(layer)["_forward_pre_hooks"])
+        twin.register_forward_pre_hook(lambda _layer, inputs: (self.states, *inputs[1:]))
+        return twin  # type: ignore[no-any-return]  # a module's copy is Any
+
+    def out_of(self, layer: nn.Module) -> nn.Module:
+        """Return a copy of a layer that leaves its output here besides."""
+
+        def leave(_layer: nn.Module, _inputs: object, output: Any) -> None:
+            self.states = output[0] if isinstance(output, tuple) else output
+
+        twin = _shallow(layer)
+        vars(twin)["_forward_hooks"] = OrderedDict(vars(layer)["_forward_hooks"])
+        twin.register_forward_hook(leave)
+        return twin  # type: ignore[no-any-return]  # the same
+
+
+def shorter(
+    model: Any, parts: ModelParts, layers: Mapping[int, nn.Module], replaced: Mapping[str, nn.Module] | None = None
 ) -> Any:
-    """Return a copy of `model` that runs `chosen` layers, by their place, and passes the others' input on.
+    """Return a model of the same kind that runs fewer layers, whose keys and values lie in the cache from 0 on.
 
     Args:
         model: whose weights are shared.
         parts: what `model_parts` says of it.
-        chosen: layers, or functions that stand in for the layer in that place.
+        layers: the layers in order, by the place of the layer in `model` whose kind they are of.
         replaced: further modules, by path.
     """
-    own = model.get_submodule(parts.layers)
-    places = [chosen.get(place, passed_on) for place in range(parts.count)]
-    layers = [
-        each if isinstance(each, nn.Module) else standing_in(own[place], each, tuples=parts.tuples)
-        for place, each in enumerate(places)
-    ]
-    return with_modules(model, {parts.layers: nn.ModuleList(layers), **(replaced or {})})
-
-
-def standing_in(layer: nn.Module, forward: LayerForward, *, tuples: bool) -> nn.Module:
-    """Return what stands in for `layer` in a list: its attributes, none of its weights, and `forward` for its own."""
-    twin: nn.Module = _shallow(layer)
-    for what in ("_modules", "_forward_hooks", "_forward_pre_hooks"):
-        vars(twin)[what] = OrderedDict()  # weights that nobody runs can be freed, and hooks are the layer's own
-    twin.forward = (lambda *args, **kwargs: (forward(*args, **kwargs),)) if tuples else forward
+    config = copy.deepcopy(model.config)
+    numbered = nn.ModuleList(_numbered(layer, place, config) for place, layer in enumerate(layers.values()))
+    twin = with_modules(model, {parts.layers: numbered, **(replaced or {})})
+    config.num_hidden_layers = len(layers)
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        config.layer_types = [kinds[place] for place in layers]
+    twin.config = twin.base_model.config = config
     return twin
 
 
-def passed_on(hidden: torch.Tensor, *_args: object, **_kwargs: object) -> torch.Tensor:
-    """Return hidden states as they came: what stands in for a layer that is left out."""
-    return hidden
+@contextmanager
+def scored_states(model: Any) -> Iterator[list[torch.Tensor]]:
+    """Collect what the model's LM head scores until the block ends: float[B, R, D], its last hidden states."""
+    found: list[torch.Tensor] = []
+    handle = model.get_output_embeddings().register_forward_pre_hook(lambda _module, inputs: found.append(inputs[0]))
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def standing_in(layer: nn.Module, forward: Callable[..., Any]) -> nn.Module:
+    """Return what stands in for a module: its attributes, none of its weights, and `forward` for its own."""
+    twin: nn.Module = _shallow(layer)
+    for what in ("_modules", "_forward_hooks", "_forward_pre_hooks"):
+        vars(twin)[what] = OrderedDict()  # weights that nobody runs can be freed, and hooks are the layer's own
+    twin.forward = forward
+    return twin
+
+
+def _numbered(module: nn.Module, place: int, config: Any) -> nn.Module:
+    """Return a copy of a layer for a model of that configuration, its keys and values at `place` in the cache."""
+    twin = _shallow(module)
+    vars(twin).update({name: what for name, what in (("layer_idx", place), ("config", config)) if name in vars(twin)})
+    modules = vars(twin)["_modules"]
+    modules |= {name: _numbered(child, place, config) for name, child in modules.items() if child is not None}
+    return twin  # type: ignore[no-any-return]  # a module's copy is Any
 
 
 def _shallow(module: nn.Module) -> Any:
@@ -142,17 +186,3 @@ def _norms(model: Any, layers: str) -> list[str]:
         for name in names
         if ("norm" in name or name.startswith("ln_")) and "emb" not in name
     ]
-
-
-@torch.inference_mode()
-def _returns_tuple(model: Any, layers: str) -> bool:
-    """Run one token, and see what the first layer returns."""
-    seen: list[bool] = []
-    first = model.get_submodule(layers)[0]
-    handle = first.register_forward_hook(lambda _module, _inputs, output: seen.append(isinstance(output, tuple)))
-    try:
-        token = torch.zeros((1, 1), dtype=torch.long, device=model.get_input_embeddings().weight.device)
-        model(input_ids=token, attention_mask=torch.ones_like(token), use_cache=False)
-    finally:
-        handle.remove()
-    return seen[0]

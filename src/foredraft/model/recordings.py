@@ -297,7 +297,7 @@ def scored(functional: FunctionalForward, store: torch.Tensor, received: Rows, v
     slots = stored + torch.arange(len(sees), device=store.device)
     keys, values = (list(half.split(1)) for half in store.chunk(2))
     mask = slot_mask(committed, sees, visible, store.dtype)
-    logits, hidden = functional(token_ids, positions, [mask], [slots], None, keys, values)
+    logits, hidden = functional(token_ids, positions, None, [mask], [slots], None, keys, values)
     largest, best = logits.max(dim=-1)
     return logits, hidden, best.masked_fill(~largest.isfinite(), -1)
 

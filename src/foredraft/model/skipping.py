@@ -17,8 +17,9 @@ from torch import nn
 
 from foredraft.atomic_file import write_file
 from foredraft.errors import StoreError, UnsupportedModelError, UsageError
+from foredraft.model.compiled.package import kept_forward
 from foredraft.model.fingerprint import fingerprint
-from foredraft.model.layers import model_parts, passed_on, standing_in, with_modules
+from foredraft.model.layers import model_parts, shorter, standing_in, with_modules
 from foredraft.model.target import TorchTarget
 from foredraft.options import shown, whole_number
 
@@ -91,16 +92,17 @@ def skipping(target: TorchTarget, skipped: Skipped) -> TorchTarget:
     names = _names(target.support.family)
     parts = model_parts(model)
     skipped.check(parts.count)
-    replaced: dict[str, nn.Module] = {}
+    left: dict[int, nn.Module] = {}
     for number, layer in enumerate(model.get_submodule(parts.layers)):
-        path = f"{parts.layers}.{number}"
         if number in skipped.attention and number in skipped.mlp:
-            replaced[path] = standing_in(layer, passed_on, tuples=parts.tuples)
-        elif number in skipped.attention:
-            replaced |= _without(layer, path, names.attention, _no_attention, names.attention_norms)
+            continue
+        left[number] = layer
+        if number in skipped.attention:
+            left[number] = _without(layer, names.attention, _no_attention, names.attention_norms)
         elif number in skipped.mlp:
-            replaced |= _without(layer, path, names.mlp, _no_mlp, names.mlp_norms)
-    return target.with_model(with_modules(model, replaced))
+            left[number] = _without(layer, names.mlp, _no_mlp, names.mlp_norms)
+    twin = shorter(model, parts, left)
+    return target.with_model(twin, kept_forward(twin) if target.compiled is not None else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +137,11 @@ def _names(family: str) -> _Names:
     return _FAMILIES[family]
 
 
-def _without(layer: nn.Module, path: str, name: str, instead: Any, norms: tuple[str, ...]) -> dict[str, nn.Module]:
-    """Return what replaces a sub-layer that adds nothing, and its norms, which have nothing to do then."""
-    sub_layer = standing_in(getattr(layer, name), instead, tuples=False)
-    return {f"{path}.{name}": sub_layer, **{f"{path}.{norm}": nn.Identity() for norm in norms}}
+def _without(layer: nn.Module, name: str, instead: Any, norms: tuple[str, ...]) -> Any:
+    """Return a layer whose sub-layer adds nothing, and whose norms of it have nothing to do."""
+    return with_modules(
+        layer, {name: standing_in(getattr(layer, name), instead), **{norm: nn.Identity() for norm in norms}}
+    )
 
 
 def _no_attention(hidden_states: torch.Tensor, *_args: object, **_kwargs: object) -> tuple[torch.Tensor, None]:

@@ -20,12 +20,13 @@ from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import ForedraftWarning, UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.graph.tree import BoolArray
+from foredraft.model.compiled.package import MOST_ROWS, kept_forward
 from foredraft.model.heads import ExitHead
 from foredraft.model.kv_cache import TreeCache
-from foredraft.model.layers import ModelParts, model_parts, standing_in, with_layers
+from foredraft.model.layers import Passage, model_parts, shorter
 from foredraft.model.ranked import ids_of
 from foredraft.model.rounding import relative_error, within_rounding
-from foredraft.model.target import PREFILL_ROWS, TorchTarget
+from foredraft.model.target import TorchTarget
 
 _ROOT_ROW = 0
 
@@ -33,14 +34,17 @@ _ROOT_ROW = 0
 class SplitCache:
     """One sequence's memory of a split target.
 
+    Args:
+        first: an empty cache of the layers up to the exit, and of the head's own layer.
+        rest: one of the layers behind it; holds the root only once it is verified.
+
     Attributes:
-        first: of the layers up to the exit, and of the head's own layer.
-        rest: of the layers behind it; holds the root only once it is verified.
+        first: as given.
+        rest: as given.
     """
 
-    def __init__(self, windows: Sequence[int | None]) -> None:
-        self.first = TreeCache(windows)
-        self.rest = TreeCache(windows)
+    def __init__(self, first: TreeCache, rest: TreeCache) -> None:
+        self.first, self.rest = first, rest
         self._states: list[torch.Tensor] = []  # of the root and then of the rows held, [r, D] each
         self._row_of: dict[tuple[int, int], int] = {}  # by the row above (-1 above the root) and the token
         self._positions: list[int] = []
@@ -119,7 +123,7 @@ class SplitCache:
 
 
 class SplitTarget:
-    """A target whose first layers are run apart.
+    """A target whose first layers are run apart; both parts compiled, where they were compiled as the target was.
 
     Args:
         target: whole.
@@ -127,6 +131,8 @@ class SplitTarget:
         head: drafts from the exit's states; None takes the target's own norm and LM head, without a layer.
 
     Attributes:
+        first: the part that ends in the exit: N layers, the head's, its scores.
+        rest: the part that goes on from the exit's states.
         vocabulary: how many ids it scores.
         window: the most tokens a sequence may have, or None.
         drafted_ids: int32[N], the tokens that the head scores; None for all.
@@ -140,48 +146,59 @@ class SplitTarget:
     def __init__(self, target: TorchTarget, layers: int, head: ExitHead | None) -> None:
         parts = model_parts(target.model)
         parts.check_exit(layers)
-        if target.compiled is not None:
+        self.vocabulary, self.window = target.vocabulary, target.window
+        self.drafted_ids = None if head is None else ids_of(head.lm_head)
+        own = target.model.get_submodule(parts.layers)
+        self.exit_hidden = torch.empty(0)
+        self._exit, self._entry = Passage(enters=False), Passage(enters=True)
+        first = dict(enumerate(own[:layers]))
+        first[layers - 1] = self._exit.out_of(first[layers - 1])
+        replaced: dict[str, nn.Module] = {}
+        if head is not None:
+            first[parts.count - 1] = head.layer
+            replaced = {parts.norm: head.norm, parts.lm_head: head.lm_head}
+        rest = dict(enumerate(own[layers:], layers))
+        rest[layers] = self._entry.into(rest[layers])
+        self.first = _part(target, shorter(target.model, parts, first, replaced), self._exit)
+        self.rest = _part(target, shorter(target.model, parts, rest), self._entry)
+        if target.compiled is not None and (self.first.compiled is None or self.rest.compiled is None):
             warnings.warn(
-                "An early exit runs the model in two parts as they are; what was compiled of the whole is not used, so "
-                f"each pass will take about {target.compiled.gain:.1f} times as long.",
+                "An early exit runs the model in two parts, which are not compiled, so each pass will take about "
+                f"{target.compiled.gain:.1f} times as long as it could. `foredraft compile --method eesd` compiles "
+                "both.",
                 ForedraftWarning,
                 stacklevel=2,
             )
-        self.vocabulary, self.window = target.vocabulary, target.window
-        self.drafted_ids = None if head is None else ids_of(head.lm_head)
-        self._windows = target.support.windows
-        self._left = self._taken = torch.empty(0)
-        self._hidden = self.exit_hidden = torch.empty(0)
-        drafting = self._first_part(target.model, parts, layers, head)
-        self._drafting = target.with_model(drafting)
-        self._first = target.with_model(drafting.base_model)
-        self._rest = target.with_model(self._second_part(target.model, parts, layers))
         self._probe(target)
 
     def new_cache(self) -> SplitCache:
         """Return an empty cache for one sequence."""
-        return SplitCache(self._windows)
+        return SplitCache(self.first.new_cache(), self.rest.new_cache())
 
     @torch.inference_mode()
     def prefill(self, token_ids: TokenIds, cache: SplitCache) -> None:
         """Put `token_ids`, int64[n], into both parts behind what they hold, and commit them."""
-        for start in range(0, len(token_ids), PREFILL_ROWS):
-            chunk = token_ids[start : start + PREFILL_ROWS]
-            self._taken = self.leave(lay_out_text(chunk, cache.length), cache.first)
+        for start in range(0, len(token_ids), MOST_ROWS):
+            chunk = token_ids[start : start + MOST_ROWS]
+            layout = lay_out_text(chunk, cache.length)
+            self._entry.states = self.leave(layout, cache.first)[None]
             cache.first.commit(range(len(chunk)))
-            self._rest.prefill(chunk, cache.rest)
+            self.rest.run(layout, cache.rest)
+            cache.rest.commit(range(len(chunk)))
 
     @torch.inference_mode()
     def leave(self, layout: Layout, first: TreeCache) -> torch.Tensor:
         """Put rows through the first layers and the head's; return the exit's states, float[R, D]."""
-        self._first.run(layout, first)
-        return self._left[0]
+        self.first.run(layout, first)
+        return self._exit.states[0]
 
     @torch.inference_mode()
     def draft(self, layout: Layout, first: TreeCache) -> tuple[torch.Tensor, torch.Tensor]:
         """Do what `leave` does; return the states and the head's scores, float[R, V], or [R, N] of `drafted_ids`."""
-        logits = self._drafting.forward(layout, first).logits
-        return self._left[0], logits
+        scores = self.first.forward(layout, first, hidden=True)
+        assert scores.hidden is not None, "they were asked for"
+        self.exit_hidden = scores.hidden
+        return self._exit.states[0], scores.logits
 
     @torch.inference_mode()
     def forward(self, layout: Layout, cache: SplitCache, *, hidden: bool = False) -> Scores:
@@ -196,48 +213,8 @@ class SplitTarget:
             states = self.leave(missing, cache.first)
             cache.first.hold()
             cache.add(missing, states)
-        self._taken = cache.verified_states()
-        logits = self._rest.forward(layout, cache.rest).logits
-        return Scores(logits, self._hidden if hidden else None)
-
-    def _first_part(self, model: Any, parts: ModelParts, layers: int, head: ExitHead | None) -> Any:
-        """Return the model that ends in the exit: N layers, the head's in the place of the last one, its scores."""
-
-        def leave(hidden: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
-            self._left = hidden
-            if head is None:
-                return hidden
-            output = head.layer(hidden, *args, **kwargs)
-            return output[0] if parts.tuples else output  # type: ignore[no-any-return]  # a layer's output is Any
-
-        own = model.get_submodule(parts.layers)
-        replaced: dict[str, nn.Module] = {}
-        lm_head = model.get_output_embeddings() if head is None else head.lm_head
-        if head is not None:
-            replaced[parts.norm] = head.norm
-
-        def score(hidden: torch.Tensor) -> torch.Tensor:
-            self.exit_hidden = hidden[0]
-            return lm_head(hidden)  # type: ignore[no-any-return]  # a module's output is Any
-
-        replaced[parts.lm_head] = standing_in(lm_head, score, tuples=False)
-        return with_layers(model, parts, {**dict(enumerate(own[:layers])), parts.count - 1: leave}, replaced)
-
-    def _second_part(self, model: Any, parts: ModelParts, layers: int) -> Any:
-        """Return the model that begins behind the exit: its N-th layer gives what the first part left."""
-
-        def go_on(_hidden: torch.Tensor, *_args: object, **_kwargs: object) -> torch.Tensor:
-            return self._taken[None]
-
-        own, lm_head = model.get_submodule(parts.layers), model.get_output_embeddings()
-
-        def score(hidden: torch.Tensor) -> torch.Tensor:
-            self._hidden = hidden[0]
-            return lm_head(hidden)  # type: ignore[no-any-return]  # a module's output is Any
-
-        rest = dict(enumerate(own[layers:], layers))
-        replaced = {parts.lm_head: standing_in(lm_head, score, tuples=False)}
-        return with_layers(model, parts, {layers - 1: go_on, **rest}, replaced)
+        self._entry.states = cache.verified_states()[None]
+        return self.rest.forward(layout, cache.rest, hidden=hidden)
 
     @torch.inference_mode()
     def _probe(self, target: TorchTarget) -> None:
@@ -300,6 +277,10 @@ class ExitModel:
         else:
             self._cache.begin(layout, states)
         return Scores(logits, self._target.exit_hidden if hidden else None)
+
+
+def _part(target: TorchTarget, model: Any, passage: Passage) -> TorchTarget:
+    return target.with_model(model, kept_forward(model, passage) if target.compiled is not None else None, passage)
 
 
 def _rows_above(layout: Layout) -> list[int]:

@@ -17,8 +17,9 @@ from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import OutOfMemoryError, UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model.compiled.export import row_arguments
-from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, run_package
+from foredraft.model.compiled.package import MOST_ROWS, CompiledForward
 from foredraft.model.kv_cache import TreeCache
+from foredraft.model.layers import Passage, scored_states
 from foredraft.model.mask import attention_mask
 from foredraft.model.ranked import ids_of
 from foredraft.model.recordings import RecordedForward
@@ -42,6 +43,7 @@ class TorchTarget:
     Attributes:
         compiled: as given; may be set between passes.
         recordings: the same.
+        passage: where hidden states enter a part of a model, or come out of one; None for a whole one.
         support: what its configuration allows.
         vocabulary: how many ids it knows; it scores them all, unless `ids` says which.
         ids: int32[N], the token of each score, for a draft model that scores frequent tokens only; else None.
@@ -57,6 +59,7 @@ class TorchTarget:
         self.model = model
         self.compiled = compiled
         self.recordings = recordings
+        self.passage: Passage | None = None
         _check_model(model)
         warn_where_rows_depend(model.config)
         self.support: Support = inspect(model.config)
@@ -77,10 +80,13 @@ class TorchTarget:
             cache.take_shapes(self.compiled.record.shapes, self.dtype)
         return cache
 
-    def with_model(self, model: Any) -> "TorchTarget":
-        """Return a target like this one that runs `model`, of the same configuration; layers.py makes such models."""
+    def with_model(
+        self, model: Any, compiled: CompiledForward | None = None, passage: Passage | None = None
+    ) -> "TorchTarget":
+        """Return a target like this one that runs `model`, made of this one's by layers.py."""
         twin = copy.copy(self)
-        twin.model, twin.compiled, twin.recordings = model, None, None
+        twin.model, twin.compiled, twin.recordings, twin.passage = model, compiled, None, passage
+        twin.support = inspect(model.config)
         return twin
 
     @torch.inference_mode()
@@ -94,10 +100,7 @@ class TorchTarget:
         most = MOST_ROWS if compiled else PREFILL_ROWS
         for start in range(0, len(token_ids), most):
             chunk = token_ids[start : start + most]
-            layout = lay_out_text(chunk, cache.length)
-            with _memory_told(len(chunk), cache.length):
-                if self._run_compiled(layout, cache) is None:
-                    self._run(layout, cache, last_row_only=True)
+            self.run(lay_out_text(chunk, cache.length), cache)
             cache.commit(range(len(chunk)))
 
     @torch.inference_mode()
@@ -117,22 +120,31 @@ class TorchTarget:
                 )
                 if scores is not None:
                     return scores
-            output = self._run(layout, cache, hidden=hidden)
-        last = output.hidden_states[-1][0] if hidden else None
-        return Scores(output.logits[0], last)
+            with scored_states(self.model) as states:
+                logits = self._run(layout, cache).logits[0]
+        return Scores(logits, states[0][0] if hidden else None)
 
     @torch.inference_mode()
     def run(self, layout: Layout, cache: TreeCache) -> None:
-        """Put rows through the model for what they leave behind, their scores aside."""
-        self._run(layout, cache)
+        """Put rows through the model for what they leave behind; only the last one is scored.
 
-    def _run(self, layout: Layout, cache: TreeCache, *, last_row_only: bool = False, hidden: bool = False) -> Any:
+        Raises:
+            OutOfMemoryError: there is no memory for them.
+        """
+        with _memory_told(layout.rows, cache.length):
+            if self._run_compiled(layout, cache, scored=1) is None:
+                self._run(layout, cache, scored=1)
+
+    def _run(self, layout: Layout, cache: TreeCache, *, scored: int | None = None) -> Any:
+        """Run the model as it is; the last `scored` rows are scored, where it can be told."""
         cache.reserve(layout.rows)
-        options: dict[str, Any] = {"output_hidden_states": True} if hidden else {}
-        if last_row_only and self._scores_last:
-            options["logits_to_keep"] = 1
+        options = {} if scored is None or not self._scores_last else {"logits_to_keep": scored}
+        if self.passage is not None and self.passage.enters:
+            rows = {"inputs_embeds": self.passage.states}
+        else:
+            rows = {"input_ids": torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device)}
         return self.model(
-            input_ids=torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device),
+            **rows,
             attention_mask=self._masks(layout, cache),
             position_ids=torch.from_numpy(layout.positions).unsqueeze(0).to(self.device),
             past_key_values=cache,
@@ -140,18 +152,28 @@ class TorchTarget:
             **options,
         )
 
-    def _run_compiled(self, layout: Layout, cache: TreeCache) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Run a pass with what was compiled; return scores and states, or None where the model as it is takes it."""
+    def _run_compiled(
+        self, layout: Layout, cache: TreeCache, *, scored: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Run a pass with what was compiled, and score its last rows, or all.
+
+        Returns:
+            Scores and states of the rows that are scored; None where the model as it is takes the pass.
+        """
         package = self.compiled.package_for(layout.rows) if self.compiled is not None else None
         if package is None:
             return None
         buffers = cache.reserved_buffers(layout.rows)
         if not buffers:
             return None
-        ids, positions, masks, slots, ranges = row_arguments(
-            layout, cache.spans.values(), self.dtype, ranges=package.ranges
+        ids, positions, which, masks, slots, ranges = row_arguments(
+            layout, cache.spans.values(), self.dtype, ranges=package.ranges, scored=scored
         )
-        return run_package(package.loader, [ids, positions, *masks, *slots, *(ranges or ()), *buffers])
+        rows = self.passage.states if self.passage is not None and self.passage.enters else ids
+        found = package.library.run([rows, positions, which, *masks, *slots, *(ranges or ()), *buffers])
+        if self.passage is not None and not self.passage.enters:
+            self.passage.states = found[2]
+        return found[0], found[1]
 
     def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:
         if layout.rows == 1 and not cache.held and all(window is None for window in cache.spans):

@@ -14,7 +14,7 @@ import torch
 from foredraft.contracts import Scores, TokenIds
 from foredraft.graph.layout import Layout
 from foredraft.model.arena import Arena, Lease
-from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, LoadedPackage, run_package
+from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, LoadedPackage
 from foredraft.model.mask import joined_mask
 from foredraft.model.target import PREFILL_ROWS, TorchTarget
 
@@ -41,10 +41,18 @@ class OneByOne:
     def reserve(self, _cache: Any, _layout: Layout) -> None:
         """Do nothing: the pass makes the room."""
 
-    def forward(self, layouts: Sequence[Layout], caches: Sequence[Any], *, hidden: bool = False) -> list[Scores]:
-        """Score the layouts one after another."""
-        passes = zip(layouts, caches, strict=True)
-        return [self._target.forward(layout, cache, hidden=hidden) for layout, cache in passes]
+    def forward(
+        self, layouts: Sequence[Layout], caches: Sequence[Any], scored: Sequence[bool], *, hidden: bool = False
+    ) -> list[Scores | None]:
+        """Run the layouts one after another."""
+        found: list[Scores | None] = []
+        for layout, cache, wanted in zip(layouts, caches, scored, strict=True):
+            if wanted:
+                found.append(self._target.forward(layout, cache, hidden=hidden))
+            else:
+                self._target.run(layout, cache)
+                found.append(None)
+        return found
 
 
 class Together:
@@ -82,25 +90,32 @@ class Together:
         cache.reserve(layout.token_ids)
 
     @torch.inference_mode()
-    def forward(self, layouts: Sequence[Layout], caches: Sequence[Lease], *, hidden: bool = False) -> list[Scores]:
-        """Score the rows of all layouts in one pass."""
+    def forward(
+        self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool], *, hidden: bool = False
+    ) -> list[Scores | None]:
+        """Run the rows of all layouts in one pass."""
         rows = [layout.rows for layout in layouts]
+        which = np.flatnonzero(np.repeat(scored, rows)) if any(scored) else np.zeros(1, np.int64)
         starts, committed = np.array([(cache.start, cache.length) for cache in caches], np.int64).T
         firsts = zip(starts + committed, rows, strict=True)
         arguments = [
             torch.from_numpy(np.concatenate([layout.token_ids for layout in layouts])[None]),
             torch.from_numpy(np.concatenate([layout.positions for layout in layouts])[None]),
+            torch.from_numpy(which),
             joined_mask(layouts, committed.tolist(), self._dtype),
             torch.from_numpy(np.concatenate([np.arange(first, first + count) for first, count in firsts])),
             torch.from_numpy(np.repeat(np.stack([starts, committed + rows]), rows, axis=1)),
         ]
         package = batch_package(self._compiled, sum(rows))
         assert package is not None  # of which `batch_target` makes sure
-        logits, states = run_package(package.loader, [*arguments, *self._arena.buffers])
-        return [
-            Scores(own, state if hidden else None)
-            for own, state in zip(logits.split(rows), states.split(rows), strict=True)
-        ]
+        logits, states = package.library.run([*arguments, *self._arena.buffers])
+        found: list[Scores | None] = []
+        start = 0
+        for count, wanted in zip(rows, scored, strict=True):
+            own = slice(start, start + count)
+            found.append(Scores(logits[own], states[own] if hidden else None) if wanted else None)
+            start += count if wanted else 0
+        return found
 
 
 def batch_package(compiled: CompiledForward, rows: int) -> LoadedPackage | None:

@@ -7,10 +7,10 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
-from foredraft.server.bodies import Content, CountRequest, MessagesRequest, text_of
-from foredraft.server.events import event
-from foredraft.server.failures import RequestError
-from foredraft.server.openai import collected, generation_options, metrics_of, usage_of
+from foredraft.server.bodies import CountRequest, MessagesRequest, text_of
+from foredraft.server.metrics import drafting_of
+from foredraft.server.openai import generation_options, usage_of
+from foredraft.server.replies import RequestError, event
 from foredraft.server.service import Answers, Wanted
 
 _KINDS = {
@@ -21,50 +21,50 @@ _KINDS = {
 
 def conversation_of(body: MessagesRequest | CountRequest) -> list[dict[str, str]]:
     """Return the messages of a body, as chat templates know them."""
-    system: Content | None = body.system
-    first = [] if system is None else [{"role": "system", "content": text_of(system)}]
+    first = [] if body.system is None else [{"role": "system", "content": text_of(body.system)}]
     return [*first, *({"role": each.role, "content": text_of(each.content)} for each in body.messages)]
 
 
-def wanted_message(body: MessagesRequest) -> Wanted:
-    """Return what a body of `/v1/messages` wants."""
-    options = generation_options(body, body.max_tokens, top_k=body.top_k)
-    return Wanted([conversation_of(body)], options, stops=body.stop_sequences, speculative=body.speculative)
+def anthropic_error(failure: RequestError) -> dict[str, Any]:
+    """Return a failure as Anthropic words it."""
+    kind = _KINDS.get(failure.status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": failure.message}}
 
 
 class MessageShape:
-    """How an answer of `/v1/messages` looks.
+    """A request of `/v1/messages`, and how its answer looks."""
 
-    Args:
-        model: the name of the model.
-    """
-
-    def __init__(self, model: str) -> None:
+    def __init__(self, body: MessagesRequest, model: str, _tokenizer: Any) -> None:
+        self._body = body
         self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": model}
+
+    def wanted(self) -> Wanted:
+        """Return what the body wants."""
+        body = self._body
+        options = generation_options(body, body.max_tokens, top_k=body.top_k)
+        return Wanted([conversation_of(body)], options, stops=body.stop_sequences, speculative=body.speculative)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
         """Return the answer in one piece."""
-        texts, _ = await collected(answers)
-        content = [{"type": "text", "text": texts[0]}]
-        ended = _ended(answers)
-        return self._head | ended | {"content": content, "usage": _usage(answers), "metrics": metrics_of(answers)}
+        [grown] = await answers.whole()
+        said = {"content": [{"type": "text", "text": grown.text}]}
+        return self._head | _ended(answers) | said | _usage(answers) | {"metrics": drafting_of(answers.choices)}
 
     async def events(self, answers: Answers) -> AsyncIterator[bytes]:
         """Yield the answer as it grows."""
-        begun: dict[str, Any] = self._head | {
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": _usage(answers),
-        }
+        begun = self._head | {"content": [], "stop_reason": None, "stop_sequence": None} | _usage(answers)
         yield _event("message_start", message=begun)
         yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
         async for _, delta in answers.deltas():
             if delta.text:
                 yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": delta.text})
         yield _event("content_block_stop", index=0)
-        yield _event("message_delta", delta=_ended(answers), usage=_usage(answers))
+        yield _event("message_delta", delta=_ended(answers), **_usage(answers))
         yield _event("message_stop")
+
+    def failed(self, failure: RequestError) -> bytes:
+        """Return the event that ends a stream in which something went wrong."""
+        return event(anthropic_error(failure), "error")
 
 
 def _event(kind: str, **fields: Any) -> bytes:
@@ -78,17 +78,6 @@ def _ended(answers: Answers) -> dict[str, Any]:
     return {"stop_reason": "max_tokens" if choice.finish == "length" else "end_turn", "stop_sequence": None}
 
 
-def _usage(answers: Answers) -> dict[str, int]:
+def _usage(answers: Answers) -> dict[str, Any]:
     counted = usage_of(answers)
-    return {"input_tokens": counted["prompt_tokens"], "output_tokens": counted["completion_tokens"]}
-
-
-def anthropic_error(failure: RequestError) -> dict[str, Any]:
-    """Return a failure as Anthropic words it."""
-    kind = _KINDS.get(failure.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": failure.message}}
-
-
-def failed_message(failure: RequestError) -> bytes:
-    """Return the event that ends a stream in which something went wrong."""
-    return event(anthropic_error(failure), "error")
+    return {"usage": {"input_tokens": counted["prompt_tokens"], "output_tokens": counted["completion_tokens"]}}

@@ -19,9 +19,9 @@ from starlette.exceptions import HTTPException
 
 from foredraft.errors import ForedraftError
 from foredraft.request import encoded
-from foredraft.server import openai
-from foredraft.server.anthropic import MessageShape, anthropic_error, conversation_of, failed_message, wanted_message
+from foredraft.server.anthropic import MessageShape, anthropic_error, conversation_of
 from foredraft.server.bodies import (
+    Asked,
     Body,
     ChatRequest,
     CompletionRequest,
@@ -32,101 +32,75 @@ from foredraft.server.bodies import (
     TextsRequest,
     TokenizeRequest,
 )
-from foredraft.server.events import event, streamed
-from foredraft.server.failures import RequestError, failure_of
-from foredraft.server.responses import ResponseShape, failed_response, wanted_response
-from foredraft.server.service import Service, Wanted
+from foredraft.server.openai import ChatShape, CompletionShape, error_shape, message_of
+from foredraft.server.replies import AnswerStream, RequestError, failure_of
+from foredraft.server.responses import ResponseShape
+from foredraft.server.service import Service
 from foredraft.server.stores import Stores
 from foredraft.text import decode
 
-_PAGE = Path(__file__).with_name("page.html")
 AnyBody = TypeVar("AnyBody", bound=Body)
+
+_PAGE = Path(__file__).with_name("page.html")
+_TEXTS: dict[str, tuple[type[Asked], Callable[[Any, str, Any], Any]]] = {
+    "/v1/chat/completions": (ChatRequest, ChatShape),
+    "/v1/completions": (CompletionRequest, CompletionShape),
+    "/v1/responses": (ResponsesRequest, ResponseShape),
+    "/v1/messages": (MessagesRequest, MessageShape),
+}
+"""The routes that write: the body of each, and the shape that says what is wanted and how answers look."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may ask for what.
+    """Who may ask for what."""
 
-    Attributes:
-        keys: API keys, one of which a request must carry; none where anybody may ask.
-        hosts: names by which the server may be asked for where there are no keys; none where any will do.
-        most_bytes: of a body.
-        most_prompts: texts that one request may ask for.
-    """
-
-    keys: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
-    most_bytes: int = 4 << 20
-    most_prompts: int = 64
+    keys: tuple[str, ...] = ()  # API keys, one of which a request must carry; none where anybody may ask
+    hosts: tuple[str, ...] = ()  # names that the server may be asked for by without keys; none where any will do
+    most_bytes: int = 4 << 20  # of a body
+    most_prompts: int = 64  # texts that one request may ask for
 
 
 def make_app(
-    service: Service, stores: Stores, name: str, access: Access, started: Callable[[], Awaitable[None]] | None = None
+    service: Service, stores: Stores, name: str, access: Access, started: Callable[[], Awaitable[None]]
 ) -> FastAPI:
-    """Return the application.
-
-    Args:
-        service: writes answers.
-        stores: that clients fill.
-        name: of the model.
-        access: who may ask for what.
-        started: called when the server's loop runs.
-    """
+    """Return the application for the model `name`; `started` is called when the server's loop runs."""
 
     @asynccontextmanager
     async def living(_app: FastAPI) -> AsyncIterator[None]:
-        if started is not None:
-            await started()
+        await started()
         yield
 
     app = FastAPI(title="foredraft", lifespan=living, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.name, app.state.access = name, access
-    _answer_failures(app)
-    _add_texts(app, service)
+    for kind in (Exception, RequestError, ForedraftError, ValidationError, TimeoutError, HTTPException):
+        app.add_exception_handler(kind, _failed)
+    for path, (body, shape) in _TEXTS.items():
+        app.post(path)(_answering(service, body, shape))
     _add_tokens(app, service)
     _add_stores(app, service, stores)
     _add_facts(app, service)
     return app
 
 
-def _add_texts(app: FastAPI, service: Service) -> None:
-    name, tokenizer = app.state.name, service.generator.tokenizer
+def _answering(
+    service: Service, kind: type[Asked], shape_of: Callable[[Any, str, Any], Any]
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return what answers at one of the routes that write."""
 
-    async def answered(request: Request, key: str, wanted: Wanted, shape: Any, stream: bool, failed: Any) -> Response:
-        if len(wanted.prompts) * wanted.n > app.state.access.most_prompts:
-            most = app.state.access.most_prompts
+    async def answer(request: Request) -> Response:
+        key, body = await _read(request, kind)
+        shape = shape_of(body, request.app.state.name, service.generator.tokenizer)
+        wanted, most = shape.wanted(), request.app.state.access.most_prompts
+        if len(wanted.prompts) * wanted.n > most:
             raise RequestError(400, f"{len(wanted.prompts) * wanted.n} texts are asked for; ask for at most {most}.")
         answers = await service.begin(wanted, key)
-        if stream:
-            return streamed(service, answers, shape.events(answers), failed)
+        if body.stream:
+            return AnswerStream(service, answers, shape.events(answers), shape.failed)
         with service.attending(answers):
             return JSONResponse(await _unless_gone(request, shape.whole(answers)))
 
-    def failed_openai(failure: RequestError) -> bytes:
-        return event(openai.error_shape(failure))
-
-    @app.post("/v1/chat/completions")
-    async def _chat(request: Request) -> Response:
-        key, body = await _read(request, ChatRequest)
-        shape = openai.ChatShape(body, name, tokenizer)
-        return await answered(request, key, openai.wanted_chat(body), shape, body.stream, failed_openai)
-
-    @app.post("/v1/completions")
-    async def _completions(request: Request) -> Response:
-        key, body = await _read(request, CompletionRequest)
-        shape = openai.CompletionShape(body, name, tokenizer)
-        return await answered(request, key, openai.wanted_completion(body), shape, body.stream, failed_openai)
-
-    @app.post("/v1/responses")
-    async def _responses(request: Request) -> Response:
-        key, body = await _read(request, ResponsesRequest)
-        shape = ResponseShape(body, name)
-        return await answered(request, key, wanted_response(body), shape, body.stream, failed_response)
-
-    @app.post("/v1/messages")
-    async def _messages(request: Request) -> Response:
-        key, body = await _read(request, MessagesRequest)
-        return await answered(request, key, wanted_message(body), MessageShape(name), body.stream, failed_message)
+    return answer
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
@@ -141,12 +115,11 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
     async def _tokenize(request: Request) -> Response:
         _, body = await _read(request, TokenizeRequest)
-        messages = [openai.message_of(message) for message in body.messages or []]
+        messages = [message_of(message) for message in body.messages or []]
         prompt = messages if body.prompt is None else body.prompt
         ids = await service.prepared_in_turn(encoded, prompt, tokenizer, vocabulary)
-        return JSONResponse(
-            {"tokens": ids.tolist(), "count": len(ids), "max_model_len": service.generator.target.window}
-        )
+        window = service.generator.target.window
+        return JSONResponse({"tokens": ids.tolist(), "count": len(ids), "max_model_len": window})
 
     @app.post("/detokenize")
     async def _detokenize(request: Request) -> Response:
@@ -197,8 +170,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models/{model:path}")
     async def _one_model(request: Request, model: str) -> Response:
         _key(request)
-        if model != name:
-            raise RequestError(404, f"This server has the model {name!r}, and no other.", code="model_not_found")
+        _check_model(request, model)
         return JSONResponse(_model())
 
     def _model() -> dict[str, Any]:
@@ -210,29 +182,17 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 async def _unless_gone(request: Request, work: Any) -> Any:
     """Return what comes of `work`; give it up when the client goes."""
     task = asyncio.ensure_future(work)
-
-    async def gone() -> None:
-        while not await request.is_disconnected():
-            await asyncio.sleep(0.2)
-
-    leaving = asyncio.ensure_future(gone())
     try:
-        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise RequestError(499, "The client went away.")
+        while not (await asyncio.wait({task}, timeout=0.2))[0]:
+            if await request.is_disconnected():
+                raise RequestError(499, "The client went away.")
         return task.result()
     finally:
         task.cancel()
-        leaving.cancel()
 
 
 async def _read(request: Request, kind: type[AnyBody]) -> tuple[str, AnyBody]:
-    """Return the key and the body of a request.
-
-    Raises:
-        RequestError: no valid key, a body that is too large, or another model.
-        ValidationError: a body that cannot be honoured.
-    """
+    """Return the key and the body of a request; its limits, its key and its model are checked here."""
     key = _key(request)
     most = request.app.state.access.most_bytes
     data = bytearray()
@@ -241,55 +201,44 @@ async def _read(request: Request, kind: type[AnyBody]) -> tuple[str, AnyBody]:
         if len(data) > most:
             raise RequestError(413, f"The body has more than {most:,} bytes; send less.", code="body_too_large")
     body = kind.model_validate_json(bytes(data))
-    asked, name = getattr(body, "model", None), request.app.state.name
-    if asked is not None and asked != name:
-        raise RequestError(
-            404, f"This server has the model {name!r}, and no other.", param="model", code="model_not_found"
-        )
+    asked = getattr(body, "model", None)
+    if asked is not None:
+        _check_model(request, asked, "model")
     return key, body
+
+
+def _check_model(request: Request, asked: str, param: str | None = None) -> None:
+    name = request.app.state.name
+    if asked != name:
+        sentence = f"This server has the model {name!r}, and no other."
+        raise RequestError(404, sentence, param=param, code="model_not_found")
 
 
 def _key(request: Request) -> str:
     """Return the API key of a request, or "" where none is needed.
 
-    Raises:
-        RequestError: none that is valid; without keys, a request that a page of another site had a browser make.
+    Without keys, what another site's page had a browser ask for is refused, by this server's address or by a name of
+    the site's own for it.
     """
-    keys: tuple[str, ...] = request.app.state.access.keys
-    if not keys:
-        _check_site(request)
-        return ""
-    given = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
-    valid = [key for key in keys if hmac.compare_digest(key.encode(), given.encode("utf-8", "surrogateescape"))]
-    if not valid:
+    access: Access = request.app.state.access
+    if access.keys:
+        given = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
+        sent = given.encode("utf-8", "surrogateescape")
+        for key in access.keys:
+            if hmac.compare_digest(key.encode(), sent):
+                return key
         raise RequestError(401, "The API key is missing or wrong.", "authentication_error", code="invalid_api_key")
-    return valid[0]
-
-
-def _check_site(request: Request) -> None:
-    """Refuse what another site's page asks for, also under a name of its own for this address.
-
-    Raises:
-        RequestError: the origin is not this server, or the server is asked for by a name that it does not have.
-    """
-    hosts: tuple[str, ...] = request.app.state.access.hosts
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
-    if (hosts and urlsplit(f"//{host}").hostname not in hosts) or (origin and urlsplit(origin).netloc != host):
+    named = not access.hosts or urlsplit(f"//{host}").hostname in access.hosts
+    if not named or (origin and urlsplit(origin).netloc != host):
         raise RequestError(403, "Pages of other sites may not use this server; start it with --api-key to allow them.")
+    return ""
 
 
-def _answer_failures(app: FastAPI) -> None:
-    def answer(request: Request, error: Exception) -> Response:
-        failure = failure_of(error)
-        anthropic = request.url.path.startswith("/v1/messages")
-        body = anthropic_error(failure) if anthropic else openai.error_shape(failure)
-        return JSONResponse(body, failure.status, headers=failure.headers)
-
-    def answer_http(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException), "it is registered for these"
-        return answer(request, RequestError(error.status_code, f"{request.method} {request.url.path}: {error.detail}."))
-
-    app.add_exception_handler(Exception, answer)
-    for kind in (RequestError, ForedraftError, ValidationError, TimeoutError):
-        app.add_exception_handler(kind, answer)
-    app.add_exception_handler(HTTPException, answer_http)
+def _failed(request: Request, error: Exception) -> Response:
+    """Answer a failure as the request's protocol words it."""
+    if isinstance(error, HTTPException):
+        error = RequestError(error.status_code, f"{request.method} {request.url.path}: {error.detail}.")
+    failure = failure_of(error)
+    body = anthropic_error(failure) if request.url.path.startswith("/v1/messages") else error_shape(failure)
+    return JSONResponse(body, failure.status, headers=failure.headers)

@@ -5,7 +5,7 @@ Knows names, types and ranges. Whether a model can do what is asked is found out
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Item = TypeVar("Item")
 Many = Annotated[list[Item], Field(fail_fast=True)]
@@ -17,6 +17,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1)]
 Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
+OneStopOrMore = Annotated[Stops, BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
 
 class Body(BaseModel):
@@ -141,11 +142,7 @@ class Prediction(Body):
 class Speculation(Body):
     """How drafts are made for one request; what is not given stays as the server has it.
 
-    Attributes:
-        method: a name of `foredraft methods`.
-        num_speculative_tokens: nodes a step; None lets the measured cost decide.
-        stores: names of stores of `/v1/stores`, in which `auto` and `rest` search.
-        options: numbers and switches of the method's own.
+    `stores` names stores of `/v1/stores`; `options` are the method's own.
     """
 
     method: str | None = None
@@ -173,7 +170,7 @@ class Sampled(Asked):
     n: Annotated[int, Field(ge=1, le=64)] = 1
     response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
-    stop: str | Stops | None = None
+    stop: OneStopOrMore | None = None
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
@@ -189,11 +186,6 @@ class Sampled(Asked):
         if not self.stream and (self.stream_options is not None or self.return_sources):
             raise ValueError("stream_options and return_sources need stream to be true")
         return self
-
-    @property
-    def stops(self) -> list[str]:
-        """The strings that end the text."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
 class ChatRequest(Sampled):

@@ -5,7 +5,7 @@ Knows ids, a tokenizer's texts and who drafted them; not the shape in which an a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from foredraft.contracts import Drafter, StepRecord
 from foredraft.drafters.prediction import PREDICTION, ForetoldDrafter
@@ -13,54 +13,40 @@ from foredraft.server.processors import Logprobs, TokenLogprobs
 from foredraft.server.writer import Event
 from foredraft.text import TextStream
 
-FINISH = {"eos": "stop", "stop": "stop", "length": "length", "window": "length", "memory": "length"}
+_FINISH = {"eos": "stop", "stop": "stop", "length": "length", "window": "length", "memory": "length"}
 """Why a text ended, as OpenAI says it."""
-
 
 Piece = tuple[str, str | None]
 """A text, and the name of the drafter that guessed it, or None."""
 
 
-class Told(NamedTuple):
-    """A token of an answer, and its log-probabilities where they were asked for."""
+@dataclass(slots=True)
+class Delta:
+    """What an answer grew by: text, log-probabilities if asked for, and why it ended, as OpenAI says it."""
 
-    token_id: int
-    logprobs: TokenLogprobs
-
-
-class Delta(NamedTuple):
-    """What an answer grew by.
-
-    Attributes:
-        pieces: texts, each with the name of the drafter that guessed it, or None.
-        tokens: with their log-probabilities; empty where those were not asked for.
-        finish: why it ended, as OpenAI says it; None while it goes on.
-    """
-
-    pieces: list[Piece]
-    tokens: list[Told]
-    finish: str | None
+    pieces: list[Piece] = field(default_factory=list)
+    tokens: list[TokenLogprobs] = field(default_factory=list)
+    finish: str | None = None
 
     @property
     def text(self) -> str:
         """The text."""
         return "".join(text for text, _ in self.pieces)
 
-
-NOTHING = Delta([], [], None)
+    def extend(self, later: "Delta") -> None:
+        """Add what came after."""
+        self.pieces += later.pieces
+        self.tokens += later.tokens
+        self.finish = later.finish
 
 
 class StopFilter:
-    """Lets text through up to a stop string, and holds back what may be the beginning of one.
-
-    Args:
-        stops: none of them empty.
-    """
+    """Lets text through up to a stop string, then `found`, and holds back what may be the beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
+        self.found: str | None = None
         self._stops = tuple(stops)
         self._held: list[Piece] = []
-        self.found: str | None = None  # the stop string that ended the text
 
     def push(self, pieces: list[Piece], *, last: bool = False) -> list[Piece]:
         """Take pieces in and return those that can be shown; with `last`, all that is left."""
@@ -90,66 +76,45 @@ class StopFilter:
         return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
 
 
-@dataclass(slots=True, eq=False)
 class Choice:
-    """One answer of a request.
+    """One answer of a request: its records so far, and why it ended, or None."""
 
-    Attributes:
-        tokenizer: the model's.
-        stops: strings that end the text, which they are not part of.
-        logprobs: kept by a processor, or None.
-        foretold: drafts from a prediction, or None.
-        records: of the steps so far.
-        finish: why the text ended, or None.
-    """
-
-    tokenizer: Any
-    stops: StopFilter
-    logprobs: Logprobs | None = None
-    foretold: ForetoldDrafter | None = None
-    records: list[StepRecord] = field(default_factory=list)
-    finish: str | None = None
-    _stream: TextStream = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Begin the text."""
-        self._stream = TextStream(self.tokenizer)
+    def __init__(self, tokenizer: Any, stops: Sequence[str], logprobs: Logprobs | None) -> None:
+        self.stops = StopFilter(stops)
+        self.records: list[StepRecord] = []
+        self.finish: str | None = None
+        self._stream, self._logprobs = TextStream(tokenizer), logprobs
+        self._predicting: ForetoldDrafter | None = None
 
     def take(self, event: Event) -> Delta:
-        """Return what an event adds.
-
-        Raises:
-            ForedraftError: what ended the text instead.
-        """
+        """Return what an event adds, or raise what ended the text instead."""
         if event.failure is not None:
             raise event.failure
         self.records += event.records
-        pieces: list[Piece] = []
-        tokens: list[Told] = []
+        delta, pieces = Delta(), []
         for record in event.records:
             for token, source in zip(record.emitted, record.sources, strict=True):
                 pieces.append((self._stream.push(token), source))
-                if self.logprobs is not None:
-                    tokens.append(Told(token, self.logprobs.take(token)))
+                if self._logprobs is not None:
+                    delta.tokens.append(self._logprobs.take(token))
         if event.finish is not None:
             pieces.append((self._stream.finish(), None))
-            self.finish = FINISH[event.finish]
-        shown = self.stops.push([piece for piece in pieces if piece[0]], last=event.finish is not None)
-        return Delta(shown, tokens, self.finish)
+            self.finish = delta.finish = _FINISH[event.finish]
+        delta.pieces = self.stops.push([piece for piece in pieces if piece[0]], last=event.finish is not None)
+        return delta
 
-    def watched(self, drafter: Drafter) -> Drafter:
-        """Return the drafter, and remember it where it drafts from a prediction."""
-        if isinstance(drafter, ForetoldDrafter) and drafter.source == PREDICTION:
-            self.foretold = drafter
-        return drafter
+    def watch(self, drafter: Drafter) -> None:
+        """Remember the drafter if it drafts from a prediction."""
+        if isinstance(drafter, ForetoldDrafter):
+            self._predicting = drafter
 
     @property
     def predicted(self) -> tuple[int, int]:
         """How many tokens of a prediction were written, and how many were drafted from it and refused."""
-        if self.foretold is None:
+        if self._predicting is None:
             return 0, 0
         accepted = sum(source == PREDICTION for record in self.records for source in record.sources)
-        return accepted, max(self.foretold.drafted - accepted, 0)
+        return accepted, max(self._predicting.drafted - accepted, 0)
 
 
 def _split(pieces: list[Piece], at: int) -> tuple[list[Piece], list[Piece]]:

@@ -3,8 +3,8 @@
 Knows methods and stores by name. What drafters learn of the target's words they learn for one key only.
 """
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, cast
 
 from foredraft.contracts import Learner
@@ -32,7 +32,7 @@ class Generators:
 
     def __init__(self, default: Generator, config: Mapping[str, Any], stores: Stores) -> None:
         self._default, self._config, self._stores = default, dict(config), stores
-        self._kept: OrderedDict[tuple[str, str], Generator] = OrderedDict()
+        self._made = lru_cache(_MOST)(self._make)
 
     @property
     def methods(self) -> list[str]:
@@ -46,21 +46,15 @@ class Generators:
             UsageError: a method, an option or a store that cannot be had.
             StoreError: a store that is damaged.
         """
-        learns = isinstance(self._default.drafter, Learner)
-        if asked in (None, True) and not (key and learns):
+        if asked in (None, True) and not (key and isinstance(self._default.drafter, Learner)):
             return self._default
-        speculation = asked if isinstance(asked, Speculation) else Speculation()
-        if asked is False:
-            speculation = Speculation(method="none")
-        folders = [str(self._stores.existing(key, store)) for store in speculation.stores]
-        name = key, speculation.model_dump_json()
-        found = self._kept.pop(name, None)
-        self._kept[name] = found if found is not None else self._made(speculation, folders)
-        while len(self._kept) > _MOST:
-            self._kept.popitem(last=False)
-        return self._kept[name]
+        method = "none" if asked is False else None
+        speculation = asked if isinstance(asked, Speculation) else Speculation(method=method)
+        folders = tuple(str(self._stores.existing(key, store)) for store in speculation.stores)
+        return self._made(key, speculation.model_dump_json(), folders)
 
-    def _made(self, speculation: Speculation, folders: Sequence[str]) -> Generator:
+    def _make(self, _key: str, asked: str, folders: tuple[str, ...]) -> Generator:
+        speculation = Speculation.model_validate_json(asked)
         method, options = self._default.method, dict(self._config)
         if speculation.method not in (None, method):
             method, options = speculation.method, {}

@@ -4,42 +4,44 @@ Knows events and times; not what was written.
 """
 
 import time
+from collections import Counter as Counts
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from foredraft.engine.statistics import summarize
 from foredraft.server.choice import Choice
 from foredraft.server.writer import Event, Job, Writer
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5, 10, 20, 40, 80, 160)
+Kind = TypeVar("Kind", Counter, Gauge, Histogram)
 
 
 class Metrics:
-    """Counters of one server."""
+    """Counters of one server, whose model clients call `model`."""
 
     def __init__(self, model: str) -> None:
-        self._registry = CollectorRegistry()
-        self._model = model
-        self._running = self._gauge("num_requests_running", "Texts in the batch.")
-        self._waiting = self._gauge("num_requests_waiting", "Texts that wait for their turn.")
-        self._memory = self._gauge("kv_cache_usage_perc", "Share of the key-value cache that is taken, 0 to 1.")
-        self._prompts = self._counter("prompt_tokens", "Tokens of prompts.")
-        self._written = self._counter("generation_tokens", "Tokens written.")
-        self._drafts = self._counter("spec_decode_num_drafts", "Drafts verified.")
-        self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens verified.")
-        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens accepted.")
-        self._per_position = Counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted by position in the draft.",
-            ("model_name", "position"), registry=self._registry,
-        )  # fmt: skip
-        self._finished = Counter(
-            "vllm:request_success", "Texts that ended, by why.", ("model_name", "finished_reason"),
-            registry=self._registry,
-        )  # fmt: skip
-        self._first = self._histogram("time_to_first_token_seconds", "From coming to the first token.")
-        self._between = self._histogram("inter_token_latency_seconds", "Between tokens; a step's share its time.")
-        self._queued = self._histogram("request_queue_time_seconds", "From coming to the batch.")
-        self._whole = self._histogram("e2e_request_latency_seconds", "From coming to the end.")
+        self._registry, self._model = CollectorRegistry(), model
+        self._running = self._made(Gauge, "num_requests_running", "Texts in the batch.")
+        self._waiting = self._made(Gauge, "num_requests_waiting", "Texts that wait for their turn.")
+        self._memory = self._made(Gauge, "kv_cache_usage_perc", "Share of the key-value cache that is taken, 0 to 1.")
+        self._prompts = self._made(Counter, "prompt_tokens", "Tokens of prompts.")
+        self._written = self._made(Counter, "generation_tokens", "Tokens written.")
+        self._drafts = self._made(Counter, "spec_decode_num_drafts", "Drafts verified.")
+        self._drafted = self._made(Counter, "spec_decode_num_draft_tokens", "Drafted tokens verified.")
+        self._accepted = self._made(Counter, "spec_decode_num_accepted_tokens", "Drafted tokens accepted.")
+        self._per_position = self._family(
+            Counter, "spec_decode_num_accepted_tokens_per_pos", "Accepted by position in the draft.", "position"
+        )
+        self._finished = self._family(Counter, "request_success", "Texts that ended, by why.", "finished_reason")
+        times = {"buckets": _SECONDS}
+        self._first = self._made(Histogram, "time_to_first_token_seconds", "From coming to the first token.", **times)
+        self._between = self._made(
+            Histogram, "inter_token_latency_seconds", "Between tokens; a step's share its time.", **times
+        )
+        self._queued = self._made(Histogram, "request_queue_time_seconds", "From coming to the batch.", **times)
+        self._whole = self._made(Histogram, "e2e_request_latency_seconds", "From coming to the end.", **times)
 
     def watch(self, writer: Writer) -> None:
         """Tell what a writer is doing whenever that is asked for."""
@@ -49,14 +51,12 @@ class Metrics:
 
     def begun(self, jobs: Sequence[Job]) -> None:
         """Count texts that were taken in."""
-        for job in jobs:
-            self._prompts.inc(len(job.prepared.prompt))
+        self._prompts.inc(sum(len(job.prepared.prompt) for job in jobs))
 
     def advanced(self, job: Job, event: Event) -> None:
         """Count what became of a text."""
-        now, written = time.monotonic(), 0
+        now, written = time.monotonic(), sum(len(record.emitted) for record in event.records)
         for record in event.records:
-            written += len(record.emitted)
             if record.drafted:
                 self._drafts.inc()
                 self._drafted.inc(record.drafted)
@@ -83,30 +83,24 @@ class Metrics:
         """Return everything in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _gauge(self, name: str, words: str) -> Gauge:
-        return Gauge(f"vllm:{name}", words, ("model_name",), registry=self._registry).labels(self._model)
+    def _made(self, kind: type[Kind], name: str, words: str, **options: Any) -> Kind:
+        return self._family(kind, name, words, **options).labels(self._model)
 
-    def _counter(self, name: str, words: str) -> Counter:
-        return Counter(f"vllm:{name}", words, ("model_name",), registry=self._registry).labels(self._model)
-
-    def _histogram(self, name: str, words: str) -> Histogram:
-        histogram = Histogram(f"vllm:{name}", words, ("model_name",), registry=self._registry, buckets=_SECONDS)
-        return histogram.labels(self._model)
+    def _family(self, kind: type[Kind], name: str, words: str, *labels: str, **options: Any) -> Kind:
+        return kind(f"vllm:{name}", words, ("model_name", *labels), registry=self._registry, **options)
 
 
-def speculative_decoding(choices: Sequence[Choice]) -> dict[str, object]:
-    """Return the drafting of a request's answers in the shape of vLLM's `metrics.speculative_decoding`."""
-    drafts = [record for choice in choices for record in choice.records if record.drafted]
-    drafted, accepted = sum(each.drafted for each in drafts), sum(each.accepted for each in drafts)
-    histogram = [0] * (1 + max((each.accepted for each in drafts), default=0))
-    for each in drafts:
-        histogram[each.accepted] += 1
-    return {
-        "mean_acceptance_length": 1 + accepted / len(drafts) if drafts else 1.0,
-        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
-        "acceptance_histogram": histogram if drafts else [],
-        "num_spec_steps": len(drafts),
-        "num_accepted_draft_tokens": accepted,
-        "num_draft_tokens": drafted,
-        "num_spec_tokens": max((each.drafted for each in drafts), default=0),
+def drafting_of(choices: Sequence[Choice]) -> dict[str, object]:
+    """Return how a request's answers were drafted: their steps, and vLLM's `metrics.speculative_decoding`."""
+    records = [record for choice in choices for record in choice.records]
+    total, accepted = summarize(records, 0.0), Counts(record.accepted for record in records if record.drafted)
+    speculative = {
+        "mean_acceptance_length": total.mean_acceptance_length,
+        "draft_acceptance_rate": total.draft_acceptance_rate,
+        "acceptance_histogram": [accepted[count] for count in range(max(accepted, default=-1) + 1)],
+        "num_spec_steps": total.drafting_steps,
+        "num_accepted_draft_tokens": total.accepted,
+        "num_draft_tokens": total.drafted,
+        "num_spec_tokens": max((record.drafted for record in records), default=0),
     }
+    return {"speculative_decoding": speculative, "steps": total.steps}

@@ -1,8 +1,11 @@
 """OpenAI's `/v1/chat/completions` and `/v1/completions`: what a body wants, and answers in their shapes.
 
-Knows both protocols; not how answers come about.
+Calls of tools are known as Hermes, Qwen and their kin write them: `<tool_call>{"name": ..., "arguments": {...}}
+</tool_call>`. Does not know how answers come about.
 """
 
+import json
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,12 +13,13 @@ from typing import Any
 
 from foredraft.sampling import SEED_LIMIT
 from foredraft.server.bodies import Asked, ChatRequest, CompletionRequest, Message, Sampled, text_of
-from foredraft.server.choice import Choice, Delta, StopFilter, Told
-from foredraft.server.events import DONE, event
-from foredraft.server.failures import RequestError
-from foredraft.server.metrics import speculative_decoding
-from foredraft.server.service import Answers, Wanted
-from foredraft.server.tools import OPENING, calls_in
+from foredraft.server.choice import Choice, StopFilter
+from foredraft.server.metrics import drafting_of
+from foredraft.server.processors import TokenLogprobs
+from foredraft.server.replies import DONE, RequestError, event
+from foredraft.server.service import TOOL_CALL, Answers, Wanted
+
+_CALL = re.compile(TOOL_CALL + r"\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 
 
 def generation_options(body: Asked, most: int | None, **filters: Any) -> dict[str, Any]:
@@ -31,49 +35,21 @@ def generation_options(body: Asked, most: int | None, **filters: Any) -> dict[st
 
 def message_of(message: Message) -> dict[str, Any]:
     """Return a message as chat templates know it."""
-    worded: dict[str, Any] = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": text_of(message.content),
-    }
-    if message.tool_calls:
-        worded["tool_calls"] = [call.model_dump() for call in message.tool_calls]
-    if message.tool_call_id is not None:
-        worded["tool_call_id"] = message.tool_call_id
-    return worded | ({"name": message.name} if message.name else {})
-
-
-def wanted_chat(body: ChatRequest) -> Wanted:
-    """Return what a body of `/v1/chat/completions` wants."""
-    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or []] if body.tool_choice != "none" else []
-    concerned = any(message.role == "tool" or message.tool_calls for message in body.messages)
-    return _wanted(
-        body,
-        prompts=[[message_of(message) for message in body.messages]],
-        tools=tools if tools or concerned else None,
-        most=body.max_completion_tokens or body.max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-    )
-
-
-def wanted_completion(body: CompletionRequest) -> Wanted:
-    """Return what a body of `/v1/completions` wants."""
-    given: Any = body.prompt
-    several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
-    return _wanted(
-        body, prompts=given if several else [given], tools=None, most=body.max_tokens, logprobs=body.logprobs
-    )
+    role = "system" if message.role == "developer" else message.role
+    others = message.model_dump(include={"tool_calls", "tool_call_id", "name"})
+    return {"role": role, "content": text_of(message.content)} | {name: each for name, each in others.items() if each}
 
 
 def _wanted(
-    body: Sampled, *, prompts: Sequence[Any], tools: Sequence[Mapping[str, Any]] | None, most: int | None,
-    logprobs: int | None,
+    body: Sampled, *, prompts: Sequence[Any], most: int | None, logprobs: int | None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> Wanted:  # fmt: skip
     options = generation_options(body, most, top_k=body.top_k, min_p=body.min_p)
     options["prediction"] = text_of(body.prediction.content) if body.prediction else None
     if body.repetition_penalty != 1.0:
         options["repetition_penalty"] = body.repetition_penalty
     return Wanted(
-        prompts, options, tools=tools, n=body.n, stops=body.stops, logprobs=logprobs, bias=body.logit_bias or {},
+        prompts, options, tools=tools, n=body.n, stops=body.stop or (), logprobs=logprobs, bias=body.logit_bias or {},
         presence=body.presence_penalty, frequency=body.frequency_penalty, ignore_eos=body.ignore_eos,
         shape=None if body.response_format is None else body.response_format.shape, speculative=body.speculative,
     )  # fmt: skip
@@ -97,155 +73,179 @@ def usage_of(answers: Answers) -> dict[str, Any]:
     }
 
 
-def account_of(answers: Answers) -> dict[str, Any]:
-    """Return the usage and the metrics of an answer of OpenAI's."""
-    return {"usage": usage_of(answers), "metrics": metrics_of(answers)}
+def error_shape(failure: RequestError) -> dict[str, Any]:
+    """Return a failure as OpenAI words it."""
+    return {"error": {"message": failure.message, "type": failure.kind, "param": failure.param, "code": failure.code}}
 
 
-def metrics_of(answers: Answers) -> dict[str, Any]:
-    """Return how the answers were drafted."""
-    steps = sum(len(choice.records) for choice in answers.choices)
-    return {"speculative_decoding": speculative_decoding(answers.choices), "steps": steps}
+class _Shape:
+    """What the answers of both routes have in common."""
 
+    kind: str  # begins the answer's id
 
-class ChatShape:
-    """How answers of `/v1/chat/completions` look.
-
-    Args:
-        body: the request.
-        model: the name of the model.
-        tokenizer: for the texts of single tokens.
-    """
-
-    def __init__(self, body: ChatRequest, model: str, tokenizer: Any) -> None:
+    def __init__(self, body: Any, model: str, tokenizer: Any) -> None:
         self._body, self._tokenizer = body, tokenizer
-        self._has_tools = bool(body.tools) and body.tool_choice != "none"
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._head = {"id": f"{self.kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+    def failed(self, failure: RequestError) -> bytes:
+        """Return the event that ends a stream in which something went wrong."""
+        return event(error_shape(failure))
+
+    def _whole(self, object_: str, choices: list[dict[str, Any]], answers: Answers) -> dict[str, Any]:
+        account = {"usage": usage_of(answers), "metrics": drafting_of(answers.choices)}
+        return self._head | {"object": object_, "choices": choices} | account
+
+    def _chunk(self, object_: str, choice: dict[str, Any], pieces: Any) -> bytes:
+        sources = {"sources": list(pieces)} if self._body.return_sources else {}
+        return event(self._head | {"object": object_, "choices": [choice]} | sources)
+
+    def _end(self, object_: str, answers: Answers) -> bytes:
+        wanted = self._body.stream_options is not None and self._body.stream_options.include_usage
+        return event(self._whole(object_, [], answers)) + DONE if wanted else DONE
+
+
+class ChatShape(_Shape):
+    """A request of `/v1/chat/completions`, and how its answers look."""
+
+    kind = "chatcmpl"
+    _body: ChatRequest
+
+    def wanted(self) -> Wanted:
+        """Return what the body wants."""
+        body = self._body
+        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or []] if self._has_tools else []
+        concerned = any(message.role == "tool" or message.tool_calls for message in body.messages)
+        return _wanted(
+            body,
+            prompts=[[message_of(message) for message in body.messages]],
+            tools=tools if tools or concerned else None,
+            most=body.max_completion_tokens or body.max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        )
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
         """Return the answers in one piece."""
-        texts, tokens = await collected(answers)
         choices = []
-        for number, choice in enumerate(answers.choices):
-            message, finish = self._message(texts[number], choice)
+        for number, grown in enumerate(await answers.whole()):
+            message, finish = self._message(grown.text, answers.choices[number])
             choices.append({"index": number, "message": message, "finish_reason": finish,
-                            "logprobs": self._logprobs(tokens[number])})  # fmt: skip
-        return self._head | {"object": "chat.completion", "choices": choices} | account_of(answers)
+                            "logprobs": self._logprobs(grown.tokens)})  # fmt: skip
+        return self._whole("chat.completion", choices, answers)
 
     async def events(self, answers: Answers) -> AsyncIterator[bytes]:
         """Yield the answers as they grow."""
         for number in range(len(answers.choices)):
-            yield self._chunk(number, {"role": "assistant", "content": ""}, None, [])
+            yield self._grown(number, {"role": "assistant", "content": ""})
         # What may be a call of a tool is held back until the end.
-        held = [StopFilter([OPENING] if self._has_tools else []) for _ in answers.choices]
+        held = [StopFilter([TOOL_CALL] if self._has_tools else []) for _ in answers.choices]
         async for number, delta in answers.deltas():
             hold, finish = held[number], delta.finish
             pieces = hold.push(delta.pieces)
             if pieces or delta.tokens:
                 shown = {"content": "".join(text for text, _ in pieces)}
-                yield self._chunk(number, shown, None, delta.tokens, pieces)
+                yield self._grown(number, shown, tokens=delta.tokens, pieces=pieces)
             if finish is not None:
-                if calls := calls_in(hold.held):
+                if calls := _calls_in(hold.held):
                     finish = "tool_calls"
-                    listed = [{"index": place} | call for place, call in enumerate(calls)]
-                    yield self._chunk(number, {"tool_calls": listed}, None, [])
+                    yield self._grown(number, {"tool_calls": [{"index": n} | call for n, call in enumerate(calls)]})
                 elif hold.held:
-                    yield self._chunk(number, {"content": hold.held}, None, [])
-                yield self._chunk(number, {}, finish, [])
-        if _tells_usage(self._body):
-            yield event(self._head | {"object": "chat.completion.chunk", "choices": []} | account_of(answers))
-        yield DONE
+                    yield self._grown(number, {"content": hold.held})
+                yield self._grown(number, {}, finish)
+        yield self._end("chat.completion.chunk", answers)
 
-    def _chunk(
-        self, number: int, delta: dict[str, Any], finish: str | None, tokens: list[Told], pieces: Any = ()
-    ) -> bytes:
+    def _grown(
+        self, number: int, delta: dict[str, Any], finish: str | None = None, tokens: Sequence[TokenLogprobs] = (),
+        pieces: Any = (),
+    ) -> bytes:  # fmt: skip
         choice = {"index": number, "delta": delta, "finish_reason": finish, "logprobs": self._logprobs(tokens)}
-        chunk = self._head | {"object": "chat.completion.chunk", "choices": [choice]}
-        return event(chunk | {"sources": list(pieces)} if self._body.return_sources else chunk)
+        return self._chunk("chat.completion.chunk", choice, pieces)
+
+    @property
+    def _has_tools(self) -> bool:
+        return bool(self._body.tools) and self._body.tool_choice != "none"
 
     def _message(self, text: str, choice: Choice) -> tuple[dict[str, Any], str | None]:
-        calls = calls_in(text) if self._has_tools else None
+        calls = _calls_in(text) if self._has_tools else None
         if calls is None:
             return {"role": "assistant", "content": text, "refusal": None}, choice.finish
-        before = text.partition(OPENING)[0].strip() or None
+        before = text.partition(TOOL_CALL)[0].strip() or None
         return {"role": "assistant", "content": before, "refusal": None, "tool_calls": calls}, "tool_calls"
 
-    def _logprobs(self, tokens: list[Told]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         if not self._body.logprobs:
             return None
         content = []
-        for token_id, (of_chosen, top) in tokens:
+        for token, of_chosen, top in tokens:
             likely = [self._token(each, logprob) for each, logprob in top]
-            content.append(self._token(token_id, of_chosen) | {"top_logprobs": likely})
+            content.append(self._token(token, of_chosen) | {"top_logprobs": likely})
         return {"content": content, "refusal": None}
 
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self._tokenizer.decode([token_id])
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self._tokenizer.decode([token])
         return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
 
 
-class CompletionShape:
-    """How answers of `/v1/completions` look; the arguments are those of `ChatShape`."""
+class CompletionShape(_Shape):
+    """A request of `/v1/completions`, and how its answers look."""
 
-    def __init__(self, body: CompletionRequest, model: str, tokenizer: Any) -> None:
-        self._body, self._tokenizer = body, tokenizer
-        self._head = {"id": f"cmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
-        self._head |= {"object": "text_completion"}
-        self._offsets: dict[int, int] = {}
+    kind = "cmpl"
+    _body: CompletionRequest
+
+    def wanted(self) -> Wanted:
+        """Return what the body wants."""
+        body, given = self._body, self._body.prompt
+        several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+        prompts: Any = given if several else [given]
+        return _wanted(body, prompts=prompts, most=body.max_tokens, logprobs=body.logprobs)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
         """Return the answers in one piece."""
-        texts, tokens = await collected(answers)
         choices = [
-            self._choice(number, texts[number], tokens[number], choice.finish)
-            for number, choice in enumerate(answers.choices)
+            self._choice(number, grown.text, grown.finish, self._logprobs(grown.tokens, 0))
+            for number, grown in enumerate(await answers.whole())
         ]
-        return self._head | {"choices": choices} | account_of(answers)
+        return self._whole("text_completion", choices, answers)
 
     async def events(self, answers: Answers) -> AsyncIterator[bytes]:
         """Yield the answers as they grow."""
+        offsets = [0] * len(answers.choices)
         async for number, delta in answers.deltas():
             if delta.pieces or delta.tokens or delta.finish:
-                chunk = self._head | {"choices": [self._choice(number, delta.text, delta.tokens, delta.finish)]}
-                yield event(chunk | {"sources": delta.pieces} if self._body.return_sources else chunk)
-        if _tells_usage(self._body):
-            yield event(self._head | {"choices": []} | account_of(answers))
-        yield DONE
+                logprobs = self._logprobs(delta.tokens, offsets[number])
+                offsets[number] += sum(map(len, logprobs["tokens"])) if logprobs else 0
+                choice = self._choice(number, delta.text, delta.finish, logprobs)
+                yield self._chunk("text_completion", choice, delta.pieces)
+        yield self._end("text_completion", answers)
 
-    def _choice(self, number: int, text: str, tokens: list[Told], finish: str | None) -> dict[str, Any]:
-        return {"index": number, "text": text, "finish_reason": finish, "logprobs": self._logprobs(number, tokens)}
+    def _choice(self, number: int, text: str, finish: str | None, logprobs: Any) -> dict[str, Any]:
+        return {"index": number, "text": text, "finish_reason": finish, "logprobs": logprobs}
 
-    def _logprobs(self, number: int, tokens: list[Told]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[TokenLogprobs], offset: int) -> dict[str, Any] | None:
+        """Return the log-probabilities of tokens whose text begins at `offset` of the answer's."""
         if self._body.logprobs is None:
             return None
-        worded = [self._tokenizer.decode([token]) for token, _ in tokens]
-        offsets = []
-        for text in worded:
-            offsets.append(self._offsets.get(number, 0))
-            self._offsets[number] = offsets[-1] + len(text)
+        decode = self._tokenizer.decode
+        worded = [decode([told.token]) for told in tokens]
         return {
             "tokens": worded,
-            "token_logprobs": [logprobs.of_chosen for _, logprobs in tokens],
-            "top_logprobs": [
-                {self._tokenizer.decode([each]): logprob for each, logprob in told.top} for _, told in tokens
-            ],
-            "text_offset": offsets,
+            "token_logprobs": [told.of_chosen for told in tokens],
+            "top_logprobs": [{decode([each]): logprob for each, logprob in told.top} for told in tokens],
+            "text_offset": [offset + sum(map(len, worded[:number])) for number in range(len(worded))],
         }
 
 
-def _tells_usage(body: Sampled) -> bool:
-    return body.stream_options is not None and body.stream_options.include_usage
-
-
-async def collected(answers: Answers) -> tuple[list[str], list[list[Told]]]:
-    """Return the whole texts, and their tokens where log-probabilities were asked for."""
-    deltas: list[list[Delta]] = [[] for _ in answers.choices]
-    async for number, delta in answers.deltas():
-        deltas[number].append(delta)
-    texts = ["".join(delta.text for delta in each) for each in deltas]
-    return texts, [[token for delta in each for token in delta.tokens] for each in deltas]
-
-
-def error_shape(failure: RequestError) -> dict[str, Any]:
-    """Return a failure as OpenAI words it."""
-    return {"error": {"message": failure.message, "type": failure.kind, "param": failure.param, "code": failure.code}}
+def _calls_in(text: str) -> list[dict[str, Any]] | None:
+    """Return the calls that a text makes, as OpenAI words them; None where it makes none, or one cannot be read."""
+    found = []
+    for body in _CALL.findall(text):
+        try:
+            call = json.loads(body)
+            name, arguments = call["name"], call.get("arguments", {})
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+        if not isinstance(name, str):
+            return None
+        worded = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        function = {"name": name, "arguments": worded}
+        found.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
+    return found or None

@@ -1,23 +1,33 @@
-"""What changes or reads scores for one request: penalties and biases of OpenAI's, and log-probabilities.
+"""What changes or reads the scores of one request: biases, penalties, log-probabilities, and a form the text must have.
 
-Each is called once for every emitted position, in order, with the ids before it: drafted positions too.
+Each is called once for every emitted position, drafted or not, in order, with the ids before it.
 """
 
 from collections import deque
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import llguidance
+import llguidance.hf
+import numpy as np
 import torch
+
+from foredraft.contracts import SequenceView
+from foredraft.drafters.prediction import Chain
+from foredraft.errors import NumericsError, UsageError
+
+GRAMMAR = "grammar"
+"""The name of the source of tokens that a constraint leaves no choice about."""
+_SURE = 0.999  # the chance of each of them
 
 
 class Bias:
-    """Adds to the scores of given tokens.
+    """Adds to the scores of given tokens; one that is not below the vocabulary is a UsageError."""
 
-    Args:
-        biases: by token id.
-    """
-
-    def __init__(self, biases: Mapping[int, float]) -> None:
+    def __init__(self, biases: Mapping[int, float], vocabulary: int) -> None:
+        for token in biases:
+            if not 0 <= token < vocabulary:
+                raise UsageError(f"logit_bias holds token {token}; the model has ids 0 to {vocabulary - 1}.")
         self._tokens = torch.tensor(list(biases), dtype=torch.int64)
         self._biases = torch.tensor(list(biases.values()), dtype=torch.float32)
 
@@ -28,13 +38,7 @@ class Bias:
 
 
 class Penalties:
-    """Lowers the scores of tokens that were written: once, and for every time.
-
-    Args:
-        prompt_length: ids that do not count.
-        presence: taken off once.
-        frequency: taken off for every time.
-    """
+    """Lowers the scores of tokens written after the prompt: by `presence` once, by `frequency` for every time."""
 
     def __init__(self, prompt_length: int, presence: float, frequency: float) -> None:
         self._prompt_length, self._presence, self._frequency = prompt_length, presence, frequency
@@ -47,25 +51,18 @@ class Penalties:
 
 
 class TokenLogprobs(NamedTuple):
-    """Log-probabilities at a position.
+    """A token, its log-probability, and the most probable tokens of its position, each with its own, falling."""
 
-    Attributes:
-        of_chosen: the emitted token's.
-        top: the most probable tokens, each with its own, falling.
-    """
-
+    token: int
     of_chosen: float
     top: list[tuple[int, float]]
 
 
 class Logprobs:
-    """Keeps the log-probabilities of every position, under the softmax of the scores as they come to it.
+    """Keeps the `top` log-probabilities of every position, under the softmax of the scores as they come to it.
 
     Called on one thread and asked on another. Whole rows are kept for the last position only, so that a client that
     reads slowly costs little memory.
-
-    Args:
-        top: how many of the most probable tokens are kept.
     """
 
     def __init__(self, top: int) -> None:
@@ -98,6 +95,61 @@ class _Position:
         kept = self._kept  # read once: two threads may come here together, and find the same
         if isinstance(kept, torch.Tensor):
             values, tokens = kept.topk(self._top)
-            kept = TokenLogprobs(float(kept[token]), list(zip(tokens.tolist(), values.tolist(), strict=True)))
+            kept = TokenLogprobs(token, float(kept[token]), list(zip(tokens.tolist(), values.tolist(), strict=True)))
             self._kept = kept
         return kept
+
+
+def grammar_tokenizer(tokenizer: Any, vocabulary: int, eos: tuple[int, ...]) -> llguidance.LLTokenizer:
+    """Return what constraints are made from, for a model of `vocabulary` ids; it takes half a second."""
+    return llguidance.hf.from_tokenizer(tokenizer, n_vocab=vocabulary, eos_token=list(eos) or None)
+
+
+class Constraint:
+    """What one text may still become: masks what may not come next, and drafts what must; llguidance does the work.
+
+    Args:
+        tokenizer: from `grammar_tokenizer`.
+        kind: "json_object", "json_schema" or "regex".
+        pattern: the schema or expression.
+        prompt_length: ids before the text.
+
+    Raises:
+        UsageError: a schema or an expression that cannot be read.
+    """
+
+    def __init__(self, tokenizer: llguidance.LLTokenizer, kind: str, pattern: Any, prompt_length: int) -> None:
+        if kind == "regex":
+            grammar = llguidance.LLMatcher.grammar_from_regex(pattern)
+        else:
+            schema = pattern if kind == "json_schema" else {"type": "object"}
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
+        self._matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)  # it would print errors
+        if self._matcher.is_error():
+            raise UsageError(f"The response format cannot be honoured: {_first_line(self._matcher.get_error())}.")
+        self._vocabulary, self._read = tokenizer.vocab_size, prompt_length
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return the scores, float[1, V], minus infinity for what may not come next."""
+        self._advance(input_ids[0, self._read :].tolist())
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        allowed = np.unpackbits(bits, bitorder="little", count=self._vocabulary).astype(np.bool_)
+        return scores.masked_fill(torch.from_numpy(~allowed).to(scores.device), -torch.inf)
+
+    def chains(self, view: SequenceView) -> list[Chain]:
+        """Return what must come next, as far as there is one way only."""
+        self._advance(view.ids[self._read :].tolist())
+        forced = self._matcher.compute_ff_tokens()
+        return [Chain(forced, [_SURE] * len(forced))] if forced else []
+
+    def _advance(self, tokens: list[int]) -> None:
+        """Take in what was written."""
+        self._matcher.consume_tokens(tokens)
+        self._read += len(tokens)
+        if self._matcher.is_error():
+            why = _first_line(self._matcher.get_error())
+            raise NumericsError(f"The response format cannot be followed any further: {why}. Ask for a simpler one.")
+
+
+def _first_line(message: str) -> str:
+    return message.strip().splitlines()[0].rstrip(".") if message.strip() else "it is not understood"

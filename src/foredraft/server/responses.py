@@ -9,37 +9,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from foredraft.server.bodies import ResponsesRequest, text_of
-from foredraft.server.events import event
-from foredraft.server.failures import RequestError
-from foredraft.server.openai import collected, generation_options, metrics_of, usage_of
+from foredraft.server.metrics import drafting_of
+from foredraft.server.openai import generation_options, usage_of
+from foredraft.server.replies import RequestError, event
 from foredraft.server.service import Answers, Wanted
 
 
-def wanted_response(body: ResponsesRequest) -> Wanted:
-    """Return what a body of `/v1/responses` wants."""
-    items: list[tuple[str, str]]
-    if isinstance(body.input, str):
-        items = [("user", body.input)]
-    else:
-        items = [(item.role, text_of(item.content)) for item in body.input]
-    if body.instructions is not None:
-        items.insert(0, ("system", body.instructions))
-    messages = [{"role": "system" if role == "developer" else role, "content": text} for role, text in items]
-    options = generation_options(body, body.max_output_tokens)
-    asked = body.text.format
-    shape = None if asked.type == "text" else (asked.type, asked.schema_ or {})
-    return Wanted([messages], options, shape=shape, speculative=body.speculative)
-
-
 class ResponseShape:
-    """How an answer of `/v1/responses` looks.
+    """A request of `/v1/responses`, and how its answer looks."""
 
-    Args:
-        body: the request.
-        model: the name of the model.
-    """
-
-    def __init__(self, body: ResponsesRequest, model: str) -> None:
+    def __init__(self, body: ResponsesRequest, model: str, _tokenizer: Any) -> None:
         self._body = body
         self._item = f"msg_{uuid.uuid4().hex}"
         self._head = {
@@ -50,10 +29,23 @@ class ResponseShape:
             "text": body.text.model_dump(by_alias=True, exclude_none=True),
         }  # fmt: skip
 
+    def wanted(self) -> Wanted:
+        """Return what the body wants."""
+        body, form = self._body, self._body.text.format
+        given = [("user", body.input)] if isinstance(body.input, str) else [(i.role, i.content) for i in body.input]
+        if body.instructions is not None:
+            given = [("system", body.instructions), *given]
+        messages = [
+            {"role": "system" if role == "developer" else role, "content": text_of(each)} for role, each in given
+        ]
+        options = generation_options(body, body.max_output_tokens)
+        shape = None if form.type == "text" else (form.type, form.schema_ or {})
+        return Wanted([messages], options, shape=shape, speculative=body.speculative)
+
     async def whole(self, answers: Answers) -> dict[str, Any]:
         """Return the answer in one piece."""
-        texts, _ = await collected(answers)
-        return self._finished(answers, texts[0])
+        [grown] = await answers.whole()
+        return self._finished(answers, grown.text)
 
     async def events(self, answers: Answers) -> AsyncIterator[bytes]:
         """Yield the answer as it grows."""
@@ -81,6 +73,12 @@ class ResponseShape:
         yield worded("response.output_item.done", output_index=0, item=finished["output"][0])
         yield worded(f"response.{finished['status']}", response=finished)
 
+    def failed(self, failure: RequestError) -> bytes:
+        """Return the event that ends a stream in which something went wrong."""
+        return event(
+            {"type": "error", "code": failure.code, "message": failure.message, "param": failure.param}, "error"
+        )
+
     def _finished(self, answers: Answers, text: str) -> dict[str, Any]:
         whole = answers.choices[0].finish != "length"
         status = "completed" if whole else "incomplete"
@@ -94,7 +92,7 @@ class ResponseShape:
                 "output_tokens": counted["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": counted["total_tokens"],
             },
-            "metrics": metrics_of(answers),
+            "metrics": drafting_of(answers.choices),
         }  # fmt: skip
 
     def _message(self, text: str, status: str) -> dict[str, Any]:
@@ -104,8 +102,3 @@ class ResponseShape:
 
 def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def failed_response(failure: RequestError) -> bytes:
-    """Return the event that ends a stream in which something went wrong."""
-    return event({"type": "error", "code": failure.code, "message": failure.message, "param": failure.param}, "error")

@@ -27,29 +27,17 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How a server is run.
+    """How a server is run."""
 
-    Attributes:
-        host: address to listen on.
-        port: 0 takes a free one.
-        max_num_seqs: texts that are written together.
-        max_waiting: texts that wait for their turn; more are refused with status 429.
-        cache_bytes: memory for keys and values, and for what earlier requests left of them.
-        timeout: seconds after which an answer is given up.
-        grace: seconds that a stopping server gives what is being written.
-        stores: folder for the stores that clients fill; None for none.
-        access: who may ask for what.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    max_num_seqs: int = 16
-    max_waiting: int = 64
-    cache_bytes: int = CACHE_BYTES
-    timeout: float = 600.0
-    grace: float = 30.0
-    stores: Path | None = None
-    access: Access = field(default_factory=Access)
+    host: str = "127.0.0.1"  # address to listen on
+    port: int = 8000  # 0 takes a free one
+    max_num_seqs: int = 16  # texts that are written together
+    max_waiting: int = 64  # texts that wait for their turn; more are refused with status 429
+    cache_bytes: int = CACHE_BYTES  # memory for keys and values, and for what earlier requests left of them
+    timeout: float = 600.0  # seconds after which an answer is given up
+    grace: float = 30.0  # seconds that a stopping server gives what is being written
+    stores: Path | None = None  # folder for the stores that clients fill; None for none
+    access: Access = field(default_factory=Access)  # who may ask for what
 
 
 class Listening:
@@ -66,7 +54,14 @@ class Listening:
     """
 
     def __init__(self, generator: Generator, name: str, config: Mapping[str, Any], options: ServerOptions) -> None:
-        self._socket = _bound(options.host, options.port)
+        host, port = options.host, options.port
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family, backlog=2048)
+        except (OSError, OverflowError) as error:
+            raise UsageError(
+                f"Nothing can listen on {host}, port {port} ({error}); choose another --port or --host."
+            ) from error
         stores = Stores(options.stores, generator.tokenizer.backend_tokenizer)
         self._service = Service(
             generator, Generators(generator, config, stores), Metrics(name), most_at_once=options.max_num_seqs,
@@ -74,12 +69,12 @@ class Listening:
         )  # fmt: skip
         release_threads()  # from now on the writer's thread runs the passes
         self._grace = options.grace
-        access = replace(options.access, hosts=_LOOPBACK if options.host in _LOOPBACK else ())
+        access = replace(options.access, hosts=_LOOPBACK if host in _LOOPBACK else ())
         app = make_app(self._service, stores, name, access, self._started)
         settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
         self._server = uvicorn.Server(settings)
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        self.address = f"http://{host}:{self._socket.getsockname()[1]}"
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"http://{shown}:{self._socket.getsockname()[1]}"
 
     def run(self) -> None:
         """Answer requests until the process is told to stop; then finish what was begun."""
@@ -106,14 +101,3 @@ class Listening:
                 loop.add_signal_handler(number, stop)
             except (RuntimeError, ValueError, NotImplementedError):  # not the main thread, or no such thing here
                 return
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        bound = socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
-        raise UsageError(
-            f"Nothing can listen on {host}, port {port} ({error}); choose another --port or --host."
-        ) from error
-    return bound

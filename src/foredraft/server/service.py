@@ -15,78 +15,56 @@ from foredraft.contracts import Drafter
 from foredraft.drafters.prediction import ForetoldDrafter
 from foredraft.engine.state import Prepared
 from foredraft.errors import UsageError
-from foredraft.generator import Around, Generator, Prompt
+from foredraft.generator import Generator, Prompt
+from foredraft.request import templated
 from foredraft.sampling import SEED_LIMIT, LogitsProcessor
 from foredraft.server.bodies import Speculation
-from foredraft.server.choice import NOTHING, Choice, Delta, StopFilter
-from foredraft.server.constraint import FORCED, Grammars
+from foredraft.server.choice import Choice, Delta
 from foredraft.server.generators import Generators
 from foredraft.server.metrics import Metrics
-from foredraft.server.processors import Bias, Logprobs, Penalties
-from foredraft.server.tools import worded
+from foredraft.server.processors import GRAMMAR, Bias, Constraint, Logprobs, Penalties, grammar_tokenizer
 from foredraft.server.writer import Event, Job, Writer
 from foredraft.text import StopStrings
 
+TOOL_CALL = "<tool_call>"
+"""What a call of a tool begins with, in the form that is known here."""
 _UNLIMITED = 1 << 20  # tokens of a text whose length is not limited, where the model has no window
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What one request wants written.
+    """What one request wants written."""
 
-    Attributes:
-        prompts: each is answered.
-        tools: what the chat template is told of tools; None where a conversation has to do with none.
-        options: generation arguments, transformers' names; `max_new_tokens` may be missing.
-        n: answers to each prompt.
-        stops: strings that end an answer, and are not part of it.
-        logprobs: how many of the most probable tokens are told at every position; None for no log-probabilities.
-        bias: added to scores, by token id.
-        presence: penalty for tokens that were written.
-        frequency: likewise, for every time.
-        shape: what the text must look like: "json_object", "json_schema" or "regex", and the schema or expression.
-        ignore_eos: write on after the end.
-        speculative: how drafts are made.
-    """
-
-    prompts: Sequence[Prompt]
-    options: Mapping[str, Any]
-    tools: Sequence[Mapping[str, Any]] | None = None
+    prompts: Sequence[Prompt]  # each is answered `n` times
+    options: Mapping[str, Any]  # generation arguments, None where one is not given
+    tools: Sequence[Mapping[str, Any]] | None = (
+        None  # told to the chat template; None where no message has to do with any
+    )
     n: int = 1
     stops: Sequence[str] = ()
-    logprobs: int | None = None
-    bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None  # most probable tokens told at every position; None for no log-probabilities
+    bias: Mapping[int, float] = field(default_factory=dict)  # added to scores, by token id
     presence: float = 0.0
     frequency: float = 0.0
-    shape: tuple[str, Any] | None = None
-    ignore_eos: bool = False
+    shape: tuple[str, Any] | None = None  # "json_object", "json_schema" or "regex", and the schema or expression
+    ignore_eos: bool = False  # write on after the end
     speculative: Speculation | bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The answers of a request.
-
-    Attributes:
-        choices: in the order of the prompts, `n` for each.
-        prompt_tokens: ids of all prompts.
-        jobs: what is written for them.
-        events: what is told of them, in order, by the number of the choice.
-        until: when what is not written is given up, in seconds of the loop's clock.
-    """
+    """The answers of a request: `n` choices for each prompt, in order, and the job that writes each."""
 
     choices: list[Choice]
-    prompt_tokens: int
+    prompt_tokens: int  # ids of all prompts
     jobs: list[Job]
-    events: asyncio.Queue[tuple[int, Event]]
-    until: float
+    events: asyncio.Queue[tuple[int, Event]]  # what is told of the jobs, in order, by the number of the choice
+    until: float  # when what is not written is given up, in seconds of the loop's clock
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """Yield what the answers grow by until all have ended; what came meanwhile comes at once.
 
-        Raises:
-            ForedraftError: what ended one of them instead.
-            TimeoutError: it took too long.
+        Raises what ended one of them instead, or TimeoutError.
         """
         while any(choice.finish is None for choice in self.choices):
             grown: dict[int, Delta] = {}
@@ -95,10 +73,16 @@ class Answers:
             while not self.events.empty():
                 told.append(self.events.get_nowait())
             for number, event in told:
-                delta, before = self.choices[number].take(event), grown.get(number, NOTHING)
-                grown[number] = Delta(before.pieces + delta.pieces, before.tokens + delta.tokens, delta.finish)
-            for number, delta in grown.items():
-                yield number, delta
+                grown.setdefault(number, Delta()).extend(self.choices[number].take(event))
+            for each in grown.items():
+                yield each
+
+    async def whole(self) -> list[Delta]:
+        """Return everything that each answer grew by, when all have ended; raises as `deltas`."""
+        grown = [Delta() for _ in self.choices]
+        async for number, delta in self.deltas():
+            grown[number].extend(delta)
+        return grown
 
 
 class Service:
@@ -107,9 +91,8 @@ class Service:
     Args:
         generator: has the model and the tokenizer.
         generators: what drafts for a request.
-        metrics: counts.
-        most_at_once: texts that are written together.
-        most_waiting: texts that wait.
+        metrics: of the server.
+        most_at_once: texts that are written together; `most_waiting` more may wait.
         cache_bytes: memory for keys and values.
         timeout: seconds after which a text is given up.
     """
@@ -128,11 +111,7 @@ class Service:
         metrics.watch(self.writer)
 
     async def begin(self, wanted: Wanted, key: str) -> Answers:
-        """Have answers written.
-
-        Raises:
-            ForedraftError: what cannot be honoured, or BusyError.
-        """
+        """Have answers written, or raise what cannot be honoured, or BusyError."""
         self._loop = asyncio.get_running_loop()
         until, count = self._loop.time() + self._timeout, len(wanted.prompts) * wanted.n
         self.writer.check_room(self._prepared_now + count)
@@ -142,7 +121,7 @@ class Service:
         finally:
             self._prepared_now -= count
         events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        jobs = [Job(prepared, partial(_tell, events, number)) for number, (_, prepared) in enumerate(made)]
+        jobs = [Job(prepared, partial(_queue, events, number)) for number, (_, prepared) in enumerate(made)]
         self.writer.submit(jobs)
         self.metrics.begun(jobs)
         prompt_tokens = sum(len(prepared.prompt) for _, prepared in made[:: wanted.n])
@@ -164,10 +143,9 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._preparing, work, *arguments)
 
     @cached_property
-    def grammars(self) -> Grammars:
-        """What constraints are made from; it takes half a second."""
-        target = self.generator.target
-        return Grammars(self.generator.tokenizer, target.vocabulary, self.generator.eos_token_ids())
+    def _grammar_tokenizer(self) -> Any:
+        generator = self.generator
+        return grammar_tokenizer(generator.tokenizer, generator.target.vocabulary, generator.eos_token_ids())
 
     def close(self, seconds: float) -> None:
         """Finish what is being written, or give it up after so many seconds, and keep what was learned."""
@@ -182,17 +160,15 @@ class Service:
                 f"Method {generator.method!r} drafts with the target's own layers, one text at a time; this server "
                 "writes many. Ask for another method."
             )
-        made = []
+        tokenizer, made = generator.tokenizer, []
         for prompt in wanted.prompts:
-            ids = generator.encode(
-                prompt if wanted.tools is None else worded(prompt, wanted.tools, generator.tokenizer)
-            )
+            ids = generator.encode(prompt if wanted.tools is None else _ids_with_tools(prompt, wanted.tools, tokenizer))
             made += [self._choice(generator, ids, wanted, number) for number in range(wanted.n)]
         return made
 
     def _choice(self, generator: Generator, ids: Any, wanted: Wanted, number: int) -> tuple[Choice, Prepared]:
-        tokenizer, window = generator.tokenizer, generator.target.window
-        most = _UNLIMITED if window is None else max(window - len(ids), 1)
+        tokenizer, target = generator.tokenizer, generator.target
+        most = _UNLIMITED if target.window is None else max(target.window - len(ids), 1)
         asked = {"max_new_tokens": most} | {name: each for name, each in wanted.options.items() if each is not None}
         if number and "seed" in asked:
             asked["seed"] = (asked["seed"] + number) % SEED_LIMIT
@@ -200,19 +176,24 @@ class Service:
         logprobs = None if wanted.logprobs is None else Logprobs(wanted.logprobs)
         processors: list[LogitsProcessor] = [] if logprobs is None else [logprobs]
         if wanted.bias:
-            _check_tokens(wanted.bias, generator.target.vocabulary)
-            processors.append(Bias(wanted.bias))
+            processors.append(Bias(wanted.bias, target.vocabulary))
         if wanted.presence or wanted.frequency:
             processors.append(Penalties(len(ids), wanted.presence, wanted.frequency))
-        choice = Choice(tokenizer, StopFilter(wanted.stops), logprobs)
-        around = _around(arguments["around"], choice.watched)
+        constraint = None
         if wanted.shape is not None:
             if wanted.ignore_eos:
                 raise UsageError("ignore_eos cannot be had with a response_format, which says where the text ends.")
-            constraint = self.grammars.constraint(*wanted.shape, len(ids))
+            constraint = Constraint(self._grammar_tokenizer, *wanted.shape, len(ids))
             processors.append(constraint)
-            if generator.method != "none":
-                around = _around(around, lambda drafter: ForetoldDrafter(drafter, constraint, FORCED))
+        choice, given = Choice(tokenizer, wanted.stops, logprobs), arguments["around"]
+
+        def around(drafter: Drafter) -> Drafter:
+            drafter = given(drafter)
+            choice.watch(drafter)
+            if constraint is None or generator.method == "none":
+                return drafter
+            return ForetoldDrafter(drafter, constraint, GRAMMAR)
+
         arguments |= {"processors": processors, "around": around}
         if wanted.ignore_eos:
             arguments["eos"] = ()
@@ -231,18 +212,16 @@ class Service:
             job.tell(event)
 
 
-def _tell(events: "asyncio.Queue[tuple[int, Event]]", number: int, event: Event) -> None:
+def _queue(events: "asyncio.Queue[tuple[int, Event]]", number: int, event: Event) -> None:
     events.put_nowait((number, event))
 
 
-def _around(inner: Around, outer: Around) -> Around:
-    def both(drafter: Drafter) -> Drafter:
-        return outer(inner(drafter))
-
-    return both
-
-
-def _check_tokens(tokens: Mapping[int, float], vocabulary: int) -> None:
-    for token in tokens:
-        if not 0 <= token < vocabulary:
-            raise UsageError(f"logit_bias holds token {token}; the model has ids 0 to {vocabulary - 1}.")
+def _ids_with_tools(messages: Any, tools: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
+    """Return the ids of a conversation with tools, or refuse a chat template that knows no such calls."""
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    if tools and ("tools" not in template or TOOL_CALL not in template):
+        raise UsageError(
+            f"This model's chat template has no tools in a form that is known here ({TOOL_CALL}); leave tools out."
+        )
+    ids: list[int] = tokenizer(templated(messages, tokenizer, tools or None), add_special_tokens=False).input_ids
+    return ids

@@ -23,12 +23,7 @@ _GONE = ".removed"
 
 
 class Stores:
-    """The stores in a folder.
-
-    Args:
-        folder: where they are; None where none can be made.
-        tokenizer: the model's, of the tokenizers library.
-    """
+    """The stores in a folder, None where none can be made, for the model's tokenizer (of the tokenizers library)."""
 
     def __init__(self, folder: Path | None, tokenizer: Any) -> None:
         self._folder, self._tokenizer = folder, tokenizer
@@ -54,11 +49,7 @@ class Stores:
         return self._folder / owner / name
 
     def existing(self, key: str, name: str) -> Path:
-        """Return the folder of a store.
-
-        Raises:
-            UsageError: there is none of this name.
-        """
+        """Return the folder of a store, or raise UsageError where there is none."""
         place = self.place(key, name)
         if not (place / MANIFEST).exists():
             raise UsageError(f"There is no store {name!r}; add texts to it with POST /v1/stores/{name}/texts.")
@@ -68,20 +59,15 @@ class Stores:
         """Return what there is: names, and tokens of each."""
         if self._folder is None:
             return []
-        places = sorted(self.place(key, "any").parent.glob(f"*/{MANIFEST}"))
-        return [self.describe(key, place.parent.name) for place in places if _NAME.fullmatch(place.parent.name)]
+        names = [manifest.parent.name for manifest in sorted(self.place(key, "any").parent.glob(f"*/{MANIFEST}"))]
+        return [self.describe(key, name) for name in names if _NAME.fullmatch(name)]
 
     def describe(self, key: str, name: str) -> dict[str, Any]:
         """Return a store's name and its tokens."""
-        manifest = read_manifest(self.existing(key, name))
-        return {"id": name, "object": "store", "tokens": sum(entry.tokens for entry in manifest.segments)}
+        return {"id": name, "object": "store", "tokens": read_manifest(self.existing(key, name)).tokens}
 
     def add(self, key: str, name: str, texts: Sequence[str]) -> dict[str, Any]:
-        """Add texts to a store, made if need be, and return what it is then.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Add texts to a store, made if need be, and return what it is then, or raise StoreError."""
         place = self.place(key, name)
         place.parent.mkdir(parents=True, exist_ok=True)
         documents = (Document(text, len(text)) for text in texts)
@@ -90,9 +76,8 @@ class Stores:
         with DatastoreWriter(place, tokenizer_hash=self._hash, vocabulary=self._vocabulary, create=new) as writer:
             if symbols and not writer.holds(symbols):
                 writer.add(symbols)
-                total = sum(entry.tokens for entry in writer.manifest.segments)
                 if len(writer.manifest.segments) > _MOST_SEGMENTS:
-                    writer.merge(total)
+                    writer.merge(writer.manifest.tokens)
             writer.commit()
         return self.describe(key, name)
 

@@ -1,6 +1,6 @@
 """The thread that steps a batch for all requests: texts join in the order in which they came, as there is room.
 
-Knows prepared texts and what becomes of them; not HTTP, nor what a text is for.
+Knows prepared texts and what becomes of them; not HTTP.
 """
 
 import threading
@@ -26,13 +26,7 @@ class StoppingError(BusyError):
 
 
 class Event(NamedTuple):
-    """What became of a text in a step.
-
-    Attributes:
-        records: of its steps since the last event.
-        finish: why it ended, or None.
-        failure: what ended it instead, or None.
-    """
+    """What became of a text: its steps since the last event, why it ended, or what ended it instead."""
 
     records: tuple[StepRecord, ...] = ()
     finish: FinishReason | None = None
@@ -41,41 +35,27 @@ class Event(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One text to write.
-
-    Attributes:
-        prepared: what is to be written.
-        tell: called with every event, on the thread of `Writer`'s `deliver`.
-        cancelled: whether nobody waits for it any more.
-        submitted: when it came, in seconds of `time.monotonic`.
-        started: when its first pass could begin; 0 before.
-        told: when tokens of it were last told, by the thread that tells; 0 before.
-        passes: of the target that it has had a part in, its prompt's not counted.
-    """
+    """One text to write; times are in seconds of `time.monotonic`, 0 before they have come."""
 
     prepared: Prepared
-    tell: Callable[[Event], None]
-    cancelled: bool = False
-    submitted: float = field(default_factory=time.monotonic)
-    started: float = 0.0
-    told: float = 0.0
-    passes: int = 0
-
-
-Deliver = Callable[[Sequence[tuple[Job, Event]]], None]
+    tell: Callable[[Event], None]  # called with every event, on the thread of `Writer`'s `deliver`
+    cancelled: bool = False  # whether nobody waits for it any more
+    submitted: float = field(default_factory=time.monotonic)  # when it came
+    started: float = 0.0  # when its first pass could begin
+    told: float = 0.0  # when tokens of it were last told, set by whoever tells
+    steps: int = 0  # that were told
 
 
 class Writer:
-    """Writes texts until it is closed.
+    """Writes up to `most_at_once` texts in an empty batch, while `most_waiting` wait, until it is closed.
 
-    Args:
-        batch: an empty one.
-        deliver: takes the events of a step, on the writer's thread, and sees to it that each is told.
-        most_at_once: texts in the batch.
-        most_waiting: texts that wait for their turn.
+    `deliver` takes the events of a step, on the writer's thread, and sees to it that each is told.
     """
 
-    def __init__(self, batch: Batch, deliver: Deliver, *, most_at_once: int, most_waiting: int) -> None:
+    def __init__(
+        self, batch: Batch, deliver: Callable[[Sequence[tuple[Job, Event]]], None], *, most_at_once: int,
+        most_waiting: int,
+    ) -> None:  # fmt: skip
         self._batch, self._deliver = batch, deliver
         self._most_at_once, self._most_waiting = most_at_once, most_waiting
         self._waiting: deque[Job] = deque()
@@ -102,22 +82,14 @@ class Writer:
         return self._batch.memory_use
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Take in texts, all of them or none.
-
-        Raises:
-            BusyError: too many wait already, or the writer is closing.
-        """
+        """Take in texts, all of them or none; raise BusyError where too many wait already, or the writer is closing."""
         with self._changed:
             self.check_room(len(jobs))
             self._waiting.extend(jobs)
             self._changed.notify()
 
     def check_room(self, count: int) -> None:
-        """Refuse `count` more texts where `submit` would.
-
-        Raises:
-            BusyError: as `submit`.
-        """
+        """Refuse `count` more texts where `submit` would, with its errors."""
         if self._stopping:
             raise StoppingError("The server is stopping; try again later.")
         if self.running + self.waiting + count > self._most_at_once + self._most_waiting:
@@ -149,24 +121,18 @@ class Writer:
                     self._changed.wait()
                 if not self._waiting and not self._lanes:
                     return
-            events: list[tuple[Job, Event]] = []
             if time.monotonic() > self._until:
-                events += self._give_up(StoppingError("The server is stopping, and the text was not finished."))
+                events = self._give_up(StoppingError("The server is stopping, and the text was not finished."))
             else:
-                self._release()
-                events += self._admit()
-                events += self._step()
+                events = self._admit() + self._step()
             if events:
                 self._deliver(events)
 
-    def _release(self) -> None:
-        """Let go of what was cancelled."""
+    def _admit(self) -> list[tuple[Job, Event]]:
+        """Let cancelled texts go and waiting ones join; return what is to be told of those that cannot be written."""
         for lane in [lane for lane, job in self._lanes.items() if job.cancelled]:
             self._batch.leave(lane)
             del self._lanes[lane]
-
-    def _admit(self) -> list[tuple[Job, Event]]:
-        """Let waiting texts join while there is room; return what is to be told of those that cannot be written."""
         refused = []
         while len(self._lanes) < self._most_at_once:
             with self._changed:
@@ -196,8 +162,8 @@ class Writer:
         events = []
         for lane in lanes:
             job = self._lanes[lane]
-            records = tuple(lane.records[job.passes :])
-            job.passes = len(lane.records)
+            records = tuple(lane.records[job.steps :])
+            job.steps = len(lane.records)
             events.append((job, Event(records, lane.seq.finish, lane.failure)))
             if lane.ended:
                 del self._lanes[lane]

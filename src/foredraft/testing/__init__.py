@@ -5,14 +5,16 @@ not know any particular drafter, text, or a model with weights.
 """
 
 from foredraft.testing.checks import CHECKS, MakeDrafter, check_drafter, sequences_do_not_influence_each_other
-from foredraft.testing.drawing import DrawingDrafter, LogitsOf, logits_of
 from foredraft.testing.scripted import (
     AdversaryDrafter,
     Continuation,
+    DrawingDrafter,
+    LogitsOf,
     OracleDrafter,
     RandomTreeDrafter,
     ScriptedDrafting,
     continuation_in,
+    logits_of,
 )
 from foredraft.testing.toy import VOCABULARY, ToyCache, ToyTarget
 

@@ -22,9 +22,12 @@ from foredraft.contracts import (
 )
 from foredraft.control import FixedControl
 from foredraft.engine.state import SequenceState
+from foredraft.engine.step import check_draft
+from foredraft.graph.layout import lay_out_text
 from foredraft.graph.tree import depths
-from foredraft.sampling import SamplingOptions
-from foredraft.testing.law import departure_from_law
+from foredraft.sampling import Probabilities, SamplingOptions
+from foredraft.sampling.filters import distribution
+from foredraft.sampling.rejection import as_drawn
 from foredraft.testing.recording import NEW_TOKENS, Recorder, Step, begun, steps_of, target_of
 from foredraft.testing.scripted import OracleDrafter
 from foredraft.testing.toy import VOCABULARY, ToyTarget
@@ -34,11 +37,7 @@ MakeDrafter = Callable[[], Drafter]
 
 
 def check_drafter(make: MakeDrafter, *, shared: bool = False) -> None:
-    """Run every check on drafters that `make` returns.
-
-    Args:
-        make: returns a fresh drafter for a target of `VOCABULARY` ids; called several times.
-        shared: the drafter learns across sequences on purpose.
+    """Run every check on drafters that `make` returns; `shared` where they learn across sequences on purpose.
 
     Raises:
         AssertionError: naming the law that does not hold.
@@ -52,15 +51,12 @@ def proposals_are_valid_trees(make: MakeDrafter) -> None:
     """Parents come before children, siblings differ, dtypes are right, tokens are the target's, sources have names."""
     drafter = make()
     for step in _steps(drafter):
-        draft = step.draft
         try:
-            draft.check()
+            step.draft.check()
+            check_draft(step.draft, VOCABULARY, len(drafter.source_names))
         except ValueError as error:
-            raise AssertionError(f"Proposals are valid trees; of this one: {error}") from error
-        known = len(draft) == 0 or bool(draft.tokens.min() >= 0 and draft.tokens.max() < VOCABULARY)
-        _require(known, f"Proposals hold tokens below the vocabulary, {VOCABULARY}; this one: {draft.tokens.tolist()}.")
-        named = draft.source is None or len(draft) == 0 or int(draft.source.max()) < len(drafter.source_names)
-        _require(named, f"Every source of a proposal has a name; there are {list(drafter.source_names)}.")
+            sentence = f"Proposals are valid trees of a vocabulary of {VOCABULARY}; of this one: {error}"
+            raise AssertionError(sentence) from error
 
 
 def proposals_stay_within_the_budget(make: MakeDrafter) -> None:
@@ -69,7 +65,7 @@ def proposals_stay_within_the_budget(make: MakeDrafter) -> None:
         for step in _steps(make(), Budget(nodes, depth)):
             budget, draft = step.budget, step.draft
             _require(len(draft) <= budget.nodes, f"Proposals stay within {budget}; this one has {len(draft)} nodes.")
-            deepest = int(depths(draft.parents).max()) if len(draft) else 0
+            deepest = _deepest(draft)
             _require(deepest <= budget.depth, f"Proposals stay within {budget}; this one is {deepest} deep.")
 
 
@@ -84,7 +80,7 @@ def steps_that_are_not_shown_change_no_draft(make: MakeDrafter) -> None:
     """A drafter that need not see every step drafts the same whether or not it sees those without a budget."""
     if make().needs.every_step:
         return
-    shown, not_shown = (_shown(_steps(make(), control=_NowAndThen(), every_step=each)) for each in (True, False))
+    shown, not_shown = (_shown(_steps(make(), control=_NowAndThen(8), every_step=each)) for each in (True, False))
     drafted = [each for each in shown if each[1]]
     _require(
         drafted == [each for each in not_shown if each[1]],
@@ -109,13 +105,11 @@ def a_drafter_that_asks_obeys(make: MakeDrafter) -> None:
         drafting.close()
         if not asked:
             continue
-        deepest = int(depths(draft.parents).max()) if len(draft) else 0
         refused = len(asked) > allowed  # a drafter that was not may know further levels without asking: a graph's loans
-        right = not refused or (len(asked) == allowed + 1 and deepest <= len(asked))
         _require(
-            right,
+            not refused or (len(asked) == allowed + 1 and _deepest(draft) <= len(asked)),
             f"A drafter that asks obeys; with {allowed} more levels allowed, this one asked {len(asked)} "
-            f"times and drafted {deepest} levels.",
+            f"times and drafted {_deepest(draft)} levels.",
         )
         known = all(chance is None or 0 <= chance <= 1 for chance in asked)
         _require(known, f"A drafter that asks obeys, and its estimates are 0 to 1, or None; these are {asked}.")
@@ -185,7 +179,7 @@ def sampled_text_equals_plain_decoding(make: MakeDrafter) -> None:
 
 def drawn_text_keeps_the_targets_law(make: MakeDrafter) -> None:
     """A drafter that gives q under rejection verification has drawn from it."""
-    departure = departure_from_law(make(), _PROMPT)
+    departure = _departure(make(), _PROMPT)
     _require(departure < 1, f"Drawn text keeps the target's law; chi-square is {departure:.1f} times what it may be.")
 
 
@@ -220,28 +214,24 @@ CHECKS: list[Callable[[MakeDrafter], None]] = [
 ]
 """Every law, as a function of `make` that raises AssertionError where it does not hold."""
 
+_BINS, _MOST = 10, 45.0
+"""Chi-square with 9 degrees of freedom exceeds 45 with a chance of 1e-6."""
+_TEXTS, _NEW_TOKENS = 100, 12
+_SOON = 5
+"""Texts without a drawn node, after which there will be none."""
 _PROMPT: TokenIds = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 3, 1, 4, 1, 5], np.int64)
 _OTHER_PROMPT: TokenIds = np.array([2, 7, 1, 8, 2, 8, 1, 4, 1, 6, 5, 3, 1, 4], np.int64)
 _PROMPT.flags.writeable = _OTHER_PROMPT.flags.writeable = False
 
 
-class _NowAndThen:
-    """A control that allows a draft in one step of three."""
+class _NowAndThen(FixedControl):
+    """Allows a draft in one step of three."""
 
-    def __init__(self) -> None:
-        self._fixed, self._steps = FixedControl(8), 0
+    _steps = 0
 
     def budget(self, depth: int) -> Budget:
         self._steps += 1
-        return self._fixed.budget(depth) if self._steps % 3 == 0 else NO_BUDGET
-
-    def trim(self, draft: Draft, budget: Budget) -> Draft:
-        return self._fixed.trim(draft, budget)
-
-    def observe(
-        self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
-    ) -> None:
-        """Learn nothing."""
+        return super().budget(depth) if self._steps % 3 == 0 else NO_BUDGET
 
 
 def _running(recorder: Recorder, prompt: TokenIds = _PROMPT, control: Control | None = None) -> Iterator[SequenceState]:
@@ -282,6 +272,55 @@ def _opened(drafter: Drafter, prompt: TokenIds) -> Drafting:
     return drafter.open(begun(target_of(drafter), prompt, SamplingOptions())[1])
 
 
+def _deepest(draft: Draft) -> int:
+    return int(depths(draft.parents).max()) if len(draft) else 0
+
+
 def _require(holds: bool, sentence: str) -> None:
     if not holds:
         raise AssertionError(sentence)
+
+
+def _departure(drafter: Drafter, prompt: TokenIds) -> float:
+    """Return how far texts under rejection verification are from the target's distribution; above 1 is too far.
+
+    Where a token was emitted after a node with drawn children, u is where it falls in the target's distribution p
+    there, each token spread over its own share, in three orders: by p, by q, and by q/p. If q is what the drafter drew
+    from, u is uniform in each: its chi-square is compared with the most that it may be. It is 0 where nothing is drawn.
+    """
+    target, recorder = target_of(drafter), Recorder(drafter)
+    spread = np.random.default_rng(0)
+    places: list[tuple[float, ...]] = []
+    for seed in range(_TEXTS):
+        options = SamplingOptions(do_sample=True, temperature=1.5, top_p=0.95, seed=seed)
+        *_, seq = steps_of(recorder, target, prompt, options, "rejection", _NEW_TOKENS)
+        if seed == _SOON and not places:
+            return 0.0
+        rows = target.forward(lay_out_text(seq.view().ids.copy(), 0), target.new_cache()).logits.numpy()
+        for step in recorder.steps:
+            if step.verdict is not None:
+                places += _places(step.verdict, rows, options, spread)
+    expected = len(places) / _BINS
+    counts = [np.histogram(each, bins=_BINS, range=(0, 1))[0] for each in zip(*places, strict=True)]
+    return max(float(((each - expected) ** 2).sum() / expected) for each in counts) / _MOST
+
+
+def _places(
+    verdict: Verdict, rows: np.ndarray, options: SamplingOptions, spread: np.random.Generator
+) -> list[tuple[float, ...]]:
+    """Return u in each order for each token of the verdict that was emitted after a node with drawn children."""
+    found: list[tuple[float, ...]] = []
+    for number, (token, node) in enumerate(zip(verdict.tokens, (-1, *verdict.path), strict=False)):
+        children = np.flatnonzero(verdict.draft.parents == node)
+        if verdict.draft.q is None or not len(children):
+            continue
+        p = distribution(rows[verdict.at + number], options)
+        q = as_drawn(verdict.draft.q[children[0]])
+        by_ratio = np.divide(q, p, out=np.zeros_like(q), where=p > 0)
+        found.append(tuple(_place(p, order, token, spread) for order in (p, q, by_ratio)))
+    return found
+
+
+def _place(p: Probabilities, order: Probabilities, token: int, spread: np.random.Generator) -> float:
+    before, same = p[order > order[token]].sum(), p[order == order[token]].sum()
+    return float(before + spread.random() * same)

@@ -1,12 +1,13 @@
-"""Exact laws of small texts: every draft that can be drawn times everything that verification can decide.
+"""Exact distributions of small texts: every draft that can be drawn times everything that verification can decide.
 
-A step's law is enumerated, each outcome with its exact probability; after what the step emits, plain decoding goes on.
-Under a sound rule the law of the first tokens is the target's, up to rounding. Knows the engine and its verifier;
-target and draft model are tables of random scores on a few tokens.
+A step's outcomes are enumerated, each with its exact probability; after what the step emits, plain decoding goes on.
+Under a sound rule the first tokens are then distributed as the target's, up to rounding. Knows the engine and its
+verifier; target and draft model are tables of random scores on a few tokens.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from foredraft.graph.tree import FloatArray, path_to
 from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions
 from foredraft.sampling.filters import filter_row, penalize
 from foredraft.sampling.rejection import Chance
-from foredraft.testing.drawing import DrawingDrafter
+from foredraft.testing.scripted import DrawingDrafter
 from foredraft.testing.toy import ToyTarget
 from foredraft.verify import verify
 
@@ -33,11 +34,7 @@ _TARGET, _DRAFT_MODEL = 1, 2
 
 
 class Script:
-    """Chance that follows written choices, then takes the first option, noting the others and their probabilities.
-
-    Args:
-        choices: which option to take, one number for each question.
-    """
+    """Chance that follows written choices, one for each question, then takes the first option, noting the others."""
 
     def __init__(self, choices: Sequence[int]) -> None:
         self._choices = list(choices)
@@ -77,10 +74,7 @@ def outcomes(run: Callable[[Script], T]) -> Iterator[tuple[T, float]]:
 class Setting:
     """How tokens are chosen, by target and draft model alike; the draft model does not know the processors.
 
-    Attributes:
-        sampling: temperature, filters, penalty.
-        processors: transformers' logits processors.
-        eos: ids that end a text.
+    `processors` are transformers' logits processors, `eos` the ids that end a text.
     """
 
     sampling: SamplingOptions
@@ -89,12 +83,7 @@ class Setting:
 
 
 class World:
-    """A target and a draft model that are tables of random scores, on a few tokens.
-
-    Args:
-        vocabulary: how many tokens.
-        setting: how they are chosen.
-    """
+    """A target and a draft model that are tables of random scores on `vocabulary` tokens."""
 
     def __init__(self, vocabulary: int, setting: Setting) -> None:
         self.vocabulary = vocabulary
@@ -105,13 +94,9 @@ class World:
         """Return the target's scores after `prefix`, float32[V]."""
         return self._row(_TARGET, prefix)
 
-    def draft_logits(self, ids: TokenIds) -> FloatArray:
-        """Return the draft model's scores after `ids`, int64[n], float32[V]."""
-        return self._row(_DRAFT_MODEL, ids.tolist())
-
     def drafter(self, widths: Sequence[int], chance: Callable[[int], Chance] | None = None) -> DrawingDrafter:
         """Return a drafter that draws trees of these widths from the draft model."""
-        return DrawingDrafter(self.draft_logits, widths, chance)
+        return DrawingDrafter(lambda ids: self._row(_DRAFT_MODEL, ids.tolist()), widths, chance)
 
     def conditional(self, text: Text) -> Probabilities:
         """Return what plain decoding draws after the prompt and `text` from, without any of the code under test."""
@@ -126,10 +111,10 @@ class World:
         weights = filter_row(row, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         return np.asarray(weights.astype(np.float64) / weights.astype(np.float64).sum())
 
-    def going_on(self, law: dict[Text, float], length: int) -> dict[Text, float]:
-        """Return the law of the first `length` tokens where plain decoding goes on after each text of `law`."""
+    def going_on(self, shares: dict[Text, float], length: int) -> dict[Text, float]:
+        """Return how the first `length` tokens are distributed where plain decoding goes on after each text."""
         whole: dict[Text, float] = {}
-        unfinished = list(law.items())
+        unfinished = list(shares.items())
         while unfinished:
             text, probability = unfinished.pop()
             if len(text) >= length or (text and text[-1] in self.setting.eos):
@@ -163,11 +148,7 @@ class World:
 
 
 class TableTarget(ToyTarget):
-    """A toy target that knows the scores of a `World`; texts are short enough to be seen whole.
-
-    Args:
-        world: whose target it is.
-    """
+    """A toy target that knows the scores of a `World`; texts are short enough to be seen whole."""
 
     _ORDER = 99
 
@@ -193,26 +174,24 @@ def drawn_tree(world: World, widths: Sequence[int]) -> Iterator[tuple[Draft, flo
 
 
 def distance(world: World, drafts: Iterable[tuple[Draft, float]], length: int = 3) -> float:
-    """Return how far the law of a step's text is from the target's, by the worst text.
+    """Return how far a step's texts, cut to `length`, are from the target's distribution, by the worst text.
 
     Args:
         world: target and draft model.
         drafts: each draft that can be drawn, with its probability.
-        length: of the texts whose laws are compared.
+        length: tokens of the texts.
 
     Raises:
         AssertionError: the probabilities do not add up to one, or no draft was ever accepted where tokens are sampled.
     """
-    law: dict[Text, float] = {}
+    shares: dict[Text, float] = {}
     for draft, drawn in drafts:
-        for tokens, decided in _decided(world, draft):
-            law[tokens] = law.get(tokens, 0.0) + drawn * decided
-    assert abs(sum(law.values()) - 1) < 1e-12, "the probabilities of all outcomes must add up to one"
-    actual, expected = world.going_on(law, length), world.going_on({(): 1.0}, length)
-    assert not world.setting.sampling.do_sample or any(len(tokens) > 1 for tokens in law), "something must be accepted"
+        scores = world.scores(draft)
+        for tokens, decided in outcomes(partial(world.emitted, draft, scores)):
+            shares[tokens] = shares.get(tokens, 0.0) + drawn * decided
+    assert abs(sum(shares.values()) - 1) < 1e-12, "the probabilities of all outcomes must add up to one"
+    actual, expected = world.going_on(shares, length), world.going_on({(): 1.0}, length)
+    assert not world.setting.sampling.do_sample or any(len(tokens) > 1 for tokens in shares), (
+        "something must be accepted"
+    )
     return max(abs(actual.get(text, 0.0) - expected.get(text, 0.0)) for text in actual.keys() | expected.keys())
-
-
-def _decided(world: World, draft: Draft) -> Iterator[tuple[Text, float]]:
-    scores = world.scores(draft)
-    return outcomes(lambda chance: world.emitted(draft, scores, chance))

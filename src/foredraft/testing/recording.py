@@ -1,6 +1,6 @@
 """Texts written with a drafter on the toy target, or on its own, and a record of what was drafted on the way.
 
-Knows the engine; does not know what the record should look like (the laws do), nor any particular drafter.
+Knows the engine; does not know what the record should look like, nor any particular drafter.
 """
 
 import dataclasses
@@ -96,12 +96,9 @@ def target_of(drafter: Drafter) -> Target:
 
 
 def begun(
-    target: Target,
-    prompt: TokenIds,
-    options: SamplingOptions,
-    verification: Verification = "matched",
+    target: Target, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched",
     new_tokens: int = NEW_TOKENS,
-) -> tuple[SequenceState, DraftContext]:
+) -> tuple[SequenceState, DraftContext]:  # fmt: skip
     """Return a prefilled sequence of `target`, and what a drafter is told of it."""
     seq = SequenceState(prompt, target.new_cache(), options, max_new_tokens=new_tokens, verification=verification)
     prefill(seq, target)
@@ -110,14 +107,9 @@ def begun(
 
 
 def steps_of(
-    drafter: Drafter,
-    target: Target,
-    prompt: TokenIds,
-    options: SamplingOptions,
-    verification: Verification = "matched",
-    new_tokens: int = NEW_TOKENS,
-    control: Control | None = None,
-) -> Iterator[SequenceState]:
+    drafter: Drafter, target: Target, prompt: TokenIds, options: SamplingOptions,
+    verification: Verification = "matched", new_tokens: int = NEW_TOKENS, control: Control | None = None,
+) -> Iterator[SequenceState]:  # fmt: skip
     """Write after `prompt` with `drafter`; yield the sequence after each step."""
     seq, context = begun(target, prompt, options, verification, new_tokens)
     for _ in decode(seq, drafter, control or FixedControl(_NODES), target, context):

@@ -1,33 +1,45 @@
-"""Scripted drafters: always right, always wrong, or random, to drive an engine to its edges.
+"""Scripted drafters: always right, always wrong, random, or drawn from a draft model, to drive an engine to its edges.
 
 Know what a function tells them about the text; do not know the target or the engine.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds, Verdict
-from foredraft.graph.tree import chain_parents
-from foredraft.testing.toy import VOCABULARY
+from foredraft.graph.layout import lay_out_text
+from foredraft.graph.tree import FloatArray, chain_parents
+from foredraft.sampling import Probabilities, SamplingOptions
+from foredraft.sampling.filters import distribution, penalize
+from foredraft.sampling.rejection import VERIFIER_STREAM, Chance, SeededChance, draw_siblings
+from foredraft.testing.toy import VOCABULARY, ToyTarget
 
 Continuation = Callable[[TokenIds], Sequence[int]]
 """From the ids so far to those that the target will write next, as many as are known."""
+LogitsOf = Callable[[TokenIds], FloatArray]
+"""From the ids so far, int64[n], to scores of the next one, float32[V]."""
 
 
 def continuation_in(text: TokenIds) -> Continuation:
     """Return the continuation within one known text, int64[n]: prompt and answer; nothing after any other prefix."""
+    return lambda ids: text[len(ids) :].tolist() if np.array_equal(text[: len(ids)], ids) else []
 
-    def continuation_of(ids: TokenIds) -> Sequence[int]:
-        known = np.array_equal(text[: len(ids)], ids)
-        return text[len(ids) :].tolist() if known else []
 
-    return continuation_of
+def logits_of(target: ToyTarget) -> LogitsOf:
+    """Return the scores of a toy target: as a draft model, one with another seed than the target's."""
+
+    def logits(ids: TokenIds) -> FloatArray:
+        row: FloatArray = target.forward(lay_out_text(ids[-3:], 0), target.new_cache()).logits[-1].numpy()
+        return row  # the toy looks back no further
+
+    return logits
 
 
 class ScriptedDrafting:
-    """A drafting that asks a function and learns nothing."""
+    """A drafting that asks a function, gives the empty draft without a budget, and learns nothing."""
 
     def __init__(self, propose: Callable[[SequenceView, Budget], Draft]) -> None:
         self._propose = propose
@@ -57,9 +69,7 @@ class OracleDrafter:
     needs = Needs()
 
     def __init__(self, continuation_of: Continuation, distractors: int = 0, vocabulary: int = VOCABULARY) -> None:
-        self._continuation_of = continuation_of
-        self._distractors = distractors
-        self._vocabulary = vocabulary
+        self._continuation_of, self._distractors, self._vocabulary = continuation_of, distractors, vocabulary
 
     def open(self, context: DraftContext) -> ScriptedDrafting:  # noqa: ARG002  # the family's signature
         """Return a drafting without state."""
@@ -76,9 +86,7 @@ class OracleDrafter:
 class AdversaryDrafter:
     """Proposes valid trees that are always wrong: what the target will write, after a first token that it will not.
 
-    Args:
-        continuation_of: knows what the target will write; nothing is drafted where it does not.
-        vocabulary: for the wrong tokens.
+    Nothing is drafted where `continuation_of` knows nothing.
     """
 
     name: ClassVar[str] = "adversary"
@@ -86,8 +94,7 @@ class AdversaryDrafter:
     needs = Needs()
 
     def __init__(self, continuation_of: Continuation, vocabulary: int = VOCABULARY) -> None:
-        self._continuation_of = continuation_of
-        self._vocabulary = vocabulary
+        self._continuation_of, self._vocabulary = continuation_of, vocabulary
 
     def open(self, context: DraftContext) -> ScriptedDrafting:  # noqa: ARG002  # the family's signature
         """Return a drafting without state."""
@@ -104,20 +111,14 @@ class AdversaryDrafter:
 
 
 class RandomTreeDrafter:
-    """Proposes random valid trees of random size, the empty one included.
-
-    Args:
-        seed: with the sequence's own seed, decides all trees.
-        vocabulary: of the target.
-    """
+    """Proposes random valid trees of random size, the empty one included; `seed` and the sequence's decide them all."""
 
     name: ClassVar[str] = "random_tree"
     source_names: Sequence[str] = ("random_tree",)
     needs = Needs()
 
     def __init__(self, seed: int, vocabulary: int = VOCABULARY) -> None:
-        self._seed = seed
-        self._vocabulary = vocabulary
+        self._seed, self._vocabulary = seed, vocabulary
 
     def open(self, context: DraftContext) -> ScriptedDrafting:
         """Return a drafting with a generator of its own."""
@@ -125,16 +126,72 @@ class RandomTreeDrafter:
         return ScriptedDrafting(lambda _view, budget: self._tree(generator, budget))
 
     def _tree(self, generator: np.random.Generator, budget: Budget) -> Draft:
+        nodes: dict[tuple[int, int], int] = {}  # parents and tokens, and how deep each is
+        for _ in range(int(generator.integers(0, budget.nodes + 1))):
+            node = int(generator.integers(-1, len(nodes))), int(generator.integers(0, self._vocabulary))
+            depth = 1 if node[0] < 0 else list(nodes.values())[node[0]] + 1
+            if depth <= budget.depth:
+                nodes.setdefault(node, depth)
+        parents, tokens = np.array(list(nodes), np.int32).reshape(-1, 2).T
+        return Draft(tokens.copy(), parents.copy())
+
+
+class DrawingDrafter:
+    """Draws a tree, level by level, siblings without replacement, each node with its q: for rejection verification.
+
+    Args:
+        logits_of: the draft model.
+        widths: children of the root, of each of its children, and so on.
+        chance: what draws in the n-th proposal of a sequence, counted from 0; None takes the sequence's seed.
+    """
+
+    name: ClassVar[str] = "drawing"
+    source_names: Sequence[str] = ("drawing",)
+    needs = Needs()
+
+    def __init__(
+        self, logits_of: LogitsOf, widths: Sequence[int] = (2, 1, 1), chance: Callable[[int], Chance] | None = None
+    ) -> None:
+        self._logits_of, self._widths, self._chance = logits_of, tuple(widths), chance
+
+    def open(self, context: DraftContext) -> ScriptedDrafting:
+        """Return a drafting that processes its scores as the target's will be."""
+        known = {field.name for field in dataclasses.fields(SamplingOptions)} & context.settings.keys()
+        options = SamplingOptions(**{name: context.settings[name] for name in known})
+        proposals = 0
+
+        def propose(view: SequenceView, budget: Budget) -> Draft:
+            nonlocal proposals
+            # a stream for each proposal, as what is drawn must be fresh
+            seeded = SeededChance(context.seed, len(view.ids), VERIFIER_STREAM + 1 + proposals)
+            chance = seeded if self._chance is None else self._chance(proposals)
+            proposals += 1
+            return self._tree(view.ids, budget, options, chance)
+
+        return ScriptedDrafting(propose)
+
+    def law(self, ids: TokenIds, options: SamplingOptions) -> Probabilities:
+        """Return what a token after `ids`, int64[n], is drawn from, float64[V]."""
+        row = self._logits_of(ids).copy()
+        if options.repetition_penalty != 1.0:
+            penalize(row, ids, options.repetition_penalty)
+        return distribution(row, options)
+
+    def _tree(self, ids: TokenIds, budget: Budget, options: SamplingOptions, chance: Chance) -> Draft:
         tokens: list[int] = []
         parents: list[int] = []
-        depth = [0]  # of the root and each node
-        taken: set[tuple[int, int]] = set()
-        for _ in range(int(generator.integers(0, budget.nodes + 1))):
-            parent, token = int(generator.integers(-1, len(tokens))), int(generator.integers(0, self._vocabulary))
-            if depth[parent + 1] >= budget.depth or (parent, token) in taken:
-                continue
-            taken.add((parent, token))
-            tokens.append(token)
-            parents.append(parent)
-            depth.append(depth[parent + 1] + 1)
-        return Draft(np.array(tokens, np.int32), np.array(parents, np.int32))
+        rows: list[FloatArray] = []
+        level = [(-1, ids)]
+        for width in self._widths[: budget.depth]:
+            below = []
+            for parent, prefix in level:
+                room = min(width, budget.nodes - len(tokens))
+                for token, row in zip(*draw_siblings(self.law(prefix, options), room, chance), strict=True):
+                    below.append((len(tokens), np.append(prefix, np.int64(token))))
+                    tokens.append(int(token))
+                    parents.append(parent)
+                    rows.append(row)
+            level = below
+        if not tokens:
+            return EMPTY_DRAFT
+        return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), q=np.array(rows, np.float32))

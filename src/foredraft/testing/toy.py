@@ -32,11 +32,7 @@ class ToyCache:
         self._rows = len(token_ids)
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Keep these rows of the last pass, in order.
-
-        Raises:
-            ValueError: rows that are not ascending, or beyond the last pass.
-        """
+        """Keep these rows of the last pass, in order; raise ValueError where they are not ascending, or beyond it."""
         kept = list(rows)
         if kept != sorted(set(kept)) or any(not 0 <= row < self._rows for row in kept):
             raise ValueError(f"Rows {kept} must be ascending and below {self._rows}, the rows of the last pass.")
@@ -49,12 +45,8 @@ class ToyTarget:
     """A target without weights: its scores hash the last three tokens of a row's own path.
 
     The path is read through the cache and the ancestor mask, so a wrong commit or a wrong mask changes the scores. One
-    successor of each token is favoured, so that texts repeat themselves in part and can be drafted.
-
-    Args:
-        vocabulary: number of ids.
-        window: the most tokens of a sequence, or None.
-        seed: another seed is another target.
+    successor of each token is favoured, so that texts repeat themselves in part and can be drafted. Another seed is
+    another target; `window` is the most tokens of a sequence, or None.
     """
 
     _FAVOUR = 4.0

@@ -1,9 +1,8 @@
 """Training Cali-TS's predictor: does the target agree with what an early-exit head drafts?
 
-EESD (Liu et al. 2024), section 3.3. The labels come from comparing the head's token with the target's at each place of
-a window, for levels whose levels above agreed, as only those are ever asked about. Every other window is looked at as
-a sampled text would be: both choose with the same noise, as they do when drafting. Knows traces and a head; not the
-loop.
+EESD (Liu et al. 2024), section 3.3. The labels compare the head's token with the target's at each place of a window,
+for levels whose levels above agreed, as only those are ever asked about. In every other window both choose with the
+same noise, as they do when a text is sampled. Knows traces and a head; not the loop.
 """
 
 from typing import Any
@@ -15,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from foredraft.model.heads import POSITIONS, AgreementPredictor, ExitHead
 from foredraft.model.ranked import RankedHead
 from foredraft.training import Numbers
-from foredraft.training.exits import ExitTask
+from foredraft.training.tasks import ExitTask
 from foredraft.training.traces import Traces
 
 TEMPERATURE = 0.7
@@ -25,17 +24,7 @@ _LOOKED_AT = 32
 
 
 class AgreementTask:
-    """A predictor in training.
-
-    Args:
-        model: the target, whole.
-        head: the early-exit head whose tokens are predicted to be accepted or not.
-        layers: before its exit.
-        traces: what to learn from.
-
-    Attributes:
-        module: the predictor.
-    """
+    """A predictor in training for a head that exits after `layers` of the model; `module` is the predictor."""
 
     module: AgreementPredictor
 
@@ -62,7 +51,7 @@ class AgreementTask:
         return float(((logits > 0) == (labels > 0.5)).float().mean())
 
     def _predicted(self, windows: Numbers) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the predictor's logits and the labels, float[n], of all levels reached in these windows."""
+        """Return the predictor's logits and the labels, float[n]."""
         *seen, labels = (torch.cat(each) for each in zip(*map(self.levels, windows.tolist()), strict=True))
         with torch.autocast(self._device.type, enabled=False):
             return self.module(*seen), labels
@@ -116,5 +105,4 @@ class AgreementTask:
 
 
 def _as_sampled(number: int) -> bool:
-    """Say whether a window is looked at as a sampled text."""
     return number % 2 == 1

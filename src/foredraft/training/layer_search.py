@@ -7,6 +7,7 @@ steps that it would have saved are counted: that is as true, and quicker. Knows 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,15 +28,8 @@ _MOST_REDRAWN = 200  # sets in a row that were tried already, before the search 
 _SECONDS = 0.5  # that each kind of pass is timed for
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenText:
-    """A text that the model wrote.
-
-    Attributes:
-        ids: int64[n], prompt and text.
-        prompt_length: how many of them are the prompt, at least 1.
-        sampling: how its tokens were chosen.
-    """
+class WrittenText(NamedTuple):
+    """A text that the model wrote: ids, int64[n], of which the first are the prompt, and how they were chosen."""
 
     ids: TokenIds
     prompt_length: int
@@ -44,13 +38,7 @@ class WrittenText:
 
 @dataclass(frozen=True, slots=True)
 class SkippingCosts:
-    """What passes take.
-
-    Attributes:
-        curve: the whole model's, by rows.
-        attention: share that one layer's attention has of a pass of one row.
-        mlp: likewise, its MLP.
-    """
+    """What the whole model's passes take, and the shares of one that one layer's attention and MLP have."""
 
     curve: CostCurve
     attention: float
@@ -63,30 +51,16 @@ class SkippingCosts:
 
 @dataclass(frozen=True, slots=True)
 class SkippingFigures:
-    """What a set of skipped sub-layers promises.
+    """What a set of skipped sub-layers promises."""
 
-    Attributes:
-        speed_up: decode time of plain decoding over that of drafting, at the best number of drafted tokens.
-        levels: that number.
-        agreement: share of the texts' tokens that the draft model would have drafted, each behind the text so far.
-        draft_cost: seconds of one of its passes over those of a whole one.
-    """
-
-    speed_up: float
-    levels: int
-    agreement: float
-    draft_cost: float
+    speed_up: float  # decode time of plain decoding over that of drafting, at the best number of drafted tokens
+    levels: int  # that number
+    agreement: float  # share of the texts' tokens that the draft model would have drafted, each after the text so far
+    draft_cost: float  # seconds of one of its passes over those of a whole one
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What a search found.
-
-    Attributes:
-        skipped: the best set.
-        figures: what it promises on the texts that it was searched with.
-        trials: sets tried.
-    """
+class Found(NamedTuple):
+    """The best set that a search found, what it promises on the texts searched with, and how many sets were tried."""
 
     skipped: Skipped
     figures: SkippingFigures
@@ -115,7 +89,7 @@ def measure_skipping(target: TorchTarget) -> SkippingCosts:
 
 
 def agreements(draft: TorchTarget, texts: Sequence[WrittenText]) -> list[BoolArray]:
-    """Return, for each written token of each text, whether `draft` would have drafted it behind the text so far.
+    """Return, for each written token of each text, whether `draft` would have drafted it after the text so far.
 
     A sampled token is drafted with the noise that chose it, as drafters do under matched verification.
     """
@@ -140,17 +114,13 @@ def promised(agreed: Sequence[BoolArray], curve: CostCurve, draft_cost: float, m
         most_levels: drafted tokens a step at most.
     """
     passes = curve.table(most_levels + 1)
-    tokens = sum(map(len, agreed))
-    best, best_levels = 0.0, 1
+    tokens, agreement, found = sum(map(len, agreed)), float(np.concatenate(list(agreed)).mean()), []
     for levels in range(1, most_levels + 1):
         accepted = np.concatenate([accepted_by_step(each, levels) for each in agreed])
         drafting = levels * len(accepted) + (accepted == levels).sum()  # one more to catch up, where all were accepted
         seconds = len(accepted) * passes[levels + 1] + drafting * draft_cost * passes[1]
-        speed_up = tokens * passes[1] / seconds
-        if speed_up > best:
-            best, best_levels = float(speed_up), levels
-    agreement = float(np.concatenate(list(agreed)).mean())
-    return SkippingFigures(best, best_levels, agreement, draft_cost)
+        found.append(SkippingFigures(float(tokens * passes[1] / seconds), levels, agreement, draft_cost))
+    return max(found, key=lambda each: each.speed_up)
 
 
 def accepted_by_step(agreed: BoolArray, levels: int) -> npt.NDArray[np.int64]:
@@ -181,30 +151,21 @@ def search(
 ) -> Found:
     """Search for the set with the best promised speed-up: sets drawn anew, and the best one changed a little.
 
-    Begins with `default_skipped`. What is tried depends on nothing but the seed and the figures.
-
-    Args:
-        figures: of a set.
-        layers: of the model.
-        trials: sets to try.
-        seed: of the draws.
-        tried: told how many sets were tried and the best figures, after each; False ends the search.
+    Begins with `default_skipped`. What is tried depends on nothing but the seed and the figures. `tried` is told how
+    many sets were tried and the best figures, after each; False ends the search.
     """
     generator = np.random.default_rng(seed)
-    best = default_skipped(layers)
-    best_figures = figures(best)
-    known, count = {_marks(best, layers).tobytes()}, 1
-    while tried(count, best_figures) and count < trials:
-        marks = _next(generator, _marks(best, layers), known)
+    start = default_skipped(layers)
+    best, known = Found(start, figures(start), 1), {_marks(start, layers).tobytes()}
+    while tried(best.trials, best.figures) and best.trials < trials:
+        marks = _next(generator, _marks(best.skipped, layers), known)
         if marks is None:
             break
         known.add(marks.tobytes())
-        candidate = _skipped(marks)
-        found = figures(candidate)
-        count += 1
-        if found.speed_up > best_figures.speed_up:
-            best, best_figures = candidate, found
-    return Found(best, best_figures, count)
+        skipped = _skipped(marks)
+        found = Found(skipped, figures(skipped), len(known))
+        best = found if found.figures.speed_up > best.figures.speed_up else best._replace(trials=found.trials)
+    return best
 
 
 def _next(generator: np.random.Generator, best: BoolArray, known: set[bytes]) -> BoolArray | None:

@@ -1,11 +1,12 @@
-"""The loop that trains a head: AdamW, warm-up and cosine decay, checkpoints by the clock, an exact resume.
+"""The loop that trains: AdamW, warm-up and cosine decay, checkpoints by the clock, an exact resume, a loss curve.
 
-Which windows a step sees is a function of the seed and the step, and nothing else is drawn, so a run that was killed
-ends, once resumed, with the weights of one that was not; with a time limit the schedule follows the clock instead.
-Knows which windows of the traces there are; not what a task makes of them.
+Which windows a step sees depends on the seed and the step alone, and nothing else is drawn. So a run that was killed
+and resumed ends with the weights of one that was not; with a time limit the schedule follows the clock instead. Does
+not know what a task makes of the windows.
 """
 
 import contextlib
+import io
 import math
 import os
 import time
@@ -17,9 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
+from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file, store_file
 from foredraft.errors import NumericsError, StoreError, UsageError
-from foredraft.training import Numbers, Tell
+from foredraft.training import Numbers, Tell, check_numbers
 from foredraft.training.traces import Traces, chosen_windows
 
 CHECKPOINT = "checkpoint.pt"
@@ -46,52 +47,27 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """How a head is trained.
+    """How a head is trained."""
 
-    Attributes:
-        epochs: times that every window is seen, if the time suffices.
-        micro_batch: windows of one pass.
-        accumulation: passes whose gradients are averaged into a step.
-        rate: peak learning rate of AdamW.
-        warmup: share of the run in which the rate rises from 0.
-        floor: share of the peak that is left at the end of the cosine.
-        weight_decay: decoupled.
-        clip: the gradient's largest norm; 0 for any.
-        precision: "bfloat16" (autocast; the weights stay float32) or "float32".
-        seed: of the order of windows.
-    """
-
-    epochs: float = 4.0
-    micro_batch: int = 8
-    accumulation: int = 1
-    rate: float = 1e-3
-    warmup: float = 0.03
-    floor: float = 0.05
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    precision: str = "bfloat16"
-    seed: int = 0
+    epochs: float = 4.0  # times that every window is seen, if the time suffices
+    micro_batch: int = 8  # windows of one pass
+    accumulation: int = 1  # passes whose gradients are averaged into a step
+    rate: float = 1e-3  # peak learning rate of AdamW
+    warmup: float = 0.03  # share of the run in which the rate rises from 0
+    floor: float = 0.05  # share of the peak that is left at the end of the cosine
+    weight_decay: float = 0.01  # decoupled
+    clip: float = 1.0  # the gradient's largest norm; 0 for any
+    precision: str = "bfloat16"  # "bfloat16" (autocast; the weights stay float32) or "float32"
+    seed: int = 0  # of the order of windows
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work.
-
-        Raises:
-            UsageError: naming it.
-        """
-        for name in ("micro_batch", "accumulation"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("epochs", "rate"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be above 0.")
-        for name in ("warmup", "floor"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be 0 to 1.")
+        """Refuse values that cannot work."""
+        check_numbers(self, ("micro_batch", "accumulation"), ("epochs", "rate"), ("warmup", "floor"))
         if self.precision not in ("bfloat16", "float32"):
             raise UsageError(f"precision is {self.precision!r}; it may be bfloat16 or float32.")
 
     def rate_at(self, done: float) -> float:
-        """Return the learning rate where the share `done` of the run lies behind."""
+        """Return the learning rate after the share `done` of the run."""
         if done < self.warmup:
             return self.rate * done / self.warmup
         left = (1 + math.cos(math.pi * min(1.0, (done - self.warmup) / max(1e-9, 1 - self.warmup)))) / 2
@@ -100,27 +76,18 @@ class LoopOptions:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What of a run follows the clock; may change when it is resumed.
+    """What of a run follows the clock; may change when it is resumed."""
 
-    Attributes:
-        max_minutes: the run ends after so many minutes of training, checkpoints' and earlier sessions' included.
-        checkpoint_minutes: between checkpoints, each with a measurement on the held-out windows.
-        now: seconds.
-    """
-
-    max_minutes: float = math.inf
-    checkpoint_minutes: float = 2.0
-    now: Callable[[], float] = time.monotonic
+    max_minutes: float = math.inf  # of training, checkpoints' and earlier sessions' included
+    checkpoint_minutes: float = 2.0  # between checkpoints, each with a measurement on the held-out windows
+    now: Callable[[], float] = time.monotonic  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run went.
+    """How a run went: optimiser steps, minutes of training, and its history.
 
-    Attributes:
-        steps: optimiser steps done.
-        minutes: of training.
-        history: at each measurement the step, minutes, mean loss since the last one, agreement, tokens per second.
+    At each measurement the history notes step, minutes, mean loss since the last one, agreement and tokens per second.
     """
 
     steps: int
@@ -174,10 +141,7 @@ def train(
 
 
 def windows_at(windows: Numbers, seed: int, first: int, count: int) -> Numbers:
-    """Return the windows that stand at `first` to `first + count` of a run, int64[count].
-
-    They are shuffled anew in each epoch, by the seed and the epoch alone.
-    """
+    """Return the windows from place `first` of a run on, int64[count]; the seed shuffles them anew in each epoch."""
     epochs, places = np.divmod(np.arange(first, first + count), len(windows))
     shuffled = {epoch: np.random.default_rng([seed, epoch]).permutation(windows) for epoch in set(epochs.tolist())}
     return np.array([shuffled[epoch][place] for epoch, place in zip(epochs.tolist(), places, strict=True)], np.int64)
@@ -202,11 +166,7 @@ class _Progress:
         self.measured_at, self._losses = self.minutes, list[float]()  # minutes, and the losses since then
 
     def advance(self, windows: Numbers, rate: float) -> None:
-        """Do one optimiser step on these windows.
-
-        Raises:
-            NumericsError: the loss is not finite; nothing has been moved.
-        """
+        """Do one optimiser step on these windows; where the loss is not finite, nothing is moved."""
         options, weights, total = self._options, self._weights, 0.0
         for part in np.split(windows, options.accumulation):
             with autocast(weights[0].device, options.precision):
@@ -242,11 +202,6 @@ class _Progress:
         self.measured_at, self._losses = self.minutes, []
 
     def save(self) -> None:
-        """Write the checkpoint.
-
-        Raises:
-            StoreError: it cannot be written; the one before stays.
-        """
         states = {"module": self._task.module.state_dict(), "optimizer": self._optimizer.state_dict()}
         place = {"step": self.step, "minutes": self.minutes, "history": self.history}
         write_checkpoint(self._run, {"identity": self._identity, **place, **states})
@@ -274,16 +229,7 @@ def write_checkpoint(run: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_checkpoint(run: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the run's checkpoint on the CPU, or None when it has none yet.
-
-    Args:
-        run: the run's folder.
-        identity: everything that decides the run's weights; must equal the checkpoint's entry `identity`.
-
-    Raises:
-        StoreError: the file is damaged.
-        UsageError: the checkpoint is of a run with other settings.
-    """
+    """Return the run's checkpoint on the CPU, or None when it has none yet; another `identity` is refused."""
     file = run / CHECKPOINT
     if not file.is_file():
         return None
@@ -298,3 +244,26 @@ def read_checkpoint(run: Path, identity: Mapping[str, Any]) -> dict[str, Any] | 
         told = "; ".join(f"{key} was {saved.get(key)!r} and is now {identity.get(key)!r}" for key in different)
         raise UsageError(f"The run {run} was begun with other settings: {told}. Give those, or another run folder.")
     return state
+
+
+def draw_curve(history: Sequence[Mapping[str, float]], path: Path) -> bool:
+    """Draw loss and held-out agreement over the minutes, as PNG; return False without matplotlib or any history."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    if not history:
+        return False
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    left = figure.add_subplot()
+    right = left.twinx()
+    minutes = [row["minutes"] for row in history]
+    left.plot(minutes, [row["loss"] for row in history], color="#0b66b0", marker=".")
+    right.plot(minutes, [row["agreement"] for row in history], color="#c8500a", marker=".")
+    left.set_xlabel("minutes of training")
+    left.set_ylabel("training loss, nats a token", color="#0b66b0")
+    right.set_ylabel("held-out agreement with the target", color="#c8500a")
+    memory = io.BytesIO()
+    figure.savefig(memory, format="png", dpi=160)
+    store_file(path, memory.getvalue())
+    return True

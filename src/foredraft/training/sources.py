@@ -6,9 +6,9 @@ Knows rows with `messages` or `text`, and a tokenizer. Does not know models or b
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from foredraft.corpus.documents import ReadReport, find_inputs, join_messages, read_documents
 from foredraft.errors import UsageError
@@ -22,13 +22,12 @@ _PROMPT_OF_TEXT = 48
 _LONGEST_OPEN = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """A text to learn from.
 
     Attributes:
         key: decides whether it is held out: the first message of a chat, the text otherwise. Were chats held out one by
-            one, the training side would hold other answers to the same question, and the held-out loss would flatter.
+            one, other answers to the same question would be trained on, and the held-out loss would flatter.
         prompt: int[n], what the target is given.
         text: int[m], the whole of it, ended.
     """
@@ -50,10 +49,10 @@ def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Sou
     files = find_inputs([path])
     if path.is_dir():
         files = [file for file in files if not LEFT_OUT.intersection(file.relative_to(path).parts[:-1])]
-    seen, complete = set(), True
+    seen, begins = set(), True
     for piece in read_documents(files, report=report, render=_chat_as_text):
-        goes_on, complete = not complete, piece.complete
-        if goes_on:  # the first piece of a text is longer than any source
+        skipped, begins = not begins, piece.complete
+        if skipped:  # the first piece of a text is longer than any source
             continue
         is_chat = piece.text.startswith(_CHAT_MARK)
         chat = json.loads(piece.text.removeprefix(_CHAT_MARK)) if is_chat else []
@@ -74,14 +73,8 @@ def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Sou
 
 def in_turns(readers: Iterable[Iterator[Source]]) -> Iterator[Source]:
     """Yield one source of each reader in turn, until all are read."""
-    left = list(readers)
-    while left:
-        for reader in list(left):
-            source = next(reader, None)
-            if source is None:
-                left.remove(reader)
-            else:
-                yield source
+    for turn in zip_longest(*readers):
+        yield from (source for source in turn if source is not None)
 
 
 def is_held_out(key: str, one_in: int = 50) -> bool:
@@ -91,11 +84,7 @@ def is_held_out(key: str, one_in: int = 50) -> bool:
 
 
 def _chat_as_text(messages: list[dict[str, str]]) -> str:
-    """Word a chat so that its messages can be had back: the reader's documents are strings.
-
-    Raises:
-        UsageError: an unknown role, which the reader counts and goes on.
-    """
+    """Word a chat so that its messages can be had back; the reader counts chats with other roles and goes on."""
     for message in messages:
         if message["role"] not in ("user", "assistant"):
             raise UsageError(f"A message has the role {message['role']!r}; it may be user or assistant.")

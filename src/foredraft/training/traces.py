@@ -5,7 +5,7 @@ text. Beside each token lie the target's most probable next tokens, so that a he
 the target in memory. Knows files, a tokenizer, a model for the labels, and a function that writes; not which head
 learns from them.
 
-A folder holds `texts.jsonl` (what was written so far; a killed run goes on behind its last whole line), and once it is
+A folder holds `texts.jsonl` (what was written so far; a killed run goes on after its last whole line), and once it is
 complete `windows.npy` int32[W, T + 1], `kinds.npy` uint8[W], `held.npy` bool[W], `top_ids.npy` int32[W, T, K],
 `top_probabilities.npy` float16[W, T, K] and, last of all, `manifest.json`.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ import torch
 
 from foredraft.atomic_file import store_file
 from foredraft.errors import NumericsError, StoreError, UsageError
-from foredraft.training import Numbers, Tell
+from foredraft.training import Numbers, Tell, check_numbers
 from foredraft.training.sources import Source, is_held_out
 
 KINDS = ("greedy", "sampled", "open")
@@ -38,15 +38,8 @@ TOGETHER = 128
 _GOLDEN = (5**0.5 - 1) / 2
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A text that the target is to write.
-
-    Attributes:
-        prompt: ids.
-        sampled: whether it is sampled rather than greedy.
-        seed: of its noise.
-    """
+class Asked(NamedTuple):
+    """A text that the target is to write: the prompt's ids, whether it is sampled, and the seed of its noise."""
 
     prompt: list[int]
     sampled: bool
@@ -59,43 +52,21 @@ Write = Callable[[Sequence[Asked], int], list[list[int]]]
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """What traces are made of.
+    """What traces are made of."""
 
-    Attributes:
-        written_tokens: tokens that the target writes, prompts included, about.
-        open_tokens: tokens of open text at most.
-        greedy_share: of the texts that the target writes; the others are sampled. Small models loop when greedy.
-        temperature: of the sampled ones.
-        answer_tokens: new tokens of a text at most.
-        window: tokens of a training window.
-        top_k: the target's most probable tokens that are kept of each position.
-        hold_out_one_in: texts of a prompt are held out when the prompt's hash is 0 modulo this.
-        seed: of the sampled texts.
-    """
-
-    written_tokens: int = 200_000
-    open_tokens: int = 200_000
-    greedy_share: float = 0.5
-    temperature: float = 0.7
-    answer_tokens: int = 160
-    window: int = 256
-    top_k: int = 16
-    hold_out_one_in: int = 25
-    seed: int = 0
+    written_tokens: int = 200_000  # tokens that the target writes, prompts included, about
+    open_tokens: int = 200_000  # tokens of open text at most
+    greedy_share: float = 0.5  # of the target's texts; the others are sampled, as small models loop when greedy
+    temperature: float = 0.7  # of the sampled ones
+    answer_tokens: int = 160  # new tokens of a text at most
+    window: int = 256  # tokens of a training window
+    top_k: int = 16  # the target's most probable tokens that are kept of each position
+    hold_out_one_in: int = 25  # texts of a prompt are held out when the prompt's hash is 0 modulo this
+    seed: int = 0  # of the sampled texts
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work.
-
-        Raises:
-            UsageError: naming it.
-        """
-        for name in ("answer_tokens", "window", "top_k"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        if not 0 <= self.greedy_share <= 1:
-            raise UsageError(f"greedy_share is {self.greedy_share}; it must be 0 to 1.")
-        if not self.temperature > 0:
-            raise UsageError(f"temperature is {self.temperature}; it must be above 0.")
+        """Refuse values that cannot work."""
+        check_numbers(self, ("answer_tokens", "window", "top_k"), ("temperature",), ("greedy_share",))
         if self.written_tokens < 0 or self.open_tokens < 0 or self.written_tokens + self.open_tokens == 0:
             raise UsageError("Give written_tokens or open_tokens, or both; neither may be negative.")
         if self.hold_out_one_in < 2:
@@ -104,28 +75,24 @@ class TraceOptions:
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """Traces, opened; the arrays are memory-mapped.
+    """Traces, opened; the arrays are memory-mapped."""
 
-    Attributes:
-        windows: int32[W, T + 1], ids; a window's last one is a label only.
-        kinds: uint8[W], indices into `KINDS`.
-        held: bool[W], whether the window is held out.
-        top_ids: int32[W, T, K], the target's most probable tokens after each position.
-        top_probabilities: float16[W, T, K], theirs under the plain softmax.
-        fingerprint: of the target's weights (model/heads.py).
-    """
-
-    windows: npt.NDArray[np.int32]
-    kinds: npt.NDArray[np.uint8]
-    held: npt.NDArray[np.bool_]
-    top_ids: npt.NDArray[np.int32]
-    top_probabilities: npt.NDArray[np.float16]
-    fingerprint: str
+    windows: npt.NDArray[np.int32]  # int32[W, T + 1], ids; a window's last one is a label only
+    kinds: npt.NDArray[np.uint8]  # uint8[W], indices into `KINDS`
+    held: npt.NDArray[np.bool_]  # bool[W], whether the window is held out
+    top_ids: npt.NDArray[np.int32]  # int32[W, T, K], the target's most probable tokens after each position
+    top_probabilities: npt.NDArray[np.float16]  # float16[W, T, K], theirs under the plain softmax
+    fingerprint: str  # of the target's weights
 
     @property
     def window(self) -> int:
         """Tokens of a window (T)."""
         return int(self.windows.shape[1]) - 1
+
+    def learned(self, texts: str) -> npt.NDArray[np.bool_]:
+        """Say which windows are not held out and of the `texts` asked for: "written" by the target, "open" or "all"."""
+        is_open = self.kinds == KINDS.index("open")
+        return ~self.held & (is_open if texts == "open" else ~is_open if texts == "written" else True)
 
     def inputs(self, windows: Numbers, device: torch.device) -> dict[str, Any]:
         """Return a model's inputs for these windows, int64[B, T]."""
@@ -147,10 +114,9 @@ def frequent_tokens(traces: Traces, count: int, vocabulary: int) -> npt.NDArray[
 
     Those that the target wrote count first; open texts, and then the smaller id, decide between equal ones.
     """
-    is_open = np.asarray(traces.kinds) == KINDS.index("open")
     written, opened = (
-        np.bincount(traces.windows[rows & ~np.asarray(traces.held)].reshape(-1), minlength=vocabulary)
-        for rows in (~is_open, is_open)
+        np.bincount(traces.windows[traces.learned(texts)].reshape(-1), minlength=vocabulary)
+        for texts in ("written", "open")
     )
     return np.lexsort((np.arange(vocabulary), -opened, -written))[:count]
 
@@ -172,21 +138,19 @@ def chosen_windows(traces: Traces, texts: str) -> tuple[Numbers, Numbers]:
     Raises:
         UsageError: `texts` is not "all", "written" or "open", or there is no such window.
     """
-    is_open = np.asarray(traces.kinds) == KINDS.index("open")
-    wanted = {"all": np.ones(len(is_open), np.bool_), "written": ~is_open, "open": is_open}
-    if texts not in wanted:
-        raise UsageError(f"texts is {texts!r}; it may be {', '.join(wanted)}.")
-    held = np.asarray(traces.held)
-    chosen = np.flatnonzero(wanted[texts] & ~held)
+    known = ("all", "written", "open")
+    if texts not in known:
+        raise UsageError(f"texts is {texts!r}; it may be {', '.join(known)}.")
+    chosen = np.flatnonzero(traces.learned(texts))
     if not len(chosen):
         raise UsageError(f"The traces hold no window of {texts} texts to learn from.")
-    return chosen, np.flatnonzero(held)
+    return chosen, np.flatnonzero(traces.held)
 
 
 def write_texts(
     folder: Path, sources: Iterable[Source], write: Write, options: TraceOptions, identity: str, tell: Tell
 ) -> None:
-    """Let the target write behind the sources' prompts until there is enough; what is there already counts.
+    """Let the target write after the sources' prompts until there is enough; what is there already counts.
 
     Raises:
         UsageError: the folder holds texts of another model or with other options.
@@ -256,12 +220,7 @@ def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, 
 
 
 def open_traces(folder: Path) -> Traces:
-    """Open complete traces.
-
-    Raises:
-        UsageError: there are none.
-        StoreError: they are damaged or of another version.
-    """
+    """Open complete traces: UsageError where there are none, StoreError where they are damaged or too old."""
     if not is_traces(folder):
         raise UsageError(f"{folder} holds no complete traces; make them with `foredraft train traces`.")
     try:
@@ -283,7 +242,7 @@ def open_traces(folder: Path) -> Traces:
 def _texts_of(
     group: list[tuple[int, Source]], write: Write, options: TraceOptions, tokens: Mapping[bool, int]
 ) -> Iterator[dict[str, Any]]:
-    """Yield what numbered sources give, as long as it is wanted: a text of the target's each, and the source's own."""
+    """Yield what numbered sources give, as far as it is wanted: the target's text for each, and the source's own."""
     asked = [Asked(source.prompt, not _is_greedy(n, options), options.seed + n) for n, source in group]
     written = write(asked, options.answer_tokens) if tokens[False] < options.written_tokens else []
     for place, (number, source) in enumerate(group):
@@ -301,12 +260,7 @@ def _is_greedy(number: int, options: TraceOptions) -> bool:
 
 
 def _known_texts(folder: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the texts in a folder, which is begun if it is new; a line that a kill cut short is removed.
-
-    Raises:
-        UsageError: the texts there are of another model, or were written with other options.
-        StoreError: they are damaged, or nothing can be written there.
-    """
+    """Return the texts in a folder, which is begun if it is new; a line that a kill cut short is removed."""
     file = folder / TEXTS
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -341,11 +295,11 @@ def _packed(
     for side in (False, True):
         for number, kind in enumerate(KINDS):
             ids = [token for text in texts if text["kind"] == kind and text["held"] is side for token in text["ids"]]
-            count = max(0, (len(ids) - 1) // window)
-            starts = np.arange(count)[:, None] * window + np.arange(window + 1)[None]
-            found.append(np.array(ids, np.int32)[starts] if count else np.empty((0, window + 1), np.int32))
-            kinds += [number] * count
-            held += [side] * count
+            if len(ids) > window:
+                view = np.lib.stride_tricks.sliding_window_view(np.array(ids, np.int32), window + 1)
+                found.append(view[::window])
+                kinds += [number] * len(found[-1])
+                held += [side] * len(found[-1])
     return np.concatenate(found), np.array(kinds, np.uint8), np.array(held, np.bool_)
 
 

@@ -39,17 +39,17 @@ from foredraft.model.compiled.package import (
     load_package,
     read_record,
     records_of,
-    run_package,
     runs_on_cpu,
     write_record,
 )
+from foredraft.model.layers import Passage
 from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect
 
 MOST_BYTES = 2**30
 """Each package holds the weights once more, and a larger model spends its time reading them, not between them."""
 
-_TRACED_ROWS = 4
+_TRACED_ROWS, _TRACED_SCORED = 4, 3  # different, lest the exporter take them for one number
 _TIMED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, MOST_ROWS)
 _ROUNDS = 4
 _REPEATS = 2
@@ -88,7 +88,12 @@ Progress = Callable[[float, str], None]
 
 
 def compile_forward(
-    model: Any, cache: Path, *, again: bool = False, progress: Progress | None = None
+    model: Any,
+    cache: Path,
+    passage: Passage | None = None,
+    *,
+    again: bool = False,
+    progress: Progress | None = None,
 ) -> tuple[Path, CompiledRecord]:
     """Compile what is missing of a model's packages, and time them all anew.
 
@@ -97,6 +102,7 @@ def compile_forward(
     Args:
         model: a transformers model in evaluation mode, on the CPU.
         cache: the cache folder, there and writable.
+        passage: where hidden states enter the model, if it is part of one, or come out of it.
         again: compile also what is there.
         progress: told about each package.
 
@@ -111,9 +117,9 @@ def compile_forward(
     _check(model)
     tell = progress or (lambda _share, _what: None)
     with _as_sentence():
-        folder = compiled_folder(model, cache)
+        folder = compiled_folder(model, cache, passage)
         folder.mkdir(parents=True, exist_ok=True)
-        subject, before = Subject(model), records_of(model, cache)
+        subject, before = Subject(model, passage), records_of(model, cache)
         earlier = record = None if again else read_record(folder)
         if record is None or not record.packages:
             tell(0.0, "compiling the forward for any number of rows")
@@ -255,7 +261,8 @@ def _compile(subject: Subject, package: PackageRecord, recipe: Recipe, path: Pat
             contexts.enter_context(own_kernels())
         if ranges:
             contexts.enter_context(compiled_attention(subject.forward))
-        arguments = (*subject.arguments(token_ids, ranges=ranges), *subject.buffers())
+        scored = min(_TRACED_SCORED, len(token_ids))
+        arguments = (*subject.arguments(token_ids, ranges=ranges, scored=scored), *subject.buffers())
         dimensions = subject.dynamic(package.least_rows, package.most_rows, ranges=ranges)
         program = torch.export.export(subject.forward, arguments, strict=False, dynamic_shapes=dimensions)
         if recipe.own:
@@ -287,7 +294,7 @@ def _timed(subject: Subject, packages: tuple[PackageRecord, ...], loaded: Mappin
 
 
 def _run_again(package: Any, tensors: list[torch.Tensor]) -> None:
-    run_package(package, list(tensors))  # which empties the list that it is given
+    package.run(list(tensors))  # which empties the list that it is given
 
 
 @torch.inference_mode()
@@ -309,7 +316,7 @@ def _same_bits(subject: Subject, packages: Mapping[str, Any], ranges: Mapping[st
             ids = token_ids[first : min(first + together, rows)]
             name = ONE.name if len(ids) == 1 and ONE.name in packages else ANY.name
             arguments = _flat(subject.arguments(ids, CONTEXT + first, ranges=ranges[name]))
-            scores.append(run_package(packages[name], [*arguments, *buffers])[0].clone())
+            scores.append(packages[name].run([*arguments, *buffers])[0].clone())
         return torch.cat(scores), [each[:, :, : CONTEXT + rows] for each in buffers]
 
     whole, states = scored(MOST_ROWS, MOST_ROWS)

@@ -7,6 +7,7 @@ transformers' forward and attention interface, and torch's exporter. Does not kn
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,14 @@ from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.model.compiled.kernels import LANES, attend
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import Span
+from foredraft.model.layers import Passage, scored_states
 from foredraft.model.mask import attention_mask, first_slots
 from foredraft.model.support import inspect
 
 CONTEXT = 200
 """Slots in use behind which a forward is traced, tried and timed."""
 
+_SHAPED = (1, 2)  # sequences, and tokens of each, that show what the model writes into its cache
 _COMPILED = "foredraft_compiled"
 _LINEAR = torch.ops.aten.linear.default
 _TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int)
@@ -38,14 +41,16 @@ class FunctionalForward(nn.Module):
 
     Args:
         model: a causal language model in evaluation mode; layers of one sliding window share slots and mask.
+        passage: where hidden states enter it, if it is part of one, or come out of it.
 
     Attributes:
         ranges: of the pass that is run, by layer; empty where all rows have the first slots.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, passage: Passage | None = None) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.passage = model, passage
+        self._scores_some = "logits_to_keep" in signature(model.forward).parameters
         support = inspect(model.config)
         spans = list(dict.fromkeys(support.windows))
         self._span_of = [spans.index(window) for window in support.windows]
@@ -54,19 +59,21 @@ class FunctionalForward(nn.Module):
 
     def forward(
         self,
-        token_ids: torch.Tensor,
+        rows: torch.Tensor,
         positions: torch.Tensor,
+        scored: torch.Tensor | None,
         masks: list[torch.Tensor],
         slots: list[torch.Tensor],
         ranges: list[torch.Tensor] | None,
         keys: list[torch.Tensor],
         values: list[torch.Tensor],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, ...]:
         """Score rows, and write their states into the cache's buffers.
 
         Args:
-            token_ids: int64[1, R].
+            rows: int64[1, R], their tokens; float[1, R, D], the states that enter, where any do.
             positions: int64[1, R].
+            scored: int64[S], the rows that are scored; None for all.
             masks: for each window, float[1, 1, R, W], added to attention scores.
             slots: for each window, int64[R], the slots that the rows' states go to.
             ranges: for each window, int64[2, R]: the slot that the first column of a row's mask stands for, and how
@@ -75,7 +82,8 @@ class FunctionalForward(nn.Module):
             values: the same.
 
         Returns:
-            float[R, V], and the last hidden states, float[R, D].
+            float[S, V], the last hidden states of the rows that are scored, float[S, D], and where states come out of
+            the model, those, float[1, R, D].
         """
         layers: list[Any] = []  # transformers' list type takes no subclass
         self.ranges = [] if ranges is None else [ranges[span] for span in self._span_of]
@@ -84,15 +92,23 @@ class FunctionalForward(nn.Module):
             torch._check(visible <= keys[layer].shape[2])  # noqa: SLF001  # the documented way to tell the exporter
             layers.append(_BufferLayer(keys[layer], values[layer], slots[span], visible))
         mask = masks[0] if len(self._type_of) == 1 else {kind: masks[span] for kind, span in self._type_of.items()}
-        output = self.model(
-            input_ids=token_ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=Cache(layers=layers),
-            use_cache=True,
-            output_hidden_states=True,
-        )
-        return output.logits[0], output.hidden_states[-1][0]
+        entering = self.passage is not None and self.passage.enters
+        if self.passage is not None and entering:
+            self.passage.states = rows
+        options = {} if scored is None or not self._scores_some else {"logits_to_keep": scored}
+        with scored_states(self.model) as states:
+            output = self.model(
+                **{"inputs_embeds" if entering else "input_ids": rows},
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=Cache(layers=layers),
+                use_cache=True,
+                **options,
+            )
+        found = (output.logits[0], states[0][0])
+        if scored is not None and not options:
+            found = (found[0][scored], found[1][scored])
+        return found if self.passage is None or entering else (*found, self.passage.states)
 
 
 class _BufferLayer(CacheLayerMixin):
@@ -139,13 +155,18 @@ class Subject:
 
     Args:
         model: a transformers model.
+        passage: where hidden states enter it, if it is part of one, or come out of it.
 
     Raises:
         UsageError: a layer that keeps no keys and values of its own.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.forward = FunctionalForward(model).eval()
+    def __init__(self, model: Any, passage: Passage | None = None) -> None:
+        self.forward = FunctionalForward(model, passage).eval()
+        self._embed = None
+        if passage is not None and passage.enters:
+            self._embed = model.get_input_embeddings()
+            passage.states = self._embed(torch.zeros(_SHAPED, dtype=torch.int64)).detach()
         self.config = model.config
         self.dtype = model.dtype
         self._windows = inspect(model.config).windows
@@ -178,7 +199,8 @@ class Subject:
         masks = [{2: rows, 3: dim} if several else {3: dim} for dim in visible]
         slots = [{0: rows} if several else None for _ in self._spans]
         of_rows = [by_row for _ in self._spans] if ranges else None
-        return (by_row, by_row, masks, slots, of_rows, buffers, list(buffers))
+        scored = {0: torch.export.Dim("scored", min=2, max=most_rows)} if several else None
+        return (by_row, by_row, scored, masks, slots, of_rows, buffers, list(buffers))
 
     def buffers(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return the keys and the values of every layer, with room for the most rows behind some context."""
@@ -190,14 +212,25 @@ class Subject:
         ]
         return keys, [torch.zeros_like(each) for each in keys]
 
-    def arguments(self, token_ids: npt.NDArray[np.int64], at: int = CONTEXT, *, ranges: bool) -> tuple[Any, ...]:
-        """Return the arguments of `FunctionalForward.forward` before the buffers: a chain behind `at` slots."""
+    def arguments(
+        self, token_ids: npt.NDArray[np.int64], at: int = CONTEXT, *, ranges: bool, scored: int | None = None
+    ) -> tuple[Any, ...]:
+        """Return the arguments of `FunctionalForward.forward` before the buffers: a chain behind `at` slots.
+
+        Where hidden states enter, they are what the embeddings give for the tokens.
+        """
         span = Span(None)
         span.stored = at
-        return row_arguments(lay_out_text(token_ids, at), [span] * len(self._spans), self.dtype, ranges=ranges)
+        ids, *others = row_arguments(
+            lay_out_text(token_ids, at), [span] * len(self._spans), self.dtype, ranges=ranges, scored=scored
+        )
+        with torch.no_grad():
+            return (ids if self._embed is None else self._embed(ids), *others)
 
 
-def row_arguments(layout: Layout, spans: Collection[Span], dtype: torch.dtype, *, ranges: bool) -> tuple[Any, ...]:
+def row_arguments(
+    layout: Layout, spans: Collection[Span], dtype: torch.dtype, *, ranges: bool, scored: int | None = None
+) -> tuple[Any, ...]:
     """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one sequence.
 
     Args:
@@ -205,11 +238,13 @@ def row_arguments(layout: Layout, spans: Collection[Span], dtype: torch.dtype, *
         spans: the sequence's slots of each window.
         dtype: the masks'.
         ranges: whether the forward takes each row's own range of slots.
+        scored: so many of the last rows are scored; None for all.
     """
     rows, stored = layout.rows, [span.stored for span in spans]
     return (
         torch.from_numpy(layout.token_ids[None]),
         torch.from_numpy(layout.positions[None]),
+        torch.arange(0 if scored is None else rows - scored, rows),
         [attention_mask(layout, span, dtype, torch.device("cpu")) for span in spans],
         [torch.arange(first, first + rows) for first in stored],
         [first_slots(rows, first + rows) for first in stored] if ranges else None,
@@ -226,7 +261,7 @@ def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
 
     cache = DynamicCache()
     with torch.inference_mode():
-        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), past_key_values=cache, use_cache=True)
+        model(input_ids=torch.zeros(_SHAPED, dtype=torch.int64), past_key_values=cache, use_cache=True)
     shapes = []
     for number, layer in enumerate(cache.layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)

@@ -27,13 +27,17 @@ from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftWarning, StoreError, told
 from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.fingerprint import architecture
+from foredraft.model.layers import Passage
 
 MOST_ROWS = 256
 """The most that a package takes; longer prompts are put in by so many tokens at a time."""
 
 EAGER = "eager"
-_FORMAT = 5
+_FORMAT = 6
 _RECORD = "compiled.json"
+_CLEARLY = 1.1
+"""Times as long as the model as it is: a package that takes no longer is used. Timing the same passes twice on a shared
+machine gives figures that differ by as much."""
 _FOLDER = "compiled"
 
 
@@ -103,9 +107,13 @@ class CompiledRecord:
         return by + [package.told() for package in self.packages] + ([self.warning] if self.warning else [])
 
     def quickest(self) -> list[str]:
-        """Return for 0 .. MOST_ROWS rows the name of what runs them in the least time; entry 0 says `eager`."""
+        """Return for 0 .. MOST_ROWS rows the name of what runs them in the least time; entry 0 says `eager`.
+
+        The model as it is takes a pass only where it is clearly quicker, as its rows round otherwise.
+        """
         names = list(self.costs)
         times = np.stack([self.costs[name].table(MOST_ROWS) for name in names])
+        times[names.index(EAGER)] *= _CLEARLY
         rows = np.arange(MOST_ROWS + 1)
         for package in self.packages:
             times[names.index(package.name), (rows < package.least_rows) | (rows > package.most_rows)] = np.inf
@@ -116,7 +124,7 @@ class CompiledRecord:
 class LoadedPackage:
     """A package that can be run, and whether it takes each row's own range of slots."""
 
-    loader: CompiledLibrary
+    library: CompiledLibrary
     ranges: bool
 
 
@@ -159,12 +167,6 @@ class CompiledForward:
         return self.record.same_bits and rows <= MOST_ROWS and EAGER not in self._quickest[1 : rows + 1]
 
 
-def run_package(package: CompiledLibrary, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run a loaded package on the arguments of `FunctionalForward.forward`, flattened; return what it returns."""
-    logits, hidden = package.run(tensors)
-    return logits, hidden
-
-
 def load_package(path: Path) -> CompiledLibrary:
     """Load a compiled package.
 
@@ -180,22 +182,23 @@ def load_package(path: Path) -> CompiledLibrary:
 _REMEDY = "`foredraft compile MODEL --again` makes it anew."
 
 
-def compiled_folder(model: Any, cache: Path) -> Path:
+def compiled_folder(model: Any, cache: Path, passage: Passage | None = None) -> Path:
     """Return where the packages of this model lie or would lie, named after everything that a package is true of."""
-    return cache / _FOLDER / _setting(model) / weights_hash(model)
+    return cache / _FOLDER / _setting(model, passage) / weights_hash(model)
 
 
-def find_compiled(model: Any, cache: Path) -> CompiledForward | None:
+def find_compiled(model: Any, cache: Path, passage: Passage | None = None) -> CompiledForward | None:
     """Load what was compiled for this model, on this machine, in this dtype, with this many threads; None if nothing.
 
     Args:
         model: a transformers model on the CPU.
         cache: the cache folder.
+        passage: where hidden states enter it, if it is part of one, or come out of it.
 
     Raises:
         StoreError: what lies there is damaged.
     """
-    setting = cache / _FOLDER / _setting(model)
+    setting = cache / _FOLDER / _setting(model, passage)
     if not setting.exists():  # then there is no need to read every weight
         return None
     folder = setting / weights_hash(model)
@@ -213,12 +216,12 @@ def runs_on_cpu(model: Any) -> bool:
     return model.device.type == "cpu" and not getattr(model, "hf_device_map", None)
 
 
-def kept_forward(model: Any) -> CompiledForward | None:
+def kept_forward(model: Any, passage: Passage | None = None) -> CompiledForward | None:
     """Load what the cache folder holds for this model; a damaged package is told as a warning, and not used."""
     if not runs_on_cpu(model):
         return None
     try:
-        return find_compiled(model, cache_path())
+        return find_compiled(model, cache_path(), passage)
     except StoreError as error:
         warnings.warn(f"{error} Generation goes on without it.", ForedraftWarning, stacklevel=2)
         return None
@@ -300,11 +303,12 @@ def _curve(rows: list[int], seconds: list[float | None]) -> CostCurve:
     return CostCurve(tuple(count for count, _ in timed), tuple(each for _, each in timed))
 
 
-def _setting(model: Any) -> str:
+def _setting(model: Any, passage: Passage | None) -> str:
     """Name all but the weights: architecture, dtype, kernel, threads, processor, and who compiles and traces."""
     parts = (
         _FORMAT, architecture(model.config), str(model.dtype), model.config._attn_implementation,  # noqa: SLF001  # transformers has no public name for it
         torch.get_num_threads(), torch.__version__, transformers.__version__, _processor(),
+        None if passage is None else passage.enters,
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
 

@@ -1,32 +1,31 @@
-"""What goes wrong, as a status and a sentence: no traceback, and no path of this machine.
+"""How replies leave: answers as server-sent events, and what goes wrong as a status and a sentence.
 
-Knows exceptions; each protocol words the failure in its own shape.
+A failure shows no traceback and no path of this machine; each protocol words it in its own shape.
 """
 
+import json
 import logging
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
+from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
+from starlette.types import Receive, Scope, Send
 
 from foredraft.errors import ForedraftError, OutOfMemoryError, UsageError
+from foredraft.server.service import Answers, Service
 from foredraft.server.writer import BusyError, StoppingError
 
+DONE = b"data: [DONE]\n\n"
+_RETRY_SECONDS = 2
 _LOG = logging.getLogger("foredraft.server")
-RETRY_SECONDS = 2
 _UNTOLD = "Something went wrong in the server; its log tells what."
 
 
 @dataclass(eq=False)
 class RequestError(Exception):
-    """An answer that could not be given.
-
-    Attributes:
-        status: of HTTP.
-        message: a sentence.
-        kind: OpenAI's `type`, which Anthropic words almost alike.
-        param: the field that is wrong, or None.
-        code: a word for programs, or None.
-    """
+    """An answer that could not be given: HTTP's status, a sentence, and what OpenAI's errors hold beside it."""
 
     status: int
     message: str
@@ -38,7 +37,7 @@ class RequestError(Exception):
     def headers(self) -> dict[str, str]:
         """What goes with the status."""
         if self.status in (429, 503):
-            return {"Retry-After": str(RETRY_SECONDS)}
+            return {"Retry-After": str(_RETRY_SECONDS)}
         return {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
 
 
@@ -52,10 +51,9 @@ def failure_of(error: Exception) -> RequestError:
             failure = _of_body(error)
         case UsageError():
             failure = RequestError(400, message, code="context_length_exceeded" if "window" in message else None)
-        case StoppingError():
-            failure = RequestError(503, message, "rate_limit_error", code="overloaded")
         case BusyError():
-            failure = RequestError(429, message, "rate_limit_error", code="overloaded")
+            status = 503 if isinstance(error, StoppingError) else 429
+            failure = RequestError(status, message, "rate_limit_error", code="overloaded")
         case OutOfMemoryError():
             failure = RequestError(503, message, "rate_limit_error", code="out_of_memory")
         case TimeoutError():
@@ -77,3 +75,35 @@ def _of_body(error: ValidationError) -> RequestError:
         )
     message = first["msg"].removeprefix("Value error, ")
     return RequestError(400, f"{place}: {message}." if place else f"{message}.", param=place)
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    """Return one event; `name` is its type where the protocol has one."""
+    body = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return f"event: {name}\ndata: {body}\n\n".encode() if name else f"data: {body}\n\n".encode()
+
+
+class AnswerStream(StreamingResponse):
+    """Sends answers as a protocol words them, or how they `failed`, and lets them go when it ends.
+
+    That holds also where the client goes before the first event.
+    """
+
+    def __init__(
+        self, service: Service, answers: Answers, events: AsyncIterator[bytes], failed: Callable[[RequestError], bytes]
+    ) -> None:
+        async def sent() -> AsyncIterator[bytes]:
+            try:
+                async for each in events:
+                    yield each
+            except Exception as error:  # noqa: BLE001  # the response has begun: all that is left is to tell
+                yield failed(failure_of(error))
+
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(sent(), media_type="text/event-stream", headers=headers)
+        self._service, self._answers = service, answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send everything, as ASGI asks for it."""
+        with self._service.attending(self._answers):
+            await super().__call__(scope, receive, send)

@@ -1,0 +1,239 @@
+"""What is trained on traces: an early-exit head, a draft model of the target's own layers, and Medusa's heads.
+
+All learn the target's distribution, as far as the traces hold it; what they share with the target stays frozen. Knows
+traces and a model's layers; not the loop.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy, log_softmax
+
+from foredraft.errors import StoreError, UsageError
+from foredraft.model.first_layers import FirstLayers, draft_model, new_first_layers
+from foredraft.model.heads import ExitHead, new_exit_head
+from foredraft.model.layers import Passage, model_parts, shorter
+from foredraft.model.medusa_heads import RANKS, MedusaHeads
+from foredraft.model.ranked import places_of, ranked_head
+from foredraft.training import Numbers
+from foredraft.training.traces import Traces
+
+LOSSES = ("distribution", "tokens")
+_DEEPER = 0.8
+
+
+class ExitTask:
+    """An early-exit head in training, after the frozen first layers (EESD, Liu et al. 2024, section 3.2).
+
+    The exit's states of a window are computed once and kept in a file. Only the first layers and the head stay in
+    memory, once the caller lets go of the model.
+
+    Args:
+        model: the target.
+        layers: before the exit (N).
+        traces: what to learn from.
+        loss: "distribution" (the target's, of its most probable tokens) or "tokens" (the next token; the paper's).
+        states: the file that keeps the exit's states; None computes them anew each time.
+        ids: int64[N], the tokens that the head scores, with the target's own LM head, which is not trained then; None
+            trains an LM head of its own for all of them.
+
+    Raises:
+        UsageError: N out of range, or an unknown loss.
+        UnsupportedModelError: the model's layers are no plain list.
+        StoreError: the states' file cannot be written.
+    """
+
+    module: ExitHead  # the head, float32
+
+    def __init__(
+        self, model: Any, layers: int, traces: Traces, *, loss: str, states: Path | None,
+        ids: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        if loss not in LOSSES:
+            raise UsageError(f"loss is {loss!r}; it may be {' or '.join(LOSSES)}.")
+        parts = model_parts(model)
+        parts.check_exit(layers)
+        self._traces, self._loss, self._ids = traces, loss, ids
+        self.module = new_exit_head(model, ids).float().requires_grad_(requires_grad=True)
+        self.module.lm_head.requires_grad_(requires_grad=ids is None)
+        self.module.train()
+        vocabulary, width = model.get_output_embeddings().weight.shape
+        self._places = places_of(self.module.lm_head, vocabulary)
+        self._device: torch.device = model.get_input_embeddings().weight.device
+        nothing, own = torch.nn.Identity(), dict(enumerate(model.get_submodule(parts.layers)[:layers]))
+        self._first = shorter(model, parts, own, {parts.norm: nothing, parts.lm_head: nothing}).base_model
+        self._exit = Passage(enters=True)
+        self._after = shorter(
+            model, parts, {parts.count - 1: self._exit.into(self.module.layer)},
+            {parts.norm: self.module.norm, parts.lm_head: self.module.lm_head},
+        )  # fmt: skip
+        self._known = np.zeros(len(traces.windows), np.bool_)  # windows whose states this run has put into the file
+        self._kept = None if states is None else _states_file(states, (len(traces.windows), traces.window, width))
+
+    def loss(self, windows: Numbers) -> torch.Tensor:
+        """Return the mean loss over the tokens of these windows."""
+        if self._loss == "distribution":
+            return _loss_of(self.logits(windows), windows, self._traces, self._places)
+        following = torch.from_numpy(self._traces.windows[windows, 1:].astype(np.int64)).to(self._device).flatten()
+        labels = following if self._places is None else self._places[following]
+        return cross_entropy(self.logits(windows).flatten(0, 1).float(), labels, ignore_index=-1)
+
+    def agreement(self, windows: Numbers) -> float:
+        """Return how often the head's most probable token is the target's."""
+        return _agreement_of(self.logits, windows, self._traces, self._ids)
+
+    def logits(self, windows: Numbers) -> torch.Tensor:
+        """Return the head's scores, float[B, T, V], or [B, T, N] of the tokens that it scores."""
+        inputs = self._traces.inputs(windows, self._device)
+        self._exit.states = self._states(windows, inputs)
+        return self._after(**inputs).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
+
+    @torch.no_grad()
+    def _states(self, windows: Numbers, inputs: dict[str, Any]) -> torch.Tensor:
+        """Return the exit's states, float32[B, T, D], from the file where it holds them, in bfloat16."""
+        if self._kept is not None and self._known[windows].all():
+            return torch.from_numpy(self._kept[windows]).view(torch.bfloat16).float().to(self._device)
+        with torch.autocast(self._device.type, enabled=False):  # as they are when drafting
+            states = self._first(**inputs).last_hidden_state
+        if self._kept is not None:
+            self._kept[windows] = states.to(torch.bfloat16).view(torch.int16).cpu().numpy()
+            self._known[windows] = True
+        return states.float()  # type: ignore[no-any-return]  # transformers' outputs are Any
+
+
+def _states_file(file: Path, shape: tuple[int, int, int]) -> np.memmap[Any, np.dtype[np.int16]]:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return np.lib.format.open_memmap(file, "w+", np.int16, shape)
+    except OSError as error:
+        raise StoreError(
+            f"{file} cannot be written ({error.strerror}); it needs {2 * np.prod(shape) / 2**30:.1f} GiB."
+        ) from error
+
+
+class DraftTask:
+    """A draft model in training, made of `layers` of the target's own; embeddings and LM head stay the target's.
+
+    It scores the tokens `ids`, int64[N], or all. DistillSpec (Zhou et al., ICLR 2024) finds that a draft model learns
+    best what the target says of texts like those that will be drafted, which the target's own are.
+
+    Raises:
+        UsageError: layers out of range.
+        UnsupportedModelError: the model's layers are no plain list.
+    """
+
+    module: FirstLayers  # its layers and norm, float32
+
+    def __init__(self, model: Any, layers: int, traces: Traces, ids: torch.Tensor | None = None) -> None:
+        self._traces, self._ids = traces, ids
+        self.module = new_first_layers(model, layers, ids).float().requires_grad_(requires_grad=True)
+        self.module.lm_head.requires_grad_(requires_grad=False)
+        self.module.train()
+        self._places = places_of(self.module.lm_head, model.get_output_embeddings().weight.shape[0])
+        self._device: torch.device = model.get_input_embeddings().weight.device
+        self._drafting = draft_model(model.requires_grad_(requires_grad=False), self.module)
+
+    def loss(self, windows: Numbers) -> torch.Tensor:
+        """Return the mean loss over the tokens of these windows."""
+        return _loss_of(self._logits(windows), windows, self._traces, self._places)
+
+    def agreement(self, windows: Numbers) -> float:
+        """Return how often the draft model's most probable token is the target's."""
+        return _agreement_of(self._logits, windows, self._traces, self._ids)
+
+    def _logits(self, windows: Numbers) -> torch.Tensor:
+        return self._drafting(**self._traces.inputs(windows, self._device)).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
+
+
+class MedusaTask:
+    """`count` Medusa heads in training, on the target's last hidden states (Cai et al. 2024, section 2.2.1).
+
+    The loss of head k is weighed by 0.8 to the power k, as deeper heads are less sure. They score the tokens `ids`,
+    int64[N], or all.
+    """
+
+    module: MedusaHeads  # float32
+
+    def __init__(self, model: Any, count: int, traces: Traces, ids: torch.Tensor | None = None) -> None:
+        self._model, self._traces = model.requires_grad_(requires_grad=False), traces
+        whole = model.get_output_embeddings()
+        self._lm_head = whole if ids is None else ranked_head(model, ids)
+        self._ids, self._places = ids, places_of(self._lm_head, whole.weight.shape[0])
+        self._device: torch.device = self._lm_head.weight.device
+        self.module = MedusaHeads(self._lm_head.weight.shape[1], count).to(self._device)
+
+    def loss(self, windows: Numbers) -> torch.Tensor:
+        """Return the heads' weighed loss over the tokens of these windows."""
+        losses = [
+            _DEEPER**head * _loss_of(scores, windows, self._traces, self._places, slice(head, None))
+            for head, scores in enumerate(self._scores(windows), 1)
+        ]
+        return torch.stack(losses).sum()
+
+    def agreement(self, windows: Numbers) -> float:
+        """Return how often the first head's best token is the target's."""
+        return float(self.measured(windows)[0, 0])
+
+    @torch.no_grad()
+    def measured(self, windows: Numbers) -> torch.Tensor:
+        """Return how often each head's i-th best token is the target's, float32[K, RANKS]."""
+        found = torch.zeros_like(self.module.accuracies)
+        for window in windows[:, None]:
+            for head, scores in enumerate(self._scores(window)):
+                theirs, _ = self._traces.labels(window, self._device, slice(head + 1, None))
+                best = scores[0].topk(RANKS, dim=-1).indices
+                best = best if self._ids is None else self._ids.to(best.device)[best]
+                found[head] += (best == theirs[:, :1]).float().mean(0)
+        return found / len(windows)
+
+    def _scores(self, windows: Numbers) -> list[torch.Tensor]:
+        """Return the scores of head k = 1, 2, ..., float[B, T - k, V], which foresee the labels from place k on."""
+        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):  # as they are when drafting
+            output = self._model.base_model(**self._traces.inputs(windows, self._device))
+        states = self.module(output.last_hidden_state.float()).to(self._lm_head.weight.dtype)
+        return [self._lm_head(each[:, :-head]) for head, each in enumerate(states, 1)]
+
+
+def _loss_of(
+    logits: torch.Tensor, windows: Numbers, traces: Traces, scored: torch.Tensor | None, places: slice = slice(None)
+) -> torch.Tensor:
+    """Return the mean loss of scores, float[B, T, N], for these places of the windows."""
+    labels = traces.labels(windows, logits.device, places)
+    return distribution_loss(logits.flatten(0, 1).float(), *labels, scored)
+
+
+def _agreement_of(
+    logits: Callable[[Numbers], torch.Tensor], windows: Numbers, traces: Traces, ids: torch.Tensor | None
+) -> float:
+    """Return how often the best token of one window's scores is the target's."""
+    right = 0
+    for number in windows.tolist():
+        chosen = logits(np.array([number]))[0].argmax(dim=-1).cpu()
+        chosen = chosen if ids is None else ids.cpu()[chosen]
+        right += int((chosen.numpy() == traces.top_ids[number, :, 0]).sum())
+    return right / (len(windows) * traces.window)
+
+
+def distribution_loss(
+    logits: torch.Tensor, top_ids: torch.Tensor, top_probabilities: torch.Tensor, places: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the mean cross-entropy to a distribution of which only the top is known; the rest counts as one token.
+
+    Args:
+        logits: float[R, V].
+        top_ids: int64[R, K].
+        top_probabilities: float[R, K].
+        places: int64[vocabulary], where each token is scored, -1 where it is not; None where all are. What the target
+            gives a token that is not scored is no part of the loss.
+    """
+    left = (1 - top_probabilities.sum(-1)).clamp_min(0)
+    scored = torch.ones_like(top_ids, dtype=torch.bool)
+    if places is not None:
+        top_ids = places[top_ids]
+        scored, top_ids = top_ids >= 0, top_ids.clamp_min(0)
+    found = log_softmax(logits, dim=-1).gather(-1, top_ids)
+    ours_left = (1 - (found.exp() * scored).sum(-1)).clamp_min(1e-6).log()
+    return -((top_probabilities * scored * found).sum(-1) + left * ours_left).mean()
