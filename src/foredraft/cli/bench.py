@@ -1,8 +1,9 @@
-"""`foredraft bench`: paired speed-ups, and what the parts of a step cost.
+"""`foredraft bench` and `foredraft recommend`: paired speed-ups, what they say, and what the parts of a step cost.
 
-Parses and prints; the measuring is in `foredraft.bench`.
+The measuring, and the words of a recommendation, are in `foredraft.bench`.
 """
 
+import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -13,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foredraft.cli import flags
-from foredraft.cli.info import cost_rows, show_cost
+from foredraft.cli.info import NOT_COMPILED, cost_rows, show_cost
 from foredraft.cli.job import load_plain, setting
 from foredraft.cli.screen import counting, say, show_json, show_table, working
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
-    from foredraft.bench.runner import RunResult
+    from foredraft.bench.cell import Cell
     from foredraft.bench.serve import Load, Predicted
 
 _RUN_METHODS = ("prompt_lookup", "adaptix", "rest", "auto", "transformers")
@@ -37,6 +38,12 @@ _PROFILE_COLUMNS = {
     "method": "method", "tokens_per_step": "tokens / step", "nodes_per_step": "nodes / step",
     "acceptance": "accepted / drafted", "share": "accepted / emitted", "harmonic_mean": "HM",
     "reached": "reached depth 1, 2, ...", "split": "ms / token: draft + forward + other", "speed_up": "speed-up [95%]",
+}  # fmt: skip
+_PROMPTS_OF_A_TASK = 60
+_RECOMMEND_COLUMNS = {
+    "method": "method", "speed_up": "speed-up [95%]", "speed_up_without_loops": "without loops [95%]",
+    "tokens_per_step": "tokens / pass", "nodes_per_step": "drafted / pass", "acceptance": "accepted",
+    "milliseconds": "ms / token",
 }  # fmt: skip
 _LEGEND = (
     "speed-up: of the sums over all texts; without loops: texts whose plain output repeats at most a fifth of its "
@@ -90,15 +97,15 @@ def run(
         typer.echo(f"{_LEGEND}\n{len(result.cells) - result.found} cells measured, {result.found} found.")
     for sentence in result.replaced:
         say(sentence, "yellow")
-    _tell_failures(result)
-
-
-def _tell_failures(result: "RunResult") -> None:
-    """Say which cells failed, and exit with status 1 if any did."""
-    for cell in result.failures:
-        say(f"{cell.place.method} failed on {cell.place.task}[{cell.place.number}]: {cell.failure}.")
-    if result.failures:
+    if _tell(result.failures):
         raise typer.Exit(1)
+
+
+def _tell(failures: "Sequence[Cell]") -> bool:
+    """Say which cells failed; return whether any did."""
+    for cell in failures:
+        say(f"{cell.place.method} failed on {cell.place.task}[{cell.place.number}]: {cell.failure}.")
+    return bool(failures)
 
 
 @app.command()
@@ -150,7 +157,8 @@ def profile(
         for each in found:
             title = f"how far estimates of acceptance were right: {each.method}"
             show_table(*reliability_table(each.counts.reliability), title)
-    _tell_failures(result)
+    if _tell(result.failures):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -237,6 +245,84 @@ def serve(
     row = [f"{first:.0f}", f"{second:.0f}", f"{median(each.second / each.first for each in turns):.3f}"]
     title = f"Two turns of a conversation; the first has {turns[0].prompt_tokens} tokens"
     show_table(("first turn, ms to text", "second", "share"), [row], title)
+
+
+# --- recommend
+
+
+def recommend(
+    model: flags.ModelArgument = SMOLLM2,
+    data: Annotated[
+        str | None, flags.in_text(help="Your prompts: FILE or FILE:FIELD of JSON lines or Parquet [default: embedded]")
+    ] = None,
+    temperature: flags.TemperatureOption = 0.0,
+    minutes: Annotated[float, typer.Option(help="Time to measure, once the model is loaded")] = 3.0,
+    dtype: flags.DtypeOption = "auto",
+    eager: flags.EagerOption = False,
+    as_json: flags.JsonOption = False,
+) -> None:
+    """Say which drafting method to use, how much faster it is here, and why; or that none helps."""
+    from foredraft.bench.recommendation import recommend as compare
+    from foredraft.bench.summary import table
+    from foredraft.bench.tasks import EMBEDDED, load_task
+
+    if not minutes > 0:
+        raise UsageError(f"minutes is {minutes:g}; it must be above 0.")
+    sampling = setting(temperature)
+    prompts = load_task(data or EMBEDDED, None, _PROMPTS_OF_A_TASK)
+    with working("loading") as tell:
+        generator = load_plain(model, dtype, eager, tell)
+        subject = f"comparing methods (minutes at most: {minutes:g})"
+        tell(0.0, subject)
+        found = compare(generator, model, prompts, sampling, 60 * minutes, lambda share: tell(share, subject))
+    chat = bool(getattr(generator.tokenizer, "chat_template", None))
+    command, python = _how_to_use(model, found.method, dtype, temperature, eager=eager, chat=chat)
+    if as_json:
+        show_json({
+            "method": found.method,
+            "prompts": found.prompts,
+            "tokens": found.tokens,
+            "cost": cost_rows(generator.cost),
+            "methods": [each.as_dict() for each in found.ranked],
+            "sentences": found.sentences,
+            "failures": [cell.failure for cell in found.failures],
+            "command": command,
+            "python": python,
+        })  # fmt: skip
+        return
+    show_cost(cost_rows(generator.cost))
+    title = f"Compared with plain decoding (prompts: {found.prompts}, tokens at most: {found.tokens})"
+    show_table(*table(found.ranked, _RECOMMEND_COLUMNS), title)
+    for sentence in found.sentences:
+        typer.echo(sentence)
+    if generator.target.compiled is None and not eager:
+        typer.echo(NOT_COMPILED)
+    typer.echo(f"\n{command}\n{python}")
+    _tell(found.failures)
+
+
+def _how_to_use(model: str, method: str, dtype: str, temperature: float, *, eager: bool, chat: bool) -> tuple[str, str]:
+    """Return the command and the line of Python that use a method."""
+    given = ["--model", shlex.quote(model), "--method", method]
+    loading, asked = f"{model!r}, method={method!r}", ""
+    if dtype != "auto":
+        given += ["--dtype", dtype]
+        loading += f", dtype={dtype!r}"
+    if chat:
+        asked += ", chat=True"
+    if temperature:
+        given += ["--temperature", f"{temperature:g}"]
+        asked += f", temperature={temperature:g}"
+    if eager:
+        given.append("--eager")
+        loading += ", compile=False"
+    return (
+        f'foredraft generate {" ".join(given)} "..."',
+        f'foredraft.load({loading}).generate("..."{asked})',
+    )
+
+
+# --- tables of a server's figures
 
 
 def _show_loads(loads: "Sequence[Load]") -> None:

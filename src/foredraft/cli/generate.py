@@ -83,10 +83,8 @@ def generate(
         "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty, "stop_strings": stop_strings,
         "eos_token_id": eos_token_id, "seed": seed,
     }  # fmt: skip
-    config = speculative_options(
-        speculative_config, num_speculative_tokens=num_speculative_tokens, model=draft_model, verification=verification,
-        memory=memory,
-    )  # fmt: skip
+    drafting = {"num_speculative_tokens": num_speculative_tokens, "model": draft_model, "memory": memory}
+    config = speculative_options(speculative_config, verification=verification, **drafting)
     job = Job(
         model, dtype, device, eager, method, config,
         {name: value for name, value in options.items() if value not in (None, [])},

@@ -96,11 +96,13 @@ def measure_cost(generator: "Generator", tell: Callable[[float, str], None]) -> 
         _ = generator.cost
 
 
-def load_plain(model: str, dtype: str, eager: bool, tell: Callable[[float, str], None]) -> "Generator":
-    """Load a model that decodes plainly, for verbs that compare methods."""
+def load_plain(
+    model: str, dtype: str, eager: bool, tell: Callable[[float, str], None], device: str | None = None
+) -> "Generator":
+    """Load a model that decodes plainly, for verbs that compare methods, or let it write what is learned from."""
     from foredraft.api import load
 
-    return load(model, method="none", dtype=dtype, compile=False if eager else "auto", progress=tell)
+    return load(model, method="none", dtype=dtype, device=device, compile=False if eager else "auto", progress=tell)
 
 
 def setting(temperature: float, top_p: float = 1.0, **arguments: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft.cli import flags
+from foredraft.cli.job import load_plain
 from foredraft.cli.screen import working
 from foredraft.cli.stores import words_of
 from foredraft.errors import UsageError
@@ -54,13 +55,12 @@ def layer_skip(
         raise UsageError(f"minutes is {minutes:g}; it must be above 0.")
     prompts = _beginnings(data, model, texts, prompt_tokens)
 
-    from foredraft.api import load
     from foredraft.model.skipping import write_skipped
     from foredraft.training.layer_search import figures_of, measure_skipping, search
 
     arguments = {"temperature": temperature, "top_p": top_p} if temperature else {}
     with working("loading") as tell:
-        generator = load(model, method="none", dtype=dtype, device=device, progress=tell)
+        generator = load_plain(model, dtype, False, tell, device)
         target, count = generator.target, int(generator.target.model.config.num_hidden_layers)
         tell(0.0, "timing passes")
         costs = measure_skipping(target)

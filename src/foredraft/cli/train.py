@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from foredraft.cli import flags
+from foredraft.cli.job import load_plain
 from foredraft.cli.layer_skip import layer_skip
 from foredraft.cli.screen import progress_bars, say, working
 from foredraft.errors import UsageError
@@ -59,7 +60,10 @@ def traces(
     """Let the model write texts, mix them with open text, and note what it would have said at each place."""
     from foredraft.training.traces import open_traces
 
-    _make_traces(_loaded(model, dtype, device), data, out, _trace_options(settings))
+    options = _trace_options(settings)
+    with working(f"loading {model}") as tell:
+        generator = load_plain(model, dtype, False, tell, device)
+    _make_traces(generator, data, out, options)
     _say_traces(open_traces(out), out)
 
 
@@ -211,7 +215,8 @@ class _Training:
         from foredraft.training.traces import is_traces, open_traces
 
         options = _trace_options(trace_settings)
-        generator = _loaded(model, dtype, device)
+        with working(f"loading {model}") as tell:
+            generator = load_plain(model, dtype, False, tell, device)
         ready = data[0] if len(data) == 1 and is_traces(data[0]) else self.run / "traces"
         if not is_traces(ready):
             _make_traces(generator, data, ready, options)
@@ -248,14 +253,6 @@ class _Training:
 
 def _run_of(out: Path) -> Path:
     return out.with_name(out.name + ".run")
-
-
-def _loaded(model: str, dtype: str, device: str | None) -> "Generator":
-    """Load a model to write with, plainly: drafts would only pay with a table made for its texts."""
-    from foredraft.api import load
-
-    with working(f"loading {model}") as tell:
-        return load(model, method="none", dtype=dtype, device=device, progress=tell)
 
 
 def _scored(opened: "Traces", count: int, transformer: Any) -> Any:
