@@ -14,8 +14,8 @@ import numpy as np
 
 import foredraft
 from foredraft.drafters.auto import AutoDrafter
+from foredraft.index.blend import Rates, flat_rates
 from foredraft.index.own_words import empty_words
-from foredraft.index.rates import Rates, flat_rates
 
 MOST_SEEN = 300.0
 """Candidates that a fitted cell counts for at most: another model must be able to teach otherwise."""

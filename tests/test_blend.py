@@ -7,13 +7,33 @@ from hypothesis import strategies as st
 
 import naive.index_blend
 from foredraft.graph.tree import depths, is_tree, path_to
-from foredraft.index.blend import NOTHING_TOLD, advance, blend, learn_choices, room_for
+from foredraft.index.blend import (
+    NOTHING_TOLD,
+    advance,
+    blend,
+    chance,
+    credit,
+    flat_rates,
+    learn_choices,
+    prior_rates,
+    room_for,
+)
 from foredraft.index.datastore import open_datastore
 from foredraft.index.own_words import NO_WORDS, empty_words
-from foredraft.index.rates import ABSENT, SOURCES, UNLISTED, chance, credit, flat_rates, prior_rates
 from foredraft.index.recent_text import NO_TEXT, append, empty_text, newest_place
 from foredraft.index.retrieval import StoredRows
-from foredraft.index.sources import LONGEST, NO_ROWS, NOTHING_FORESEEN, STORE, Foreseen, Rows, Sources
+from foredraft.index.sources import (
+    ABSENT,
+    LONGEST,
+    NO_ROWS,
+    NOTHING_FORESEEN,
+    SOURCES,
+    STORE,
+    UNLISTED,
+    Foreseen,
+    Rows,
+    Sources,
+)
 from support.documents import random_documents
 from support.own_words import learn
 from support.stores import built

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from foredraft.control import CONTROLS, choose_control
-from foredraft.control.bandits import CaliOptions, CaliRule
 from foredraft.control.levels import Outcome
+from foredraft.control.rules import CaliOptions, CaliRule
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UsageError
 from foredraft.model.heads import (

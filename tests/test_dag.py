@@ -5,7 +5,7 @@ import pytest
 
 import naive.graph
 from foredraft.contracts import Draft
-from foredraft.graph import dag, grams, reach, tree, unmerge
+from foredraft.graph import dag, grams, tree, unmerge
 
 pytestmark = pytest.mark.kernels
 
@@ -328,8 +328,8 @@ def test_a_graph_of_negative_size_is_refused():
 
 def test_pruning_by_hand():
     probabilities = floats(0.7, 0.2, 0.1, 0.3, 0.25, 0.19).reshape(2, 3)
-    assert dag.improbable(probabilities, 0.2).tolist() == [[False, False, True], [False, False, True]]
-    assert dag.outshone(probabilities, 0.3).tolist() == [[False, True, True], [False, False, False]]
+    assert dag.leaves(probabilities, 0.2, 0.0).tolist() == [[False, False, True], [False, False, True]]
+    assert dag.leaves(probabilities, 0.0, 0.3).tolist() == [[False, True, True], [False, False, False]]
     assert dag.leaves(probabilities).tolist() == [[False, True, True], [False, False, True]]
 
 
@@ -350,7 +350,7 @@ def test_an_unmerged_tree_holds_exactly_the_best_paths(seed):
         for max_depth in (0, 1, 3, 7):
             found = unmerge.unmerge(graph, limit, max_depth)
             assert_is_draft(found, limit, max_depth)
-            expected = naive.graph.unroll(*arrays, -1, limit, max_depth)
+            expected = naive.graph.unroll(*arrays, limit, max_depth)
             assert paths_of(found) == expected
             borrowed += int(found.merged.sum())
     assert borrowed or not (graph.lenders >= 0).any()
@@ -439,13 +439,13 @@ def test_large_token_ids_overflow_nowhere():
 def test_reach_equals_its_twin(seed):
     rng = np.random.default_rng(seed)
     nodes = 150
-    above, twin = reach.no_reach(nodes), naive.graph.no_reach(nodes)
+    above, twin = dag.empty_graph(np.array([1]), 0, nodes).above, naive.graph.no_reach(nodes)
     for _ in range(200):
         node, source = int(rng.integers(nodes)), int(rng.integers(-1, nodes))
-        reach.reach_itself(above, node)
+        dag.reach_itself(above, node)
         naive.graph.reach_itself(twin, node)
-        reach.inherit(above, node, source)
+        dag.inherit(above, node, source)
         naive.graph.inherit(twin, node, source)
-    said = [[reach.reaches(above, source, node) for source in range(nodes)] for node in range(nodes)]
+    said = [[dag.reaches(above, source, node) for source in range(nodes)] for node in range(nodes)]
     assert said == [[naive.graph.reaches(twin, source, node) for source in range(nodes)] for node in range(nodes)]
     assert 0 < sum(map(sum, said)) < nodes**2

@@ -19,12 +19,18 @@ from foredraft.contracts import (
     Verdict,
 )
 from foredraft.control import CONTROLS, MOST_NODES, FixedControl, MeasuredControl, choose_control
-from foredraft.control.bandits import BetaOptions, BetaRule
 from foredraft.control.cost_aware import CostAwareRule
 from foredraft.control.levels import LevelControl, Outcome, level_chances
+from foredraft.control.measured import WholeControl
 from foredraft.control.payoff import PATIENCE
-from foredraft.control.thresholds import ConfidenceOptions, ConfidenceRule, ExitThresholdOptions, ExitThresholdRule
-from foredraft.control.whole import WholeControl
+from foredraft.control.rules import (
+    BetaOptions,
+    BetaRule,
+    ConfidenceOptions,
+    ConfidenceRule,
+    ExitThresholdOptions,
+    ExitThresholdRule,
+)
 from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
 from foredraft.errors import UsageError

@@ -19,7 +19,7 @@ from foredraft.bench.prove import prove
 from foredraft.contracts import Budget, CostCurve, Draft, DraftContext, Scores
 from foredraft.control import FixedControl, MeasuredControl, cut
 from foredraft.control.levels import LevelControl
-from foredraft.control.thresholds import ConfidenceOptions, ConfidenceRule
+from foredraft.control.rules import ConfidenceOptions, ConfidenceRule
 from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
 from foredraft.engine.step import check_draft

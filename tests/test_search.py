@@ -11,11 +11,9 @@ import naive.graph
 import naive.index_tables
 from foredraft.graph.search import FLOOR, above_bar, bar_height, new_bar, raise_bar
 from foredraft.graph.tree import depths, is_tree
-from foredraft.index.best_first import best_first
 from foredraft.index.learned import LearnedArrays, empty_learned, learn, learn_text, with_room
-from foredraft.index.mcts import SearchSettings, mcts
-from foredraft.index.successors import MOST_SUCCESSORS, Trust, successors
 from foredraft.index.trigram import TableArrays, empty_table
+from foredraft.index.trigram_search import MOST_SUCCESSORS, SearchSettings, Trust, best_first, mcts, successors
 from support.tables import VOCABULARY, assert_same_paths, frozen, static_table
 
 pytestmark = pytest.mark.kernels

@@ -156,7 +156,7 @@ def add_level(graph, parents, tokens, probabilities, leaf, most_open, only_tree_
     return sorted(opened)
 
 
-def unroll(tokens, parents, conditional, lenders, root_lender, limit, max_depth):
+def unroll(tokens, parents, conditional, lenders, limit, max_depth):
     """Every path there is, and then the best. Returns {path as tokens: (score, origin, merged)}."""
     one = np.float32(1)
 
@@ -172,7 +172,7 @@ def unroll(tokens, parents, conditional, lenders, root_lender, limit, max_depth)
             for node in own:
                 left -= conditional[node]
                 new.append(((*path, int(tokens[node])), score * conditional[node], node, merged))
-            lender = root_lender if place == -1 else lenders[place]
+            lender = -1 if place == -1 else lenders[place]
             for node in family[lender] if lender >= 0 else []:
                 if tokens[node] not in [tokens[other] for other in own]:
                     share = min(conditional[node], max(left, np.float32(0)))

@@ -18,14 +18,19 @@ def find(words, key):
     return words.get(key)
 
 
+def fill_context(size, tokens, parents, node, ids):
+    """The last `size` tokens down to the node, or fewer."""
+    path = []
+    while node >= 0:
+        path.insert(0, int(tokens[node]))
+        node = parents[node]
+    return [*(int(token) for token in ids), *path][-size:]
+
+
 def learn_rows(words, tokens, parents, ids, rows, top, chances):
     for row, likely, shares in zip(rows, top, chances, strict=True):
-        path, node = [], row - 1
-        while node >= 0:
-            path.insert(0, int(tokens[node]))
-            node = parents[node]
-        text = [*(int(token) for token in ids), *path]
-        for length in range(1, min(3, len(text)) + 1):
+        text = fill_context(3, tokens, parents, row - 1, ids)
+        for length in range(1, len(text) + 1):
             kept = itertools.takewhile(lambda each: each[1] > 0, zip(likely.tolist(), shares.tolist(), strict=True))
             words[tuple(text[-length:])] = [(token, max(round(255 * share), 1)) for token, share in kept][:8]
 

@@ -39,12 +39,20 @@ def stored_row(row, keep):
     return [(token, max(1, round(count * 65535 / total))) for token, count in best], total
 
 
-def learned_row(keys, a, b):
-    """Looks at every slot."""
+def pair_key(first, second):
+    return int(first) * 2**32 + int(second)
+
+
+def slot_of(keys, key):
+    """Looks at every slot; -1 where it is in none."""
     for slot in range(len(keys)):
-        if keys[slot] == (int(a) + 1) * 2**32 + int(b):
+        if keys[slot] == key:
             return slot
     return -1
+
+
+def learned_row(keys, a, b):
+    return slot_of(keys, pair_key(int(a) + 1, b))
 
 
 def learn(memory, a, b, token, weight, keep, cap):

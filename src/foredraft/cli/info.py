@@ -135,21 +135,14 @@ def compile_model(
     with working(f"loading {model}") as tell:
         import torch
 
-        from foredraft.api import load
-        from foredraft.bench.method import parse_method
         from foredraft.cache_folder import cache_folder
         from foredraft.model.compiled.build import compile_forward
+        from foredraft.model.loading import load_model
 
         if threads is not None:
             torch.set_num_threads(threads)
-        asked = parse_method(method or "none")
-        generator = load(
-            model, method=asked.name, speculative_config=asked.options, dtype=dtype, device="cpu", compile=False
-        )
-        targets = (generator.target, *generator.drafter.needs.models)
-        made = [
-            compile_forward(each.model, cache_folder(), each.passage, again=again, progress=tell) for each in targets
-        ]
+        models = [(load_model(model, dtype, "cpu"), None)] if method is None else _models_of(method, model, dtype)
+        made = [compile_forward(each, cache_folder(), passage, again=again, progress=tell) for each, passage in models]
     if as_json:
         told = [_record_facts(folder, record) for folder, record in made]
         show_json(told[0] | ({"drafting": told[1:]} if method else {}))
@@ -158,6 +151,18 @@ def compile_model(
         _print_record(
             folder, record, f"What a pass of drafting model {number} costs" if number else "What a pass costs"
         )
+
+
+def _models_of(method: str, model: str, dtype: str) -> list[tuple[Any, Any]]:
+    """Return the model and what a method runs besides, with the passage of those that are parts of it."""
+    from foredraft.api import load
+    from foredraft.bench.method import parse_method
+
+    asked = parse_method(method)
+    generator = load(
+        model, method=asked.name, speculative_config=asked.options, dtype=dtype, device="cpu", compile=False
+    )
+    return [(each.model, each.passage) for each in (generator.target, *generator.drafter.needs.models)]
 
 
 def _record_facts(folder: "Path", record: "CompiledRecord") -> dict[str, Any]:

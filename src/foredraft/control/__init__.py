@@ -8,14 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from foredraft.contracts import Control, CostCurve
-from foredraft.control.bandits import BetaOptions, BetaRule, CaliOptions, CaliRule
-from foredraft.control.cost_aware import CostAwareOptions, CostAwareRule
-from foredraft.control.fixed import FixedControl, FixedOptions, cut
+from foredraft.control.cost_aware import CostAwareRule
+from foredraft.control.fixed import FixedControl, cut
 from foredraft.control.levels import LevelControl, Rule
-from foredraft.control.measured import MOST_NODES, BatchControl, MeasuredControl, MeasuredOptions
-from foredraft.control.step_costs import StepCosts
-from foredraft.control.thresholds import ConfidenceOptions, ConfidenceRule, ExitThresholdOptions, ExitThresholdRule
-from foredraft.control.whole import WholeControl, WholeOptions
+from foredraft.control.measured import MOST_NODES, BatchControl, MeasuredControl, WholeControl
+from foredraft.control.payoff import StepCosts
+from foredraft.control.rules import (
+    BetaOptions,
+    BetaRule,
+    CaliOptions,
+    CaliRule,
+    ConfidenceOptions,
+    ConfidenceRule,
+    ExitThresholdOptions,
+    ExitThresholdRule,
+)
 from foredraft.errors import UsageError
 from foredraft.options import nearest, options_from, shown
 
@@ -26,23 +33,22 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class ControlKind:
-    """What a name stands for.
+class NoOptions:
+    """No options beside `num_speculative_tokens`."""
 
-    Attributes:
-        summary: one sentence.
-        options: the dataclass of its options.
-        needs_cost: whether it wants to know what a pass costs by its rows.
-    """
+
+@dataclass(frozen=True, slots=True)
+class ControlKind:
+    """What a name stands for: a sentence, the dataclass of its options, and whether it asks what a pass costs."""
 
     summary: str
-    options: type
+    options: type = NoOptions
     needs_cost: bool = False
 
 
 CONTROLS: Mapping[str, ControlKind] = {
-    "measured": ControlKind("As many nodes as the measured cost of verifying them repays.", MeasuredOptions, True),
-    "fixed": ControlKind("num_speculative_tokens nodes at every step.", FixedOptions),
+    "measured": ControlKind("As many nodes as the measured cost of verifying them repays.", needs_cost=True),
+    "fixed": ControlKind("num_speculative_tokens nodes at every step."),
     "confidence": ControlKind("Levels while the drafter believes in its best path.", ConfidenceOptions),
     "beta_ts": ControlKind("Levels by Thompson sampling of the acceptance rate (EESD's Beta-TS).", BetaOptions),
     "exit_threshold": ControlKind(
@@ -52,11 +58,9 @@ CONTROLS: Mapping[str, ControlKind] = {
     "cali_ts": ControlKind(
         "Levels by Thompson sampling about the drafter's estimate, calibrated by counts (EESD's Cali-TS).", CaliOptions
     ),
-    "cost_aware": ControlKind(
-        "Levels while the tokens they promise are worth the measured seconds.", CostAwareOptions, True
-    ),
+    "cost_aware": ControlKind("Levels while the tokens they promise are worth the measured seconds.", needs_cost=True),
     "whole": ControlKind(
-        "The whole draft, while drafted steps write more tokens a second than plain ones.", WholeOptions, True
+        "The whole draft, while drafted steps write more tokens a second than plain ones.", needs_cost=True
     ),
 }
 """Every control by name."""
@@ -99,26 +103,21 @@ class ControlChoice:
             seed: decides every random draw.
             costs: what `measured` found in earlier sequences, kept up to date.
         """
-        nodes = self.most_nodes
-        if self.name == "fixed" or nodes == 0:
+        nodes, options = self.most_nodes, self.options
+        if nodes == 0 or self.name == "fixed":
             return FixedControl(nodes)
         if self.name == "measured":
             return MeasuredControl(curve(), nodes, costs)
         if self.name == "whole":
             return WholeControl(curve(), nodes)
-        return LevelControl(self._rule(curve, seed), nodes, self.options.cap if self.name == "exit_threshold" else None)
-
-    def _rule(self, curve: Callable[[], CostCurve], seed: int) -> Rule:
-        match self.name:
-            case "confidence":
-                return ConfidenceRule(self.options)
-            case "exit_threshold":
-                return ExitThresholdRule(self.options)
-            case "beta_ts":
-                return BetaRule(self.options, seed)
-            case "cali_ts":
-                return CaliRule(self.options, seed)
-        return CostAwareRule(curve(), self.most_nodes)
+        rules: dict[str, Callable[[], Rule]] = {
+            "confidence": lambda: ConfidenceRule(options),
+            "exit_threshold": lambda: ExitThresholdRule(options),
+            "beta_ts": lambda: BetaRule(options, seed),
+            "cali_ts": lambda: CaliRule(options, seed),
+            "cost_aware": lambda: CostAwareRule(curve(), nodes),
+        }
+        return LevelControl(rules[self.name](), nodes, options.cap if self.name == "exit_threshold" else None)
 
 
 def choose_control(nodes: int | None = None, control: Any = None, control_options: Any = None) -> ControlChoice:
@@ -127,7 +126,7 @@ def choose_control(nodes: int | None = None, control: Any = None, control_option
     Args:
         nodes: `num_speculative_tokens`, or None.
         control: one of `CONTROLS`; None for `fixed` where `nodes` is given, else `measured`.
-        control_options: the control's own, a mapping; None for its defaults.
+        control_options: the control's own; None for its defaults.
 
     Raises:
         UsageError: an unknown name, a negative number, `fixed` without one, options that are no mapping, or one that

@@ -1,40 +1,27 @@
 """The cost-aware rule: draft on while the tokens that it promises are worth the seconds that it takes.
 
 Expected tokens as in Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML 2023), section
-3.1, with an acceptance rate learned for each depth instead of one for all. Knows the measured cost of the target's
-passes, and seconds; not the drafter or the model.
+3.1, with an acceptance rate learned for each depth instead of one for all. Knows what passes cost.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 
 from foredraft.contracts import CostCurve
-from foredraft.control.levels import Outcome
-from foredraft.control.payoff import F64, best_number, bin_of, credit, empty_evidence, kept_promises
-from foredraft.control.step_costs import StepCosts
+from foredraft.control.levels import Outcome, Rule
+from foredraft.control.payoff import F64, StepCosts, best_number, bin_of, credit, kept_promises
 
-_PRIOR_RATE, _PRIOR_TOKENS = 0.7, 8.0  # share accepted of the tokens tried before the first one, as it were
-_MOST_SEEN = 200.0  # levels of one depth; then older ones count for half
-_SHARE = 0.2  # of the last draft in what is expected of the next one
-
-
-@dataclass(frozen=True, slots=True)
-class CostAwareOptions:
-    """This control has no options; `num_speculative_tokens` caps the draft."""
+_PRIOR_RATE, _PRIOR_TOKENS = 0.7, 8.0  # share accepted of so many tokens, before the first one; our choices
+_MOST_SEEN = 200.0  # levels of one depth, beyond which older ones count for half
+_SHARE = 0.2  # of the last draft's seconds in what is expected of the next one
 
 
-class CostAwareRule:
+class CostAwareRule(Rule):
     """Goes on where some longer draft gains more tokens than its further seconds are worth.
 
-    A second is worth as many tokens as the best length gives on average, plain steps included; so without estimates
-    the rule stops exactly at the length with the most expected tokens a second, and with estimates sooner or later
-    than that, as the draft at hand is worse or better than the average one. Longer drafts than the next level are
-    looked at too, because the cost of a pass may jump with one row and stay flat for the next ones.
-
-    The chance of the level at hand is its estimate, put right by what became of levels with a like one, or without an
-    estimate the share of its depth. A draft that came whole has cost all its seconds already. Where no length beats
-    plain steps, drafting rests as `Rests` says.
+    A second is worth as many tokens as the best length gives on average, plain steps included. So without estimates
+    the rule stops exactly at the length with the most expected tokens a second, and with estimates sooner or later, as
+    the draft at hand is worse or better than usual. All longer drafts are looked at, as the cost of a pass may jump
+    with one row and stay flat for the next ones. Where no length beats plain steps, drafting rests as `Rests` says.
 
     Args:
         curve: the target's cost by rows.
@@ -43,7 +30,7 @@ class CostAwareRule:
 
     def __init__(self, curve: CostCurve, most_nodes: int) -> None:
         self._curve = curve.table(most_nodes + 1)
-        self._costs, self._evidence = StepCosts(), empty_evidence()
+        self._costs = StepCosts()
         self._tried = np.zeros(most_nodes)  # by depth: levels whose parent level was accepted
         self._accepted = np.zeros(most_nodes)
         self._whole = 0.0  # seconds of drafting that do not grow with the draft, smoothed
@@ -63,16 +50,14 @@ class CostAwareRule:
         tokens = 1.0 + np.concatenate([[0.0], np.cumsum(np.cumprod(self._rates))])
         best = best_number(tokens, self._seconds)
         self._price = float(tokens[best] / self._seconds[best])
-        trial = rests.is_trial
-        rests.tried(paid=best > 0)
-        return best > 0 or trial
+        return rests.tried(paid=best > 0)
 
-    def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # the protocol's signature
+    def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # the protocol's
         """Compare what every longer draft gains with what its seconds are worth."""
         if path is None:
             reached = float(np.prod(self._rates[:level]))
         else:
-            reached = min(path * float(kept_promises(self._evidence)[bin_of(path)]), 1.0)
+            reached = min(path * float(kept_promises(self._costs.evidence)[bin_of(path)]), 1.0)
         gains = reached * np.cumsum(np.cumprod(self._rates[level:]))
         prices = self._price * (self._seconds[level + 1 :] - self._seconds[level])
         return bool((gains > prices).any())
@@ -81,17 +66,14 @@ class CostAwareRule:
         """Count accepted levels by depth and by estimate, and smooth what passes and drafts took."""
         self._observe_time(outcome)
         known = outcome.accepted if outcome.ended else outcome.levels  # levels of which it is known what became
-        tried = min(outcome.accepted + 1, known)
-        self._tried[:tried] += 1.0
+        self._tried[: min(outcome.accepted + 1, known)] += 1.0
         self._accepted[: outcome.accepted] += 1.0
         if self._tried[0] > _MOST_SEEN:
             self._tried *= 0.5
             self._accepted *= 0.5
-        chances = [(chance, level < outcome.accepted) for level, chance in enumerate(outcome.chances[:known])]
-        scored = [(chance, accepted) for chance, accepted in chances if chance is not None]
-        if scored:
-            path = np.flatnonzero([accepted for _, accepted in scored]).astype(np.int32)
-            credit(self._evidence, np.array([chance for chance, _ in scored], np.float32), path)
+        scored = [(level, chance) for level, chance in enumerate(outcome.chances[:known]) if chance is not None]
+        path = np.flatnonzero([level < outcome.accepted for level, _ in scored]).astype(np.int32)
+        credit(self._costs.evidence, np.array([chance for _, chance in scored], np.float32), path)
 
     def acceptance(self) -> F64:
         """Return how often a level is accepted whose parent level was, float64[most_nodes], by depth.

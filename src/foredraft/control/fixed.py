@@ -1,9 +1,4 @@
-"""Cutting a draft to a budget, and the control whose budget is always the same.
-
-Knows nothing of what drafts gave or cost.
-"""
-
-from dataclasses import dataclass
+"""Cutting a draft to a budget, and the control whose budget is always the same. Knows no gains and no costs."""
 
 import numpy as np
 
@@ -29,13 +24,8 @@ def cut(draft: Draft, budget: Budget, score: FloatArray | None = None) -> Draft:
     return draft.take(kept) if len(kept) else EMPTY_DRAFT
 
 
-@dataclass(frozen=True, slots=True)
-class FixedOptions:
-    """The fixed control has no options; `num_speculative_tokens` is its number."""
-
-
 class FixedControl:
-    """The same number of nodes at every step; `num_speculative_tokens` asks for it.
+    """The same number of nodes at every step.
 
     Args:
         nodes: 0 never drafts.

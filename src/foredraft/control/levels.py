@@ -1,8 +1,7 @@
-"""Drafting that a rule stops: the rule is asked once after each drafted level whether to draft the next one.
+"""Drafting that a rule stops: it is asked once after each drafted level whether to draft the next one.
 
-A drafter that drafts level by level asks itself, through `Budget.more`; for one that knows the whole draft at once the
-same questions are asked afterwards, and the draft is cut where the answer is no. Does not know any rule, any drafter,
-or what a step costs.
+A drafter that drafts level by level asks through `Budget.more`. For one that knows the whole draft at once, the same
+questions are asked afterwards, and the draft is cut where the answer is no. Knows no rule, no drafter and no costs.
 """
 
 from dataclasses import dataclass
@@ -17,47 +16,32 @@ from foredraft.graph.tree import depths
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one step drafted, what became of it, and what it cost.
+    """What one step drafted, what became of it, and its seconds."""
 
-    Attributes:
-        nodes: verified; 0 for a plain step.
-        levels: of the verified draft.
-        accepted: tokens that were accepted, one for each level from the first.
-        rejected: whether the target chose another token than those drafted next on the accepted path. False where
-            everything along it was accepted, and where the text ended in the draft: there, nothing was tried.
-        ended: whether the text ended in the draft, so that nobody knows what would have become of deeper levels.
-        chances: for each level, the drafter's estimate that its best path is accepted, 0 to 1; None without one.
-        asked: after how many levels the drafter asked; 0 where it knew the whole draft at once.
-        forward_seconds: of the target's pass.
-        other_seconds: of the rest of the step.
-        draft_seconds: of drafting, which is part of the rest.
-    """
-
-    nodes: int
-    levels: int
-    accepted: int
-    rejected: bool
-    ended: bool
-    chances: tuple[float | None, ...]
-    asked: int
-    forward_seconds: float = 0.0
-    other_seconds: float = 0.0
-    draft_seconds: float = 0.0
+    nodes: int  # verified; 0 for a plain step
+    levels: int  # of the verified draft
+    accepted: int  # tokens, one for each level from the first
+    rejected: bool  # the target chose another token than those drafted after the accepted path; there were some
+    ended: bool  # the text ended in the draft, so that nobody knows what would have become of deeper levels
+    chances: tuple[float | None, ...]  # by level, the drafter's estimate that its best path is accepted, 0 to 1
+    asked: int  # after how many levels the drafter asked; 0 where it knew the whole draft at once
+    forward_seconds: float = 0.0  # of the target's pass
+    other_seconds: float = 0.0  # of the rest of the step
+    draft_seconds: float = 0.0  # of drafting, which is part of the rest
 
 
 class Rule(Protocol):
     """Says when to stop drafting. It sees levels that are drafted already, never the token that it decides about."""
 
-    def begins(self, levels: int) -> bool:
+    def begins(self, levels: int) -> bool:  # noqa: ARG002  # for rules that go by costs
         """Say whether to draft in this step at all, where at most `levels` levels, at least 1, can be of use."""
+        return True
 
     def more(self, level: int, path: float | None, token: float | None) -> bool:
         """Say whether to draft another level after `level`, 1 for the first.
 
-        Args:
-            level: the last one drafted.
-            path: the drafter's estimate that the level's best path is accepted, 0 to 1; None without one.
-            token: likewise, that the last token is where all before it are.
+        `path` is the drafter's estimate that the level's best path is accepted, 0 to 1, and `token` that its last
+        token is where all before it are; None without one.
         """
 
     def observe(self, outcome: Outcome) -> None:
@@ -67,19 +51,17 @@ class Rule(Protocol):
 class LevelControl:
     """As many levels as a rule wants.
 
-    The rule answers once for each level, whoever asks first: the drafter, or `trim` for the levels about which it did
-    not ask. A refusal holds for the rest of the step.
+    The rule answers once for each level: to the drafter, or to `trim` where the drafter did not ask. A refusal holds
+    for the rest of the step.
 
     Args:
         rule: when to stop; of this sequence alone.
-        most_nodes: never draft more, which `num_speculative_tokens` says.
+        most_nodes: never draft more.
         most_levels: nor deeper; None for no limit.
     """
 
     def __init__(self, rule: Rule, most_nodes: int, most_levels: int | None = None) -> None:
-        self._rule = rule
-        self._most_nodes = most_nodes
-        self._most_levels = most_levels
+        self._rule, self._most_nodes, self._most_levels = rule, most_nodes, most_levels
         self._chances: list[float | None] = []  # of the levels that were asked about in this step
         self._stopped = False
         self._asked = 0  # how many of them the drafter asked about

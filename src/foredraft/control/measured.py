@@ -1,43 +1,36 @@
-"""The measured control: as many nodes as the measured cost of verifying them repays, and a rest where none do.
+"""The controls that decide by measured seconds: `measured`, by each node's chance; `whole`, by what drafts gave so far.
 
-For one text, and for all texts of a batch together. Does not know the drafter or the model; sees drafts with scores,
-verdicts, and seconds.
+For one text, and for all texts of a batch together. Does not know the drafter or the model.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from foredraft.contracts import EMPTY_DRAFT, NO_BUDGET, Budget, CostCurve, Draft, Verdict
 from foredraft.control.fixed import cut
-from foredraft.control.payoff import F64, best_number, credit, expected_tokens, scores_of
-from foredraft.control.step_costs import StepCosts
+from foredraft.control.payoff import F64, StepCosts, best_number, credit, expected_tokens, scores_of
 from foredraft.graph.tree import FloatArray
 
 MOST_NODES = 64
 """The largest draft that a measured budget asks for."""
 
+# our choices
 _CHEAP = 1.15  # a pass of so many times the seconds of its roots alone is filled: every row teaches the drafter
 _MARGIN = 1.05  # more nodes than that must promise so many times the tokens a second: estimates err, the best most
 _HEADROOM = 1.5  # times as many nodes are asked for as were worth verifying of late
-_LEAST = 2  # nodes asked for, lest nothing be known of drafts
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredOptions:
-    """The measured control has no options; `num_speculative_tokens` caps its number."""
+_LEAST = 2  # nodes asked for, so that something is always learned of drafts
+_SHARE = 0.2  # of the last draft in what is expected of the next one
 
 
 class BatchControl:
     """As many nodes over all sequences of a batch as maximise expected tokens a second under a measured cost curve.
 
-    With n nodes a step is expected to write one token for each sequence and the sum of the nodes' chances, where a
-    chance is the node's score, put right by what became of nodes with a like score. Its seconds are the curve's, scaled
-    by how fast passes have been of late, and the overhead. Nodes that the pass takes at hardly any cost are verified
-    with the others. Where no number beats a plain step, the step is plain, and drafting rests as `Rests` says, from
-    text to text.
+    With n nodes a step is expected to write one token for each sequence and the sum of the nodes' chances: their
+    scores, put right by what became of nodes with like ones. Its seconds are the curve's, scaled by how fast passes
+    have been of late, and the overhead. Nodes that the pass takes at hardly any cost are verified with the others.
+    Where no number beats a plain step, the step is plain, and drafting rests as `Rests` says, from text to text.
 
     Args:
         curve: gives the target's cost by rows; asked when it is first needed, as it may have to be measured.
@@ -69,12 +62,9 @@ class BatchControl:
         return Budget(min(room, max(least, int(_HEADROOM * self._each))), depth)
 
     def trim(self, drafts: Sequence[Draft], budgets: Sequence[Budget], other_rows: int) -> list[Draft]:
-        """Cut drafts to the nodes with the best expected tokens a second of the whole batch.
+        """Cut the drafts of all sequences to the nodes with the most expected tokens a second of the whole batch.
 
-        Args:
-            drafts: one for each sequence that shares this control.
-            budgets: what each was asked for.
-            other_rows: of the pass.
+        `budgets` are what each was asked for; the pass has `other_rows` besides.
         """
         self._asked = self._asked and any(budget.nodes > 0 for budget in budgets)
         if any(draft.q is not None for draft in drafts):  # drawn tokens must not decide whether they are kept
@@ -83,18 +73,16 @@ class BatchControl:
         together = np.concatenate(scores) if scores else np.empty(0, np.float32)
         if not len(together):
             return list(drafts)
-        lanes, rests, base = len(drafts), self._costs.rests, len(drafts) + other_rows
+        lanes, base = len(drafts), len(drafts) + other_rows
         least = max(self._cheap(base), lanes)
         best = self._best_count(together, lanes, base, least, sum(budget.depth for budget in budgets))
-        trial = rests.is_trial
-        rests.tried(paid=best > 0)
-        if best == 0 and not trial:
+        if not self._costs.rests.tried(paid=best > 0):
             return [EMPTY_DRAFT] * lanes
         best = min(max(best, least), len(together), self._most_rows - base)
         counts = _shares(scores, together, best)
         each = best / lanes
         filled = max(counts) >= max(budget.nodes for budget in budgets)
-        self._each = min(2 * each, self._most_nodes) if filled else 0.8 * self._each + 0.2 * each
+        self._each = min(2 * each, self._most_nodes) if filled else (1 - _SHARE) * self._each + _SHARE * each
         given = zip(drafts, budgets, counts, scores, strict=True)
         return [
             cut(draft, Budget(min(most, budget.nodes), budget.depth), score) for draft, budget, most, score in given
@@ -119,14 +107,10 @@ class BatchControl:
         return max(int(np.searchsorted(self._curve, _CHEAP * self._curve[rows], "right")) - 1 - rows, 0)
 
     def _best_count(self, score: FloatArray, lanes: int, base: int, least: int, depth: int) -> int:
-        """Return how many of the best nodes are worth verifying, 0 for none.
+        """Return how many nodes, of float32[N] scores, are worth verifying in a pass of `base` rows without them.
 
-        Args:
-            score: float32[N].
-            lanes: sequences, each of which writes one token in any case.
-            base: rows of the pass without these nodes.
-            least: nodes that are verified wherever one is.
-            depth: no more tokens than that can be accepted.
+        Each lane writes one token in any case, at least `least` nodes are verified where one is, and no more than
+        `depth` can be accepted.
         """
         costs = self._costs
         passes = costs.passes(self._curve)[base:]
@@ -151,7 +135,7 @@ class MeasuredControl:
     Args:
         curve: the target's cost by rows.
         most_nodes: never ask for more.
-        costs: what earlier sequences told; kept up to date. None begins with nothing known.
+        costs: as `BatchControl` takes it.
     """
 
     def __init__(self, curve: CostCurve, most_nodes: int = MOST_NODES, costs: StepCosts | None = None) -> None:
@@ -172,3 +156,45 @@ class MeasuredControl:
     ) -> None:
         """Learn what the step gave, and what it took."""
         self._batch.observe([verdict], len(verdict.draft) + 1, forward_seconds, other_seconds, draft_seconds)
+
+
+class WholeControl:
+    """The whole draft, or none: for drafts whose nodes cannot be weighed, as some of them pay in later steps.
+
+    A drafted step's tokens are those of recent drafted steps, and its seconds those of its pass and the overhead. Where
+    drafted steps write less a second than plain ones, drafting rests as `Rests` says.
+
+    Args:
+        curve: the target's cost by rows.
+        most_nodes: never more than these are drafted.
+    """
+
+    def __init__(self, curve: CostCurve, most_nodes: int) -> None:
+        self._curve, self._most_nodes = curve.table(most_nodes + 1), most_nodes
+        self._costs = StepCosts()
+        self._asked = False
+        self._tokens = 0.0  # of a drafted step, smoothed; 0 until there was one
+
+    def budget(self, depth: int) -> Budget:
+        """Return all that may be drafted, or nothing in a rest."""
+        self._asked = depth > 0 and self._costs.rests.left == 0
+        return Budget(self._most_nodes, depth) if self._asked else NO_BUDGET
+
+    def trim(self, draft: Draft, budget: Budget) -> Draft:
+        """Cut a draft that exceeds the budget."""
+        return cut(draft, budget)
+
+    def observe(
+        self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
+    ) -> None:
+        """Compare the tokens a second of drafted steps with a plain step's."""
+        costs, rows = self._costs, len(verdict.draft) + 1
+        costs.see(self._curve, rows, forward_seconds, other_seconds, draft_seconds if self._asked else None)
+        if not self._asked:
+            costs.rests.passed()
+            return
+        written = float(len(verdict.tokens))
+        self._tokens += _SHARE * (written - self._tokens) if self._tokens else written
+        passes = costs.passes(self._curve)
+        seconds = np.array([passes[1] + costs.plain, passes[rows] + costs.drafted])
+        costs.rests.tried(paid=best_number(np.array([1.0, self._tokens]), seconds) > 0)

@@ -1,8 +1,8 @@
 """Whether a source that takes time is worth asking: the tokens that it adds to drafts, against its seconds.
 
-Steps of one text differ so much in what they write that to compare those with the source and those without tells little
-in a hundred tokens. So a draft made with it is compared with the one that would have been made without: what its scores
-promise more is what asking brings. Knows seconds, scores and tokens. Does not know what is asked.
+What steps of one text write differs too much to compare those with the source and those without. So a draft made with
+it is compared with the one that would have been made without: what its scores promise more is what asking brings.
+Knows seconds, scores and tokens; not what is asked.
 """
 
 from collections import deque
@@ -15,6 +15,7 @@ import numpy as np
 from foredraft.control.payoff import PATIENCE, Rests, best_number
 from foredraft.graph.tree import FloatArray
 
+# our choices
 _SHARE = 0.3  # of the last step in what is expected of the next one
 _COMPARE_EVERY = 2  # steps with it, where it pays: each comparison drafts once more, which takes 1 % of a pass of 7 ms
 _LAST = 7  # seconds of which the median counts, so that a stall, or a clock that jumps, tells nothing
@@ -22,11 +23,7 @@ _LIKELY = 0.5  # the chance of a path that is gone on with while no step's secon
 
 
 class Worth:
-    """What asking a source brings and takes, in one text.
-
-    Args:
-        clock: seconds.
-    """
+    """What asking a source brings and takes, in one text; `clock` gives seconds."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
@@ -34,7 +31,7 @@ class Worth:
         self._began: float | None = None  # of the step
         self._level_began = 0.0
         self._took = 0.0  # seconds of the answer in this step
-        self._drafts: tuple[FloatArray, FloatArray] | None = None  # scores with the answer, and without
+        self._promised: tuple[FloatArray, FloatArray] | None = None  # scores with the answer, and without
         self._asks = False
         self._asked = self._compared = 0  # steps
         self._gain, self._tokens = 0.0, 1.0  # tokens that an answer brings, and those of a step; smoothed
@@ -48,7 +45,7 @@ class Worth:
     def begins(self) -> bool:
         """Begin a step, and say whether to ask."""
         self._began = self._level_began = self._clock()
-        self._took, self._drafts, self._asks = 0.0, None, self._rests.left == 0
+        self._took, self._promised, self._asks = 0.0, None, self._rests.left == 0
         self._asked += self._asks
         return self._asks
 
@@ -71,15 +68,10 @@ class Worth:
 
     def compare(self, scores: FloatArray, otherwise: FloatArray) -> None:
         """Take the scores of the draft made with the answer, and of the one that would have been made, best first."""
-        self._drafts = scores, otherwise
+        self._promised = scores, otherwise
 
     def ends(self, tokens: int, nodes: int) -> None:
-        """End the step.
-
-        Args:
-            tokens: written.
-            nodes: of the draft that were verified, the best ones.
-        """
+        """End the step, which wrote so many `tokens`, and verified the best `nodes` of its draft."""
         if self._began is None:
             return
         self._steps.append(self._clock() - self._began - self._took)
@@ -87,8 +79,8 @@ class Worth:
         self._tokens += _SHARE * (tokens - self._tokens)
         if not self._asks:
             self._rests.passed()
-        elif self._drafts is not None:
-            promised, otherwise = (float(scores[:nodes].sum()) for scores in self._drafts)
+        elif self._promised is not None:
+            promised, otherwise = (float(scores[:nodes].sum()) for scores in self._promised)
             self._compared += 1
             self._gain += max(_SHARE, 1 / self._compared) * (promised - otherwise - self._gain)
             self._rests.tried(paid=self._pays())

@@ -33,9 +33,8 @@ from foredraft.corpus.documents import (
 from foredraft.corpus.words import Words, tokenize
 from foredraft.errors import StoreError, UsageError
 from foredraft.index.datastore import Progress, SegmentEntry, write_segment
-from foredraft.index.groups import grouped
 from foredraft.index.storage import BUILDING_SUFFIX, open_store, unwritable, write_store
-from foredraft.index.suffix_array import Symbols, symbol_dtype
+from foredraft.index.suffix_array import Symbols, grouped, symbol_dtype
 
 KIND = "token-shard"
 SUFFIX = ".tokens"

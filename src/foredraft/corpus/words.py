@@ -21,8 +21,7 @@ from tokenizers import Tokenizer
 
 from foredraft.corpus.documents import Document, ReadReport, Render, cut_at_line_end, join_messages
 from foredraft.errors import UsageError
-from foredraft.index.groups import grouped
-from foredraft.index.suffix_array import Symbols, symbol_dtype
+from foredraft.index.suffix_array import Symbols, grouped, symbol_dtype
 
 _TODAY = dt.date(2024, 7, 26)
 """The date that chat templates are told, whatever the day: the same text gives the same ids."""

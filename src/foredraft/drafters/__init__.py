@@ -54,11 +54,7 @@ class Resources:
     target: Target | None = None
 
     def heads_for(self, method: str, named: str | Path | None) -> str | Path:
-        """Return where a method's trained heads are.
-
-        Raises:
-            UsageError: they are named nowhere.
-        """
+        """Return where a method's trained heads are; raises UsageError where they are named nowhere."""
         if named is None:
             raise UsageError(
                 f"Method {method!r} needs heads trained for this model; train them with `foredraft train {method}`, "
@@ -90,11 +86,7 @@ def own_place(method: str) -> str | None:
 
 
 def drafter_class(method: str) -> DrafterClass:
-    """Import the class of a method.
-
-    Raises:
-        UsageError: an unknown name, with a near-match hint, or a registered class that cannot be imported.
-    """
+    """Import the class of a method; raises UsageError for an unknown name, or one that cannot be imported."""
     if method in _OWN:
         module, _, name = _OWN[method].partition(":")
         return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]  # the map is ours
@@ -109,20 +101,12 @@ def drafter_class(method: str) -> DrafterClass:
 
 
 def parse_options(method: str, options: Mapping[str, Any]) -> Any:
-    """Return the method's options, checked.
-
-    Raises:
-        UsageError: an unknown method or option, or a value that cannot be honoured.
-    """
+    """Return the method's options; raises UsageError for an unknown method or option, or a value out of range."""
     return options_from(drafter_class(method).Options, options, f"Method {method!r}")
 
 
 def make_drafter(method: str, options: Mapping[str, Any], resources: Resources) -> Drafter:
-    """Build the drafter of `method` from loose options.
-
-    Raises:
-        UsageError: an unknown method or option, or a value that cannot be honoured.
-    """
+    """Build the drafter of `method` from loose options; raises UsageError, and StoreError for a damaged file."""
     return drafter_class(method).create(parse_options(method, options), resources)
 
 

@@ -1,8 +1,8 @@
 """Adaptix: drafts from a tri-gram table that learns while it decodes, searched best-first or by the paper's MCTS.
 
 Liu et al., "Adaptive Draft-Verification for Efficient Large Language Model Decoding" (AAAI 2025; ADED). The paper's
-rules are `search="mcts"` and `learn="paper"`; the defaults are this project's. Needs
-no model and no training; a table of texts like yours helps (`foredraft table build`).
+rules are `search="mcts"` and `learn="paper"`; the defaults are this project's. Needs no model and no training; a table
+of texts like yours helps (`foredraft table build`).
 
 Knows ids and tables; no text, no model.
 """
@@ -17,7 +17,6 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs,
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.graph.tree import top_nodes
-from foredraft.index.best_first import best_first
 from foredraft.index.learned import (
     MOST_SLOTS,
     NO_TOKEN,
@@ -28,12 +27,10 @@ from foredraft.index.learned import (
     read_text,
     with_room,
 )
-from foredraft.index.mcts import SearchSettings, mcts
-from foredraft.index.successors import BLENDED
 from foredraft.index.trigram import TrigramTable, open_named_table
+from foredraft.index.trigram_search import BLENDED, SearchSettings, best_first, mcts
 
-_SEEDS = 1 << 62
-"""Kernels take signed integers; seeds may be larger."""
+_SEEDS = 1 << 62  # kernels take signed integers; seeds may be larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +78,11 @@ class AdaptixOptions:
     candidates: int = 24
 
     def __post_init__(self) -> None:
-        """Refuse values that mean nothing.
-
-        Raises:
-            UsageError: an unknown choice, or a number outside its range.
-        """
-        for name, choices in (
-            ("search", ("best_first", "mcts")),
-            ("learn", ("tokens", "paper", "off")),
-            ("feedback", ("topk", "off")),
-        ):
-            if getattr(self, name) not in choices and (name, getattr(self, name)) != ("feedback", None):
-                raise UsageError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}.")
+        """Raise UsageError for an unknown choice, or a number outside its range."""
+        choices = {"search": ("best_first", "mcts"), "learn": ("tokens", "paper", "off"), "feedback": ("topk", "off")}
+        for name, known in choices.items():
+            if getattr(self, name) not in known and (name, getattr(self, name)) != ("feedback", None):
+                raise UsageError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(known)}.")
         for name in ("depth", "iterations", "length", "candidates", "window", "feedback_top_k"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1.")
@@ -128,11 +118,7 @@ class AdaptixDrafter:
 
     @classmethod
     def create(cls, options: AdaptixOptions, resources: Resources) -> "AdaptixDrafter":
-        """Open the table.
-
-        Raises:
-            StoreError: a table that is damaged or belongs to another tokenizer.
-        """
+        """Open the table; raises StoreError where it is damaged or belongs to another tokenizer."""
         named = (options.table, resources.default_table, resources.vocabulary, resources.tokenizer_hash)
         return cls(options, open_named_table(*named))
 
@@ -151,11 +137,7 @@ class AdaptixDrafter:
             self.shared = empty_learned()
 
     def save(self, path: str | None = None) -> None:
-        """Refuse.
-
-        Raises:
-            UsageError: always.
-        """
+        """Raise UsageError: there is nowhere to save to."""
         place = "" if path is None else f" to {path}"
         raise UsageError(f"Method adaptix cannot save{place}. Method auto keeps what it learned: give it memory=PATH.")
 
@@ -188,9 +170,9 @@ class AdaptixDrafting:
         """Learn the target's distribution at every verified node, if it was asked for."""
         if self._ids is None or verdict.top_tokens is None:
             return
-        options = self._options
+        weight, keep = self._options.feedback_weight, self._options.keep
         with self._drafter.lock:
-            self._keep(learn_verdict(self._learned(), verdict, self._ids, options.feedback_weight, options.keep))
+            self._keep(learn_verdict(self._learned(), verdict, self._ids, weight, keep))
 
     def close(self) -> None:
         """Forget the sequence; what is shared stays with the drafter."""
@@ -201,23 +183,14 @@ class AdaptixDrafting:
         self._own = empty_learned(2)
 
     def _search(self, ids: np.ndarray, budget: Budget) -> Draft:
-        options = self._options
-        a = int(ids[-2]) if len(ids) > 1 else NO_TOKEN
-        b = int(ids[-1])
-        arrays = self._learned()
+        options, before = self._options, int(ids[-2]) if len(ids) > 1 else NO_TOKEN
+        asked = (self._drafter.table.arrays, self._learned(), self._trust, before, int(ids[-1]))
         if options.search == "mcts":
             settings = SearchSettings(options.iterations, options.c1, options.c2, options.length, options.candidates)
             seed = (self._seed + len(ids)) % _SEEDS
-            tokens, parents, scores = mcts(
-                self._drafter.table.arrays, arrays, self._trust, a, b, settings, self._vocabulary, seed
-            )
-            kept = top_nodes(parents, scores, budget.nodes, budget.depth)
-            return Draft(tokens, parents, scores).take(kept)
-        depth = min(budget.depth, options.depth)
-        tokens, parents, scores = best_first(
-            self._drafter.table.arrays, arrays, self._trust, a, b, budget.nodes, depth, self._vocabulary
-        )
-        return Draft(tokens, parents, scores)
+            tokens, parents, scores = mcts(*asked, settings, self._vocabulary, seed)
+            return Draft(tokens, parents, scores).take(top_nodes(parents, scores, budget.nodes, budget.depth))
+        return Draft(*best_first(*asked, budget.nodes, min(budget.depth, options.depth), self._vocabulary))
 
     def _read_new(self, ids: np.ndarray) -> None:
         options = self._options

@@ -3,16 +3,15 @@
 Each candidate's chance comes from how often candidates like it came true, which is learned from text to text. Needs
 nothing; a datastore of texts like yours helps (`foredraft index build`).
 
-The rates are in index/rates.py. Knows ids and arrays, and a neural drafter's protocol where one is named; no text, no
-target.
+Knows ids and arrays, and a neural drafter's protocol where one is named; no text, no target.
 """
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -32,25 +31,19 @@ from foredraft.control.payoff import scores_of
 from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
-from foredraft.index.blend import NOTHING_TOLD, Told, advance, room_for
+from foredraft.index.blend import NOTHING_TOLD, Rates, Told, advance, prior_rates, room_for
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
-from foredraft.index.own_words import (
-    NO_WORDS,
-    TOP,
-    OwnWords,
-    empty_words,
-    load_words,
-    save_words,
-    words_of_table,
-)
-from foredraft.index.rates import Rates, prior_rates
+from foredraft.index.own_words import NO_WORDS, TOP, OwnWords, empty_words, load_words, save_words, words_of_table
 from foredraft.index.recent_text import NO_TEXT, empty_text, with_room
 from foredraft.index.retrieval import StoredRows
 from foredraft.index.sources import NEURAL, NO_ROWS, NOTHING_FORESEEN, Foreseen, Rows, Sources
 from foredraft.index.trigram import open_named_table
 from foredraft.options import shown
 
+T = TypeVar("T")
+
 _WORDS_FILE = "own-words"  # in the folder of a memory
+_TOP_ROWS = 1 << 10  # rows of a pass after which the target's words are learned: all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +76,7 @@ class AutoOptions:
     depth: int = 16
 
     def __post_init__(self) -> None:
-        """Refuse values that mean nothing.
-
-        Raises:
-            UsageError: an unknown choice, or a number outside its range.
-        """
+        """Raise UsageError for an unknown choice, or a number outside its range."""
         if self.learn not in ("request", "shared", "off", None):
             raise UsageError(f"learn is {self.learn!r}; choose one of request, shared, off.")
         for name in ("depth", "levels"):
@@ -131,13 +120,6 @@ class AutoOptions:
 class AutoDrafter:
     """What all sequences draft from, and what they have taught.
 
-    Args:
-        options: what is learned.
-        table: what followed in texts, made ahead.
-        library: the texts.
-        words: the target's, as learned before.
-        neural: whose drafts are blended in; None for none.
-
     Raises:
         UsageError: a neural drafter that learns from what the target says of its own drafts, or must see every step.
     """
@@ -160,7 +142,7 @@ class AutoDrafter:
         self.words = empty_words() if words is None else words
         self.rates: Mapping[bool, Rates] = {sampled: prior_rates(sampled=sampled) for sampled in (False, True)}
         self.neural = neural
-        self.needs = Needs(top_k=0 if options.learn == "off" else TOP, top_rows=1 << 10, every_step=options.shares)
+        self.needs = Needs(top_k=0 if options.learn == "off" else TOP, top_rows=_TOP_ROWS, every_step=options.shares)
         if neural is not None:
             self._take_in(neural)
 
@@ -184,7 +166,7 @@ class AutoDrafter:
 
     @classmethod
     def create(cls, options: AutoOptions, resources: Resources) -> "AutoDrafter":
-        """Open the table, the datastore, and the memory if one is named and exists.
+        """Open the table, the datastore, and the memory if one is named and exists, and make the neural drafter.
 
         Raises:
             StoreError: one that is damaged or belongs to another tokenizer.
@@ -244,7 +226,9 @@ class AutoDrafting:
         self._own = empty_text() if self._learns else NO_TEXT
         self._stored = StoredRows(drafter.library.segments())
         self._nodes = room_for(max(context.max_nodes, 1))
-        self._neural = None if drafter.neural is None else self._opened(drafter.neural, context)
+        self._neural: _Neural | None = None
+        if (neural := drafter.neural) is not None:
+            self._neural = self._guarded(lambda: _Neural(neural, self._options.levels, context))
         self._ids: TokenIds = np.empty(0, np.int64)
         self._made, self._at, self._read = 0, 0, 0  # nodes of the last draft, the text's length then, what was read
         self._told = NOTHING_TOLD
@@ -258,14 +242,16 @@ class AutoDrafting:
             self._learn()
             self._nodes = room_for(budget.nodes)
         rows = self._stored.read(view.ids, len(view.ids) - self._read)
-        foreseen = self._foreseen(self._neural, view, budget) if self._neural is not None else NOTHING_FORESEEN
-        if self._neural is not None and len(foreseen.tokens) and self._neural.worth.compares:
-            otherwise = self._advance(rows, NOTHING_FORESEEN, budget)
-            draft = self._advance(rows, foreseen, budget)
-            if draft.score is not None and otherwise.score is not None:
-                self._neural.worth.compare(draft.score, otherwise.score)
-            return draft
-        return self._advance(rows, foreseen, budget)
+        neural, foreseen = self._neural, NOTHING_FORESEEN
+        if neural is not None and neural.worth.begins():
+            foreseen = self._guarded(lambda: neural.foresee(view, budget)) or NOTHING_FORESEEN
+        if neural is None or not len(foreseen.tokens) or not neural.worth.compares:
+            return self._advance(rows, foreseen, budget)
+        otherwise = self._advance(rows, NOTHING_FORESEEN, budget)
+        draft = self._advance(rows, foreseen, budget)
+        if draft.score is not None and otherwise.score is not None:
+            neural.worth.compare(draft.score, otherwise.score)
+        return draft
 
     def _advance(self, rows: Rows, foreseen: Foreseen, budget: Budget) -> Draft:
         """Learn from the last step, and blend what is known."""
@@ -287,44 +273,29 @@ class AutoDrafting:
 
     def observe(self, verdict: Verdict) -> None:
         """Take note of what the target says next after every row, for the next draft to learn."""
+        if len(self._ids) != self._at:
+            return
         rows, top, chances = verdict.top_rows, verdict.top_tokens, verdict.top_probabilities
-        if rows is not None and top is not None and chances is not None and len(self._ids) == self._at:
+        if rows is not None and top is not None and chances is not None:
             self._told = Told(verdict.draft.tokens, verdict.draft.parents, rows, top, chances)
-        if self._neural is not None and len(self._ids) == self._at:
-            try:
-                self._neural.learn(verdict)
-            except Exception as error:  # noqa: BLE001  # whatever it is, the other sources can draft
-                self._leave_out(self._neural, error)
+        if (neural := self._neural) is not None:
+            self._guarded(lambda: neural.learn(verdict))
 
-    def _opened(self, neural: Drafter, context: DraftContext) -> "_Neural | None":
+    def _guarded(self, ask: Callable[[], T]) -> T | None:
+        """Ask the neural drafter, the one source that runs code which can raise; go on without it where it does."""
         try:
-            return _Neural(neural, self._options.levels, context)
-        except Exception as error:  # noqa: BLE001  # as above
-            self._warn(error)
+            return ask()
+        except Exception as error:  # noqa: BLE001  # whatever it is, the other sources can draft
+            neural, self._neural = self._neural, None
+            if neural is not None:
+                neural.close()
+            warnings.warn(
+                f"The source {self._drafter.source_names[NEURAL]!r} failed ({told(error)}), so the rest of this text "
+                "is drafted without it; it is the same text.",
+                ForedraftWarning,
+                stacklevel=3,
+            )
             return None
-
-    def _foreseen(self, neural: "_Neural", view: SequenceView, budget: Budget) -> Foreseen:
-        if not neural.worth.begins():
-            return NOTHING_FORESEEN
-        try:
-            return neural.foresee(view, budget)
-        except Exception as error:  # noqa: BLE001  # as above
-            self._leave_out(neural, error)
-            return NOTHING_FORESEEN
-
-    def _leave_out(self, neural: "_Neural", error: Exception) -> None:
-        """Go on without the neural drafter, the one source that runs code which can raise."""
-        self._neural = None
-        neural.close()
-        self._warn(error)
-
-    def _warn(self, error: Exception) -> None:
-        warnings.warn(
-            f"The source {self._drafter.source_names[NEURAL]!r} failed ({told(error)}), so the rest of this text is "
-            "drafted without it; it is the same text.",
-            ForedraftWarning,
-            stacklevel=3,
-        )
 
     def close(self) -> None:
         """Forget the sequence, or share it."""
@@ -339,11 +310,7 @@ class AutoDrafting:
 
 
 class _Neural:
-    """A neural drafter of one sequence, asked while that is worth its time.
-
-    Attributes:
-        worth: whether it is.
-    """
+    """A neural drafter of one sequence, asked while that is worth its time."""
 
     def __init__(self, drafter: Drafter, levels: int, context: DraftContext) -> None:
         # what is blended with others' drafts is chosen and not drawn, whatever the verification
@@ -353,11 +320,7 @@ class _Neural:
         self.worth = Worth()
 
     def foresee(self, view: SequenceView, budget: Budget) -> Foreseen:
-        """Return its draft.
-
-        Raises:
-            ValueError: it is no tree of tokens.
-        """
+        """Return its draft; raises ValueError where that is no tree of tokens."""
         # the control is not asked how deep to go: it cuts what comes of all sources
         draft = self._drafting.propose(view, Budget(budget.nodes, min(budget.depth, self._levels), self.worth.goes_on))
         draft.check()

@@ -28,7 +28,7 @@ class ChainOptions:
         model: the draft model (vLLM's name): a hub id, a folder, a GGUF file, a folder that `foredraft train draft`
             wrote, or a pair (transformers model, tokenizer); None takes the one that a checkout holds for the model.
         levels: tokens drafted a step at most.
-        least_probability: drafting stops behind a token less probable than this (theta_prob).
+        least_probability: drafting stops after a token less probable than this (theta_prob).
     """
 
     model: Any = None
@@ -36,11 +36,7 @@ class ChainOptions:
     least_probability: float = 0.2
 
     def __post_init__(self) -> None:
-        """Refuse values out of range.
-
-        Raises:
-            UsageError: naming it.
-        """
+        """Raise UsageError for a value out of range."""
         self.rules()
 
     def rules(self) -> GrowthRules:
@@ -67,11 +63,7 @@ class TreeOptions:
     levels: int = 10
 
     def __post_init__(self) -> None:
-        """Refuse values out of range.
-
-        Raises:
-            UsageError: naming it.
-        """
+        """Raise UsageError for a value out of range."""
         self.rules()
 
     def rules(self) -> GrowthRules:
@@ -100,11 +92,7 @@ class GraphOptions:
     levels: int = 10
 
     def __post_init__(self) -> None:
-        """Refuse values out of range.
-
-        Raises:
-            UsageError: naming it.
-        """
+        """Raise UsageError for a value out of range."""
         self.rules()
         if not 1 <= self.tau <= 8:
             raise UsageError(f"tau is {self.tau}; it must be 1 to 8.")
@@ -114,60 +102,44 @@ class GraphOptions:
         return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels, self.tau)
 
 
-def load_drafter(
-    method: str, options: ChainOptions | TreeOptions | GraphOptions, resources: Resources, *sources: str
-) -> RolloutDrafter:
-    """Load the draft model that the options name; `sources` are those behind the method's own name.
-
-    Raises:
-        UsageError: none is named and the checkout holds none, it does not fit the target, or there is no target.
-    """
-    wanted, target = options.model, resources.target
-    if wanted is None and isinstance(target, TorchTarget):
-        wanted = shipped_head("draft", target.model)
-    if wanted is None:
-        raise UsageError(f"Method {method!r} needs a draft model; name one: model=NAME, or --draft-model NAME.")
-    if resources.draft_model is None:
-        raise UsageError(f"There is no model here that {shown(wanted)} could draft for; leave it out.")
-    model = resources.draft_model(wanted)
-    ids = model.ids if isinstance(model, TorchTarget) else None
-    return RolloutDrafter((method, *sources), options.rules(), model, ids)
-
-
 class DraftModelDrafter:
-    """The door to a draft model that drafts chains."""
+    """The door to a draft model that drafts chains; trees and graphs differ in their options alone."""
 
     name: ClassVar[str] = "draft_model"
     summary: ClassVar[str] = "Chains from a smaller model (SSD)."
-    Options = ChainOptions
+    Options: ClassVar[type] = ChainOptions
 
     @classmethod
-    def create(cls, options: ChainOptions, resources: Resources) -> RolloutDrafter:
-        """Load the draft model; raises what `load_drafter` does."""
-        return load_drafter(cls.name, options, resources)
+    def create(cls, options: ChainOptions | TreeOptions | GraphOptions, resources: Resources) -> RolloutDrafter:
+        """Load the draft model that the options name.
+
+        Raises:
+            UsageError: none is named and the checkout holds none, it does not fit the target, or there is no target.
+        """
+        wanted, target = options.model, resources.target
+        if wanted is None and isinstance(target, TorchTarget):
+            wanted = shipped_head("draft", target.model)
+        if wanted is None:
+            raise UsageError(f"Method {cls.name!r} needs a draft model; name one: model=NAME, or --draft-model NAME.")
+        if resources.draft_model is None:
+            raise UsageError(f"There is no model here that {shown(wanted)} could draft for; leave it out.")
+        model = resources.draft_model(wanted)
+        ids = model.ids if isinstance(model, TorchTarget) else None
+        sources = (cls.name, f"{cls.name}, merged") if isinstance(options, GraphOptions) else (cls.name,)
+        return RolloutDrafter(sources, options.rules(), model, ids)
 
 
-class DraftTreeDrafter:
+class DraftTreeDrafter(DraftModelDrafter):
     """The door to a draft model that drafts trees."""
 
     name: ClassVar[str] = "draft_tree"
     summary: ClassVar[str] = "Pruned trees from a smaller model (TSD)."
-    Options = TreeOptions
-
-    @classmethod
-    def create(cls, options: TreeOptions, resources: Resources) -> RolloutDrafter:
-        """Load the draft model; raises what `load_drafter` does."""
-        return load_drafter(cls.name, options, resources)
+    Options: ClassVar[type] = TreeOptions
 
 
-class DraftGraphDrafter:
+class DraftGraphDrafter(DraftModelDrafter):
     """The door to a draft model that drafts graphs."""
 
     name: ClassVar[str] = "draft_graph"
     summary: ClassVar[str] = "Trees from a smaller model that drafts what re-occurs in them once (GSD)."
-    Options = GraphOptions
-
-    @classmethod
-    def create(cls, options: GraphOptions, resources: Resources) -> RolloutDrafter:
-        """Load the draft model; raises what `load_drafter` does."""
-        return load_drafter(cls.name, options, resources, "draft_graph, merged")
+    Options: ClassVar[type] = GraphOptions

@@ -34,9 +34,9 @@ class EesdOptions:
             model; "none" exits without one, through the target's own norm and LM head (which drafts poorly).
         layers: layers before the exit; with a head, None or what it was trained for.
         out_degree: children of a node at most; 1 drafts chains.
-        least_probability: drafting stops behind a token less probable than this.
+        least_probability: drafting stops after a token less probable than this.
         least_share: a node below this share of its likeliest sibling's probability is not expanded.
-        levels: tokens drafted one behind another at most.
+        levels: tokens drafted one after another at most.
         calibrated: whether the head's predictor (`foredraft train cali`) says how likely a drafted token is to be
             accepted, which controls and the pruning go by; None where it has one and the text is greedy (when sampling,
             the head's own estimate knows the noise), true always, false never.
@@ -51,11 +51,7 @@ class EesdOptions:
     calibrated: bool | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values out of range.
-
-        Raises:
-            UsageError: naming it.
-        """
+        """Raise UsageError for a value out of range."""
         self.rules()
         if self.layers is not None and self.layers < 1:
             raise UsageError(f"layers is {self.layers}; at least one layer must lie before the exit.")
@@ -68,13 +64,7 @@ class EesdOptions:
 
 
 class EesdDrafter:
-    """A target in two parts, and the shape that the first one drafts.
-
-    Args:
-        options: the shape.
-        target: both parts.
-        predictor: of agreement; None takes the head's own estimates.
-    """
+    """A target in two parts, and the shape that the first one drafts; without a predictor by the head's estimates."""
 
     name: ClassVar[str] = "eesd"
     summary: ClassVar[str] = "The target's first layers and a trained early-exit head (EESD)."
@@ -126,11 +116,7 @@ class EesdDrafter:
         return cls(options, SplitTarget(target, card.layers, head), predictor)
 
     def open(self, context: DraftContext) -> "EesdDrafting":
-        """Begin drafting for one sequence, whose cache must be one of `target`'s.
-
-        Raises:
-            UsageError: it is another's.
-        """
+        """Begin drafting for one sequence; raises UsageError where its cache is not one of `target`'s."""
         if not isinstance(context.cache, SplitCache):
             raise UsageError("Method 'eesd' needs the cache of its own target, and cannot draft for another one here.")
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self.target.drafted_ids)
@@ -143,13 +129,9 @@ class EesdDrafting:
     """One sequence's drafting in the first layers."""
 
     def __init__(
-        self,
-        target: SplitTarget,
-        rules: GrowthRules,
-        context: DraftContext,
-        imitation: Imitation,
+        self, target: SplitTarget, rules: GrowthRules, context: DraftContext, imitation: Imitation,
         predictor: AgreementPredictor | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         calibrate = self._calibrate if predictor is not None else None
         self._target, self._predictor = target, predictor
         self._samples = imitation.sampling.do_sample
@@ -159,7 +141,7 @@ class EesdDrafting:
         self._asked = False  # of this step; where it was not, it would not have to be told of it
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Grow a tree behind the sequence; its rows wait in the cache for the verification."""
+        """Grow a tree after the sequence; its rows wait in the cache for the verification."""
         self._asked = budget.nodes > 0
         if self._length != len(view.ids):
             self._hidden = None

@@ -28,7 +28,7 @@ class LayerSkipOptions:
         mlp: likewise, the layers whose MLP is left out. With none of the three, it is both of every second layer, from
             a quarter of the way on, and never of the last one.
         levels: tokens drafted a step at most (the paper's K).
-        least_probability: drafting stops behind a token less probable than this; the control may stop it sooner.
+        least_probability: drafting stops after a token less probable than this; the control may stop it sooner.
     """
 
     skipped: str | None = None
@@ -38,11 +38,7 @@ class LayerSkipOptions:
     least_probability: float = 0.2
 
     def __post_init__(self) -> None:
-        """Refuse values out of range, and two ways of saying what is skipped.
-
-        Raises:
-            UsageError: naming it.
-        """
+        """Raise UsageError for a value out of range, or two ways of saying what is skipped."""
         self.rules()
         if self.skipped is not None and not (self.attention is None and self.mlp is None):
             raise UsageError("skipped names a file, and attention or mlp is given too; give the file or the lists.")

@@ -5,14 +5,14 @@ no training and no draft model.
 
 Knows token ids and what the target says after every row; no model, no text.
 
-The window is a tree. Its level 0 is a chain behind the root, and the row of a later level in column `j` stands behind
+The window is a tree. Its level 0 is a chain after the root, and the row of a later level in column `j` stands after
 the row of the level before in column `j`, one position further: what the paper's attention mask lets a row see is
 exactly its ancestors. So the paper's two branches are one draft, which is verified like any other.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -20,10 +20,10 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs,
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 
-_STREAM = 0x100CA  # so that a control that draws with the same seed draws other numbers
-_EVERY_ROW = 1 << 20
+_STREAM = 0x100CA  # any number: a control that draws with the same seed draws others
+_EVERY_ROW = 1 << 20  # more rows than a pass has
 _GUESS, _WINDOW = 0, 1  # sources
-_PRIOR_RATES, _PRIOR_NODES = (0.5, 0.1), 8.0  # share accepted of each source's nodes, before any was verified
+_PRIOR_RATES, _PRIOR_NODES = (0.5, 0.1), 8.0  # share accepted of so many nodes of each source, before any was verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class LookaheadOptions:
     Attributes:
         level: tokens of an n-gram, so the window has one row less (the paper's N, LEVEL in its code).
         window: columns of the window: n-grams that each verification yields (W, WINDOW_SIZE).
-        guess: n-grams behind the last token that are verified in a step at most (G, GUESS_SET_SIZE).
+        guess: n-grams after the last token that are verified in a step at most (G, GUESS_SET_SIZE).
         learn: "window" collects the window's n-grams only; "text" also those of the prompt and of what is written
             (POOL_FROM_PROMPT).
     """
@@ -44,11 +44,7 @@ class LookaheadOptions:
     learn: Literal["window", "text"] = "window"
 
     def __post_init__(self) -> None:
-        """Refuse values out of range.
-
-        Raises:
-            UsageError: naming it.
-        """
+        """Raise UsageError for a value out of range."""
         for name, least, most in (("level", 2, 16), ("window", 1, 64), ("guess", 0, 64)):
             if not least <= getattr(self, name) <= most:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be {least} to {most}.")
@@ -83,14 +79,13 @@ class LookaheadDrafting:
     """One sequence's window and pool.
 
     The window begins as stretches of the prompt, at places that the seed chooses. At every step its oldest level
-    leaves, and what the target says after each column becomes the newest; a column and that token are an n-gram of the
-    pool. So the window moves on by one token a step, also where more were written: the paper's code does so too, and
-    following the text closely was not better. These tokens are the target's most probable ones, also where the text is
-    sampled, as in the paper: a pool is of use where a sampled token is a probable one.
+    leaves, and what the target says after each column, its most probable token, becomes the newest; a column and that
+    token are an n-gram of the pool. So the window moves on by one token a step, also where more were written, as in the
+    paper's code.
 
     A node's score is the share of nodes of its source that were accepted where their parents were, along its path. It
-    is low for the window's rows, which are verified for what the target says after them; a control that cuts by scores
-    empties the window, and without it the pool learns nothing. The drafter's own control, `whole`, keeps it.
+    is low for the window's rows, which are verified for what the target says after them: a control that cuts by scores
+    empties the window, so the drafter's own control is `whole`.
     """
 
     def __init__(self, options: LookaheadOptions, seed: int) -> None:
@@ -98,13 +93,13 @@ class LookaheadDrafting:
         self._generator = np.random.default_rng([seed, _STREAM])
         self._pool = _Pool(options.level, options.guess)
         self._window: TokenIds | None = None
-        self._columns: list[tuple[int, ...]] = []  # of the last draft: each column's tokens behind the root
+        self._columns: list[tuple[int, ...]] = []  # of the last draft: each column's tokens after the root
         self._read = 0  # tokens of the text whose n-grams are in the pool
         self._accepted = [_PRIOR_NODES * rate for rate in _PRIOR_RATES]
         self._tried = [_PRIOR_NODES] * len(_PRIOR_RATES)
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Return the pool's n-grams behind the last token, and the window, as one tree; guesses take half at most."""
+        """Return the pool's n-grams after the last token, and the window, as one tree; guesses take half at most."""
         self._columns = []
         if budget.nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT
@@ -114,8 +109,8 @@ class LookaheadDrafting:
             self._read = self._pool.read(view.ids, self._read)
         root = int(view.ids[-1])
         self._window[0, 0] = root
-        tree = _Tree(*(accepted / tried for accepted, tried in zip(self._accepted, self._tried, strict=True)))
-        for guess in self._pool.behind(root):
+        tree = _Tree([accepted / tried for accepted, tried in zip(self._accepted, self._tried, strict=True)])
+        for guess in self._pool.after(root):
             if len(tree.tokens) + len(guess) > (budget.nodes + 1) // 2:
                 break
             tree.add(guess[: budget.depth], _GUESS)
@@ -133,7 +128,7 @@ class LookaheadDrafting:
         child_of = verdict.draft.child_of()
         newest = self._window[-1].copy()
         for number, column in enumerate(self._columns):
-            token = said.get(_row_behind(column, child_of))
+            token = said.get(_row_after(column, child_of))
             if token is not None:
                 newest[number] = token
                 self._pool.add((*self._window[:, number].tolist(), token))
@@ -154,7 +149,7 @@ class LookaheadDrafting:
         return columns
 
     def _fitting(self, nodes: int, depth: int) -> list[tuple[int, ...]]:
-        """Return the tokens behind the root of the window's first columns, as many as need at most so many nodes."""
+        """Return the tokens after the root of the window's first columns, as many as need at most so many nodes."""
         assert self._window is not None
         levels, columns = self._window.shape
         deep = depth - levels + 1  # column 0 stands at the root
@@ -168,7 +163,7 @@ class LookaheadDrafting:
         if draft.source is None:
             return
         reached = {-1, *verdict.path}
-        if len(verdict.tokens) == len(verdict.path) and path:  # the text ended: what stands behind was not tried
+        if len(verdict.tokens) == len(verdict.path) and path:  # the text ended: what stands after was not tried
             reached.discard(verdict.path[-1])
         for node, (parent, source) in enumerate(zip(draft.parents.tolist(), draft.source.tolist(), strict=True)):
             if parent in reached:
@@ -176,7 +171,7 @@ class LookaheadDrafting:
                 self._accepted[source] += node in path
 
 
-def _row_behind(path: Iterable[int], child_of: dict[tuple[int, int], int]) -> int:
+def _row_after(path: Iterable[int], child_of: dict[tuple[int, int], int]) -> int:
     """Return the row at the end of a path of tokens from the root, whose row is 0; -1 if it was cut away."""
     node = -1
     for token in path:
@@ -193,15 +188,15 @@ class _Pool:
     def __init__(self, length: int, most: int) -> None:
         self._length = length
         self._most = most
-        self._behind: dict[int, dict[tuple[int, ...], None]] = {}
+        self._after: dict[int, dict[tuple[int, ...], None]] = {}
 
-    def behind(self, token: int) -> list[tuple[int, ...]]:
+    def after(self, token: int) -> list[tuple[int, ...]]:
         """Return what followed `token`, `length - 1` tokens each."""
-        return list(self._behind.get(token, ()))[::-1]
+        return list(self._after.get(token, ()))[::-1]
 
     def add(self, ngram: Sequence[int]) -> None:
         """Remember one as the newest, and forget the oldest of its first token where there are too many."""
-        known = self._behind.setdefault(ngram[0], {})
+        known = self._after.setdefault(ngram[0], {})
         rest = tuple(ngram[1:])
         known.pop(rest, None)
         known[rest] = None
@@ -209,7 +204,7 @@ class _Pool:
             del known[next(iter(known))]
 
     def read(self, ids: TokenIds, read: int) -> int:
-        """Remember the n-grams of a text that end behind its first `read` tokens; return how many tokens it has."""
+        """Remember the n-grams of a text that end after its first `read` tokens; return how many tokens it has."""
         text = ids[max(0, read - self._length + 1) :].tolist()
         for start in range(len(text) - self._length + 1):
             self.add(text[start : start + self._length])
@@ -219,16 +214,16 @@ class _Pool:
 class _Tree:
     """A tree that grows by paths from the root; the same path is the same node, whoever proposes it first.
 
-    Args:
-        guess: the chance of a guess behind an accepted node.
-        window: the same of a window's row.
+    `rates` are the chances of a node of either source after an accepted one.
     """
 
-    def __init__(self, guess: float, window: float) -> None:
-        self._rates = (guess, window)
+    def __init__(self, rates: Sequence[float]) -> None:
+        self._rates = rates
         self._child_of: dict[tuple[int, int], int] = {}
         self.tokens: list[int] = []
-        self._nodes: list[_Node] = []
+        self._parents: list[int] = []
+        self._scores: list[float] = []
+        self._sources: list[int] = []
 
     def add(self, path: Iterable[int], source: int) -> None:
         """Add the nodes of a path that are not there yet."""
@@ -237,19 +232,12 @@ class _Tree:
             above, node = node, self._child_of.setdefault((node, token), len(self.tokens))
             if node == len(self.tokens):
                 self.tokens.append(token)
-                self._nodes.append(_Node(above, score * self._rates[source], source))
-            score = self._nodes[node].score
+                self._parents.append(above)
+                self._scores.append(score * self._rates[source])
+                self._sources.append(source)
+            score = self._scores[node]
 
     def draft(self) -> Draft:
         """Return the tree."""
-        parents, score, source = zip(*self._nodes, strict=True) if self._nodes else ((), (), ())
-        return Draft(
-            np.array(self.tokens, np.int32), np.array(parents, np.int32), np.array(score, np.float32),
-            source=np.array(source, np.uint8),
-        )  # fmt: skip
-
-
-class _Node(NamedTuple):
-    parent: int
-    score: float
-    source: int
+        tokens, parents = np.array(self.tokens, np.int32), np.array(self._parents, np.int32)
+        return Draft(tokens, parents, np.array(self._scores, np.float32), source=np.array(self._sources, np.uint8))

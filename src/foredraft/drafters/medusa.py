@@ -40,23 +40,13 @@ class MedusaOptions:
     nodes: int = 24
 
     def __post_init__(self) -> None:
-        """Refuse values out of range.
-
-        Raises:
-            UsageError: naming it.
-        """
+        """Raise UsageError for a value out of range."""
         if not 1 <= self.nodes <= 64:
             raise UsageError(f"nodes is {self.nodes}; it must be 1 to 64.")
 
 
 class MedusaDrafter:
-    """Heads, and what scores their states.
-
-    Args:
-        options: the tree's size.
-        heads: on the target's last hidden state.
-        lm_head: the target's, or its rows for the most frequent tokens.
-    """
+    """Heads, and what scores their states: the target's LM head, or its rows for the most frequent tokens."""
 
     name: ClassVar[str] = "medusa"
     summary: ClassVar[str] = "Trained heads on the target's last hidden state draft a tree at once (Medusa)."
@@ -69,12 +59,7 @@ class MedusaDrafter:
 
     @classmethod
     def create(cls, options: MedusaOptions, resources: Resources) -> "MedusaDrafter":
-        """Load the heads.
-
-        Raises:
-            UsageError: there are none, or they were trained for another model.
-            StoreError: they are damaged.
-        """
+        """Load the heads; raises UsageError where there are none for this model, StoreError where they are damaged."""
         target = resources.target
         if not isinstance(target, TorchTarget):
             raise UsageError("Method 'medusa' drafts from the target's hidden states, and no model is loaded here.")
@@ -105,7 +90,7 @@ class MedusaDrafting:
         self._asked = False  # of this step; where it was not, it would not have to be told of it
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Fill the tree's ranks with the heads' tokens; nothing behind a step of which no state was shown."""
+        """Fill the tree's ranks with the heads' tokens; nothing after a step of which no state was shown."""
         nodes = min(budget.nodes, self._options.nodes)
         self._asked = nodes > 0
         if self._hidden is None or self._length != len(view.ids) or nodes <= 0 or budget.depth <= 0:

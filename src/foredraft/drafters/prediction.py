@@ -1,7 +1,7 @@
 """Text that is expected before it is written: drafts from it, added to those of another drafter.
 
 Whoever asks for a file to be changed knows most of the answer; OpenAI calls it `prediction`. Where the text leaves what
-was expected, drafting goes on behind the edit. Knows ids only; the text is the target's whatever was expected.
+was expected, drafting goes on after the edit. Knows ids only; the text is the target's whatever was expected.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _LONGEST = 64  # tokens of a chain: a pass of more rows takes as long for each a
 _COMPARED = 16  # tokens before a place that are compared with the text's last ones
 _AGREED, _ASKED = 19.0, 20.0  # tokens that came as expected, as it were, before the first one
 _FORGETTING = 64.0  # tokens asked beyond which older ones count half
-_EDITED = 4  # tokens behind an edit within which it may be over, though no two of them tell where
+_EDITED = 4  # tokens after an edit within which it may be over, though no two of them tell where
 _AHEAD = 64  # tokens that an edit may have left out and still be followed by a single one
 _SURE = 0.9  # a chain that begins so is drafted alone: asking the other drafter takes 3 % of a pass
 
@@ -40,15 +40,11 @@ class Foreteller(Protocol):
 
 
 class Prediction:
-    """An expected text, and where in it the written one is.
-
-    Args:
-        expected: int64[m].
-    """
+    """An expected text, int64[m], and where in it the written one is."""
 
     def __init__(self, expected: TokenIds) -> None:
         self._expected: list[int] = expected.tolist()
-        self._places: dict[tuple[int, int], list[int]] = {}  # behind two tokens
+        self._places: dict[tuple[int, int], list[int]] = {}  # after two tokens
         for place in range(2, len(self._expected) + 1):
             pair = self._expected[place - 2], self._expected[place - 1]
             self._places.setdefault(pair, []).append(place)
@@ -111,11 +107,6 @@ class ForetoldDrafter:
         drafted: nodes of those chains that were verified.
         foreteller: says what may follow.
         source: the name of what it says.
-
-    Args:
-        drafter: the other one.
-        foreteller: see above.
-        source: see above.
     """
 
     name: ClassVar[str] = "foretold"

@@ -36,11 +36,7 @@ class PromptLookupOptions:
     prompt_lookup_min: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse sizes that contradict each other.
-
-        Raises:
-            UsageError: a size below 1, a minimum above the maximum, or two different maxima.
-        """
+        """Raise UsageError for a size below 1, a minimum above the maximum, or two different maxima."""
         names = (self.max_matching_ngram_size, self.prompt_lookup_max)
         if None not in names and names[0] != names[1]:
             raise UsageError(
@@ -64,7 +60,7 @@ class PromptLookupOptions:
 
 @njit(cache=True)
 def earlier_match(ids: npt.NDArray[np.int64], shortest: int, longest: int) -> int:
-    """Return the index behind the first occurrence of the longest matching suffix of `ids`, or -1.
+    """Return the index after the first occurrence of the longest matching suffix of `ids`, or -1.
 
     Suffixes of `longest` down to `shortest` tokens are looked for, each from the left; an occurrence counts only if
     something follows it, so the suffix does not find itself.

@@ -20,6 +20,8 @@ from foredraft.index.recent_text import RecentText, append, empty_text, with_roo
 from foredraft.index.retrieval import MOST_OCCURRENCES, best_nodes, followers, published_tree
 from foredraft.index.suffix_array import SuffixArrays, follow
 
+_SEEDS = 1 << 62  # as many as a signed 64-bit number holds
+
 
 @dataclass(frozen=True, slots=True)
 class RestOptions:
@@ -51,17 +53,11 @@ class RestOptions:
     doubt: float = 3.0
 
     def __post_init__(self) -> None:
-        """Refuse values that mean nothing.
-
-        Raises:
-            UsageError: an unknown choice, or a number outside its range.
-        """
-        for name, choices in (
-            ("weighting", ("longest", "published")),
-            ("learn", ("request", "shared", "off", None)),
-        ):
-            if getattr(self, name) not in choices:
-                raise UsageError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(map(str, choices))}.")
+        """Raise UsageError for an unknown choice, or a number outside its range."""
+        choices = {"weighting": ("longest", "published"), "learn": ("request", "shared", "off", None)}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise UsageError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(map(str, known))}.")
         for name, most in (("longest", 64), ("continuation", 64), ("samples", 1 << 16)):
             if not 1 <= getattr(self, name) <= most:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 to {most}.")
@@ -95,11 +91,7 @@ class RestDrafter:
 
     @classmethod
     def create(cls, options: RestOptions, resources: Resources) -> "RestDrafter":
-        """Open the datastore, and the memory if one is named and exists.
-
-        Raises:
-            StoreError: a store that is damaged or belongs to another tokenizer.
-        """
+        """Open the datastore, and the memory if one is named and exists; raises what `open_library` does."""
         own = (resources.default_store, resources.vocabulary, resources.tokenizer_hash)
         return cls(options, open_library(options.store, options.memory, *own))
 
@@ -148,19 +140,11 @@ class RestDrafting:
             return EMPTY_DRAFT  # and nothing is read: plain steps cost nothing here, and reading many tokens is quicker
         self._catch_up()
         options, published = self._options, self._options.weighting == "published"
-        depth = min(options.continuation, budget.depth)
-        samples = MOST_OCCURRENCES if published else options.samples
-        context = self._ids[-options.longest :]
         rows = followers(
-            self._segments,
-            self._ranges,
-            self._recent(),
-            context,
-            options.shortest,
-            samples,
-            depth,
+            self._segments, self._ranges, self._recent(), self._ids[-options.longest :], options.shortest,
+            MOST_OCCURRENCES if published else options.samples, min(options.continuation, budget.depth),
             spread=not published,
-        )
+        )  # fmt: skip
         if not len(rows):
             return EMPTY_DRAFT
         if published:
@@ -192,6 +176,3 @@ class RestDrafting:
         """Return the texts beside the store that are searched."""
         shared = [self._library.shared] if self._options.learn == "shared" else []
         return ([] if self._own is None else [self._own]) + shared
-
-
-_SEEDS = 1 << 62

@@ -7,18 +7,16 @@ the tree that the graph is unmerged to (graph/unmerge.py).
 
 Where the paper leaves a choice, or its released code does something else:
 
-- tau counts the tokens of the gram, as section 5.2 says. The tables and the code count the tokens before the last, one
-  less. 0 merges nothing: the graph is then the paper's token tree.
+- tau counts the tokens of the gram, as section 5.2 says; the tables and the code count one less. 0 merges nothing: the
+  graph is then the paper's token tree.
 - A gram near the root reaches back into the text before the draft.
 - "First" is the earliest level, and within a level the most probable path. Levels are completed before they are
   expanded, so that a node may borrow what its lender, of the same level, is yet to get (section 6.3).
-- A first occurrence that must not lend, because the graph would no longer be acyclic (section 5.3), gives way to the
-  next one that may; where none may, the node is expanded itself. The code excludes ancestors in the tree only, and its
-  graphs have cycles.
+- A first occurrence that must not lend, as the graph would have a cycle (section 5.3), gives way to the next one that
+  may; where none may, the node is expanded itself. The code excludes ancestors in the tree only, and has cycles.
 - Each redundant node has an edge of its own. The code keeps one for each parent, and a second overwrites the first.
-- A pruned node does not lend, as it will have nothing; but it may borrow, which costs no draft model's pass. How far
-  that leads is for the path's probability to decide. Pruned nodes stay as leaves (section 4.2); the code drops the ones
-  that siblings outshine, and expands the others.
+- A pruned node does not lend, as it will have nothing; but it may borrow, which costs no draft model's pass. Pruned
+  nodes stay as leaves (section 4.2); the code drops the ones that siblings outshine, and expands the others.
 """
 
 from typing import NamedTuple
@@ -28,38 +26,26 @@ import numpy.typing as npt
 from numba import njit
 
 from foredraft.graph.grams import Grams, first_occurrence, index_grams, remember
-from foredraft.graph.reach import Bits, inherit, no_reach, reach_itself, reaches
 from foredraft.graph.tree import BoolArray, FloatArray, IntArray
 
 NO_LENDER = -1
+Bits = npt.NDArray[np.int64]
+"""Who reaches whom, int64[R, R / 64]: bit `f` of row `x` says that node `f` reaches node `x`. All reach themselves."""
 
 
 class DraftGraph(NamedTuple):
-    """The graph, with room for R nodes. Changed in place by `add_level` only; of each array, the first `size` count.
+    """The graph, with room for R nodes. Changed in place by `add_level` only; of each array, the first `size` count."""
 
-    Attributes:
-        tokens: int32[R].
-        parents: int32[R], the node before it in the tree, earlier in the arrays; -1 for the root.
-        probability: float32[R], of the token after the path that leads to its parent in the tree, at most 1.
-        score: float32[R], the product of these along that path.
-        lenders: int32[R], the node whose continuations this one borrows, or -1. A lender never borrows.
-        open: bool[R], whether the node is, was or could have been expanded: neither a leaf nor a borrower.
-        tau: length of the grams that are merged; 0 for none.
-        grams: where each gram occurs among the open nodes.
-        above: int64[R, R / 64], which open nodes reach an open node of the last level, along edges of both kinds.
-        counts: int64[2], the number of nodes, and the first node of the last level.
-    """
-
-    tokens: IntArray
-    parents: IntArray
-    probability: FloatArray
-    score: FloatArray
-    lenders: IntArray
-    open: BoolArray
-    tau: int
-    grams: Grams
-    above: Bits
-    counts: npt.NDArray[np.int64]
+    tokens: IntArray  # int32[R]
+    parents: IntArray  # int32[R], the node before it in the tree, earlier in the arrays; -1 for the root
+    probability: FloatArray  # float32[R], of the token after the path that leads to its parent in the tree, at most 1
+    score: FloatArray  # float32[R], the product of these along that path
+    lenders: IntArray  # int32[R], the node whose continuations this one borrows, or -1; a lender never borrows
+    open: BoolArray  # bool[R], whether the node is, was or could have been expanded: neither a leaf nor a borrower
+    tau: int  # length of the grams that are merged; 0 for none
+    grams: Grams  # where each gram occurs among the open nodes
+    above: Bits  # which open nodes reach an open node of the last level, along edges of both kinds
+    counts: npt.NDArray[np.int64]  # int64[2], the number of nodes, and the first node of the last level
 
     @property
     def size(self) -> int:
@@ -68,10 +54,9 @@ class DraftGraph(NamedTuple):
 
 
 def leaves(probabilities: FloatArray, least_probability: float = 0.2, least_share: float = 0.3) -> BoolArray:
-    """Say which of some nodes' best children are not worth expanding (section 4.2).
+    """Say which of some nodes' best children are not worth expanding (section 4.2); they are still drafted.
 
-    Both rules look at the probability of a token after its path, not at that of the whole path. What is said to be a
-    leaf is still drafted.
+    Both rules look at the probability of a token after its path, not at that of the whole path.
 
     Args:
         probabilities: float32[F, k], each row the children of one node.
@@ -81,19 +66,8 @@ def leaves(probabilities: FloatArray, least_probability: float = 0.2, least_shar
     Returns:
         bool[F, k]. Probabilities that are NaN make leaves.
     """
-    return improbable(probabilities, least_probability) | outshone(probabilities, least_share)
-
-
-def improbable(probabilities: FloatArray, least_probability: float) -> BoolArray:
-    """Say which of float32[F, k] probabilities are below theta_prob: probability pruning, bool[F, k]."""
-    kept: BoolArray = probabilities >= np.float32(least_probability)
-    return ~kept
-
-
-def outshone(probabilities: FloatArray, least_share: float) -> BoolArray:
-    """Say which of float32[F, k] are below theta_sib times the best of their row: sibling pruning, bool[F, k]."""
     best = probabilities.max(axis=1, keepdims=True, initial=0.0)
-    kept: BoolArray = probabilities >= np.float32(least_share) * best
+    kept: BoolArray = probabilities >= np.maximum(np.float32(least_probability), np.float32(least_share) * best)
     return ~kept
 
 
@@ -113,7 +87,8 @@ def empty_graph(context: npt.NDArray[np.integer], tau: int, room: int) -> DraftG
     tokens, parents = np.empty(room, np.int32), np.empty(room, np.int32)
     return DraftGraph(
         tokens, parents, np.empty(room, np.float32), np.empty(room, np.float32), np.full(room, NO_LENDER, np.int32),
-        np.zeros(room, np.bool_), tau, index_grams(tokens, parents, context, tau), no_reach(room),
+        np.zeros(room, np.bool_), tau, index_grams(tokens, parents, context, tau),
+        np.zeros((room, (room + 63) >> 6), np.int64),  # rows that are never written cost no memory
         np.zeros(2, np.int64),
     )  # fmt: skip
 
@@ -130,13 +105,9 @@ _REFUSALS = (
 
 
 def add_level(
-    graph: DraftGraph,
-    parents: IntArray,
-    tokens: IntArray,
-    probabilities: FloatArray,
-    leaf: BoolArray,
+    graph: DraftGraph, parents: IntArray, tokens: IntArray, probabilities: FloatArray, leaf: BoolArray,
     most_open: int | None = None,
-) -> IntArray:
+) -> IntArray:  # fmt: skip
     """Add the children of the last level's open nodes, and say which of them are to be expanded next.
 
     In the order of their paths' probability, each becomes a borrower if it is redundant, or else a leaf if `leaf` says
@@ -208,7 +179,7 @@ def _occurs(tokens: IntArray, first: int, last: int) -> bool:
 
 @njit(cache=True)
 def _append(graph: DraftGraph, parents: IntArray, tokens: IntArray, probabilities: FloatArray) -> FloatArray:
-    """Write the new nodes behind the others, as a level whose nodes are undecided; return their scores."""
+    """Write the new nodes after the others, as a level whose nodes are undecided; return their scores."""
     start = int(graph.counts[0])
     for i in range(len(tokens)):
         node, parent = start + i, parents[i]
@@ -219,8 +190,28 @@ def _append(graph: DraftGraph, parents: IntArray, tokens: IntArray, probabilitie
 
 
 @njit(cache=True)
+def reaches(above: Bits, source: int, node: int) -> bool:
+    """Say whether `source` reaches `node`."""
+    return bool(above[node, source >> 6] >> (source & 63) & 1)
+
+
+@njit(cache=True)
+def inherit(above: Bits, node: int, source: int) -> None:
+    """Let everything that reaches `source`, and so `source` itself, reach `node`; -1, the root, adds nothing."""
+    if source >= 0:
+        for word in range(above.shape[1]):  # quicker than views of the rows
+            above[node, word] |= above[source, word]
+
+
+@njit(cache=True)
+def reach_itself(above: Bits, node: int) -> None:
+    """Set a node's own bit."""
+    above[node, node >> 6] |= np.int64(1) << np.int64(node & 63)
+
+
+@njit(cache=True)
 def _lender(grams: Grams, above: Bits, parent: int, token: int) -> int:
-    """Return the first open node with the gram that `token` completes behind `parent`, and that may lend, or -1.
+    """Return the first open node with the gram that `token` completes after `parent`, and that may lend, or -1.
 
     The graph stays acyclic, by induction. A new node has one edge to it, from its parent, so a new edge to a lender
     closes a cycle if and only if the lender reaches the parent. `above` knows that of every parent that a new node can
@@ -234,7 +225,7 @@ def _lender(grams: Grams, above: Bits, parent: int, token: int) -> int:
 
 @njit(cache=True)
 def _merge_level(graph: DraftGraph, order: npt.NDArray[np.int64], leaf: BoolArray, most_open: int) -> IntArray:
-    """Decide on the nodes behind the last level, in `order`, and make them the last level; return the open ones."""
+    """Decide on the nodes after the last level, in `order`, and make them the last level; return the open ones."""
     grams, above, is_open = graph.grams, graph.above, graph.open
     before, start = int(graph.counts[1]), int(graph.counts[0])
     end, opened = start + len(order), 0

@@ -21,34 +21,21 @@ class Grams(NamedTuple):
     """Where each tau-gram occurs among the nodes that were remembered. Changed in place.
 
     A place is a node, or -1 for the root, -2 for the token before it, and so on back through the text.
-
-    Attributes:
-        tokens: int32[R], of the nodes; shared with whoever fills it.
-        parents: int32[R], likewise.
-        tail: int32[<= tau], the end of the text before the tree; its last token is the root.
-        tau: length of a gram in tokens, at least 1.
-        slots: int32[2^k], the first node of each gram by open addressing, -1 where free.
-        newest: int32[2^k], its last node.
-        later: int32[R], the next node with the same gram, or -1.
     """
 
-    tokens: IntArray
-    parents: IntArray
-    tail: IntArray
-    tau: int
-    slots: IntArray
-    newest: IntArray
-    later: IntArray
+    tokens: IntArray  # int32[R], of the nodes; shared with whoever fills it
+    parents: IntArray  # int32[R], likewise
+    tail: IntArray  # int32[<= tau], the end of the text before the tree; its last token is the root
+    tau: int  # length of a gram in tokens, at least 1
+    slots: IntArray  # int32[2^k], the first node of each gram by open addressing, -1 where free
+    newest: IntArray  # int32[2^k], its last node
+    later: IntArray  # int32[R], the next node with the same gram, or -1
 
 
 def index_grams(tokens: IntArray, parents: IntArray, context: npt.NDArray[np.integer], tau: int) -> Grams:
-    """Return an index that remembers no node yet.
+    """Return an index that remembers no node yet; the nodes' `tokens` and `parents`, int32[R], may be filled in later.
 
-    Args:
-        tokens: int32[R], of the nodes; may be filled in later.
-        parents: int32[R], likewise.
-        context: int[n], the text before the tree, the root last; its last `tau` tokens are enough.
-        tau: length of a gram.
+    `context`, int[n], is the text before the tree, the root last; its last `tau` tokens are enough.
     """
     room = len(tokens)
     slots = 1 << max(4, (2 * room).bit_length())

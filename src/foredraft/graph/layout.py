@@ -41,14 +41,7 @@ class Layout:
 
 
 def lay_out(root: int, tokens: IntArray, parents: IntArray, at: int) -> Layout:
-    """Lay a tree out after its root.
-
-    Args:
-        root: token id of the last emitted token.
-        tokens: int32[N], the draft's tokens.
-        parents: int32[N], the draft's parents.
-        at: absolute position of the root.
-    """
+    """Lay a draft, `tokens` and `parents` int32[N], out after its `root`, the last emitted token, at position `at`."""
     if not len(tokens):  # a plain step
         return lay_out_text(np.array([root], np.int64), at)
     token_ids, positions = np.full(len(tokens) + 1, root, np.int64), np.full(len(tokens) + 1, at, np.int64)

@@ -12,7 +12,7 @@ from numba import njit
 from foredraft.graph.tree import FloatArray, IntArray
 
 FLOOR = 1e-4
-"""Scores below it never pass."""
+"""Scores below it never pass; a node's score is the tokens that it is expected to give. Our choice."""
 _LOWEST_BIN = int(np.float32(FLOOR).view(np.int32) >> 20)
 _BINS = int(np.float32(1.0).view(np.int32) >> 20) - _LOWEST_BIN + 1
 
@@ -55,15 +55,10 @@ def pop(heap: IntArray, size: int, score: FloatArray) -> int:
 
 
 class Bar(NamedTuple):
-    """How many scores have passed, by bin: eighths of a power of two.
+    """How many scores have passed, by bin: eighths of a power of two."""
 
-    Attributes:
-        bins: int64[B], scores that passed.
-        state: int64[3]: N, the highest bin above which N scores are known already (-1 at first), and the scores above.
-    """
-
-    bins: npt.NDArray[np.int64]
-    state: npt.NDArray[np.int64]
+    bins: npt.NDArray[np.int64]  # int64[B], scores that passed
+    state: npt.NDArray[np.int64]  # int64[3]: N, the highest bin above which N are known (-1 at first), and those above
 
 
 @njit(cache=True)

@@ -119,10 +119,8 @@ def top_nodes(parents: IntArray, score: FloatArray, limit: int, max_depth: int) 
     Returns:
         int32[K], ascending.
     """
-    nodes = len(parents)
-    depth = depths(parents)
+    nodes, depth, count = len(parents), depths(parents), 0
     taken = np.zeros(nodes, np.bool_)
-    count = 0
     while count < limit:
         best = -1
         for node in range(nodes):
@@ -147,14 +145,8 @@ def reindexed_parents(parents: IntArray, kept: IntArray) -> IntArray:
 def best_chain(parents: IntArray, score: FloatArray, longest: int, least: float) -> IntArray:
     """Return the path down from the root that is worth most as a chain, int32[K], K at most `longest`.
 
-    A path is worth the sum of its nodes' scores: the number of its tokens that are expected to be accepted. Ties go to
-    the earlier last node.
-
-    Args:
-        parents: int32[N].
-        score: float32[N], an estimate that the node's whole path is accepted, which does not rise from parent to child.
-        longest: nodes at most.
-        least: nodes with a lower score are left out.
+    A path is worth the sum of its nodes' scores, float32[N]: the number of its tokens that are expected to be accepted.
+    They do not rise from parent to child, and nodes below `least` are left out. Ties go to the earlier last node.
     """
     nodes = len(parents)
     worth, depth = np.empty(nodes, np.float64), np.empty(nodes, np.int32)

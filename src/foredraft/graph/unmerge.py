@@ -15,63 +15,36 @@ from foredraft.graph.tree import BoolArray, FloatArray, IntArray
 
 
 class Unmerged(NamedTuple):
-    """A tree in which every node is a copy of some other tree's or graph's: best first, so parents before children.
+    """A tree in which every node is a copy of a graph's: best first, so parents before children."""
 
-    Attributes:
-        tokens: int32[N].
-        parents: int32[N], -1 for the root.
-        score: float32[N], the product of the conditional probabilities along the path, borrowed ones included.
-        origin: int32[N], the node that it is a copy of.
-        merged: bool[N], whether its path went through a loan. Where it did not, the path is the origin's own, and keys
-            and values computed for the origin are right; where it did, they belong to another prefix.
-    """
-
-    tokens: IntArray
-    parents: IntArray
-    score: FloatArray
-    origin: IntArray
-    merged: BoolArray
+    tokens: IntArray  # int32[N]
+    parents: IntArray  # int32[N], -1 for the root
+    score: FloatArray  # float32[N], the product of the conditional probabilities along the path, borrowed ones included
+    origin: IntArray  # int32[N], the node that it is a copy of
+    merged: BoolArray  # bool[N], whether its path went through a loan; where it did not, the path is the origin's own
 
 
 def unmerge(graph: DraftGraph, limit: int, max_depth: int) -> Unmerged:
     """Return the `limit` most probable paths of a graph as a tree, no node deeper than `max_depth`.
 
     Borrowed continuations may borrow in their turn, so the tree can be deeper than the graph has levels. A node that
-    borrows is not `merged` itself, as its token was drafted behind its own path; what it borrows is. Paths of
+    borrows is not `merged` itself, as its token was drafted after its own path; what it borrows is. Paths of
     probability 0 are left out. Which of equal scores comes first, or is left out, is the same every time, and not said.
     """
     size = graph.size
-    return Unmerged(
-        *unroll(
-            graph.tokens[:size],
-            graph.parents[:size],
-            graph.probability[:size],
-            graph.lenders[:size],
-            NO_LENDER,
-            limit,
-            max_depth,
-        )
-    )
+    tokens, parents, lenders = graph.tokens[:size], graph.parents[:size], graph.lenders[:size]
+    return Unmerged(*unroll(tokens, parents, graph.probability[:size], lenders, limit, max_depth))
 
 
 class _Candidates(NamedTuple):
-    """Paths that may come next: their last node, the written node that they go on from, and by which right.
+    """Paths that may come next, R at most."""
 
-    Attributes:
-        node: int32[R].
-        above: int32[R], the written node, -1 for the root.
-        borrowed: bool[R], whether the step to `node` is a loan.
-        score: float32[R].
-        heap: int32[R], candidates that wait.
-        counts: int32[2], how many were made, and how many wait.
-    """
-
-    node: IntArray
-    above: IntArray
-    borrowed: BoolArray
-    score: FloatArray
-    heap: IntArray
-    counts: IntArray
+    node: IntArray  # int32[R], their last node
+    above: IntArray  # int32[R], the written node that they go on from, -1 for the root
+    borrowed: BoolArray  # bool[R], whether the step to `node` is a loan
+    score: FloatArray  # float32[R]
+    heap: IntArray  # int32[R], candidates that wait
+    counts: IntArray  # int32[2], how many were made, and how many wait
 
 
 @njit(cache=True)
@@ -124,13 +97,7 @@ def _offer(c: _Candidates, node: int, above: int, borrowed: bool, score: np.floa
 
 @njit(cache=True)
 def unroll(
-    tokens: IntArray,
-    parents: IntArray,
-    conditional: FloatArray,
-    lenders: IntArray,
-    root_lender: int,
-    limit: int,
-    max_depth: int,
+    tokens: IntArray, parents: IntArray, conditional: FloatArray, lenders: IntArray, limit: int, max_depth: int
 ) -> tuple[IntArray, IntArray, FloatArray, IntArray, BoolArray]:
     """Return the most probable paths of a tree whose nodes borrow continuations, as the arrays of an `Unmerged`.
 
@@ -144,7 +111,6 @@ def unroll(
         parents: int32[N], parents first, -1 for the root; siblings carry different tokens.
         conditional: float32[N], of each node after its parent, between 0 and 1.
         lenders: int32[N], whose continuations each node borrows, -1 for nobody's; without cycles.
-        root_lender: the root's lender.
         limit: nodes at most.
         max_depth: no node deeper than this.
     """
@@ -161,7 +127,7 @@ def unroll(
     while True:
         place = -1 if written < 0 else int(origin[written])
         own = int(first[place])
-        lender = root_lender if written < 0 else int(lenders[place])
+        lender = NO_LENDER if written < 0 else int(lenders[place])
         if level < max_depth and own >= 0:
             _offer(c, own, written, False, total * conditional[own])
         if level < max_depth and lender >= 0:
@@ -184,25 +150,16 @@ def unroll(
         elif sibling >= 0:
             _offer(c, sibling, up, False, before * conditional[sibling])
     return (
-        tokens[origin[:count]],
-        above[:count].copy(),
-        score[:count].copy(),
-        origin[:count].copy(),
+        tokens[origin[:count]], above[:count].copy(), score[:count].copy(), origin[:count].copy(),
         merged[:count].copy(),
-    )
+    )  # fmt: skip
 
 
 @njit(cache=True)
 def _offer_borrowed(
-    c: _Candidates,
-    tokens: IntArray,
-    conditional: FloatArray,
-    following: IntArray,
-    node: int,
-    own: int,
-    above: int,
+    c: _Candidates, tokens: IntArray, conditional: FloatArray, following: IntArray, node: int, own: int, above: int,
     total: np.float32,
-) -> None:
+) -> None:  # fmt: skip
     """Offer the first of the siblings from `node` on that none of the siblings from `own` on shadows."""
     while node >= 0 and _shadowed(tokens, following, own, node):
         node = int(following[node])

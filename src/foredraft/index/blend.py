@@ -1,47 +1,110 @@
 """Blending: the most probable paths by all sources that are cheap to ask, in one best-first search.
 
-Behind each node of the draft every source lists what may follow (index/sources.py). Each candidate gets one chance from
-all of them (index/rates.py), and a path's score is the product of its chances. Knows arrays; not where texts and rows
-come from, nor how many nodes are worth verifying.
+After each node of the draft every source lists what may follow, in cells (index/sources.py). A cell's chance is the
+share of its candidates that the target chose, counted wherever the target came to choose among them. The chances of the
+sources that know a context are mixed in the logistic domain, by weights that are learned with each choice (Mahoney,
+"Adaptive Weighing of Context Models for Lossless Data Compression", 2005), and a path's score is the product of such
+chances. Knows arrays; not where texts and rows come from, nor how many nodes are worth verifying.
 """
 
+from importlib import resources
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from foredraft.graph.search import pop, sift_up
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.own_words import learn_rows
-from foredraft.index.rates import ABSENT, SOURCES, UNLISTED, Rates, chance, credit
+from foredraft.index.own_words import I64, U8, fill_context, learn_rows
 from foredraft.index.recent_text import append
-from foredraft.index.sources import LONGEST, MARKS, Sources, empty_list, list_all, root_mark
+from foredraft.index.sources import (
+    ABSENT,
+    LONGEST,
+    MARKS,
+    SOURCES,
+    UNLISTED,
+    Sources,
+    empty_list,
+    list_all,
+    root_mark,
+)
 
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
+CELLS = 128
+"""Of a source, more than any has."""
+_MOST_SEEN = np.float32(1000.0)  # candidates of a cell, beyond which older ones count for less
+_STEP = np.float32(0.01)  # of the weights, along the gradient; our choice, as the others
+_LEAST_SHARE = np.float32(0.002)  # of hits, and of misses, so that logarithms stay finite
+_CANDIDATES = 32  # that there is room for, for each node of the draft; further ones are dropped
 
-_CANDIDATES = 32  # for each node of the draft, about
+
+# --- rates
+
+
+class Rates(NamedTuple):
+    """What was counted."""
+
+    hits: FloatArray  # float32[7, 128], candidates of a source's cell that the target chose
+    seen: FloatArray  # float32[7, 128], candidates of the cell among which it chose
+    weights: FloatArray  # float32[128, 8], by the set of sources that know a context, as bits; the last is a constant
+
+
+def flat_rates() -> Rates:
+    """Return the rates of somebody who has seen nothing."""
+    return Rates(
+        np.full((SOURCES, CELLS), 0.4, np.float32), np.full((SOURCES, CELLS), 2.0, np.float32),
+        np.repeat(np.array([[0.45] * SOURCES + [0.0]], np.float32), 1 << SOURCES, axis=0),
+    )  # fmt: skip
+
+
+def prior_rates(*, sampled: bool) -> Rates:
+    """Return rates fitted on real texts (scripts/fit_rates.py), for sampling or for greedy decoding."""
+    mode = "sampled" if sampled else "greedy"
+    with resources.files("foredraft.index").joinpath("rates.npz").open("rb") as file, np.load(file) as kept:
+        return Rates(*(kept[f"{mode}_{name}"] for name in Rates._fields))
+
+
+@njit(cache=True, error_model="numpy")
+def chance(rates: Rates, cells: U8, known: int) -> float:
+    """Return a candidate's chance by its cells, uint8[7]; `known` is the set of sources that know the context."""
+    total = rates.weights[known, SOURCES]
+    for source in range(SOURCES):
+        cell = cells[source]
+        if cell != ABSENT:
+            hits, seen = rates.hits[source, cell], rates.seen[source, cell]
+            total += rates.weights[known, source] * np.log(hits / (seen - hits))
+    return float(np.float32(1) / (np.float32(1) + np.exp(-total)))
+
+
+@njit(cache=True, error_model="numpy")
+def credit(rates: Rates, cells: U8, known: int, chosen: bool) -> None:
+    """Count a candidate among which the target chose, and whether it chose this one."""
+    error = np.float32(chosen) - np.float32(chance(rates, cells, known))
+    rates.weights[known, SOURCES] += _STEP * error
+    for source in range(SOURCES):
+        cell = cells[source]
+        if cell == ABSENT:
+            continue
+        hits, seen = rates.hits[source, cell], rates.seen[source, cell]
+        rates.weights[known, source] += _STEP * error * np.log(hits / (seen - hits))
+        keep = min(np.float32(1), _MOST_SEEN / (seen + 1))
+        seen = (seen + 1) * keep
+        hits = (hits + np.float32(chosen)) * keep
+        rates.seen[source, cell] = seen
+        rates.hits[source, cell] = min(max(hits, _LEAST_SHARE * seen), (1 - _LEAST_SHARE) * seen)
+
+
+# --- the draft
 
 
 class Nodes(NamedTuple):
-    """Nodes of a draft, or candidates for one: N at most.
+    """Nodes of a draft, or candidates for one: N at most."""
 
-    Attributes:
-        tokens: int32[N].
-        parents: int32[N].
-        score: float32[N].
-        cells: uint8[N, 7], what each source says.
-        known: int32[N], the sources that know the context, as bits.
-        marks: int32[N, 7], see `Listed`.
-    """
-
-    tokens: IntArray
-    parents: IntArray
-    score: FloatArray
-    cells: U8
-    known: IntArray
-    marks: IntArray
+    tokens: IntArray  # int32[N]
+    parents: IntArray  # int32[N]
+    score: FloatArray  # float32[N]
+    cells: U8  # uint8[N, 7], what each source says
+    known: IntArray  # int32[N], the sources that know the context, as bits
+    marks: IntArray  # int32[N, 7], see `Listed`
 
 
 @njit(cache=True)
@@ -51,20 +114,6 @@ def room_for(count: int) -> Nodes:
         np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.float32),
         np.empty((count, SOURCES), np.uint8), np.empty(count, np.int32), np.empty((count, MARKS), np.int32),
     )  # fmt: skip
-
-
-@njit(cache=True)
-def _context_of(nodes: Nodes, node: int, ids: I64, context: I64) -> None:
-    """Write the last tokens down to `node`, -1 for the root, into `context`; -1 before the text."""
-    place, back = LONGEST - 1, len(ids) - 1
-    while place >= 0:
-        if node >= 0:
-            context[place] = nodes.tokens[node]
-            node = nodes.parents[node]
-        else:
-            context[place] = ids[back] if back >= 0 else -1
-            back -= 1
-        place -= 1
 
 
 @njit(cache=True)
@@ -91,7 +140,7 @@ def blend(sources: Sources, rates: Rates, nodes: Nodes, ids: I64, size: tuple[in
     mark = root_mark(sources)
     while True:
         if depth < deepest:
-            _context_of(nodes, node, ids, context)
+            fill_context(context, nodes.tokens, nodes.parents, node, ids)
             known = list_all(sources, context, mark, depth, listed)
             for i in range(listed.made[0]):
                 if made == len(heap) or not 0 <= listed.tokens[i] < vocabulary:
@@ -139,21 +188,13 @@ def learn_choices(rates: Rates, nodes: Nodes, count: int, written: I64) -> None:
 
 
 class Told(NamedTuple):
-    """What the target says next, after rows of a verified draft behind the token `at`.
+    """What the target says next, after rows of a verified draft."""
 
-    Attributes:
-        tokens: int32[N], the draft's.
-        parents: int32[N].
-        rows: int32[S], 0 for the root, i + 1 for node i.
-        top: int32[S, K], the most probable tokens, falling.
-        chances: float32[S, K], their probabilities.
-    """
-
-    tokens: IntArray
-    parents: IntArray
-    rows: IntArray
-    top: IntArray
-    chances: FloatArray
+    tokens: IntArray  # int32[N], the draft's
+    parents: IntArray  # int32[N]
+    rows: IntArray  # int32[S], 0 for the root, i + 1 for node i
+    top: IntArray  # int32[S, K], the most probable tokens, falling
+    chances: FloatArray  # float32[S, K], their probabilities
 
 
 _NONE = np.zeros(0, np.int32)
@@ -165,7 +206,7 @@ def advance(
     sources: Sources, rates: Rates, nodes: Nodes, ids: I64, last: tuple[int, int, int], told: Told,
     size: tuple[int, int, int], learns: bool,
 ) -> tuple[IntArray, IntArray, FloatArray, U8]:  # fmt: skip
-    """Learn what became of the last draft, read what was written, and draft behind it, in one compiled call.
+    """Learn what became of the last draft, read what was written, and draft after it, in one compiled call.
 
     One call, as handing arrays to compiled code takes 40 microseconds where a pass has emptied the caches.
 

@@ -44,34 +44,21 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
-    """A line of the manifest.
+    """A line of the manifest."""
 
-    Attributes:
-        name: of the segment; its file is `<name>.segment`. The first 16 hex digits of the SHA-256 of its symbols.
-        tokens: tokens of its documents.
-        documents: how many.
-        bytes: size of its file.
-    """
-
-    name: str
-    tokens: int
-    documents: int
-    bytes: int
+    name: str  # the first 16 hex digits of the SHA-256 of its symbols; its file is `<name>.segment`
+    tokens: int  # of its documents
+    documents: int  # how many
+    bytes: int  # size of its file
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a store consists of.
+    """What a store consists of."""
 
-    Attributes:
-        tokenizer_hash: of the tokenizer whose ids the segments hold.
-        vocabulary: number of token ids; the separator behind each document is this number.
-        segments: in the order in which they were added.
-    """
-
-    tokenizer_hash: str
-    vocabulary: int
-    segments: tuple[SegmentEntry, ...]
+    tokenizer_hash: str  # of the tokenizer whose ids the segments hold
+    vocabulary: int  # number of token ids; the separator after each document is this number
+    segments: tuple[SegmentEntry, ...]  # in the order in which they were added
 
     @property
     def tokens(self) -> int:
@@ -81,19 +68,12 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Datastore:
-    """An open store.
-
-    Attributes:
-        folder: where it lies.
-        manifest: what it consists of.
-        segments: their arrays, mapped into memory, in the manifest's order.
-        version: changes whenever the manifest does.
-    """
+    """An open store."""
 
     folder: Path
     manifest: Manifest
-    segments: tuple[SuffixArrays, ...]
-    version: tuple[int, int, int]
+    segments: tuple[SuffixArrays, ...]  # mapped into memory, in the manifest's order
+    version: tuple[int, int, int]  # changes whenever the manifest does
 
 
 def segment_path(folder: Path, name: str) -> Path:
@@ -109,13 +89,9 @@ def open_datastore(
 ) -> Datastore:
     """Map a store into memory. Takes milliseconds whatever the size; checksums are left to `check_datastore`.
 
-    Args:
-        folder: the store.
-        tokenizer_hash: what it must have been built with; None or "" takes any.
-        vocabulary: how many ids the model scores; the store's tokens must lie below.
-
     Raises:
-        StoreError: missing, of another version, tokenizer or vocabulary, or damaged where opening can tell.
+        StoreError: missing, of another version, tokenizer (None or "" takes any) or larger vocabulary (None likewise),
+            or damaged where opening can tell.
     """
     folder = Path(folder)
     for _ in range(3):
@@ -142,11 +118,7 @@ def manifest_version(folder: Path) -> tuple[int, int, int]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and verify the manifest.
-
-    Raises:
-        StoreError: missing, unreadable, damaged, or of another version or byte order.
-    """
+    """Read and verify the manifest; raises StoreError where it is missing, damaged, or of another version."""
     path = folder / MANIFEST
     try:
         fields = json.loads(path.read_bytes())
@@ -187,11 +159,7 @@ def _manifest_crc(fields: Mapping[str, Any]) -> int:
 
 
 def open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry, *, check: bool = False) -> SuffixArrays:
-    """Map one of a store's segments into memory; verify its checksums where `check` says so.
-
-    Raises:
-        StoreError: missing, damaged, or not what the manifest says.
-    """
+    """Map a segment into memory, and `check` its checksums; raises StoreError where it is not as the manifest says."""
     path, vocabulary = segment_path(folder, entry.name), manifest.vocabulary
     if not path.exists():
         raise damaged("store", folder, f"its segment {entry.name} is missing")
@@ -210,13 +178,9 @@ def open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry, *, check
 
 
 def check_datastore(folder: str | os.PathLike[str]) -> Iterator[SegmentEntry]:
-    """Verify a store segment by segment: every checksum, and the order of all suffixes (8 bytes of memory a token).
+    """Verify a store, and yield each segment that is sound; raises StoreError at the first thing that is not.
 
-    Yields:
-        Each segment that is sound.
-
-    Raises:
-        StoreError: naming the first thing that is not.
+    Every checksum, and the order of all suffixes, which takes 8 bytes of memory a token.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)

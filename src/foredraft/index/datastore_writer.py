@@ -28,9 +28,8 @@ from foredraft.index.datastore import (
     segment_path,
     write_segment,
 )
-from foredraft.index.groups import grouped
 from foredraft.index.storage import BUILDING_SUFFIX, unwritable, write_lock
-from foredraft.index.suffix_array import Symbols
+from foredraft.index.suffix_array import Symbols, grouped
 
 LOCK = "datastore.lock"
 
@@ -42,11 +41,11 @@ class DatastoreWriter:
     list. A process that is killed leaves the store as it was, and files that the next `commit` removes.
 
     Attributes:
-        folder: the store.
+        folder: the store; made if it does not exist and `create` says so.
         manifest: the store as it will be.
 
     Args:
-        folder: the store; made if it does not exist and `create` says so.
+        folder: as above.
         tokenizer_hash: what the segments' ids belong to; None takes the store's.
         vocabulary: likewise.
         create: begin an empty store; otherwise the store must exist.
@@ -70,11 +69,7 @@ class DatastoreWriter:
         self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Take the lock and read the manifest.
-
-        Raises:
-            StoreError: another process writes to the store, or it exists, does not, or is not for this tokenizer.
-        """
+        """Take the lock and read the manifest; raises StoreError where that is not to be had."""
         if self._create:
             self._make_folder()
         else:
@@ -105,18 +100,13 @@ class DatastoreWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the lock back; what was not committed to a new store goes."""
+        """Give the lock back, and remove what was not committed to a new store."""
         with self._held:
             if not (self.folder / MANIFEST).exists():
                 _remove(path for path in self.folder.glob("*") if path.name != LOCK and _is_ours(path.name))
 
     def add(self, texts: Sequence[Symbols], progress: Progress | None = None) -> SegmentEntry:
-        """Sort texts (see `write_segment`) into a new segment.
-
-        Raises:
-            UsageError: no text, or the store holds the very same already.
-            StoreError: it cannot be written.
-        """
+        """Sort texts into a new segment; raises what `write_segment` and `adopt` do."""
         return self.adopt(self._write(texts, progress))
 
     def _write(self, texts: Sequence[Symbols], progress: Progress | None) -> SegmentEntry:
@@ -133,22 +123,14 @@ class DatastoreWriter:
         return [entry.name for entry in self.manifest.segments]
 
     def adopt(self, entry: SegmentEntry) -> SegmentEntry:
-        """Count in a segment whose file has been written to the folder.
-
-        Raises:
-            UsageError: the store holds the very same already.
-        """
+        """Count in a segment whose file is in the folder; raises UsageError where the store holds its text already."""
         if entry.name in self._names():
             raise UsageError(f"The store {self.folder} holds this text already, as segment {entry.name}.")
         self._set_segments((*self.manifest.segments, entry))
         return entry
 
     def remove(self, name: str) -> SegmentEntry:
-        """Take a segment out.
-
-        Raises:
-            UsageError: there is none of that name.
-        """
+        """Take a segment out. Raises UsageError: there is none of that name."""
         names = self._names()
         if name not in names:
             raise UsageError(
@@ -159,10 +141,9 @@ class DatastoreWriter:
         return removed
 
     def merge(self, most_tokens: int, progress: Progress | None = None) -> int:
-        """Sort neighbouring segments together, as many as stay within `most_tokens`; return how many there were fewer.
+        """Sort neighbouring segments together, as many as stay within `most_tokens`; return how many there are fewer.
 
-        Raises:
-            StoreError: a segment cannot be read or written.
+        Raises StoreError where a segment cannot be read or written.
         """
         before = self.manifest.segments
         merged: list[SegmentEntry] = []
@@ -173,11 +154,7 @@ class DatastoreWriter:
         return len(before) - len(merged)
 
     def commit(self) -> Manifest:
-        """Make the changes count, and remove files that no longer do.
-
-        Raises:
-            StoreError: the manifest cannot be written; the store is then as it was.
-        """
+        """Make the changes count, and remove files that no longer do; a StoreError leaves the store as it was."""
         try:
             write_file(self.folder / MANIFEST, manifest_bytes(self.manifest))
         except OSError as error:
@@ -190,11 +167,7 @@ class DatastoreWriter:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Return the files of a store's folder that its manifest does not list: what a killed writer left behind.
-
-    Raises:
-        StoreError: the folder is no store, or its manifest is damaged.
-    """
+    """Return the files of a store that its manifest does not list: a killed writer's. Raises as `read_manifest`."""
     kept = {MANIFEST, LOCK, *(segment_path(folder, entry.name).name for entry in read_manifest(folder).segments)}
     return sorted(path for path in folder.iterdir() if _is_ours(path.name) and path.name not in kept)
 

@@ -1,88 +1,62 @@
 """What a sequence has taught since it began: successors of pairs and of single tokens, with weights that fade.
 
-A hash table in flat arrays. Knows counts, and what a verdict tells; does not know
-the static table beside it, nor how drafts are searched.
+A hash table in flat arrays. Knows counts, and what a verdict tells; not the static table, nor how drafts are searched.
 """
 
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from foredraft.contracts import TokenIds, Verdict
 from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.index.recent_text import I64, pair_key, slot_of
 
 ROW_WIDTH = 12
-"""Successors remembered per context; a new one takes the place of the weakest."""
+"""Successors remembered per context; a new one takes the place of the weakest. Our choice, as the others."""
 FIRST_SLOTS = 1 << 12
 MOST_SLOTS = 1 << 17
 """The table stops growing here (about 13 MB) and forgets the contexts that it met longest ago."""
 
 STRETCH = MOST_SLOTS // 8
 """A long text is learned in stretches of this many tokens, each of which the table has room for."""
-_EMPTY = -1
 NO_TOKEN = -1
 """The first token of a context that consists of the second alone."""
-
-I64 = npt.NDArray[np.int64]
+_EMPTY = -1  # key of a free slot
 
 
 class LearnedArrays(NamedTuple):
-    """The hash table, in the form that compiled functions take. S slots, a power of two, at most half of them used.
+    """The hash table, in the form that compiled functions take. S slots, a power of two, at most half of them used."""
 
-    Attributes:
-        keys: int64[S]: `(a + 1) << 32 | b` for the context (a, b), or -1 where the slot is free.
-        tokens: int32[S, 12]: successors, in no order.
-        weights: float32[S, 12]: theirs; 0 behind the last one.
-        totals: float32[S]: the weight of all that was learned in the context, including what was displaced.
-        met: int64[S]: when the context was last learned in, by `clock`.
-        clock: int64[2]: learning events so far, and slots in use.
-    """
-
-    keys: I64
-    tokens: npt.NDArray[np.int32]
-    weights: npt.NDArray[np.float32]
-    totals: FloatArray
-    met: I64
-    clock: I64
+    keys: I64  # int64[S], `pair_key(a + 1, b)` for the context (a, b), or -1 where the slot is free
+    tokens: IntArray  # int32[S, 12], successors, in no order
+    weights: FloatArray  # float32[S, 12], theirs; 0 after the last one
+    totals: FloatArray  # float32[S], the weight of all that was learned in the context, including what was displaced
+    met: I64  # int64[S], when the context was last learned in, by `clock`
+    clock: I64  # int64[2], learning events so far, and slots in use
 
 
 def empty_learned(slots: int = FIRST_SLOTS) -> LearnedArrays:
     """Return a table that has learned nothing; `slots` is a power of two."""
     return LearnedArrays(
-        np.full(slots, _EMPTY, np.int64),
-        np.zeros((slots, ROW_WIDTH), np.int32),
-        np.zeros((slots, ROW_WIDTH), np.float32),
-        np.zeros(slots, np.float32),
-        np.zeros(slots, np.int64),
+        np.full(slots, _EMPTY, np.int64), np.zeros((slots, ROW_WIDTH), np.int32),
+        np.zeros((slots, ROW_WIDTH), np.float32), np.zeros(slots, np.float32), np.zeros(slots, np.int64),
         np.zeros(2, np.int64),
-    )
-
-
-@njit(cache=True)
-def _slot(keys: I64, key: int) -> int:
-    """Return the slot that holds `key`, or the free slot where it would go."""
-    mask = len(keys) - 1
-    # multiplicative hashing with xxHash's primes; nothing reaches 2**63, so that interpreted code agrees
-    slot = (((key >> 32) * 0x27D4EB2F ^ (key & 0xFFFFFFFF) * 0x165667B1) >> 20) & mask
-    while keys[slot] != _EMPTY and keys[slot] != key:
-        slot = (slot + 1) & mask
-    return slot
+    )  # fmt: skip
 
 
 @njit(cache=True)
 def learned_row(keys: I64, a: int, b: int) -> int:
     """Return the slot of the context (a, b), or -1 where nothing was learned; `a` is -1 for `b` alone."""
-    slot = _slot(keys, ((int(a) + 1) << 32) | int(b))
+    slot = slot_of(keys, pair_key(int(a) + 1, b))
     return slot if keys[slot] != _EMPTY else -1
 
 
 @njit(cache=True)
 def _opened(arrays: LearnedArrays, a: int, b: int, keep: float) -> int:
     """Return the slot of the context (a, b), taken if it was free, with everything in it faded by `keep`."""
-    key = ((int(a) + 1) << 32) | int(b)
-    slot = _slot(arrays.keys, key)
+    key = pair_key(int(a) + 1, b)
+    slot = slot_of(arrays.keys, key)
     if arrays.keys[slot] == _EMPTY:
         arrays.keys[slot] = key
         arrays.clock[1] += 1
@@ -136,12 +110,9 @@ def learn_text(arrays: LearnedArrays, ids: I64, start: int, weight: float, keep:
 def _rehashed(old: LearnedArrays, new: LearnedArrays, oldest: int) -> None:
     for slot in range(len(old.keys)):
         if old.keys[slot] != _EMPTY and old.met[slot] >= oldest:
-            place = _slot(new.keys, old.keys[slot])
-            new.keys[place] = old.keys[slot]
-            new.tokens[place] = old.tokens[slot]
-            new.weights[place] = old.weights[slot]
-            new.totals[place] = old.totals[slot]
-            new.met[place] = old.met[slot]
+            place = slot_of(new.keys, old.keys[slot])
+            new.keys[place], new.totals[place], new.met[place] = old.keys[slot], old.totals[slot], old.met[slot]
+            new.tokens[place], new.weights[place] = old.tokens[slot], old.weights[slot]
             new.clock[1] += 1
     new.clock[0] = old.clock[0]
 
@@ -185,17 +156,9 @@ def learn_distributions(
 ) -> None:  # fmt: skip
     """Learn the target's own distributions after some rows of a draft, as if `weight` observations had followed each.
 
-    Args:
-        arrays: with room for S more contexts.
-        tokens: int32[N], the draft's.
-        parents: int32[N].
-        rows: int32[S], 0 for the root and i + 1 for node i.
-        before: the token before the root, or -1.
-        root: the root.
-        top_tokens: int32[S, K], the most probable tokens after each row.
-        top_probabilities: float32[S, K], theirs.
-        weight: observations that one distribution counts for.
-        keep: what earlier weights in the context are multiplied by.
+    The draft is `tokens` and `parents`, int32[N], after the tokens `before` (or -1) and `root`. `rows`, int32[S], are 0
+    for the root and i + 1 for node i; after each, `top_tokens`, int32[S, K], have `top_probabilities`, float32[S, K].
+    Earlier weights in a context are multiplied by `keep`. There must be room for S more contexts.
     """
     for row in range(len(rows)):
         node = rows[row] - 1
@@ -211,12 +174,7 @@ def learn_distributions(
 def learn_verdict(arrays: LearnedArrays, verdict: Verdict, ids: TokenIds, weight: float, keep: float) -> LearnedArrays:
     """Learn the target's own distributions, as far as a verdict tells them; return the arrays, or larger ones.
 
-    Args:
-        arrays: changed in place where they have room.
-        verdict: of a draft behind `ids`.
-        ids: int64[n], the sequence up to the draft's root, `ids[verdict.at]`, or longer.
-        weight: observations that one distribution counts for.
-        keep: what earlier weights in its context are multiplied by.
+    `ids`, int64[n], are the sequence up to the draft's root, `ids[verdict.at]`, or longer; the others are as above.
     """
     draft, top, chances = verdict.draft, verdict.top_tokens, verdict.top_probabilities
     if top is None or chances is None:

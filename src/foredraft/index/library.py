@@ -20,9 +20,7 @@ from foredraft.index.suffix_array import SuffixArrays, symbol_dtype
 
 MOST_SHARED = 1 << 22
 """Tokens of other sequences that are kept; beyond, the older half is forgotten."""
-
-_MOST_SEGMENTS = 8
-"""A bounded store is kept in about as many segments, each of which is searched at every step."""
+_MOST_SEGMENTS = 8  # about, of a bounded store: each is searched at every step
 NOTHING_TO_SAVE = 'Only what is shared can be saved: give learn="shared", and a path or memory=PATH.'
 
 
@@ -33,11 +31,6 @@ class Library:
         identity: the tokenizer's hash and the vocabulary that its files are bound to.
         shared: what sequences have shared.
         lock: held while any of it changes.
-
-    Args:
-        stores: opened.
-        vocabulary: number of ids of the model that the texts are searched for.
-        tokenizer_hash: of its tokenizer.
     """
 
     def __init__(self, stores: Iterable[Datastore] = (), *, vocabulary: int = 0, tokenizer_hash: str = "") -> None:
@@ -52,11 +45,7 @@ class Library:
             self.shared = empty_text()
 
     def open(self, folder: str) -> None:
-        """Add the datastore in `folder` to those that are searched.
-
-        Raises:
-            StoreError: it is damaged or belongs to another tokenizer.
-        """
+        """Add the datastore in `folder` to those that are searched; raises what `open_datastore` does."""
         self._stores = (*self._stores, open_datastore(folder, *self.identity))
 
     def segments(self) -> list[SuffixArrays]:
@@ -80,8 +69,7 @@ class Library:
         Args:
             path: its folder; None for `memory`.
             memory: the folder that is searched from now on if it is new.
-            most_tokens: beyond, the oldest segments are forgotten, and small ones are sorted together meanwhile; None
-                keeps everything as it is.
+            most_tokens: beyond, the oldest segments are forgotten, and small ones sorted together; None keeps all.
 
         Raises:
             UsageError: no folder is named.

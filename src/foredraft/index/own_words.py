@@ -22,7 +22,7 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 TOP = 8
-"""Tokens kept of a distribution."""
+"""Tokens kept of a distribution, as in Token Recycling."""
 MOST_SLOTS = 1 << 20
 """Contexts that are kept of a target's own words, at 52 bytes each; then the ones learned longest ago make room."""
 _WAYS = 8  # slots that a context may be in: one cache line of keys
@@ -31,21 +31,13 @@ _KIND = "own-words"
 
 
 class OwnWords(NamedTuple):
-    """The contexts, in the form that compiled functions take. S slots, a power of two, at least 8.
+    """The contexts, in the form that compiled functions take. S slots, a power of two, at least 8."""
 
-    Attributes:
-        keys: int64[S], see `context_key`; 0 where the slot is free.
-        learned: int32[S], when the context was last learned, by `clock`.
-        tokens: int32[S, 8], the most probable tokens, falling.
-        chances: uint8[S, 8], their probabilities in parts of 255; 0 after the last.
-        clock: int64[1], distributions learned so far.
-    """
-
-    keys: I64
-    learned: npt.NDArray[np.int32]
-    tokens: npt.NDArray[np.int32]
-    chances: U8
-    clock: I64
+    keys: I64  # int64[S], see `context_key`; 0 where the slot is free
+    learned: IntArray  # int32[S], when the context was last learned, by `clock`
+    tokens: IntArray  # int32[S, 8], the most probable tokens, falling
+    chances: U8  # uint8[S, 8], their probabilities in parts of 255; 0 after the last
+    clock: I64  # int64[1], distributions learned so far
 
 
 def empty_words(slots: int = MOST_SLOTS) -> OwnWords:
@@ -109,31 +101,34 @@ def _keep(words: OwnWords, key: int, tokens: IntArray, probabilities: FloatArray
 
 
 @njit(cache=True)
+def fill_context(context: I64, tokens: IntArray, parents: IntArray, node: int, ids: I64) -> None:
+    """Write the last tokens down to `node` of a draft after `ids`, -1 for the root, into `context`; -1 before the text.
+
+    `tokens` and `parents`, int32[N], are the draft's.
+    """
+    back = len(ids) - 1
+    for place in range(len(context) - 1, -1, -1):
+        if node >= 0:
+            context[place] = tokens[node]
+            node = parents[node]
+        else:
+            context[place] = ids[back] if back >= 0 else -1
+            back -= 1
+
+
+@njit(cache=True)
 def learn_rows(
     words: OwnWords, tokens: IntArray, parents: IntArray, ids: I64, rows: IntArray, top: IntArray,
     chances: FloatArray,
 ) -> None:  # fmt: skip
     """Keep the distributions after the rows of a verified draft, each under its last three, two and one tokens.
 
-    Args:
-        words: changed in place.
-        tokens: int32[N], the draft's.
-        parents: int32[N].
-        ids: int64[n], the tokens up to the root.
-        rows: int32[S], 0 for the root, i + 1 for node i.
-        top: int32[S, K], the most probable tokens, falling.
-        chances: float32[S, K], their probabilities.
+    The draft is `tokens` and `parents`, int32[N], after `ids`, int64[n]. `rows`, int32[S], are 0 for the root and i + 1
+    for node i; `top`, int32[S, K], the most probable tokens, falling, and `chances`, float32[S, K], theirs.
     """
     context = np.empty(3, np.int64)
     for i in range(len(rows)):
-        node, root = rows[i] - 1, len(ids) - 1
-        for place in range(2, -1, -1):
-            if node >= 0:
-                context[place] = tokens[node]
-                node = parents[node]
-            else:
-                context[place] = ids[root] if root >= 0 else -1
-                root -= 1
+        fill_context(context, tokens, parents, rows[i] - 1, ids)
         a, b, c = context
         _keep(words, context_key(-1, -1, c), top[i], chances[i])
         if b >= 0:
@@ -188,11 +183,7 @@ def _take_row(words: OwnWords, key: int, total: int, tokens: Any, probabilities:
 
 
 def save_words(path: Path, words: OwnWords, tokenizer_hash: str, vocabulary: int) -> None:
-    """Write what was learned to `path`; the old file stays until the new one is complete.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
+    """Write what was learned to `path`; raises StoreError where that cannot be done, and leaves the old file."""
     used = np.flatnonzero(words.keys)
     used = used[np.argsort(words.learned[used])]
     with write_store(path, _KIND, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, overwrite=True) as writer:
@@ -201,11 +192,7 @@ def save_words(path: Path, words: OwnWords, tokenizer_hash: str, vocabulary: int
 
 
 def load_words(path: Path, tokenizer_hash: str) -> OwnWords:
-    """Read what `save_words` wrote, into memory with room for more.
-
-    Raises:
-        StoreError: damaged, or learned with another tokenizer.
-    """
+    """Read what `save_words` wrote; raises StoreError where it is damaged, or learned with another tokenizer."""
     store = open_store(path, _KIND)
     check_fit(path, (store.tokenizer_hash, 0), tokenizer_hash, None, "Use another memory for this model.")
     words = empty_words()

@@ -21,33 +21,22 @@ _VISITS = 8
 
 
 class RecentText(NamedTuple):
-    """A text and its chains. Changed in place; `with_room` makes a larger one.
+    """A text and its chains. Changed in place; `with_room` makes a larger one."""
 
-    Attributes:
-        symbols: int32[room], tokens and `END`.
-        previous: int32[room], for each place, the last one before it that ends in the same two symbols, or -1.
-        keys: int64[2^k], the pairs met, by open addressing; -1 where free.
-        newest: int32[2^k], the last place of each pair.
-        length: int64[1], how many symbols there are.
-    """
-
-    symbols: IntArray
-    previous: IntArray
-    keys: I64
-    newest: IntArray
-    length: I64
+    symbols: IntArray  # int32[room], tokens and `END`
+    previous: IntArray  # int32[room], for each place, the last one before it that ends in the same two symbols, or -1
+    keys: I64  # int64[2^k], the pairs met, by open addressing; -1 where free
+    newest: IntArray  # int32[2^k], the last place of each pair
+    length: I64  # int64[1], how many symbols there are
 
 
 def empty_text(room: int = 1024) -> RecentText:
     """Return a text without symbols that has room for `room`."""
     slots = 1 << max(4, (2 * room - 1).bit_length())
     return RecentText(
-        np.empty(room, np.int32),
-        np.empty(room, np.int32),
-        np.full(slots, -1, np.int64),
-        np.empty(slots, np.int32),
+        np.empty(room, np.int32), np.empty(room, np.int32), np.full(slots, -1, np.int64), np.empty(slots, np.int32),
         np.zeros(1, np.int64),
-    )
+    )  # fmt: skip
 
 
 NO_TEXT = empty_text(1)
@@ -66,17 +55,17 @@ def with_room(text: RecentText, more: int) -> RecentText:
 
 
 @njit(cache=True)
-def _key(first: int, second: int) -> int:
+def pair_key(first: int, second: int) -> int:
+    """Return the key of two tokens, at least 0."""
     return int(np.int64(first) << 32 | np.int64(second))
 
 
 @njit(cache=True)
-def _slot(keys: I64, first: int, second: int) -> int:
-    """Return where the pair of two tokens is, or belongs."""
+def slot_of(keys: I64, key: int) -> int:
+    """Return the slot that holds `key` among `keys`, int64[2^k] with -1 where free, or the free slot where it goes."""
     mask = len(keys) - 1
-    key = _key(first, second)
-    mixed = np.int64(first) * 0x9E3779B1 ^ np.int64(second) * 0x85EBCA6B
-    slot = int(mixed ^ mixed >> 29) & mask
+    # multiplicative hashing with xxHash's primes; nothing reaches 2**63, so that interpreted code agrees
+    slot = (((key >> 32) * 0x27D4EB2F ^ (key & 0xFFFFFFFF) * 0x165667B1) >> 20) & mask
     while keys[slot] >= 0 and keys[slot] != key:
         slot = (slot + 1) & mask
     return slot
@@ -85,7 +74,7 @@ def _slot(keys: I64, first: int, second: int) -> int:
 @njit(cache=True)
 def newest_place(text: RecentText, first: int, second: int) -> int:
     """Return the last place that ends in two tokens, or -1."""
-    slot = _slot(text.keys, first, second)
+    slot = slot_of(text.keys, pair_key(first, second))
     return int(text.newest[slot]) if text.keys[slot] >= 0 else -1
 
 
@@ -99,32 +88,27 @@ def append(text: RecentText, tokens: I64) -> None:
         text.length[0] = at + 1
         if at == 0 or token < 0 or text.symbols[at - 1] < 0:
             continue
-        slot = _slot(text.keys, text.symbols[at - 1], token)
+        key = pair_key(text.symbols[at - 1], token)
+        slot = slot_of(text.keys, key)
         if text.keys[slot] >= 0:
             text.previous[at] = text.newest[slot]
-        text.keys[slot] = _key(text.symbols[at - 1], token)
+        text.keys[slot] = key
         text.newest[slot] = at
 
 
 @njit(cache=True)
 def occurrences(text: RecentText, context: I64, longest: int, most: int) -> tuple[IntArray, IntArray]:
-    """Return where the context's last two tokens or more occurred and went on, newest first.
-
-    Args:
-        text: searched.
-        context: int64[n], the tokens behind which something is wanted.
-        longest: matches are measured up to this many tokens.
-        most: at most so many are returned.
+    """Return where the last two tokens or more of `context`, int64[n], occurred and went on, newest first.
 
     Returns:
-        The place behind each match, int32[K], and how many tokens match there, int32[K], 2 to `longest`.
+        The place after each match, int32[K], K at most `most`, and how many tokens match there, int32[K], 2 to
+        `longest`.
     """
     places, lengths = np.empty(most, np.int32), np.empty(most, np.int32)
     found, n = 0, len(context)
     if n < 2 or context[n - 1] < 0 or context[n - 2] < 0:
         return places[:0], lengths[:0]
-    slot = _slot(text.keys, context[n - 2], context[n - 1])
-    place = int(text.newest[slot]) if text.keys[slot] >= 0 else -1
+    place = newest_place(text, context[n - 2], context[n - 1])
     for _ in range(_VISITS * most):
         if place < 0 or found == most:
             break

@@ -13,24 +13,22 @@ from numba import njit
 
 from foredraft.contracts import TokenIds
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.recent_text import RecentText, occurrences
-from foredraft.index.sources import I64, LONGEST, NO_ROWS, Rows
+from foredraft.index.recent_text import I64, RecentText, occurrences
+from foredraft.index.sources import LONGEST, NO_ROWS, Rows
 from foredraft.index.suffix_array import SuffixArrays, follow
 
 MOST_OCCURRENCES = 5000
 """What REST's released code counts at most."""
-_ROWS = 96  # of all segments together
-_REACH = 10  # tokens of a row
-_ESCAPE = 1.5  # occurrences that a context is imagined to have had with something else behind it
-
-_Prefix = tuple[int, ...]
+_ROWS = 96  # of all segments together: reading them takes 0.1 ms a step (docs/results/log.md)
+_REACH = 10  # tokens of a row, as many as `rest` takes; 20 gave nothing more (docs/results/log.md)
+_ESCAPE = 1.5  # occurrences that a context is imagined to have had with something else after it; our choice
 
 
 def followers(
     segments: Sequence[SuffixArrays], ranges: I64, recent: Sequence[RecentText], context: I64, shortest: int,
     samples: int, depth: int, *, spread: bool = True,
 ) -> IntArray:  # fmt: skip
-    """Return what followed the longest end of a context that occurs anywhere.
+    """Return what followed the longest end of a context that occurs anywhere: int32[R, depth], -1 after a text's end.
 
     Args:
         segments: sorted texts, S of them.
@@ -40,11 +38,7 @@ def followers(
         shortest: tokens that must match at least.
         samples: rows at most.
         depth: tokens of a row.
-        spread: take the rows evenly from all occurrences, the newest of recent texts first, then the segments'; else
-            the first ones.
-
-    Returns:
-        int32[R, depth], -1 after a document's end.
+        spread: take the rows evenly from all occurrences, the newest of recent texts first; else the first ones.
     """
     longest = ranges.shape[1] - 1
     found = [occurrences(text, context, longest, samples) for text in recent]
@@ -64,32 +58,16 @@ def followers(
         own = picked[(picked >= before) & (picked < before + count)] - before
         before += count
         if number < len(recent):
-            places, lengths = found[number]
-            text = recent[number]
-            symbols = text.symbols[: int(text.length[0])]
-            rows.append(_rows(symbols, places[lengths >= length][own].astype(np.int64), depth, np.iinfo(np.int32).max))
+            text, (places, lengths) = recent[number], found[number]
+            symbols: npt.NDArray[np.integer] = text.symbols[: int(text.length[0])]
+            separator = np.iinfo(np.int32).max
+            starts = places[lengths >= length][own].astype(np.int64)
         else:
-            rows.append(
-                stored_rows(segments[number - len(recent)], ranges[number - len(recent), length], length, own, depth)
-            )
+            segment, low = segments[number - len(recent)], ranges[number - len(recent), length, 0]
+            symbols, separator = segment.symbols, len(segment.first) - 1
+            starts = segment.suffixes[low + own].astype(np.int64) + length
+        rows.append(_rows(symbols, starts, depth, separator))
     return np.concatenate(rows)
-
-
-def stored_rows(text: SuffixArrays, entries: I64, length: int, picked: I64, depth: int) -> IntArray:
-    """Return what follows in a segment.
-
-    Args:
-        text: the segment.
-        entries: int64[2], the suffixes that begin with the context: from, and up to.
-        length: the context's.
-        picked: int64[R], which of them.
-        depth: tokens of a row.
-
-    Returns:
-        int32[R, depth], -1 after the document's end.
-    """
-    places = text.suffixes[entries[0] + picked].astype(np.int64) + length
-    return _rows(text.symbols, places, depth, len(text.first) - 1)
 
 
 def _rows(symbols: npt.NDArray[np.integer], places: I64, depth: int, separator: int) -> IntArray:
@@ -102,16 +80,11 @@ def _rows(symbols: npt.NDArray[np.integer], places: I64, depth: int, separator: 
 
 
 def best_nodes(rows: IntArray, limit: int, doubt: float) -> tuple[IntArray, IntArray, FloatArray]:
-    """Return the `limit` prefixes of the rows that are most probable, as a tree.
+    """Return the `limit` prefixes of rows, int32[R, D], -1 after a row's end, that are most probable, as a tree.
 
     A first token scores its share of the rows. After that, a prefix passes its score on to its continuations by their
     share of its n rows, times n / (n + doubt): what was seen once is likely to go on otherwise. So no score exceeds
     that of the prefix extended, and the result is exactly the prefix-closed top `limit`.
-
-    Args:
-        rows: int32[R, D], -1 after a row's end.
-        limit: nodes at most.
-        doubt: rows that are imagined to go on in some other way, at every prefix.
 
     Returns:
         tokens int32[N], parents int32[N], and scores float32[N], at most 1.
@@ -160,9 +133,6 @@ def prefixes(rows: IntArray) -> tuple[IntArray, IntArray, I64]:
     return np.concatenate(tokens), np.concatenate(parents), np.concatenate(counts)
 
 
-# --- the tree of the released code
-
-
 def published_tree(rows: IntArray, nodes: int, seed: int) -> tuple[IntArray, IntArray, FloatArray]:
     """Return the tree of the prefixes that REST's released code keeps, for comparison: its cut throws away much.
 
@@ -179,33 +149,21 @@ def published_tree(rows: IntArray, nodes: int, seed: int) -> tuple[IntArray, Int
         tokens int32[N], parents int32[N], scores float32[N]: the share of occurrences, which is what it ranks by.
     """
     tokens, parents, counts = prefixes(rows)
-    paths: list[_Prefix] = []
-    for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    paths: list[list[int]] = []  # the nodes down to each
+    for node, parent in enumerate(parents.tolist()):
+        paths.append([*(paths[parent] if parent >= 0 else ()), node])
     order = np.lexsort((np.random.default_rng(seed).permutation(len(counts)), -counts))[:nodes]
     chosen = sorted((paths[i] for i in order), key=len)
-    total = sum(len(set(prefix)) for prefix in chosen)
-    while total > nodes:
-        total -= len(set(chosen.pop()))
-    count_of = dict(zip(paths, counts.tolist(), strict=True))
-    return _tree(chosen, {prefix: count / len(rows) for prefix, count in count_of.items()}, nodes)
-
-
-def _tree(paths: list[_Prefix], share: dict[_Prefix, float], nodes: int) -> tuple[IntArray, IntArray, FloatArray]:
-    """Return the tree of the prefixes; equals may have been chosen without what lies above them, so it is cut."""
-    node_of: dict[_Prefix, int] = {(): -1}
-    tokens: list[int] = []
-    parents: list[int] = []
-    scores: list[float] = []
-    for chosen in paths:
-        for depth in range(1, len(chosen) + 1):
-            path = chosen[:depth]
-            if path not in node_of and len(tokens) < nodes:
-                node_of[path] = len(tokens)
-                tokens.append(path[-1])
-                parents.append(node_of[path[:-1]])
-                scores.append(share[path])
-    return np.array(tokens, np.int32), np.array(parents, np.int32), np.array(scores, np.float32)
+    different = [len(np.unique(tokens[path])) for path in chosen]
+    while sum(different) > nodes:
+        different.pop()
+    kept: dict[int, int] = {-1: -1}  # equals may have been chosen without what lies above them, which comes too
+    for node in (node for path in chosen[: len(different)] for node in path):
+        if node not in kept and len(kept) <= nodes:
+            kept[node] = len(kept) - 1
+    nodes_kept = np.array(list(kept)[1:], np.int64)
+    above = np.array([kept[parent] for parent in parents[nodes_kept].tolist()], np.int32)
+    return tokens[nodes_kept], above, (counts[nodes_kept] / max(len(rows), 1)).astype(np.float32)
 
 
 # --- rows for blending

@@ -1,8 +1,8 @@
 """What may follow a node of a draft, by every source that is cheap to ask.
 
 Each source lists candidates: the target's own words, a table made ahead, the text itself, shared text, stored rows, a
-neural draft. Each puts a candidate into a cell by what it knows of it; what a cell is worth is not known here (see
-index/rates.py), nor how drafts are made of candidates (index/blend.py).
+neural draft. Each puts a candidate into a cell by what it knows of it. What a cell is worth, and how drafts are made of
+candidates, is not known here (index/blend.py).
 """
 
 from typing import NamedTuple
@@ -12,47 +12,45 @@ import numpy.typing as npt
 from numba import njit
 
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.own_words import TOP, OwnWords, context_key, find
-from foredraft.index.rates import ABSENT, SOURCES, UNLISTED
+from foredraft.index.own_words import I64, TOP, U8, OwnWords, context_key, find
 from foredraft.index.recent_text import RecentText, newest_place
 
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
+F64 = npt.NDArray[np.float64]
 
+SOURCES = 7
+UNLISTED = 0
+"""The cell of a candidate that a source which knows the context does not list."""
+ABSENT = 255
+"""Stands for a cell where the source does not know the context."""
 WORDS_3, WORDS_2, WORDS_1, OWN, SHARED, STORE, NEURAL = range(SOURCES)
-"""The sources: words behind three, two and one tokens, the text itself, shared text, stored texts, a neural draft."""
+"""The sources: words after three, two and one tokens, the text itself, shared text, stored texts, a neural draft."""
 LONGEST = 16
 """Tokens of context that are compared."""
-_PLACES, _ROOT_PLACES = 16, 64  # occurrences looked at behind a node, and behind the root
-_LISTED = 64  # candidates behind a node at most
+# our choices; the rates are fitted to these bins (scripts/fit_rates.py)
+_PLACES, _ROOT_PLACES = 16, 64  # occurrences looked at after a node, and after the root
+_LISTED = 64  # candidates after a node at most
 _OF_TEXT, _OF_TABLE, _OF_OTHERS = 1, 28, 55  # first of 27 cells: three ranks, nine bins of probability
-_BINS = np.array([0.01, 0.03, 0.08, 0.15, 0.3, 0.5, 0.7, 0.9])
-_LENGTHS = np.array([3, 4, 6, 9, 16])  # of matches
+_SHARES = np.array([0.01, 0.03, 0.08, 0.15, 0.3, 0.5, 0.7, 0.9])  # bounds of bins of probabilities
+_LENGTHS = np.array([3.0, 4.0, 6.0, 9.0, 16.0])  # of bins of matches, in tokens
 MARKS = 7
 """Columns of marks, see `Listed`."""
 _ROWS_LOW, _ROWS_HIGH, _PLACE, _LENGTH, _NODE = 0, 1, 2, 3, 6  # columns of marks; place and length twice: own, shared
 
 
 class Rows(NamedTuple):
-    """What followed in stored texts, rows in lexical order: tokens int32[R, D], -1 after the end of a text.
+    """What followed in stored texts, rows in lexical order."""
 
-    Attributes:
-        tokens: as said.
-        weights: float32[R].
-        lengths: int32[R], tokens of context that matched.
-    """
-
-    tokens: IntArray
-    weights: FloatArray
-    lengths: IntArray
+    tokens: IntArray  # int32[R, D], -1 after the end of a text
+    weights: FloatArray  # float32[R]
+    lengths: IntArray  # int32[R], tokens of context that matched
 
 
 class Foreseen(NamedTuple):
-    """A neural draft: tokens int32[M], parents int32[M], score float32[M]."""
+    """A neural draft."""
 
-    tokens: IntArray
-    parents: IntArray
-    score: FloatArray
+    tokens: IntArray  # int32[M]
+    parents: IntArray  # int32[M]
+    score: FloatArray  # float32[M]
 
 
 NO_ROWS = Rows(np.zeros((0, 1), np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32))
@@ -60,50 +58,35 @@ NOTHING_FORESEEN = Foreseen(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zer
 
 
 class Sources(NamedTuple):
-    """What is asked.
+    """What is asked."""
 
-    Attributes:
-        words: of the target, learned.
-        began: what of them was learned later belongs to this text, see `OwnWords.clock`.
-        table: likewise, made ahead; asked where nothing was learned in this text, before what was learned in others.
-        own: the text itself.
-        shared: what other requests wrote.
-        rows: what followed in stored texts behind the root.
-        foreseen: by a neural drafter.
-    """
-
-    words: OwnWords
-    began: int
-    table: OwnWords
-    own: RecentText
-    shared: RecentText
-    rows: Rows
-    foreseen: Foreseen
+    words: OwnWords  # of the target, learned
+    began: int  # what of them was learned later belongs to this text, see `OwnWords.clock`
+    table: OwnWords  # made ahead; asked where nothing was learned in this text, before what was learned in others
+    own: RecentText  # the text itself
+    shared: RecentText  # what other requests wrote
+    rows: Rows  # what followed in stored texts after the root
+    foreseen: Foreseen  # by a neural drafter
 
 
 class Listed(NamedTuple):
-    """The candidates behind one node, L of them at most.
+    """The candidates after one node, L of them at most.
 
-    Attributes:
-        tokens: int32[L].
-        cells: uint8[L, 7], what each source says.
-        marks: int32[L, 7], where each source goes on behind the candidate: its rows, its places with the lengths of
-            the matches there in the text itself and in shared text, its node in the neural draft; no rows, -1 and -2
-            where it does not.
-        tally: int32[L, 3], occurrences of the source that is being asked: how many, whether the newest, longest match.
-        made: int64[1], how many there are.
+    `marks` say where each source goes on after the candidate: its stored rows from and up to; its place in the text
+    itself and the length of the match there; the same in shared text; its node in the neural draft. No rows, place -1
+    and node -2 where it does not.
     """
 
-    tokens: IntArray
-    cells: U8
-    marks: IntArray
-    tally: IntArray
-    made: I64
+    tokens: IntArray  # int32[L]
+    cells: U8  # uint8[L, 7], what each source says
+    marks: IntArray  # int32[L, 7]
+    tally: IntArray  # int32[L, 3], occurrences in the text that is asked: how many, whether the newest, longest match
+    made: I64  # int64[1], how many there are
 
 
 @njit(cache=True)
 def empty_list() -> Listed:
-    """Return room for the candidates behind one node."""
+    """Return room for the candidates after one node."""
     return Listed(
         np.empty(_LISTED, np.int32), np.empty((_LISTED, SOURCES), np.uint8), np.empty((_LISTED, MARKS), np.int32),
         np.empty((_LISTED, 3), np.int32), np.zeros(1, np.int64),
@@ -111,17 +94,10 @@ def empty_list() -> Listed:
 
 
 @njit(cache=True)
-def _bin(share: float) -> int:
+def _bin(value: float, bounds: F64) -> int:
+    """Return how many of the ascending bounds are reached."""
     number = 0
-    while number < len(_BINS) and share >= _BINS[number]:
-        number += 1
-    return number
-
-
-@njit(cache=True)
-def _length_bin(length: int) -> int:
-    number = 0
-    while number < 5 and length >= _LENGTHS[number]:
+    while number < len(bounds) and value >= bounds[number]:
         number += 1
     return number
 
@@ -147,7 +123,7 @@ def _candidate(listed: Listed, token: int) -> int:
 
 @njit(cache=True)
 def _list_words(sources: Sources, key: int, source: int, listed: Listed) -> bool:
-    """List what the target said behind a context, or else what the table says; say whether either knows it."""
+    """List what the target said after a context, or else what the table says; say whether either knows it."""
     known, slot, cell = sources.words, find(sources.words, key), _OF_TEXT
     if slot < 0 or known.learned[slot] <= sources.began:
         of_table = find(sources.table, key)
@@ -163,7 +139,7 @@ def _list_words(sources: Sources, key: int, source: int, listed: Listed) -> bool
             break
         at = _candidate(listed, known.tokens[slot, i])
         if at >= 0:
-            listed.cells[at, source] = cell + min(i, 2) * 9 + _bin(parts / 255.0)
+            listed.cells[at, source] = cell + min(i, 2) * 9 + _bin(parts / 255.0, _SHARES)
     return True
 
 
@@ -213,8 +189,8 @@ def _list_places(text: RecentText, context: I64, mark: IntArray, visits: int, so
     for at in range(listed.made[0]):
         count, newest, length = listed.tally[at]
         if count:
-            share = 0 if 3 * count < total else 1 if count < total else 2
-            listed.cells[at, source] = 1 + ((_length_bin(length) * 3 + share) * 2 + min(count - 1, 1)) * 2 + newest
+            share, long = 0 if 3 * count < total else 1 if count < total else 2, _bin(float(length), _LENGTHS)
+            listed.cells[at, source] = 1 + ((long * 3 + share) * 2 + min(count - 1, 1)) * 2 + newest
     return total > 0
 
 
@@ -239,8 +215,8 @@ def _list_rows(rows: Rows, mark: IntArray, depth: int, listed: Listed) -> bool:
         at = _candidate(listed, token)
         if at >= 0:
             listed.marks[at, _ROWS_LOW], listed.marks[at, _ROWS_HIGH] = begin, end
-            length = min(_length_bin(longest + depth), 3)
-            listed.cells[at, STORE] = 1 + (_bin(float(weight / total)) * 4 + length) * 3 + many
+            length = min(_bin(float(longest + depth), _LENGTHS), 3)
+            listed.cells[at, STORE] = 1 + (_bin(float(weight / total), _SHARES) * 4 + length) * 3 + many
     return bool(high > low)
 
 
@@ -254,7 +230,7 @@ def _list_foreseen(foreseen: Foreseen, parent: int, listed: Listed) -> bool:
         found, at = True, _candidate(listed, foreseen.tokens[node])
         if at >= 0:
             listed.marks[at, _NODE] = node
-            listed.cells[at, NEURAL] = 1 + _bin(float(foreseen.score[node]) / max(above, 1e-9))
+            listed.cells[at, NEURAL] = 1 + _bin(float(foreseen.score[node]) / max(above, 1e-9), _SHARES)
     return found
 
 
@@ -285,5 +261,5 @@ def list_all(sources: Sources, context: I64, mark: IntArray, depth: int, listed:
 
 @njit(cache=True)
 def root_mark(sources: Sources) -> IntArray:
-    """Return where the sources go on behind the root, int32[7], see `Listed`."""
+    """Return where the sources go on after the root, int32[7], see `Listed`."""
     return np.array([0, len(sources.rows.tokens), -1, 0, -1, 0, -1], np.int32)

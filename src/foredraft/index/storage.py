@@ -28,14 +28,14 @@ AnyArray = npt.NDArray[Any]
 
 MAGIC = b"\x89FDRAFT\n"  # not valid UTF-8, so no text file begins like this
 FORMAT_VERSION = 1
-ALIGNMENT = 64
+ALIGNMENT = 64  # bytes: a cache line
 BUILDING_SUFFIX = ".building"
 EAGER_CHECK_BYTES = 32 << 20
 """Files up to this size have their arrays' checksums verified whenever they are opened."""
 
 _PREAMBLE = struct.Struct("<8sIIQI36x")  # magic, format version, header bytes, file bytes, crc32 of these and header
-_MAX_HEADER_BYTES = 16 << 20
-_COPY_BYTES = 8 << 20
+_MAX_HEADER_BYTES = 16 << 20  # read at most: a damaged file may say anything
+_COPY_BYTES = 8 << 20  # copied, or checked, at a time
 _DTYPES = frozenset(
     ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 )
@@ -55,31 +55,21 @@ class ArrayEntry:
 
     @property
     def end(self) -> int:
-        """Byte behind the array's last."""
+        """Byte after the array's last."""
         return self.offset + self.length * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """An open store.
-
-    Attributes:
-        path: the file.
-        kind: what the arrays are, such as ``trigram-table``.
-        tokenizer_hash: of the tokenizer whose ids the arrays hold.
-        vocabulary: number of token ids.
-        metadata: whatever the writer noted; JSON values.
-        entries: the arrays' places, in file order.
-        arrays: name to a read-only, 64-byte-aligned, one-dimensional view of the mapped file.
-    """
+    """An open store."""
 
     path: Path
-    kind: str
-    tokenizer_hash: str
-    vocabulary: int
-    metadata: Mapping[str, Any]
-    entries: tuple[ArrayEntry, ...]
-    arrays: Mapping[str, AnyArray]
+    kind: str  # what the arrays are, such as ``trigram-table``
+    tokenizer_hash: str  # of the tokenizer whose ids the arrays hold
+    vocabulary: int  # number of token ids
+    metadata: Mapping[str, Any]  # what the writer noted; JSON values
+    entries: tuple[ArrayEntry, ...]  # the arrays' places, in file order
+    arrays: Mapping[str, AnyArray]  # name to a read-only, 64-byte-aligned, one-dimensional view of the mapped file
 
 
 def _aligned(offset: int) -> int:
@@ -87,7 +77,7 @@ def _aligned(offset: int) -> int:
 
 
 def _header_crc(preamble: bytes, header: bytes) -> int:
-    """Return the crc32 of the 64-byte preamble, its own crc field taken as zero, and the header behind it."""
+    """Return the crc32 of the 64-byte preamble, its own crc field taken as zero, and the header after it."""
     return zlib.crc32(header, zlib.crc32(preamble[:24] + bytes(4) + preamble[28:]))
 
 
@@ -106,11 +96,7 @@ def unwritable(path: Path, error: OSError) -> StoreError:
 def check_fit(
     path: Path, made_for: tuple[str, int], tokenizer_hash: str | None, vocabulary: int | None, remedy: str
 ) -> None:
-    """Refuse what was made for another tokenizer's hash than a given one, or for more ids than a model scores.
-
-    Raises:
-        StoreError: saying so, and the remedy.
-    """
+    """Raise StoreError for what was made for another tokenizer, or for more ids than a model scores."""
     if tokenizer_hash and made_for[0] != tokenizer_hash:
         raise StoreError(
             f"{path} was made with another tokenizer ({made_for[0][:12]}..., and this model's is "
@@ -228,11 +214,7 @@ def _check_arrays(path: Path, entries: tuple[ArrayEntry, ...], mapped: npt.NDArr
 
 @contextlib.contextmanager
 def write_lock(lock: Path, path: Path) -> Iterator[None]:
-    """Be the one process that writes to `path`, by holding the file `lock`, until the block ends.
-
-    Raises:
-        StoreError: another process is, or the lock cannot be made.
-    """
+    """Be the one process that writes to `path`, by the file `lock`; raises StoreError where another one is."""
     if not lock.parent.is_dir():  # some versions of filelock would make it
         raise StoreError(f"{path} cannot be written, as its folder does not exist. Make it, or choose another.")
     held = filelock.FileLock(lock, timeout=0)
@@ -315,7 +297,7 @@ class StoreWriter:
         return _PREAMBLE.pack(MAGIC, FORMAT_VERSION, len(header), end, _header_crc(preamble, header)) + header
 
     def finish(self, path: Path, fields: Mapping[str, Any]) -> None:
-        """Join the arrays behind a header with these fields, and put the file in its place."""
+        """Join the arrays after a header with these fields, and put the file in its place."""
         whole = self.folder / "whole"
         with whole.open("wb") as out:
             out.write(self._header(fields))

@@ -6,8 +6,8 @@ follows there, up to the next separator; places where the same follows up to the
 only; no file.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,23 +19,18 @@ from foredraft.errors import UsageError
 Symbols = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 Places = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 I64 = npt.NDArray[np.int64]
+Item = TypeVar("Item")
 
-_CHUNK = 1 << 22
+_CHUNK = 1 << 22  # elements of a piece: 16 to 32 MB
 _FEW = 3  # tokens that are quicker appended than a context is looked up
 
 
 class SuffixArrays(NamedTuple):
-    """A sorted text, in the form that compiled functions take: n symbols, of which d are separators.
+    """A sorted text, in the form that compiled functions take: n symbols, of which d are separators."""
 
-    Attributes:
-        symbols: uint16[n] or uint32[n], tokens below V, and V for the separator.
-        suffixes: int32[n - d] or int64[n - d], places of tokens in the order of what follows.
-        first: int64[V + 1], the suffixes that begin with token t are entries `first[t]` to `first[t + 1]`.
-    """
-
-    symbols: Symbols
-    suffixes: Places
-    first: I64
+    symbols: Symbols  # uint16[n] or uint32[n], tokens below V, and V for the separator
+    suffixes: Places  # int32[n - d] or int64[n - d], places of tokens in the order of what follows
+    first: I64  # int64[V + 1], the suffixes that begin with token t are entries `first[t]` to `first[t + 1]`
 
 
 def symbol_dtype(vocabulary: int) -> np.dtype[Any]:
@@ -44,16 +39,11 @@ def symbol_dtype(vocabulary: int) -> np.dtype[Any]:
 
 
 def sorted_suffixes(texts: Sequence[Symbols], vocabulary: int) -> tuple[Places, I64]:
-    """Return `suffixes` and `first` of the texts as one, as in `SuffixArrays`.
+    """Return `suffixes` and `first` of the texts as one, as in `SuffixArrays`; the separator is `vocabulary`.
 
     Sorts by libdivsufsort (pydivsufsort): the fastest suffix sorter with wheels for all systems. It sorts bytes, so
-    symbols go in most significant byte first, and every place that is no symbol's first byte is dropped afterwards,
-    within the array that the sorter made. It takes 5 bytes of memory for each of these (2 a symbol for vocabularies of
-    255 to 65,535), which is the most that building needs.
-
-    Args:
-        texts: documents, each followed by the separator; best memory-mapped, as each is read in turn.
-        vocabulary: the separator.
+    symbols go in most significant byte first, and every place that is no symbol's first byte is dropped afterwards. It
+    takes 5 bytes of memory for each of these (2 a symbol for vocabularies of 255 to 65,535), the most of building.
 
     Raises:
         UsageError: a symbol above the separator.
@@ -93,6 +83,20 @@ def pieces(arrays: Iterable[npt.NDArray[Any]]) -> Iterator[npt.NDArray[Any]]:
             yield array[start : start + _CHUNK]
 
 
+def grouped(items: Iterable[Item], size: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
+    """Yield neighbours together as long as their sizes add up to at most `most`; a larger one comes alone."""
+    group: list[Item] = []
+    total = 0
+    for item in items:
+        if group and total + size(item) > most:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += size(item)
+    if group:
+        yield group
+
+
 @njit(cache=True)
 def _symbol_places(entries: Places, width: int) -> None:
     """Turn byte places into symbol places, in place, leaving out those inside a symbol."""
@@ -108,15 +112,11 @@ def _symbol_places(entries: Places, width: int) -> None:
 
 @njit(cache=True)
 def _search(text: SuffixArrays, searches: I64, count: int) -> None:
-    """Carry out binary searches step by step together: what each reads next is out of the caches.
+    """Carry out `count` binary searches step by step together.
 
-    The reads of one step do not depend on each other, so the processor waits for all of them at once.
-
-    Args:
-        text: searched.
-        searches: int64[5, N], a search a column: `low`, `high`, `offset`, `token`, and room. It ends with `low` at the
-            first entry of `[low, high)` whose symbol at `offset` is not below `token`.
-        count: how many there are.
+    What each reads next is a cache miss; those of one step do not depend on each other, so the processor waits for all
+    at once. `searches`, int64[5, N], has one a column: `low`, `high`, `offset`, `token`, and room. It ends with `low`
+    at the first entry of `[low, high)` whose symbol at `offset` is not below `token`.
     """
     low, high, offset, token, place = searches[0], searches[1], searches[2], searches[3], searches[4]
     looking = True
@@ -147,15 +147,9 @@ def _begins_with(text: SuffixArrays, token: int) -> tuple[int, int]:
 
 @njit(cache=True)
 def _narrow(text: SuffixArrays, ranges: I64, lengths: I64, offsets: I64, tokens: I64, searches: I64) -> None:
-    """Narrow ranges, all at once, to the entries that have a token at an offset; what is empty stays so.
+    """Narrow rows `lengths` of `ranges`, all at once, to the entries that have a token at an offset.
 
-    Args:
-        text: searched.
-        ranges: int64[longest + 1, 2]; rows `lengths` are changed in place.
-        lengths: int64[N].
-        offsets: int64[N], how many tokens each of them matches.
-        tokens: int64[N], what must come next.
-        searches: int64[5, 2 N], room.
+    `lengths`, `offsets` and `tokens` are int64[N]; `searches`, int64[5, 2 N], is room. What is empty stays so.
     """
     count = 0
     for n in range(len(lengths)):
@@ -180,14 +174,14 @@ def _narrow(text: SuffixArrays, ranges: I64, lengths: I64, offsets: I64, tokens:
 def follow(text: SuffixArrays, ranges: I64, context: I64, new: int) -> None:
     """Go on to the end of a context, keeping in `ranges` where each of its suffixes occurs.
 
-    A few tokens are appended one by one: each suffix's range is narrowed into that of the suffix one longer, so that a
-    token costs two binary searches for each length that still matches. More are quicker looked up anew: all suffixes
-    together, from their first token on, until one is found nowhere, as then no longer one is either.
+    A few tokens are appended one by one: each suffix's range is narrowed into that of the suffix one longer, so a token
+    costs two binary searches for each length that still matches. More are quicker looked up anew: all suffixes
+    together, from their first token on, until one is found nowhere.
 
     Args:
         text: searched.
-        ranges: int64[longest + 1, 2]; row L: the entries of `text` that begin with the context's last L tokens. All
-            zero to begin with; changed in place.
+        ranges: int64[longest + 1, 2]; row L: the entries that begin with the context's last L tokens. All zero to begin
+            with; changed in place.
         context: int64[k], its last `longest` tokens or more, or all of it; one outside the vocabulary occurs nowhere.
         new: how many of its tokens, and of those before it, were not followed before.
     """
@@ -225,7 +219,7 @@ def _look_up(text: SuffixArrays, ranges: I64, context: I64) -> None:
 
 @njit(cache=True)
 def is_sorted(text: SuffixArrays) -> bool:
-    """Return whether `text` is a suffix array, in time and memory (one int64 a symbol) that grow with its length.
+    """Return whether `text` is a suffix array; takes memory of one int64 a symbol.
 
     Every token's place must occur once, and of two neighbours the first must begin with the lesser token, or both with
     the same token and what follows the first's must come first.

@@ -34,52 +34,30 @@ class TableArrays(NamedTuple):
     """The table itself, in the form that compiled functions take. V tokens, B bigrams, T kept tri-grams.
 
     Token arrays are uint16 when V <= 65536, else uint32.
-
-    Attributes:
-        first: uint32[V+1]: the bigrams that begin with token `a` are rows `first[a]` to `first[a+1]`.
-        second: tokens[B]: each bigram's second token, strictly ascending within a first token.
-        offsets: uint32[B+1]: the successors of bigram row `r` are entries `offsets[r]` to `offsets[r+1]`.
-        totals: uint32[B]: how often the bigram was followed by a token, before pruning; saturating; at least 1.
-        tokens: tokens[T]: successors, the most probable first, the lower token first among equal counts.
-        probabilities: uint16[T]: of those, relative to `totals`.
-        unigram_offsets: uint32[V+1]: the successors of the single token `b` are entries `[b]` to `[b+1]`.
-        unigram_totals: uint32[V]: how often the token was followed by a token; saturating.
-        unigram_tokens: tokens[U]: as `tokens`.
-        unigram_probabilities: uint16[U]: as `probabilities`, relative to `unigram_totals`.
-        common_tokens: tokens[K]: the most frequent tokens overall, the most frequent first.
-        common_probabilities: uint16[K]: relative to all tokens.
     """
 
-    first: U32
-    second: TokenArray
-    offsets: U32
-    totals: U32
-    tokens: TokenArray
-    probabilities: U16
-    unigram_offsets: U32
-    unigram_totals: U32
-    unigram_tokens: TokenArray
-    unigram_probabilities: U16
-    common_tokens: TokenArray
-    common_probabilities: U16
+    first: U32  # [V+1], the bigrams that begin with token `a` are rows `first[a]` to `first[a+1]`
+    second: TokenArray  # [B], each bigram's second token, strictly ascending within a first token
+    offsets: U32  # [B+1], the successors of bigram row `r` are entries `offsets[r]` to `offsets[r+1]`
+    totals: U32  # [B], how often the bigram was followed by a token, before pruning; saturating; at least 1
+    tokens: TokenArray  # [T], successors, the most probable first, the lower token first among equal counts
+    probabilities: U16  # [T], of those, relative to `totals`
+    unigram_offsets: U32  # [V+1], the successors of the single token `b` are entries `[b]` to `[b+1]`
+    unigram_totals: U32  # [V], how often the token was followed by a token; saturating
+    unigram_tokens: TokenArray  # [U], as `tokens`
+    unigram_probabilities: U16  # [U], as `probabilities`, relative to `unigram_totals`
+    common_tokens: TokenArray  # [K], the most frequent tokens overall, the most frequent first
+    common_probabilities: U16  # [K], relative to all tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TrigramTable:
-    """An open tri-gram table.
+    """An open tri-gram table."""
 
-    Attributes:
-        vocabulary: no token in the table reaches it.
-        arrays: the table.
-        tokenizer_hash: of the tokenizer whose ids it holds; "" for an empty table, which suits any.
-        metadata: what the builder noted: documents, tokens, keep, ...
-        path: where it lies, or None.
-    """
-
-    vocabulary: int
+    vocabulary: int  # no token in the table reaches it
     arrays: TableArrays
-    tokenizer_hash: str
-    metadata: dict[str, Any]
+    tokenizer_hash: str  # of the tokenizer whose ids it holds; "" for an empty table, which suits any
+    metadata: dict[str, Any]  # what the builder noted: documents, tokens, keep, ...
     path: Path | None
 
 
@@ -114,13 +92,9 @@ def open_table(
 ) -> TrigramTable:
     """Open a table by mapping it into memory.
 
-    Args:
-        path: the file.
-        tokenizer_hash: the hash that it must carry; None takes any.
-        vocabulary: how many tokens the model scores, which the table must not exceed; None takes any.
-
     Raises:
-        StoreError: no sound table, or one made with another tokenizer.
+        StoreError: no sound table, or one made with another tokenizer or for more tokens than `vocabulary`; None of
+            either takes any.
     """
     store = open_store(path, KIND)
     check_fit(store.path, (store.tokenizer_hash, store.vocabulary), tokenizer_hash, vocabulary, _REMEDY)
@@ -139,7 +113,7 @@ def open_named_table(
         tokenizer_hash: of the model's tokenizer; "" takes any table.
 
     Raises:
-        StoreError: no sound table, or one made with another tokenizer.
+        StoreError: as `open_table` does.
     """
     if name == "default":
         name = str(default()) if default is not None else "none"
@@ -175,11 +149,7 @@ def _table(store: Store) -> TrigramTable:
 
 
 def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Describe a table: sizes in entries and bytes, tokenizer, and what its builder noted. JSON values only.
-
-    Raises:
-        StoreError: no sound table.
-    """
+    """Describe a table in JSON values: sizes, tokenizer, what its builder noted. Raises what `open_table` does."""
     table = open_table(path)
     arrays = table.arrays
     return {
@@ -198,15 +168,11 @@ def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def check_table(path: str | os.PathLike[str]) -> TrigramTable:
-    """Verify a table to the last byte: its checksums, and that its arrays are what `TableArrays` says.
-
-    Raises:
-        StoreError: naming what does not hold.
-    """
+    """Verify a table to the last byte; raises StoreError for a checksum, or what `TableArrays` says, that is wrong."""
     store = open_store(path, KIND, check=True)
     table = _table(store)
     arrays, size = table.arrays, table.vocabulary
-    # The offsets come first: what is behind them trusts offsets, and compiled code does not check bounds.
+    # The offsets come first: what is after them trusts offsets, and compiled code does not check bounds.
     for name in ("first", "offsets", "unigram_offsets"):
         array = getattr(arrays, name)
         if (array[1:] < array[:-1]).any():
@@ -259,12 +225,6 @@ def bigram_row(first: npt.NDArray[Any], second: npt.NDArray[Any], a: int, b: int
     """Return the row of the bigram `a, b`, or -1 where the corpus never had it.
 
     Safe for any `a` and `b`, and for damaged arrays: compiled code checks no bounds, so the range is clamped here.
-
-    Args:
-        first: uint32[V+1], as in `TableArrays`.
-        second: tokens[B].
-        a: first token.
-        b: second token.
     """
     if a < 0 or a + 1 >= len(first):
         return -1
