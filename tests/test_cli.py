@@ -399,6 +399,13 @@ def test_chat_answers_piped_lines_until_an_empty_one(run):
 
 
 @pytest.mark.slow
+def test_chat_keeps_what_it_learned_where_it_is_told_to(run, tmp_path):
+    folder = tmp_path / "memory"
+    assert run("chat", *QUICK, "--memory", str(folder), stdin="Hello!\n").status == 0
+    assert any(folder.iterdir())
+
+
+@pytest.mark.slow
 def test_chat_without_a_line_is_refused(run):
     assert refused(run("chat", *QUICK), 2, "pipe one message a line")
 

@@ -46,7 +46,11 @@ def chat(
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     given = {name: value for name, value in options.items() if value is not None}
     job = Job(model, dtype, device, eager, method, config, given, system, color=wants_color(color))
-    converse(job.load(), job, prompt)
+    generator = job.load()
+    try:
+        converse(generator, job, prompt)
+    finally:
+        generator.save()
 
 
 def converse(generator: "Generator", job: Job, first: str | None = None) -> None:
