@@ -46,6 +46,9 @@ ROWS: dict[str, dict[str, Any]] = {
 """The arguments of `Generator.use`, by the row that they fill; without nodes or a control, the method's own control."""
 
 
+_WARM_UP, _WARM_UP_TOKENS = "One, two, three, one, two, three, one, two", 24
+
+
 def rows_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Return the rows that were asked for, with a further one for each head that was named."""
     heads = dict(each.split("=", 1) for each in arguments.head)
@@ -66,6 +69,9 @@ def measure(arguments: argparse.Namespace) -> None:
     rows = rows_of(arguments)
     for row, how in rows.items():
         generator.use(**{"options": {}, **how})
+        for temperature in (0.0, 0.7):  # what is compiled at a first text is not to be timed
+            generator.generate(_WARM_UP, max_new_tokens=_WARM_UP_TOKENS, do_sample=temperature > 0)
+        generator.forget()
         drafters[row] = generator.drafter
     with path.open("a") as file:
         for temperature in arguments.temperature:
