@@ -40,6 +40,14 @@ ROWS: dict[str, dict[str, Any]] = {
     "Medusa, 8 nodes": {"method": "medusa", "nodes": 8},
     "layer skipping": {"method": "layer_skip"},
     "lookahead": {"method": "lookahead"},
+    "Adaptix, 16 nodes": {"method": "adaptix", "nodes": 16},
+    "Adaptix, 60 nodes": {"method": "adaptix", "nodes": 60},
+    "Adaptix, MCTS, 16 nodes": {"method": "adaptix", "options": {"search": "mcts"}, "nodes": 16},
+    "Adaptix, MCTS and the paper's learning, 16 nodes": {
+        "method": "adaptix", "options": {"search": "mcts", "learn": "paper"}, "nodes": 16,
+    },
+    "Adaptix, nothing learned, 16 nodes": {"method": "adaptix", "options": {"learn": "off"}, "nodes": 16},
+    "Adaptix, an empty table, 16 nodes": {"method": "adaptix", "options": {"table": "none"}, "nodes": 16},
     "auto": {"method": "auto"},
     "auto with the draft model": {"method": "auto", "options": {"drafter": "draft_tree"}},
 }  # fmt: skip
@@ -56,7 +64,13 @@ def rows_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
         f"EESD, {name}, Beta-TS": {"method": "eesd", "options": {"head": head}, "control": "beta_ts"}
         for name, head in heads.items()
     }
-    return {row: how for row, how in (ROWS | further).items() if not arguments.row or row in arguments.row}
+    for name, store in (each.split("=", 1) for each in arguments.store):
+        for nodes in (16, 64):
+            further[f"REST, {name}, {nodes} nodes"] = {"method": "rest", "options": {"store": store}, "nodes": nodes}
+        paper = {"store": store, "learn": "off", "shortest": 2, "doubt": 0}
+        further[f"REST, {name}, the paper's settings, 64 nodes"] = {"method": "rest", "options": paper, "nodes": 64}
+    wanted = [*arguments.row, *(row for row in further if row.startswith("REST"))] if arguments.row else []
+    return {row: how for row, how in (ROWS | further).items() if not wanted or row in wanted}
 
 
 def measure(arguments: argparse.Namespace) -> None:
@@ -129,6 +143,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="of a text at most")
     parser.add_argument("--temperature", type=float, action="append", help="0 is greedy; may be given more than once")
     parser.add_argument("--head", action="append", default=[], help="ROW=FOLDER, a further EESD head")
+    parser.add_argument("--store", action="append", default=[], help="NAME=FOLDER, a datastore for REST")
     parser.add_argument("--row", action="append", help="this row only; may be given more than once")
     parser.add_argument("--table", action="store_true", help="print what was measured")
     arguments = parser.parse_args()
