@@ -17,6 +17,7 @@ from foredraft.bench.metrics import Ratio, first_difference, mean_speed_up, spee
 from foredraft.bench.recommendation import advise
 from foredraft.bench.report import checked_cells, write_report
 from foredraft.bench.runner import Plan, run_plan
+from foredraft.bench.serve import shared_out
 from foredraft.bench.summary import ALL, summarize_cells
 from foredraft.bench.tasks import TaskPrompt, load_task
 from foredraft.bench.writer import make_writer, stalled_seconds, write_by_turns
@@ -506,3 +507,12 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(arguments, says, capsy
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1
+
+
+def test_every_stream_of_every_load_has_as_many_prompts_and_none_is_asked_twice():
+    shares = list(shared_out(range(50), (1, 4, 8), rounds=2))
+    assert [len(share) for share in shares] == [1, 4, 8, 1, 4, 8]
+    asked = [each for share in shares for each in share]
+    assert len(set(asked)) == len(asked)
+    with pytest.raises(UsageError, match=r"2 rounds of 1 \+ 16 streams need 34 prompts, and there are 33"):
+        shared_out(range(33), (1, 16), rounds=2)

@@ -11,13 +11,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
 from foredraft.bench.tasks import TaskPrompt
-from foredraft.errors import ForedraftError
+from foredraft.errors import ForedraftError, UsageError
+
+T = TypeVar("T")
 
 PLAIN, DRAFTED = "plain", "drafted"
 WAYS: Mapping[str, Mapping[str, Any]] = {PLAIN: {"speculative": False}, DRAFTED: {}}
@@ -139,20 +142,38 @@ async def loads(
 ) -> list[Load]:
     """Measure loads by turns: every way, for every number of streams, in every round.
 
-    The bodies are shared out, so that none is asked twice in one way: a server drafts well what it wrote before.
-
     Raises:
+        UsageError: too few bodies.
         ForedraftError: the server refused, or told of an error.
     """
-    found, parts = [], len(streams) * rounds
+    found, shares = [], shared_out(bodies, streams, rounds)
     async with _client(address) as client:
         for way in ways:
             await _load(client, [{**body, "temperature": 1.0} for body in bodies[:_WARM_UP]], 1, way)
         for turn in range(rounds):
-            for place, count in enumerate(streams):
-                own = bodies[turn * len(streams) + place :: parts]
+            for count in streams:
+                own = next(shares)
                 found += [await _load(client, own, count, way) for way in _by_turns(turn, ways)]
     return found
+
+
+def shared_out(bodies: Sequence[T], streams: Sequence[int], rounds: int) -> Iterator[Sequence[T]]:
+    """Return the bodies of each load of each round: as many for every stream, so that all write to the end.
+
+    None is asked twice in one way, as a server drafts well what it wrote before.
+
+    Raises:
+        UsageError: too few bodies.
+    """
+    needed = rounds * sum(streams)
+    each = len(bodies) // needed
+    if not each:
+        raise UsageError(
+            f"{rounds} rounds of {' + '.join(map(str, streams))} streams need {needed} prompts, and there are "
+            f"{len(bodies)}; ask for more --prompts, fewer --rounds, or fewer --streams."
+        )
+    waiting = iter(bodies)
+    return iter([list(islice(waiting, each * count)) for _ in range(rounds) for count in streams])
 
 
 async def _load(client: httpx.AsyncClient, bodies: Sequence[Mapping[str, Any]], streams: int, way: str) -> Load:
