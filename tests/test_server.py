@@ -35,6 +35,9 @@ def served(folder, **options):
     return listening, generator, thread
 
 
+PATIENCE = 60  # seconds that an answer may take on a busy machine; httpx gives up after 5
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     listening, generator, thread = served(tmp_path_factory.mktemp("stores"))
@@ -363,8 +366,12 @@ def test_too_many_requests_are_told_to_come_back(tmp_path):
     listening, _, thread = served(tmp_path, max_num_seqs=1, max_waiting=1)
     body = {"model": "toy", "messages": QUESTION, "max_tokens": 900, "ignore_eos": True, "stream": True}
     url = f"{listening.address}/v1/chat/completions"
-    with httpx.Client() as client, client.stream("POST", url, json=body) as one, client.stream("POST", url, json=body):
-        refused = httpx.post(url, json=body | {"n": 2})
+    with (
+        httpx.Client(timeout=PATIENCE) as client,
+        client.stream("POST", url, json=body) as one,
+        client.stream("POST", url, json=body),
+    ):
+        refused = httpx.post(url, json=body | {"n": 2}, timeout=PATIENCE)
         assert (refused.status_code, one.status_code) == (429, 200)
         assert int(refused.headers["retry-after"]) > 0
     listening.stop()
@@ -374,7 +381,7 @@ def test_too_many_requests_are_told_to_come_back(tmp_path):
 def test_stopping_finishes_what_was_begun(tmp_path):
     listening, _, thread = served(tmp_path)
     body = {"model": "toy", "messages": QUESTION, "max_tokens": 60, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{listening.address}/v1/chat/completions", json=body) as stream:
+    with httpx.stream("POST", f"{listening.address}/v1/chat/completions", json=body, timeout=PATIENCE) as stream:
         lines = stream.iter_lines()
         next(lines)
         stopping = threading.Thread(target=listening.stop)
