@@ -173,3 +173,9 @@ def test_what_it_drafts_is_explained(monkeypatch):
     generator.generate("The old lighthouse", max_new_tokens=16)
     assert recorded.counts().drafted_by_source["auto, eesd"] > 0
     assert all(verdict.hidden is None for verdict in recorded.verdicts)
+
+
+def test_what_the_blended_drafter_runs_is_named_for_compiling(tmp_path):
+    first, rest = blended("eesd chain", "llama", tmp_path).needs.models
+    assert first.passage is not None
+    assert rest.passage is not None

@@ -36,8 +36,7 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
         UnsupportedModelError: a model whose rows cannot form a tree.
     """
     if isinstance(model, str | Path) and (Path(model).expanduser() / CONFIG_FILE).is_file():
-        drafting = load_draft_model(model, target.model)[1]
-        return TorchTarget(drafting, kept_forward(drafting) if target.compiled is not None else None)
+        return target.with_model(load_draft_model(model, target.model)[1])
     if isinstance(model, str):
         draft_tokenizer = load_tokenizer(model)
         _check_vocabularies(tokenizer, draft_tokenizer, model)  # before the weights are read

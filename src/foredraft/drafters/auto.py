@@ -158,7 +158,7 @@ class AutoDrafter:
                 f"Method {neural.name!r} must be shown every step, and auto shows it those in which it drafts; blend "
                 "in one that reads what it missed, and says so with Needs(every_step=False)."
             )
-        self.needs = dataclasses.replace(self.needs, hidden=asked.hidden, target=asked.target)
+        self.needs = dataclasses.replace(self.needs, hidden=asked.hidden, target=asked.target, models=asked.models)
         if self.options.model is None:
             names, asked_for = list(self.source_names), self.options.blends
             names[NEURAL] = f"auto, {neural.name if asked_for is None else asked_for[0]}"

@@ -17,7 +17,6 @@ from torch import nn
 
 from foredraft.atomic_file import write_file
 from foredraft.errors import StoreError, UnsupportedModelError, UsageError
-from foredraft.model.compiled.package import kept_forward
 from foredraft.model.fingerprint import fingerprint
 from foredraft.model.layers import model_parts, shorter, standing_in, with_modules
 from foredraft.model.target import TorchTarget
@@ -101,8 +100,7 @@ def skipping(target: TorchTarget, skipped: Skipped) -> TorchTarget:
             left[number] = _without(layer, names.attention, _no_attention, names.attention_norms)
         elif number in skipped.mlp:
             left[number] = _without(layer, names.mlp, _no_mlp, names.mlp_norms)
-    twin = shorter(model, parts, left)
-    return target.with_model(twin, kept_forward(twin) if target.compiled is not None else None)
+    return target.with_model(shorter(model, parts, left))
 
 
 @dataclass(frozen=True, slots=True)

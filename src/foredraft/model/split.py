@@ -20,11 +20,10 @@ from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import ForedraftWarning, UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.graph.tree import BoolArray
-from foredraft.model.compiled.package import MOST_ROWS, kept_forward
+from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.heads import ExitHead
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.layers import Passage, model_parts, shorter
-from foredraft.model.ranked import ids_of
 from foredraft.model.rounding import relative_error, within_rounding
 from foredraft.model.target import TorchTarget
 
@@ -147,7 +146,6 @@ class SplitTarget:
         parts = model_parts(target.model)
         parts.check_exit(layers)
         self.vocabulary, self.window = target.vocabulary, target.window
-        self.drafted_ids = None if head is None else ids_of(head.lm_head)
         own = target.model.get_submodule(parts.layers)
         self.exit_hidden = torch.empty(0)
         self._exit, self._entry = Passage(enters=False), Passage(enters=True)
@@ -159,8 +157,9 @@ class SplitTarget:
             replaced = {parts.norm: head.norm, parts.lm_head: head.lm_head}
         rest = dict(enumerate(own[layers:], layers))
         rest[layers] = self._entry.into(rest[layers])
-        self.first = _part(target, shorter(target.model, parts, first, replaced), self._exit)
-        self.rest = _part(target, shorter(target.model, parts, rest), self._entry)
+        self.first = target.with_model(shorter(target.model, parts, first, replaced), self._exit)
+        self.rest = target.with_model(shorter(target.model, parts, rest), self._entry)
+        self.drafted_ids = self.first.ids
         if target.compiled is not None and (self.first.compiled is None or self.rest.compiled is None):
             warnings.warn(
                 "An early exit runs the model in two parts, which are not compiled, so each pass will take about "
@@ -277,10 +276,6 @@ class ExitModel:
         else:
             self._cache.begin(layout, states)
         return Scores(logits, self._target.exit_hidden if hidden else None)
-
-
-def _part(target: TorchTarget, model: Any, passage: Passage) -> TorchTarget:
-    return target.with_model(model, kept_forward(model, passage) if target.compiled is not None else None, passage)
 
 
 def _rows_above(layout: Layout) -> list[int]:

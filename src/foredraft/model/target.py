@@ -17,7 +17,7 @@ from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import OutOfMemoryError, UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model.compiled.export import row_arguments
-from foredraft.model.compiled.package import MOST_ROWS, CompiledForward
+from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, kept_forward
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.layers import Passage, scored_states
 from foredraft.model.mask import attention_mask
@@ -80,13 +80,12 @@ class TorchTarget:
             cache.take_shapes(self.compiled.record.shapes, self.dtype)
         return cache
 
-    def with_model(
-        self, model: Any, compiled: CompiledForward | None = None, passage: Passage | None = None
-    ) -> "TorchTarget":
-        """Return a target like this one that runs `model`, made of this one's by layers.py."""
+    def with_model(self, model: Any, passage: Passage | None = None) -> "TorchTarget":
+        """Return a target that runs `model`, which layers.py made of this one's; compiled where this one is, if kept."""
         twin = copy.copy(self)
-        twin.model, twin.compiled, twin.recordings, twin.passage = model, compiled, None, passage
-        twin.support = inspect(model.config)
+        twin.compiled = kept_forward(model, passage) if self.compiled is not None else None
+        twin.model, twin.recordings, twin.passage = model, None, passage
+        twin.support, twin.ids = inspect(model.config), ids_of(model.get_output_embeddings())
         return twin
 
     @torch.inference_mode()
@@ -139,12 +138,8 @@ class TorchTarget:
         """Run the model as it is; the last `scored` rows are scored, where it can be told."""
         cache.reserve(layout.rows)
         options = {} if scored is None or not self._scores_last else {"logits_to_keep": scored}
-        if self.passage is not None and self.passage.enters:
-            rows = {"inputs_embeds": self.passage.states}
-        else:
-            rows = {"input_ids": torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device)}
         return self.model(
-            **rows,
+            input_ids=torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device),  # states that enter replace them
             attention_mask=self._masks(layout, cache),
             position_ids=torch.from_numpy(layout.positions).unsqueeze(0).to(self.device),
             past_key_values=cache,
