@@ -81,7 +81,7 @@ class TorchTarget:
         return cache
 
     def with_model(self, model: Any, passage: Passage | None = None) -> "TorchTarget":
-        """Return a target that runs `model`, which layers.py made of this one's; compiled where this one is, if kept."""
+        """Return a target that runs `model`, made of this one's by layers.py; compiled as this one is, if it was."""
         twin = copy.copy(self)
         twin.compiled = kept_forward(model, passage) if self.compiled is not None else None
         twin.model, twin.recordings, twin.passage = model, None, passage
