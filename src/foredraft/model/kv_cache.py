@@ -215,6 +215,13 @@ class TreeCache(Cache):
                 self._resize(span, 0, capacity)
         self._rows = rows
 
+    def reserve_text(self, tokens: int) -> None:
+        """Make room for so many more tokens at once, where no window limits what is kept; growing copies everything."""
+        for window, span in self.spans.items():
+            capacity = span.needed_capacity(tokens)
+            if window is None and capacity != span.capacity:
+                self._resize(span, 0, capacity)
+
     def reserved_buffers(self, rows: int) -> list[torch.Tensor]:
         """Make room for `rows` more rows, and return the buffers of every layer: all keys, then all values.
 

@@ -97,6 +97,7 @@ class TorchTarget:
         """
         compiled = self.compiled is not None and self.compiled.package_for(MOST_ROWS) is not None
         most = MOST_ROWS if compiled else PREFILL_ROWS
+        cache.reserve_text(len(token_ids))
         for start in range(0, len(token_ids), most):
             chunk = token_ids[start : start + most]
             self.run(lay_out_text(chunk, cache.length), cache)

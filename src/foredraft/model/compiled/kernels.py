@@ -29,7 +29,7 @@ import torch
 from torch.library import custom_op
 
 QUERIES = 4
-"""Query rows that are scored side by side, so that each key is read once for all of them."""
+"""Query rows whose values are summed together, so that each value is read once for all of them."""
 
 LANES = 16
 """The most numbers that a vector register holds; the size of a head must be a multiple of this."""
@@ -41,6 +41,7 @@ PAIR_TRIALS = 20
 """Products that are timed of each kind to say whether multiplying by pairs is quicker."""
 
 _TILE_DEPTH = 32  # numbers of each row that one instruction of AMX multiplies
+_TILED_HEAD = 160  # the most numbers of a head: of AMX's eight tiles, one holds sums, two keys, five a query's numbers
 _WIDEST = 512  # bits of a vector register; there are enough of them then to score four slots for four queries at once
 _WIDEST_PADDING = 1 / 16  # of the columns; the last strip of weights is filled up with zeros, which take time too
 _PAIR_SHAPE = (16, 1024, 2048)  # rows, depth and columns of a product such as a forward has
@@ -145,6 +146,11 @@ def pairs_are_quicker(clock: Callable[[], float] = perf_counter) -> bool:
     return _least_seconds(torch.float32, clock) > _PAIRS_QUICKER * _least_seconds(torch.bfloat16, clock)
 
 
+def _has_tiles() -> bool:
+    """Say whether this processor multiplies tiles of bfloat16 (Intel's AMX)."""
+    return torch.cpu._is_amx_tile_supported()  # noqa: SLF001  # torch has no public name for it
+
+
 @torch.inference_mode()
 def _least_seconds(dtype: torch.dtype, clock: Callable[[], float]) -> float:
     """Return the least time of a product of the size that a forward's have."""
@@ -221,23 +227,29 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
     dtype, width = query.get_dtype(), heads * size
     precise = torch.promote_types(dtype, torch.float32)
     bits = pick_vec_isa().bit_width() or 256  # torch's vectors have this size also where there are no instructions
-    paired = dtype == torch.bfloat16 and bits == _WIDEST and size % (2 * LANES) == 0 and pairs_are_quicker()
+    by_pairs = dtype == torch.bfloat16 and bits == _WIDEST and size % (2 * LANES) == 0
+    tiles = by_pairs and size <= _TILED_HEAD and _has_tiles()
+    paired = by_pairs and not tiles and pairs_are_quicker()
     # as many of a value's vectors are summed at once as divide it and fit into the registers
     vectors, fitting = int(size) * precise.itemsize * 8 // bits, ((32 if bits == _WIDEST else 16) - 2) // (QUERIES + 1)
+    at_once = max(count for count in range(1, fitting + 1) if vectors % count == 0)
     return _kernel_call(
         "attend",
         _source("attention"),
         inputs,
         FixedLayout(query.get_device(), dtype, [rows, width], [width, 1]),
         size=int(size),
-        queries=QUERIES,
-        at_once=max(count for count in range(1, fitting + 1) if vectors % count == 0),
+        queries=LANES if tiles else QUERIES,
+        summed=QUERIES,
+        interleaved=by_pairs and at_once % 2 == 0,
+        tiles=tiles,
+        at_once=at_once,
         scaling=repr(float(scaling)),
         vector_bits=bits,
         side_by_side=bits == _WIDEST and precise == torch.float32,
         paired=paired,
         numbers=2 * LANES if paired else LANES,
-        query_t=DTYPE_TO_CPP[dtype if paired else precise],
+        query_t=DTYPE_TO_CPP[dtype if paired or tiles else precise],
         input_t=DTYPE_TO_CPP[dtype],
         sum_t=DTYPE_TO_CPP[precise],
         restrict_keyword=get_restrict_keyword(),
@@ -249,7 +261,7 @@ def _product_kernels(theirs: Mapping[Any, list[Any]]) -> dict[Any, list[Any]]:
     ways = [Way.SINGLY]
     if pairs_are_quicker():
         ways.insert(0, Way.PAIRS)  # the compiler asks the first one first
-    if torch.cpu._is_amx_tile_supported():  # noqa: SLF001  # torch has no public name for it
+    if _has_tiles():
         ways.insert(0, Way.TILES)
     ours = {_product_kernel(way): _configurations(way) for way in ways}
     replaced = {_place(config) for configs in ours.values() for config in configs}
