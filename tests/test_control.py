@@ -16,10 +16,10 @@ from foredraft.control.payoff import (
     Rests,
     best_number,
     bin_of,
+    corrections,
     credit,
     empty_evidence,
     expected_tokens,
-    kept_promises,
 )
 from foredraft.errors import UsageError
 from foredraft.graph.tree import chain_parents, depths
@@ -259,11 +259,11 @@ def random_evidence(rng, most):
 
 @pytest.mark.kernels
 def test_scores_are_believed_until_there_is_evidence():
-    found = kept_promises(empty_evidence())
+    found = corrections(empty_evidence())
     np.testing.assert_allclose(found, 1.0)
     evidence = empty_evidence()
     evidence.accepted[1], evidence.promised[1] = 1_000, 3_500
-    doubted = kept_promises(evidence)
+    doubted = corrections(evidence)
     assert doubted[1] == pytest.approx(1_000 / 3_500, abs=0.01), "what was seen outweighs what was promised"
     assert (np.delete(doubted, 1) < 0.5).all(), "scores that promised too much are believed less everywhere"
     score = np.full(3, 0.9, np.float32)
@@ -282,7 +282,7 @@ def test_the_best_nodes_come_first_in_what_is_expected(seed):
     rng = np.random.default_rng(seed)
     evidence, score = random_evidence(rng, 420), rng.random(rng.integers(1, 40)).astype(np.float32) ** 3
     most = int(rng.integers(1, 50))
-    kept = kept_promises(evidence)
+    kept = corrections(evidence)
     likely = [min(kept[bin_of(each)] * each, 1.0) for each in np.sort(score)[::-1]][:most]
     np.testing.assert_allclose(expected_tokens(score, evidence, most), [0.0, *np.cumsum(likely)], rtol=1e-6)
 

@@ -19,9 +19,8 @@ from foredraft.contracts import (
     Verdict,
 )
 from foredraft.control import CONTROLS, MOST_NODES, FixedControl, MeasuredControl, choose_control
-from foredraft.control.cost_aware import CostAwareRule
+from foredraft.control.cost_aware import CostAwareRule, WholeRule
 from foredraft.control.levels import LevelControl, Outcome, level_chances
-from foredraft.control.measured import WholeControl
 from foredraft.control.payoff import PATIENCE
 from foredraft.control.rules import (
     BetaOptions,
@@ -610,7 +609,7 @@ def test_the_threshold_rises_while_too_little_is_accepted_and_falls_while_enough
 @pytest.mark.parametrize(("seconds", "pays"), [(2.0, True), (4.0, False), (9.0, False)])
 def test_whole_drafts_go_on_only_while_they_write_more_a_second(seconds, pays):
     """Three tokens for these seconds, against one for one."""
-    control, drafted = WholeControl(CostCurve((1, 2, 9), (1.0, seconds, seconds)), 8), []
+    control, drafted = LevelControl(WholeRule(CostCurve((1, 2, 9), (1.0, seconds, seconds)), 8), 8), []
     for _ in range(300):
         budget = control.budget(30)
         drafted.append(budget.nodes > 0)
@@ -624,7 +623,7 @@ def test_whole_drafts_go_on_only_while_they_write_more_a_second(seconds, pays):
 
 def test_whole_drafts_that_pay_only_later_come_back():
     """A drafter that has to learn first is tried again and again, ever more seldom."""
-    control, drafted = WholeControl(CostCurve((1, 2, 9), (1.0, 2.0, 2.0)), 8), []
+    control, drafted = LevelControl(WholeRule(CostCurve((1, 2, 9), (1.0, 2.0, 2.0)), 8), 8), []
     for step in range(300):
         budget = control.budget(30)
         drafted.append(budget.nodes > 0)
@@ -650,7 +649,7 @@ def test_a_control_is_chosen_by_name_or_by_the_number_of_tokens():
     asked = parse_speculation("adaptix", options)
     assert asked.options == {"table": "none"}
     choice = choose_control(**asked.amount)
-    assert (choice.name, choice.options, choice.nodes) == ("beta_ts", BetaOptions(alpha0=4), 6)
+    assert (choice.name, choice.options, choice.most_nodes) == ("beta_ts", BetaOptions(alpha0=4), 6)
 
 
 @pytest.mark.parametrize("name", CONTROLS)
