@@ -303,7 +303,7 @@ def test_a_repetition_penalty_holds_along_the_branch():
     [
         (tree([VOCABULARY], [-1]), f"token {VOCABULARY}.*below {VOCABULARY}"),
         (tree([-1], [-1]), "negative"),
-        (tree([4, 4], [-1, -1]), "siblings carry the same token"),
+        (tree([4, 4], [-1, -1]), "siblings have the same token"),
         (tree([4, 5], [-1, 1]), "parent must come before"),
         (tree([4, 5], [-1, -2]), "below -1"),
     ],

@@ -158,7 +158,7 @@ def test_a_kept_sub_tree_has_the_same_paths(seed):
 BROKEN = {
     "tokens of 64 bits": (np.array([1, 2], np.int64), ints(-1, 0), "tokens must be"),
     "parents of two dimensions": (ints(1, 2), ints(-1, 0)[None], "parents must be"),
-    "one parent missing": (ints(1, 2), ints(-1), "one parent a token"),
+    "one parent missing": (ints(1, 2), ints(-1), "one parent per token"),
     "a parent below -1": (ints(1, 2), ints(-1, -2), "below -1"),
     "a node as its own parent": (ints(1, 2), ints(-1, 1), "must come before"),
     "a parent after its child": (ints(1, 2, 3), ints(-1, 2, -1), "Node 1 has parent 2"),

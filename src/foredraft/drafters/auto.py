@@ -31,12 +31,12 @@ from foredraft.control.payoff import scores_of
 from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
-from foredraft.index.blend import NOTHING_TOLD, Rates, Told, advance, prior_rates, room_for
+from foredraft.index.blend import NO_TOP_TOKENS, Rates, TopTokens, advance, prior_rates, room_for
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
 from foredraft.index.own_words import NO_WORDS, TOP, OwnWords, empty_words, load_words, save_words, words_of_table
 from foredraft.index.recent_text import NO_TEXT, empty_text, with_room
 from foredraft.index.retrieval import StoredRows
-from foredraft.index.sources import NEURAL, NO_ROWS, NOTHING_FORESEEN, Foreseen, Rows, Sources
+from foredraft.index.sources import NEURAL, NO_NEURAL_DRAFT, NO_ROWS, NeuralDraft, Rows, Sources
 from foredraft.index.trigram import open_named_table
 from foredraft.options import shown
 
@@ -231,7 +231,7 @@ class AutoDrafting:
             self._neural = self._guarded(lambda: _Neural(neural, self._options.levels, context))
         self._ids: TokenIds = np.empty(0, np.int64)
         self._made, self._at, self._read = 0, 0, 0  # nodes of the last draft, the text's length then, what was read
-        self._told = NOTHING_TOLD
+        self._told = NO_TOP_TOKENS
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Return the most probable continuations as a tree, best first."""
@@ -242,18 +242,18 @@ class AutoDrafting:
             self._learn()
             self._nodes = room_for(budget.nodes)
         rows = self._stored.read(view.ids, len(view.ids) - self._read)
-        neural, foreseen = self._neural, NOTHING_FORESEEN
+        neural, foreseen = self._neural, NO_NEURAL_DRAFT
         if neural is not None and neural.worth.begins():
-            foreseen = self._guarded(lambda: neural.foresee(view, budget)) or NOTHING_FORESEEN
+            foreseen = self._guarded(lambda: neural.foresee(view, budget)) or NO_NEURAL_DRAFT
         if neural is None or not len(foreseen.tokens) or not neural.worth.compares:
             return self._advance(rows, foreseen, budget)
-        otherwise = self._advance(rows, NOTHING_FORESEEN, budget)
+        otherwise = self._advance(rows, NO_NEURAL_DRAFT, budget)
         draft = self._advance(rows, foreseen, budget)
         if draft.score is not None and otherwise.score is not None:
             neural.worth.compare(draft.score, otherwise.score)
         return draft
 
-    def _advance(self, rows: Rows, foreseen: Foreseen, budget: Budget) -> Draft:
+    def _advance(self, rows: Rows, foreseen: NeuralDraft, budget: Budget) -> Draft:
         """Learn from the last step, and blend what is known."""
         drafter, ids = self._drafter, self._ids
         if self._learns:
@@ -264,12 +264,12 @@ class AutoDrafting:
         tokens, parents, score, source = advance(
             sources, self._rates, self._nodes, ids, last, self._told, (*size, self._vocabulary), self._learns
         )
-        self._made, self._at, self._read, self._told = len(tokens), len(ids), len(ids), NOTHING_TOLD
+        self._made, self._at, self._read, self._told = len(tokens), len(ids), len(ids), NO_TOP_TOKENS
         return Draft(tokens, parents, score, source=source) if len(tokens) else EMPTY_DRAFT
 
     def _learn(self) -> None:
         """Learn from the last step, and draft nothing."""
-        self._advance(NO_ROWS, NOTHING_FORESEEN, NO_BUDGET)
+        self._advance(NO_ROWS, NO_NEURAL_DRAFT, NO_BUDGET)
 
     def observe(self, verdict: Verdict) -> None:
         """Take note of what the target says next after every row, for the next draft to learn."""
@@ -277,7 +277,7 @@ class AutoDrafting:
             return
         rows, top, chances = verdict.top_rows, verdict.top_tokens, verdict.top_probabilities
         if rows is not None and top is not None and chances is not None:
-            self._told = Told(verdict.draft.tokens, verdict.draft.parents, rows, top, chances)
+            self._told = TopTokens(verdict.draft.tokens, verdict.draft.parents, rows, top, chances)
         if (neural := self._neural) is not None:
             self._guarded(lambda: neural.learn(verdict))
 
@@ -319,14 +319,14 @@ class _Neural:
         self._levels = levels
         self.worth = Worth()
 
-    def foresee(self, view: SequenceView, budget: Budget) -> Foreseen:
+    def foresee(self, view: SequenceView, budget: Budget) -> NeuralDraft:
         """Return its draft; raises ValueError where that is no tree of tokens."""
         # the control is not asked how deep to go: it cuts what comes of all sources
         draft = self._drafting.propose(view, Budget(budget.nodes, min(budget.depth, self._levels), self.worth.goes_on))
         draft.check()
         score = scores_of(draft)
         self.worth.answered()
-        return Foreseen(draft.tokens, draft.parents, score)
+        return NeuralDraft(draft.tokens, draft.parents, score)
 
     def learn(self, verdict: Verdict) -> None:
         """Show it what was written."""
