@@ -192,7 +192,7 @@ def test_families_whose_sub_layers_are_not_known_are_refused(family):
 
 @pytest.mark.parametrize("target", [None, ToyTarget()])
 def test_without_a_target_of_layers_it_is_refused(target):
-    with pytest.raises(UsageError, match="not at hand here"):
+    with pytest.raises(UsageError, match="no model is loaded here"):
         make_drafter("layer_skip", {}, Resources(VOCABULARY, target=target))
 
 

@@ -479,8 +479,8 @@ def test_a_bit_that_flips_in_a_file_is_not_noticed_and_harms_nothing(tmp_path):
             {"weighting": "published", "learn": "request"},
             "weighting='published' searches the datastore only; leave learn out, or give learn='off'.",
         ),
-        ({"memory": "m"}, 'memory keeps what sequences share; give learn="shared" with it.'),
-        ({"memory": "m", "learn": "request"}, 'memory keeps what sequences share; give learn="shared" with it.'),
+        ({"memory": "m"}, 'memory keeps shared texts; give learn="shared" with it.'),
+        ({"memory": "m", "learn": "request"}, 'memory keeps shared texts; give learn="shared" with it.'),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, sentence):
