@@ -235,7 +235,7 @@ def test_feedback_that_is_off_asks_for_nothing_and_learns_nothing():
 def test_nothing_is_saved():
     made = drafter(share=True)
     assert not made.saves
-    with pytest.raises(UsageError, match="Method auto keeps"):
+    with pytest.raises(UsageError, match="Method auto can"):
         made.save()
 
 

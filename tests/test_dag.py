@@ -285,7 +285,7 @@ def test_a_probability_just_above_one_is_taken_for_one():
 
 REFUSED = {
     "a list too short": (ints(0, 0), ints(5), floats(0.5, 0.5), "must have the same length"),
-    "more than there is room for": (ints(*[0] * 30), ints(*range(30)), np.ones(30, np.float32), "no room"),
+    "more than there is room for": (ints(*[0] * 30), ints(*range(30)), np.ones(30, np.float32), "graph is full"),
     "parents in disorder": (ints(1, 0), ints(5, 6), floats(0.5, 0.5), "ascend"),
     "a parent that is no node yet": (ints(0, 7), ints(5, 6), floats(0.5, 0.5), "last level"),
     "a parent below the root": (ints(-2, 0), ints(5, 6), floats(0.5, 0.5), "last level"),

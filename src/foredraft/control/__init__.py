@@ -51,17 +51,10 @@ CONTROLS: Mapping[str, ControlKind] = {
     "fixed": ControlKind("num_speculative_tokens nodes in every step."),
     "confidence": ControlKind("Levels while the drafter's best path is probable enough.", ConfidenceOptions),
     "beta_ts": ControlKind("Levels by Thompson sampling of the acceptance rate (EESD's Beta-TS).", BetaOptions),
-    "exit_threshold": ControlKind(
-        "Levels while the last token is probable, by a threshold that keeps an acceptance rate (Self-SD).",
-        ExitThresholdOptions,
-    ),
-    "cali_ts": ControlKind(
-        "Levels by Thompson sampling around the drafter's estimate, calibrated by counts (EESD's Cali-TS).", CaliOptions
-    ),
+    "exit_threshold": ControlKind("Levels while the last token is probable enough (Self-SD).", ExitThresholdOptions),
+    "cali_ts": ControlKind("Levels by Thompson sampling of a calibrated estimate (EESD's Cali-TS).", CaliOptions),
     "cost_aware": ControlKind("Levels while their expected tokens are worth the measured seconds.", needs_cost=True),
-    "whole": ControlKind(
-        "The whole draft, while drafted steps write more tokens per second than plain ones.", needs_cost=True
-    ),
+    "whole": ControlKind("The whole draft, while this writes more tokens per second than none.", needs_cost=True),
 }
 """Every control by name."""
 

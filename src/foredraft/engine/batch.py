@@ -25,7 +25,7 @@ from foredraft.contracts import (
     Verdict,
 )
 from foredraft.engine.state import Prepared, SequenceState
-from foredraft.engine.step import proposed, recorded, tell
+from foredraft.engine.step import proposed, record_of, show_verdict
 from foredraft.errors import ForedraftError, NumericsError, OutOfMemoryError, UsageError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.verify import verify
@@ -204,13 +204,14 @@ class Batch:
         passed = perf_counter_ns()
         scores = self._scores(parts) if parts else []
         forward = perf_counter_ns() - passed
-        told, shared, drafting = [], [], 0  # of lanes under the joint control
+        advanced = []
+        shared, drafting = [], 0  # verdicts and nanoseconds of drafting under the joint control
         for part, own in zip(parts, scores, strict=True):
             verdict, took = self._settle(part, own)
             if verdict is not None:
                 nanoseconds = (part.drafting, part.laying_out, forward, *took)
-                part.lane.records.append(recorded(verdict, part.lane.names, nanoseconds))
-                told.append(part.lane)
+                part.lane.records.append(record_of(verdict, part.lane.names, nanoseconds))
+                advanced.append(part.lane)
                 if part.lane.control is None:
                     shared.append(verdict)
                     drafting += part.drafting + took[-1]
@@ -220,7 +221,7 @@ class Batch:
         ended = [lane for lane in self._lanes if lane.ended]
         for lane in ended:
             self.leave(lane)
-        return told + [lane for lane in ended if lane not in told]
+        return advanced + [lane for lane in ended if lane not in advanced]
 
     def _verifications(self, lanes: list[Lane]) -> list[_Part]:
         """Return the verifications of the next pass: for each lane its root and the drafted nodes."""
@@ -295,7 +296,7 @@ class Batch:
         clock.append(perf_counter_ns())
         seq.commit(verdict)
         clock.append(perf_counter_ns())
-        tell(part.lane.drafting, verdict, scores, budget, part.lane.needs)
+        show_verdict(part.lane.drafting, verdict, scores, budget, part.lane.needs)
         if part.lane.control is not None:
             part.lane.control.observe(verdict, 0.0, 0.0)  # a shared pass does not show the cost of its own rows
         clock.append(perf_counter_ns())

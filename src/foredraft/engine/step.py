@@ -58,12 +58,12 @@ def step(
     clock.append(perf_counter_ns())
     seq.commit(verdict)
     clock.append(perf_counter_ns())
-    tell(drafting, verdict, scores, budget, needs)
+    show_verdict(drafting, verdict, scores, budget, needs)
     now = perf_counter_ns()
     forward, drafting_took = clock[3] - clock[2], clock[1] - clock[0] + now - clock[5]
     control.observe(verdict, forward / 1e9, (now - clock[0] - forward) / 1e9, drafting_took / 1e9)
     clock.append(perf_counter_ns())
-    return recorded(verdict, names, [later - earlier for earlier, later in pairwise(clock)])
+    return record_of(verdict, names, [later - earlier for earlier, later in pairwise(clock)])
 
 
 def proposed(
@@ -81,7 +81,7 @@ def proposed(
     return draft
 
 
-def tell(drafting: Drafting, verdict: Verdict, scores: Scores, budget: Budget, needs: Needs) -> None:
+def show_verdict(drafting: Drafting, verdict: Verdict, scores: Scores, budget: Budget, needs: Needs) -> None:
     """Pass the verdict to the drafting, with what it needs; without a budget nothing is computed for it."""
     if budget.nodes > 0:
         drafting.observe(_with_needs(verdict, scores, needs))
@@ -89,7 +89,7 @@ def tell(drafting: Drafting, verdict: Verdict, scores: Scores, budget: Budget, n
         drafting.observe(verdict)
 
 
-def recorded(verdict: Verdict, names: tuple[str, ...], nanoseconds: Sequence[int]) -> StepRecord:
+def record_of(verdict: Verdict, names: tuple[str, ...], nanoseconds: Sequence[int]) -> StepRecord:
     """Return the record of a step; `nanoseconds` are those of its `PARTS`."""
     source = verdict.draft.source
     drafted = tuple(names[0] if source is None else names[source[node]] for node in verdict.path)

@@ -226,15 +226,15 @@ def write_segment(
         UsageError: there is no token, a token above the vocabulary, or a text that does not end in the separator.
         StoreError: the folder is not writable, or the disk is full.
     """
-    tell = progress or (lambda *_: None)
+    report = progress or (lambda *_: None)
     if any(len(text) and int(text[-1]) != vocabulary for text in texts):
         raise UsageError("A text for a segment must end in the separator, so that no continuation crosses its end.")
     length = sum(map(len, texts))
-    tell("sorting", 0, length)
+    report("sorting", 0, length)
     suffixes, first = sorted_suffixes(texts, vocabulary)
     if not len(suffixes):
         raise UsageError("The inputs hold no text, so there is nothing to store. Give files with text in them.")
-    tell("sorting", length, length)
+    report("sorting", length, length)
     name = segment_name(texts)
     path = segment_path(folder, name)
     dtype = np.int32 if length <= np.iinfo(np.int32).max else np.int64
@@ -245,6 +245,6 @@ def write_segment(
             writer.append("symbols", piece)
         for places in pieces([suffixes]):
             writer.append("suffixes", places.astype(dtype, copy=False))
-            tell("writing", writer.length("suffixes"), len(suffixes))
+            report("writing", writer.length("suffixes"), len(suffixes))
         writer.append("first", first)
     return SegmentEntry(name, len(suffixes), length - len(suffixes), path.stat().st_size)

@@ -89,7 +89,7 @@ class DatastoreWriter:
     def _make_folder(self) -> None:
         if self.folder.exists() and not self.folder.is_dir():
             raise StoreError(f"{self.folder} is a file. Give the name of a folder.")
-        foreign = sorted(path.name for path in self.folder.glob("*") if not _is_ours(path.name))
+        foreign = sorted(path.name for path in self.folder.glob("*") if not _is_store_file(path.name))
         if foreign:
             raise StoreError(f"{self.folder} holds other things ({foreign[0]}). Give an empty folder, or a new name.")
         try:
@@ -103,7 +103,7 @@ class DatastoreWriter:
         """Release the lock, and remove the files of a new store that was not committed."""
         with self._held:
             if not (self.folder / MANIFEST).exists():
-                _remove(path for path in self.folder.glob("*") if path.name != LOCK and _is_ours(path.name))
+                _remove(path for path in self.folder.glob("*") if path.name != LOCK and _is_store_file(path.name))
 
     def add(self, texts: Sequence[Symbols], progress: Progress | None = None) -> SegmentEntry:
         """Sort texts into a new segment; raises what `write_segment` and `adopt` do."""
@@ -169,10 +169,10 @@ class DatastoreWriter:
 def leftovers(folder: Path) -> list[Path]:
     """Return the files that a killed writer left and the manifest does not list. Raises what `read_manifest` does."""
     kept = {MANIFEST, LOCK, *(segment_path(folder, entry.name).name for entry in read_manifest(folder).segments)}
-    return sorted(path for path in folder.iterdir() if _is_ours(path.name) and path.name not in kept)
+    return sorted(path for path in folder.iterdir() if _is_store_file(path.name) and path.name not in kept)
 
 
-def _is_ours(name: str) -> bool:
+def _is_store_file(name: str) -> bool:
     """Return whether foredraft creates files or folders of this name in a store."""
     return name in (MANIFEST, LOCK) or name.endswith(
         (SEGMENT_SUFFIX, SEGMENT_SUFFIX + BUILDING_SUFFIX, TEMPORARY_SUFFIX)
