@@ -1,4 +1,4 @@
-"""`auto` as a drafter: it hears every source, learns the target's words, and keeps, shares or forgets as it is told."""
+"""`auto` as a drafter: it uses every source, learns own words, and keeps, shares or drops them by its options."""
 
 import numba
 import numpy as np
@@ -54,7 +54,7 @@ def best(draft):
 
 
 def teach(made, ids, top, tokens=(9,)):
-    """One step of a text: the target says `top` behind each row of the draft. Returns the drafting, still open."""
+    """One step of a text, with the target's `top` tokens after each row of the draft. Returns the open drafting."""
     drafting = opened(made)
     draft = propose(drafting, ids)
     drafting.observe(verdict(draft, *tokens, at=len(ids) - 1, top=top))
@@ -245,7 +245,7 @@ def test_only_what_is_shared_can_be_saved(tmp_path):
 
 
 def test_a_draft_models_foresight_is_blended_in_and_followed(monkeypatch):
-    """The model is asked at every step here; what it foresees is what it would write, and its cache keeps up."""
+    """The model drafts in every step here; its drafts are what it would generate, and its cache stays in sync."""
     monkeypatch.setattr(auto, "Worth", asked(True))
     model = tiny_draft_model()
     chosen = {"store": "none", "table": "none", "model": "tiny", "learn": "off"}

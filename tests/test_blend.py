@@ -1,4 +1,4 @@
-"""Blending: every source is heard, paths are scored as promised, and rates follow what the target chooses."""
+"""Blending: every source is used, path scores are right, and rates follow the target's choices."""
 
 import numpy as np
 import pytest
@@ -103,7 +103,7 @@ def test_a_draft_is_a_tree_of_the_best_paths_within_its_limits(seed, most, deepe
 
 
 def known_to(words, began=-1):
-    """Own words that were learned later, in the form of the twins."""
+    """Own words learned since the text began, in the form of the twins."""
     return {
         tuple(int(key >> shift & (1 << 21) - 1) - 1 for shift in (42, 21, 0) if key >> shift & (1 << 21) - 1): [
             (int(token), int(parts)) for token, parts in zip(tokens, chances, strict=True) if parts
@@ -209,7 +209,7 @@ def test_a_cells_chance_becomes_the_share_of_its_candidates_that_come_true(share
 
 
 def test_of_two_sources_the_one_that_tells_something_is_heard():
-    """Source 0 says a cell that means nothing; source 1 one of two that come true at 0.8 and 0.1."""
+    """Source 0 gives an uninformative cell; source 1 one of two cells, accepted at rates 0.8 and 0.1."""
     rates, rng = flat_rates(), np.random.default_rng(0)
     for _ in range(20_000):
         good, noise = bool(rng.random() < 0.5), int(rng.integers(1, 5))
@@ -231,7 +231,7 @@ def test_fitted_rates_are_chances_and_those_for_sampling_are_their_own():
 
 
 def test_only_choices_that_the_target_came_to_are_counted():
-    """It wrote 3 and then 9: of the nodes behind 3 one was tried against 9; those behind 4 were never asked."""
+    """The target emitted 3 and then 9: the child of 3 was compared with 9; the children of 4 were not tried."""
     nodes = room_for(4)
     nodes.tokens[:], nodes.parents[:] = [3, 4, 5, 6], [-1, -1, 0, 1]
     nodes.cells[:], nodes.known[:] = ABSENT, 1
@@ -247,7 +247,7 @@ def test_only_choices_that_the_target_came_to_are_counted():
 
 
 def test_a_source_that_misleads_is_trusted_less():
-    """The stored rows say 4 behind every text, and the target writes 5."""
+    """The stored rows continue every text with 4, and the target emits 5."""
     rows = Rows(np.array([[4, 4]], np.int32), np.ones(1, np.float32), np.full(1, 3, np.int32))
     rates, nodes, ids, last = prior_rates(sampled=False), room_for(4), np.arange(3), (0, 0, 0)
     scores = []

@@ -1,4 +1,4 @@
-"""EESD: the text of plain decoding; each layer runs once for a row; rejected rows leave no trace; heads fit or not."""
+"""EESD: the text of plain decoding; each layer runs once per row; rejected rows leave no trace; fit of heads."""
 
 import functools
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Retrieval: which rows follow the longest context that occurs anywhere, and which tree of them is the best."""
+"""Retrieval: the rows after the longest context that occurs anywhere, and the best tree of them."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def as_rows(rows, depth):
 
 
 def row_tuples(tokens):
-    """Rows as the slow twins have them; nothing may stand after a document's end."""
+    """Rows in the form of the slow twins; checks that nothing follows a document's end."""
     rows = tokens.tolist()
     for row in rows:
         length = row.index(-1) if -1 in row else len(row)
@@ -36,7 +36,7 @@ def row_tuples(tokens):
 
 
 def asked(segments, recent, context, samples, depth, vocabulary, longest=4, shortest=1, **options):
-    """The rows that are found, by the kernel's interface."""
+    """The rows found by the compiled function."""
     texts = [sort(documents, vocabulary) for documents in segments]
     ranges = np.array([ranges_after(text, context, longest) for text in texts]).reshape(len(texts), longest + 1, 2)
     texts_of = [grown([ids]) for ids in recent]

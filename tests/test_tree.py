@@ -276,7 +276,7 @@ def test_a_layout_puts_each_row_behind_its_own_path(seed):
     assert rows.rows == len(draft) + 1
     assert rows.at == rows.positions[0] == at
     assert rows.token_ids.tolist() == [99, *draft.tokens.tolist()]
-    # A row sees as many rows of its own as it lies behind the committed text, and itself.
+    # A row attends to itself and to one row per token between it and the committed text.
     np.testing.assert_array_equal(rows.ancestors.sum(axis=1), rows.positions - at + 1)
     for node in range(len(draft)):
         seen = np.flatnonzero(rows.ancestors[node + 1]).tolist()

@@ -118,12 +118,6 @@ def room_for(count: int) -> Nodes:
 
 
 @njit(cache=True)
-def _copy(source: Nodes, i: int, target: Nodes, j: int) -> None:
-    target.tokens[j], target.parents[j], target.score[j] = source.tokens[i], source.parents[i], source.score[i]
-    target.cells[j], target.known[j], target.cursors[j] = source.cells[i], source.known[i], source.cursors[i]
-
-
-@njit(cache=True)
 def blend(sources: Sources, rates: Rates, nodes: Nodes, ids: I64, size: tuple[int, int, int]) -> int:
     """Draft the most probable paths into `nodes`, best first; return their number.
 
@@ -154,8 +148,9 @@ def blend(sources: Sources, rates: Rates, nodes: Nodes, ids: I64, size: tuple[in
         if best < 0:
             return count
         node, count = count, count + 1
-        _copy(waiting, best, nodes, node)
-        parent, above, cursors = nodes.parents[node], nodes.score[node], nodes.cursors[node]
+        parent, above, cursors = waiting.parents[best], waiting.score[best], waiting.cursors[best]
+        nodes.tokens[node], nodes.parents[node], nodes.score[node] = waiting.tokens[best], parent, above
+        nodes.cells[node], nodes.known[node], nodes.cursors[node] = waiting.cells[best], waiting.known[best], cursors
         depth = depths[node] = 1 if parent < 0 else depths[parent] + 1
 
 

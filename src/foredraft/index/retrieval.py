@@ -189,7 +189,8 @@ class StoredRows:
         for text, ranges in zip(self._segments, self._ranges, strict=True):
             follow(text, ranges, ids[-LONGEST:], new)
             made = _gather(text, ranges, rows, made, most)
-        return _sorted(rows, made)
+        order = np.lexsort(rows.tokens[:made].T[::-1])
+        return Rows(rows.tokens[order], rows.weights[order], rows.lengths[order])
 
 
 @njit(cache=True)
@@ -215,33 +216,3 @@ def _gather(text: SuffixArrays, ranges: I64, rows: Rows, made: int, most: int) -
                 rows.tokens[row, i] = text.symbols[place + i]
         made, rest = made + taken, rest - share
     return made
-
-
-@njit(cache=True)
-def _precedes(tokens: IntArray, a: int, b: int) -> bool:
-    for i in range(tokens.shape[1]):
-        if tokens[a, i] != tokens[b, i]:
-            return bool(tokens[a, i] < tokens[b, i])
-    return False
-
-
-@njit(cache=True)
-def _sorted(rows: Rows, count: int) -> Rows:
-    """Return the first `count` rows in lexical order, by insertion sort with binary search."""
-    order = np.empty(count, np.int64)
-    for i in range(count):  # comparing rows takes longer than moving their indices
-        low, high = 0, i
-        while low < high:
-            middle = (low + high) // 2
-            if _precedes(rows.tokens, i, order[middle]):
-                high = middle
-            else:
-                low = middle + 1
-        for place in range(i, low, -1):
-            order[place] = order[place - 1]
-        order[low] = i
-    tokens, weights = np.empty((count, rows.tokens.shape[1]), np.int32), np.empty(count, np.float32)
-    lengths = np.empty(count, np.int32)
-    for i in range(count):
-        tokens[i], weights[i], lengths[i] = rows.tokens[order[i]], rows.weights[order[i]], rows.lengths[order[i]]
-    return Rows(tokens, weights, lengths)
