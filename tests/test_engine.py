@@ -10,6 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import foredraft.engine.step as step_module
 from foredraft.contracts import Draft, DraftContext, Needs, Scores, StepRecord
 from foredraft.control import FixedControl
+from foredraft.drafters.prediction import ChainDrafter, Prediction
+from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
 from foredraft.engine.statistics import add_up, summarize
@@ -598,3 +600,13 @@ def test_the_rows_known_more_of_are_the_root_the_accepted_path_and_the_likeliest
     assert verdicts[0].path == (2, 3)
     expected = {1: [0], 3: [0, 3, 4], 4: [0, 1, 3, 4], 6: [0, 1, 2, 3, 4, 5], 20: [0, 1, 2, 3, 4, 5]}
     assert verdicts[0].top_rows.tolist() == expected[most]
+
+
+def test_a_failing_drafter_is_named_when_a_prediction_is_drafted_too():
+    def fail(view, budget):
+        raise RuntimeError("disk on fire")
+
+    guarded = GuardedDrafter(ChainDrafter(Scripted(fail), Prediction(np.array([90, 91], np.int64))))
+    with pytest.warns(ForedraftWarning, match="The drafter scripted failed .*disk on fire.*the text is the same"):
+        seq, _ = run(guarded, max_new_tokens=10)
+    assert seq.emitted.tolist() == ANSWER[:10]

@@ -17,7 +17,7 @@ MOST_NODES = 64
 """Nodes drafted per step at most without `num_speculative_tokens`; the cost curve is measured up to 64 rows."""
 
 # chosen
-_CHEAP = 1.15  # nodes are verified anyway while the pass takes at most this many times its roots' seconds: rows teach
+_CHEAP = 1.15  # seconds of a pass / those of its roots alone, up to which nodes are verified just to learn from them
 _MARGIN = 1.05  # more nodes must promise this many times the tokens per second: the best of many estimates errs upwards
 _HEADROOM = 1.5  # requested nodes / nodes recently worth verifying
 _LEAST = 2  # requested nodes at least, so that drafts are always observed

@@ -24,7 +24,7 @@ _LONGEST_REST = 64  # steps: a failed try takes less than half a step, so it cos
 
 @dataclass(slots=True)
 class Rests:
-    """Pauses of drafting. The same rule applies to everything that costs time and may not pay.
+    """Pauses of drafting ("rests"). The same rule applies to everything that costs time and may not pay.
 
     After 4 tries in a row that did not pay, drafting pauses for 1 step; after each further one for 2, 4, ... 64 steps.
     The first try that pays ends this.

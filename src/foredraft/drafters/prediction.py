@@ -33,7 +33,7 @@ class Chain(NamedTuple):
     scores: Sequence[float]
 
 
-class Foreteller(Protocol):
+class ChainSource(Protocol):
     """Proposes continuations of a text."""
 
     def chains(self, view: SequenceView) -> list[Chain]:
@@ -101,38 +101,38 @@ class Prediction:
         return count
 
 
-class ForetoldDrafter:
+class ChainDrafter:
     """A drafter to whose drafts chains are added; for one sequence.
 
     Attributes:
         drafted: verified nodes of the chains.
-        foreteller: proposes the chains.
-        source: name of the chains' source.
+        chain_source: proposes the chains; `source` is its name in drafts.
     """
 
-    name: ClassVar[str] = "foretold"
+    name: ClassVar[str] = "chains"
 
-    def __init__(self, drafter: Drafter, foreteller: Foreteller, source: str = PREDICTION) -> None:
-        self._drafter, self.foreteller, self.source = drafter, foreteller, source
+    def __init__(self, drafter: Drafter, chain_source: ChainSource, source: str = PREDICTION) -> None:
+        self.name = drafter.name  # type: ignore[misc]  # warnings about a failure must name the wrapped drafter
+        self._drafter, self.chain_source = drafter, chain_source
         self.needs = drafter.needs
         self.source_names: Sequence[str] = (*drafter.source_names, source)
         self.drafted = 0
 
-    def open(self, context: DraftContext) -> "ForetoldDrafting":
+    def open(self, context: DraftContext) -> "ChainDrafting":
         """Begin drafting for the sequence."""
-        return ForetoldDrafting(self, self._drafter.open(context))
+        return ChainDrafting(self, self._drafter.open(context))
 
 
-class ForetoldDrafting:
+class ChainDrafting:
     """A sequence's drafting, with chains added."""
 
-    def __init__(self, drafter: ForetoldDrafter, drafting: Drafting) -> None:
+    def __init__(self, drafter: ChainDrafter, drafting: Drafting) -> None:
         self._drafter, self._drafting = drafter, drafting
         self._source = len(drafter.source_names) - 1
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Return the chains, and the other drafter's nodes unless the first chain is almost certain."""
-        chains = self._drafter.foreteller.chains(view) if budget.nodes > 0 and budget.depth > 0 else []
+        chains = self._drafter.chain_source.chains(view) if budget.nodes > 0 and budget.depth > 0 else []
         sure = bool(chains) and len(chains[0].tokens) > _EDITED and chains[0].scores[0] > _SURE
         alone = sure and not self._drafter.needs.every_step
         draft = self._drafting.propose(view, Budget(0, 0) if alone else budget)
