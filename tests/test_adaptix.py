@@ -1,4 +1,4 @@
-"""Adaptix as a drafter: what a sequence teaches stays with it unless it is shared, and nonsense is refused."""
+"""Adaptix as a drafter: learned counts stay with their sequence unless shared, and invalid options are refused."""
 
 import dataclasses
 import math
@@ -49,7 +49,7 @@ def propose(drafting, ids, nodes=8, depth=4):
 
 
 def memory(made):
-    """What a drafter that shares has learned, as a dictionary."""
+    """The counts learned by a sharing drafter, as a dictionary."""
     return naive.index_tables.learned_memory(made.shared)
 
 
@@ -105,7 +105,7 @@ def test_what_was_written_without_a_budget_is_shared_when_the_sequence_is_closed
 
 
 def test_a_prompt_longer_than_the_table_is_learned_in_stretches(monkeypatch):
-    """Compiled code would search a full table for ever."""
+    """Compiled code would search a full table endlessly."""
     monkeypatch.setattr(learned, "with_room", partial(with_room, most_slots=64))
     monkeypatch.setattr(adaptix, "empty_learned", partial(empty_learned, 8))
     monkeypatch.setattr(learned, "STRETCH", 8)
@@ -181,7 +181,7 @@ def verdict(draft, at, tokens, probabilities):
 
 
 def test_the_targets_distribution_is_learned_at_each_nodes_own_pair():
-    """Rows: the root, 6 behind it, 7 behind 6, and 8 beside 6."""
+    """Rows: the root, its children 6 and 8, and 7 as a child of 6."""
     made = drafter(learn="off", feedback="topk", feedback_top_k=2, share=True)
     drafting = opened(made)
     assert made.needs.top_k == 2
@@ -235,7 +235,7 @@ def test_feedback_that_is_off_asks_for_nothing_and_learns_nothing():
 def test_nothing_is_saved():
     made = drafter(share=True)
     assert not made.saves
-    with pytest.raises(UsageError, match="Method auto keeps"):
+    with pytest.raises(UsageError, match="Method auto can"):
         made.save()
 
 

@@ -1,4 +1,4 @@
-"""`auto` as a drafter: it hears every source, learns the target's words, and keeps, shares or forgets as it is told."""
+"""`auto` as a drafter: it uses every source, learns own words, and keeps, shares or drops them by its options."""
 
 import numba
 import numpy as np
@@ -54,7 +54,7 @@ def best(draft):
 
 
 def teach(made, ids, top, tokens=(9,)):
-    """One step of a text: the target says `top` behind each row of the draft. Returns the drafting, still open."""
+    """One step of a text, with the target's `top` tokens after each row of the draft. Returns the open drafting."""
     drafting = opened(made)
     draft = propose(drafting, ids)
     drafting.observe(verdict(draft, *tokens, at=len(ids) - 1, top=top))
@@ -245,7 +245,7 @@ def test_only_what_is_shared_can_be_saved(tmp_path):
 
 
 def test_a_draft_models_foresight_is_blended_in_and_followed(monkeypatch):
-    """The model is asked at every step here; what it foresees is what it would write, and its cache keeps up."""
+    """The model drafts in every step here; its drafts are what it would generate, and its cache stays in sync."""
     monkeypatch.setattr(auto, "Worth", asked(True))
     model = tiny_draft_model()
     chosen = {"store": "none", "table": "none", "model": "tiny", "learn": "off"}
@@ -267,7 +267,7 @@ def test_a_draft_models_foresight_is_blended_in_and_followed(monkeypatch):
 
 
 def test_a_draft_model_needs_a_target():
-    with pytest.raises(UsageError, match=r"There is no model here that .* could draft for"):
+    with pytest.raises(UsageError, match=r"No target is loaded that .* could draft for"):
         drafter(model=TOY_DRAFT)
 
 
@@ -278,16 +278,16 @@ def test_a_draft_model_needs_a_target():
         ({"depth": 0}, "depth is 0; it must be 1 to 64."),
         ({"levels": 65}, "levels is 65; it must be 1 to 64."),
         ({"memory_tokens": 0}, "memory_tokens is 0; it must be at least 1."),
-        ({"memory": "m", "learn": "request"}, "memory keeps what sequences share"),
-        ({"model": TOY_DRAFT, "drafter": "eesd"}, "model and drafter both name what is to be blended in; give one"),
+        ({"memory": "m", "learn": "request"}, "memory keeps shared texts"),
+        ({"model": TOY_DRAFT, "drafter": "eesd"}, "model and drafter both name a drafter to blend in; give one"),
         ({"drafter": 7}, 'drafter is 7; give the name of a method to blend in, such as "medusa"'),
         ({"drafter": {"levels": 3}}, "drafter is {'levels': 3}; give the name of a method to blend in"),
         ({"drafter": "auto"}, "drafter is 'auto'; give the name of a method to blend in"),
         ({"drafter": "medsa"}, "There is no method 'medsa'. Did you mean 'medusa'?"),
         ({"drafter": {"method": "eesd", "level": 3}}, "Method 'eesd' has no option 'level'"),
-        ({"drafter": "lookahead"}, "Method 'lookahead' learns from what the target says of its own drafts"),
+        ({"drafter": "lookahead"}, "Method 'lookahead' learns from the target's tokens after its own drafts"),
         ({"drafter": "eesd"}, "no model is loaded here"),
-        ({"drafter": {"method": "rest", "learn": "shared"}}, "Method 'rest' must be shown every step"),
+        ({"drafter": {"method": "rest", "learn": "shared"}}, "Method 'rest' must see every step"),
     ],
 )
 def test_options_out_of_range_are_refused(options, sentence):
@@ -333,7 +333,7 @@ def test_a_draft_model_that_fails_is_left_out(monkeypatch, fails):
     )  # fmt: skip
     drafting = opened(made)
     monkeypatch.setattr(RolloutDrafting, fails, raising)
-    with pytest.warns(ForedraftWarning, match="source 'auto, draft model' failed .*disk on fire.*it is the same text"):
+    with pytest.warns(ForedraftWarning, match="source 'auto, draft model' failed .*disk on fire.*the text is the same"):
         step(drafting)
     assert best(propose(drafting, [1, 2, 3, 4, 1, 2, 3])) == 4
     drafting.close()

@@ -1,4 +1,4 @@
-"""Blending: every source is heard, paths are scored as promised, and rates follow what the target chooses."""
+"""Blending: every source is used, path scores are right, and rates follow the target's choices."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import naive.index_blend
 from foredraft.graph.tree import depths, is_tree, path_to
 from foredraft.index.blend import (
-    NOTHING_TOLD,
+    NO_TOP_TOKENS,
     advance,
     blend,
     chance,
@@ -25,12 +25,12 @@ from foredraft.index.retrieval import StoredRows
 from foredraft.index.sources import (
     ABSENT,
     LONGEST,
+    NO_NEURAL_DRAFT,
     NO_ROWS,
-    NOTHING_FORESEEN,
     SOURCES,
     STORE,
     UNLISTED,
-    Foreseen,
+    NeuralDraft,
     Rows,
     Sources,
 )
@@ -51,8 +51,8 @@ def text_of(ids):
     return text
 
 
-def sources(ids=(), words=NO_WORDS, table=NO_WORDS, began=0, shared=(), rows=NO_ROWS, foreseen=NOTHING_FORESEEN):
-    return Sources(words, began, table, text_of(ids), text_of(shared), rows, foreseen)
+def sources(ids=(), words=NO_WORDS, table=NO_WORDS, began=0, shared=(), rows=NO_ROWS, neural=NO_NEURAL_DRAFT):
+    return Sources(words, began, table, text_of(ids), text_of(shared), rows, neural)
 
 
 def drafted(asked, ids, size=SIZE, rates=None):
@@ -80,7 +80,7 @@ def some_sources(rng):
     stored = Rows(rows.reshape(6, 4).copy(), rng.random(6).astype(np.float32), rng.integers(1, 9, 6).astype(np.int32))
     order = np.lexsort(stored.tokens.T[::-1])
     stored = Rows(stored.tokens[order].copy(), stored.weights, stored.lengths)
-    foreseen = Foreseen(
+    foreseen = NeuralDraft(
         np.array([3, 4, 5], np.int32), np.array([-1, 0, -1], np.int32), np.array([0.6, 0.3, 0.2], np.float32)
     )
     return ids, sources(ids, some_words(rng), some_words(rng), began, ids[::-1].copy(), stored, foreseen)
@@ -103,7 +103,7 @@ def test_a_draft_is_a_tree_of_the_best_paths_within_its_limits(seed, most, deepe
 
 
 def known_to(words, began=-1):
-    """Own words that were learned later, in the form of the twins."""
+    """Own words learned since the text began, in the form of the twins."""
     return {
         tuple(int(key >> shift & (1 << 21) - 1) - 1 for shift in (42, 21, 0) if key >> shift & (1 << 21) - 1): [
             (int(token), int(parts)) for token, parts in zip(tokens, chances, strict=True) if parts
@@ -129,7 +129,7 @@ def test_a_draft_is_what_the_slow_twin_finds(seed):
         rates.weights.tolist(),
     )
     rows = [tuple(row) for row in asked.rows.tokens.tolist()], asked.rows.weights.tolist(), asked.rows.lengths.tolist()
-    foreseen = paths(*asked.foreseen)
+    foreseen = paths(*asked.neural)
     texts = asked.own.symbols[: len(ids)].tolist(), asked.shared.symbols[: len(ids)].tolist()
     words = known_to(asked.words, asked.began), known_to(asked.table), known_to(asked.words)
     slow = words, *texts, rows, foreseen
@@ -184,10 +184,10 @@ def test_what_several_sources_say_counts_for_more_than_what_one_does():
 
 
 def test_a_neural_draft_is_gone_on_with_behind_its_own_nodes():
-    foreseen = Foreseen(
+    foreseen = NeuralDraft(
         np.array([3, 4, 5], np.int32), np.array([-1, 0, 1], np.int32), np.array([0.9, 0.8, 0.7], np.float32)
     )
-    assert {(3,), (3, 4), (3, 4, 5)} <= paths(*drafted(sources(foreseen=foreseen), [1])).keys()
+    assert {(3,), (3, 4), (3, 4, 5)} <= paths(*drafted(sources(neural=foreseen), [1])).keys()
 
 
 # --- rates
@@ -209,7 +209,7 @@ def test_a_cells_chance_becomes_the_share_of_its_candidates_that_come_true(share
 
 
 def test_of_two_sources_the_one_that_tells_something_is_heard():
-    """Source 0 says a cell that means nothing; source 1 one of two that come true at 0.8 and 0.1."""
+    """Source 0 gives an uninformative cell; source 1 one of two cells, accepted at rates 0.8 and 0.1."""
     rates, rng = flat_rates(), np.random.default_rng(0)
     for _ in range(20_000):
         good, noise = bool(rng.random() < 0.5), int(rng.integers(1, 5))
@@ -231,7 +231,7 @@ def test_fitted_rates_are_chances_and_those_for_sampling_are_their_own():
 
 
 def test_only_choices_that_the_target_came_to_are_counted():
-    """It wrote 3 and then 9: of the nodes behind 3 one was tried against 9; those behind 4 were never asked."""
+    """The target emitted 3 and then 9: the child of 3 was compared with 9; the children of 4 were not tried."""
     nodes = room_for(4)
     nodes.tokens[:], nodes.parents[:] = [3, 4, 5, 6], [-1, -1, 0, 1]
     nodes.cells[:], nodes.known[:] = ABSENT, 1
@@ -247,13 +247,13 @@ def test_only_choices_that_the_target_came_to_are_counted():
 
 
 def test_a_source_that_misleads_is_trusted_less():
-    """The stored rows say 4 behind every text, and the target writes 5."""
+    """The stored rows continue every text with 4, and the target emits 5."""
     rows = Rows(np.array([[4, 4]], np.int32), np.ones(1, np.float32), np.full(1, 3, np.int32))
     rates, nodes, ids, last = prior_rates(sampled=False), room_for(4), np.arange(3), (0, 0, 0)
     scores = []
-    asked = Sources(NO_WORDS, 0, NO_WORDS, empty_text(1000), NO_TEXT, rows, NOTHING_FORESEEN)
+    asked = Sources(NO_WORDS, 0, NO_WORDS, empty_text(1000), NO_TEXT, rows, NO_NEURAL_DRAFT)
     for _ in range(60):
-        tokens, _, score, source = advance(asked, rates, nodes, ids, last, NOTHING_TOLD, (1, 1, VOCABULARY), True)
+        tokens, _, score, source = advance(asked, rates, nodes, ids, last, NO_TOP_TOKENS, (1, 1, VOCABULARY), True)
         assert (tokens.tolist(), source.tolist()) == ([4], [STORE])
         scores.append(score[0])
         last, ids = (1, len(ids), len(ids)), np.append(ids, 100 + len(ids))

@@ -1,4 +1,4 @@
-"""Cali-TS: the posterior of equations 6 and 7, plain counts, and the predictor that drafts go by."""
+"""Cali-TS: the posterior of equations 6 and 7, plain counts, and the predictor's use in drafting."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_the_posterior_is_that_of_a_gaussian_mean():
     for _ in range(5000):
         rule.observe(outcome(3, 1))
     mean, variance = rule.posterior(0.1)
-    assert mean == pytest.approx(0.75, abs=0.01)  # in the end the counts alone
+    assert mean == pytest.approx(0.75, abs=0.01)  # in the limit the counts alone
     assert variance < 1e-4
 
 
@@ -129,7 +129,7 @@ def test_a_predictor_looks_at_both_states_and_the_level():
 
 
 def with_predictor(tmp_path, chance):
-    """A head of the tiny llama with a predictor that holds every token to be accepted with the same chance."""
+    """A head of the tiny llama with a predictor of a constant acceptance probability."""
     model = target_of("llama").model
     _, head = load_exit_head(with_predictor.heads("llama", 1), model)
     folder = tmp_path / "head"
@@ -169,7 +169,9 @@ def test_drafts_go_by_the_predictor_and_the_text_is_the_same(
     drafts = watched_drafts(drafter)
     text, _ = written(drafter.target, "llama", setting, drafter)
     assert text == plain("llama", setting)
-    best = [draft.score.max() for draft in drafts[1:] if len(draft)]  # the first draft knows no state of the target
+    best = [
+        draft.score.max() for draft in drafts[1:] if len(draft)
+    ]  # the first draft has no hidden state of the target
     assert np.allclose(best, 0.6, atol=1e-4)
     if out_degree == 1:
         assert np.allclose(drafts[1].score, 0.6 ** np.arange(1, len(drafts[1]) + 1), atol=1e-4)

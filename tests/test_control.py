@@ -16,10 +16,10 @@ from foredraft.control.payoff import (
     Rests,
     best_number,
     bin_of,
+    corrections,
     credit,
     empty_evidence,
     expected_tokens,
-    kept_promises,
 )
 from foredraft.errors import UsageError
 from foredraft.graph.tree import chain_parents, depths
@@ -165,7 +165,7 @@ def test_nothing_is_drafted_where_verification_costs_what_it_gains():
 
 
 def test_a_rest_ends_though_every_text_is_shorter_than_it():
-    """After long stretches in which nothing was accepted, texts of 60 steps are drafted again, and stay so."""
+    """After long stretches without acceptance, texts of 60 steps are drafted again and stay drafted."""
     costs, worthless = StepCosts(), lambda number: 0
     decide(MeasuredControl(MODERATE, costs=costs), worthless, honest(MODERATE), steps=2000)
     texts = [
@@ -176,7 +176,7 @@ def test_a_rest_ends_though_every_text_is_shorter_than_it():
 
 
 def test_dear_passes_of_one_text_do_not_keep_the_next_from_drafting():
-    """Behind a long prompt drafted passes take far more than the curve says, behind the next one what it says."""
+    """After a long prompt drafted passes take far more than the curve says; after the next prompt they match it."""
     costs, long = StepCosts(), lambda number, rows: float(MODERATE.table(64)[rows]) * (1 if rows == 1 else 3)
     decide(MeasuredControl(MODERATE, costs=costs), lambda number: 3, long, steps=200)
     sizes = decide(MeasuredControl(MODERATE, costs=costs), lambda number: 3, honest(MODERATE), steps=150)
@@ -259,11 +259,11 @@ def random_evidence(rng, most):
 
 @pytest.mark.kernels
 def test_scores_are_believed_until_there_is_evidence():
-    found = kept_promises(empty_evidence())
+    found = corrections(empty_evidence())
     np.testing.assert_allclose(found, 1.0)
     evidence = empty_evidence()
     evidence.accepted[1], evidence.promised[1] = 1_000, 3_500
-    doubted = kept_promises(evidence)
+    doubted = corrections(evidence)
     assert doubted[1] == pytest.approx(1_000 / 3_500, abs=0.01), "what was seen outweighs what was promised"
     assert (np.delete(doubted, 1) < 0.5).all(), "scores that promised too much are believed less everywhere"
     score = np.full(3, 0.9, np.float32)
@@ -282,7 +282,7 @@ def test_the_best_nodes_come_first_in_what_is_expected(seed):
     rng = np.random.default_rng(seed)
     evidence, score = random_evidence(rng, 420), rng.random(rng.integers(1, 40)).astype(np.float32) ** 3
     most = int(rng.integers(1, 50))
-    kept = kept_promises(evidence)
+    kept = corrections(evidence)
     likely = [min(kept[bin_of(each)] * each, 1.0) for each in np.sort(score)[::-1]][:most]
     np.testing.assert_allclose(expected_tokens(score, evidence, most), [0.0, *np.cumsum(likely)], rtol=1e-6)
 
@@ -356,7 +356,7 @@ def test_drafts_without_scores_are_sized_by_what_was_accepted_at_their_depth():
 
 
 def test_as_many_nodes_as_hardly_cost_anything_are_verified_and_more_where_they_repay_it():
-    """Eight rows for the price of one, sixteen for half as much again."""
+    """Eight rows cost as much as one, sixteen half as much again."""
     stairs = CostCurve((1, 8, 9, 16, 17, 64), (1.0, 1.05, 1.5, 1.55, 3.0, 9.0))
     assert len(MeasuredControl(stairs).trim(chain(16, 0.5), Budget(16, 50))) == 7
     assert len(MeasuredControl(stairs).trim(chain(16, 0.95), Budget(16, 50))) == 15
@@ -374,7 +374,7 @@ def test_budgets_follow_what_was_worth_verifying():
 
 
 def hopeless_steps(control, steps):
-    """Offer drafts that are never worth verifying; return the steps in which the drafter was asked."""
+    """Offer drafts never worth verifying; return the steps in which a draft was requested."""
     asked = []
     for number in range(steps):
         budget = control.budget(50)

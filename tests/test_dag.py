@@ -1,4 +1,4 @@
-"""Token graphs: what is merged, that no cycle ever arises, and the tree that comes of it. Compared with slow twins."""
+"""Token graphs: merging, absence of cycles, and unmerging to a tree, compared with slow twins."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def floats(*values):
 
 
 def has_cycle(nodes, edges):
-    """Nodes without an incoming edge are taken away until none is left; a cycle is what remains."""
+    """Removes nodes without an incoming edge until none is left; a cycle remains."""
     left = set(range(nodes))
     while left:
         entered = {to for start, to in edges if start in left}
@@ -33,7 +33,7 @@ def has_cycle(nodes, edges):
 
 
 def toy_children(rng, vocabulary, k):
-    """Some tokens that may follow a path, and their probabilities, the best first."""
+    """Possible next tokens of a path and their probabilities, descending."""
     tokens = rng.permutation(vocabulary)[:k]
     return tokens, np.sort(rng.dirichlet(np.ones(vocabulary)))[::-1][:k].astype(np.float32)
 
@@ -149,13 +149,13 @@ def as_released(rng, vocabulary, k, levels, tau):
 
 @pytest.mark.parametrize("tau", [1, 2, 3])
 def test_the_released_rule_makes_cycles(tau):
-    """What the search for cycles finds where there are some."""
+    """The search for cycles finds them in a graph that has some."""
     toys = [as_released(np.random.default_rng(seed), 3, 2, 10, tau) for seed in range(20)]
     assert sum(has_cycle(*toy) for toy in toys) >= 9
 
 
 def test_excluding_ancestors_in_the_tree_alone_makes_cycles():
-    """Our own rule, with the released code's question in place of reach, on toys where ours makes none."""
+    """Our rule with the released code's test in place of reachability, on toys where ours has no cycles."""
 
     def cyclic(seed, released):
         twin = naive.graph.empty_graph([0, 1, 2], 2)
@@ -176,7 +176,7 @@ def add(graph, parents, tokens, probabilities, leaf=None, most_open=None):
 
 
 def small_graph(tau=2, most_open=None):
-    """Behind the text 8 9, the tokens 1 (node 0) and 2 (node 1); returned with its open nodes."""
+    """After the text 8 9, the tokens 1 (node 0) and 2 (node 1); returned with its open nodes."""
     graph = dag.empty_graph(np.array([8, 9]), tau, 20)
     return graph, add(graph, [-1, -1], [1, 2], [0.6, 0.4], most_open=most_open)
 
@@ -184,7 +184,7 @@ def small_graph(tau=2, most_open=None):
 def test_a_redundant_node_is_kept_and_borrows_from_the_first_occurrence():
     graph, first = small_graph(tau=1)
     assert first.tolist() == [0, 1]
-    # Token 1 again below node 1: it is a node of its own, and what follows it is what follows node 0.
+    # Token 1 again below node 1: a separate node with the continuations of node 0.
     assert add(graph, [0, 1], [5, 1], [0.9, 0.8]).tolist() == [2]
     assert graph.size == 4
     assert graph.lenders[:4].tolist() == [-1, -1, -1, 0]
@@ -193,11 +193,11 @@ def test_a_redundant_node_is_kept_and_borrows_from_the_first_occurrence():
     assert found.score[found.tokens.tolist().index(5)] == np.float32(0.6) * np.float32(0.9)
     _, origin, merged = paths_of(found)[2, 1, 5]
     assert (origin, merged) == (2, True)
-    assert not paths_of(found)[2, 1][2]  # the redundant node was drafted behind its own path
+    assert not paths_of(found)[2, 1][2]  # the redundant node was drafted after its own path
 
 
 def test_a_gram_reaches_back_into_the_text():
-    """Behind the text ... 8 9, both 9 1 and 2 9 1 end in the gram 9 1."""
+    """After the text ... 8 9, both 9 1 and 2 9 1 end in the gram 9 1."""
     graph, _ = small_graph(tau=2)
     add(graph, [0, 1], [5, 9], [0.9, 0.8])
     assert add(graph, [2, 3], [6, 1], [0.9, 0.8]).tolist() == [4]
@@ -221,7 +221,7 @@ def test_nothing_borrows_from_its_own_ancestor():
 
 
 def test_nothing_borrows_from_an_ancestor_through_a_loan():
-    """Node 3 (2 1) borrows from node 0 (1); so below node 0, nothing may borrow from what leads to node 3."""
+    """Node 3 (2 1) borrows from node 0 (1), so no node below node 0 may borrow from an ancestor of node 3."""
     graph, _ = small_graph(tau=1)
     add(graph, [0, 1], [5, 1], [0.9, 0.8])
     assert graph.lenders[3] == 0
@@ -247,7 +247,7 @@ def test_within_a_level_the_most_probable_is_the_first_occurrence():
     graph, _ = small_graph(tau=1)
     assert add(graph, [0, 1], [7, 7], [0.1, 0.9]).tolist() == [3]
     assert graph.lenders[2:4].tolist() == [3, -1]
-    add(graph, [3], [8], [1.0])  # both are followed by what the lender gets later
+    add(graph, [3], [8], [1.0])  # both get the continuations that the lender gets later
     assert {(1, 7, 8), (2, 7, 8)} <= paths_of(unmerge.unmerge(graph, 100, 100)).keys()
 
 
@@ -284,8 +284,8 @@ def test_a_probability_just_above_one_is_taken_for_one():
 
 
 REFUSED = {
-    "a list too short": (ints(0, 0), ints(5), floats(0.5, 0.5), "as long as each other"),
-    "more than there is room for": (ints(*[0] * 30), ints(*range(30)), np.ones(30, np.float32), "no room"),
+    "a list too short": (ints(0, 0), ints(5), floats(0.5, 0.5), "must have the same length"),
+    "more than there is room for": (ints(*[0] * 30), ints(*range(30)), np.ones(30, np.float32), "graph is full"),
     "parents in disorder": (ints(1, 0), ints(5, 6), floats(0.5, 0.5), "ascend"),
     "a parent that is no node yet": (ints(0, 7), ints(5, 6), floats(0.5, 0.5), "last level"),
     "a parent below the root": (ints(-2, 0), ints(5, 6), floats(0.5, 0.5), "last level"),
@@ -358,7 +358,7 @@ def test_an_unmerged_tree_holds_exactly_the_best_paths(seed):
 
 @SEEDS
 def test_what_is_not_merged_has_the_path_of_its_origin(seed):
-    """So keys and values that were computed for the origin are right for it, and for the others they need not be."""
+    """So keys and values computed for the origin are valid for it, but not for the others."""
     graph, _ = toy_graph(seed, tau=1 + seed % 2)
     found = unmerge.unmerge(graph, 200, 12)
     other_paths = 0

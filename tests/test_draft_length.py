@@ -19,9 +19,8 @@ from foredraft.contracts import (
     Verdict,
 )
 from foredraft.control import CONTROLS, MOST_NODES, FixedControl, MeasuredControl, choose_control
-from foredraft.control.cost_aware import CostAwareRule
+from foredraft.control.cost_aware import CostAwareRule, WholeRule
 from foredraft.control.levels import LevelControl, Outcome, level_chances
-from foredraft.control.measured import WholeControl
 from foredraft.control.payoff import PATIENCE
 from foredraft.control.rules import (
     BetaOptions,
@@ -64,7 +63,7 @@ def verdict(draft, path=(), ended=False):
 
 
 class ScriptedRule:
-    """Goes on for the first `levels` levels, and notes what it is asked and told."""
+    """Allows the first `levels` levels, and records its calls."""
 
     def __init__(self, levels, begins=True):
         self.levels = levels
@@ -124,7 +123,7 @@ def test_a_whole_draft_is_cut_behind_the_level_where_the_rule_stops(levels):
     kept = control.trim(offered, control.budget(9))
     kept.check()
     np.testing.assert_array_equal(kept.tokens, np.flatnonzero(depths(offered.parents) <= levels))
-    scores = [pytest.approx(each) for each in (0.9, 0.8, 0.6, 0.3)]  # of the last level nothing depends
+    scores = [pytest.approx(each) for each in (0.9, 0.8, 0.6, 0.3)]  # the last level is not asked about
     assert rule.asked == list(enumerate(scores, 1))[: min(levels, 4)]
 
 
@@ -231,10 +230,10 @@ def test_the_posterior_counts_accepted_tokens_and_the_first_rejection():
         (verdict(chain(5), path=(0, 1)), 2, 1),
         (verdict(chain(5), path=range(5)), 5, 0),  # all accepted: nothing was rejected
         (verdict(chain(1), path=(0,)), 1, 0),
-        (verdict(chain(5), path=(0, 1, 2), ended=True), 3, 0),  # the end was accepted: nothing behind it was tried
+        (verdict(chain(5), path=(0, 1, 2), ended=True), 3, 0),  # the end was accepted: nothing after it was tried
         (verdict(EMPTY_DRAFT), 0, 0),  # a plain step
-        (verdict(forked), 0, 1),  # of two siblings none: one failure, not two
-        (verdict(forked, path=(1,)), 1, 0),  # nothing was drafted behind it
+        (verdict(forked), 0, 1),  # neither of two siblings: one failure, not two
+        (verdict(forked, path=(1,)), 1, 0),  # nothing was drafted after it
         (verdict(forked, path=(0,)), 1, 1),
     ]
     alpha, beta = 2.5, 0.5
@@ -247,7 +246,7 @@ def test_the_posterior_counts_accepted_tokens_and_the_first_rejection():
 
 
 def test_the_posterior_finds_the_acceptance_rate_however_many_are_drafted():
-    """The paper's own counts, taken at their word, turn alpha negative at these rates."""
+    """The paper's literal counts turn alpha negative at these rates."""
     for rate, drafted in ((0.2, 4), (0.5, 3), (0.9, 8)):
         rule = BetaRule(BetaOptions(), seed=0)
         control = LevelControl(rule, 20)
@@ -321,7 +320,7 @@ def wanted(control, longest=16, rate=None):
 
 
 def stepwise_outcome(accepted, levels, pass_seconds, beside, level):
-    """A draft that was asked for level by level, which took `level` seconds each."""
+    """A draft made level by level, which took `level` seconds each."""
     drafting = level * levels
     return Outcome(
         levels, levels, accepted, accepted < levels, False, (None,) * levels, levels,
@@ -430,7 +429,7 @@ def test_only_levels_that_were_tried_are_counted():
 def test_a_confident_draft_is_longer_than_a_doubtful_one():
     _, control = cost_control(MILD)
     for step in range(200):
-        sure = step % 2 == 0  # estimates tell drafts apart that depths do not
+        sure = step % 2 == 0  # estimates distinguish drafts, depths do not
         budget = control.budget(16)
         draft = control.trim(chain(16, 0.98 if sure else 0.3), budget) if budget.nodes else EMPTY_DRAFT
         right = len(draft) if sure else 0
@@ -440,7 +439,7 @@ def test_a_confident_draft_is_longer_than_a_doubtful_one():
 
 
 def test_estimates_are_corrected_by_what_became_of_them():
-    """A drafter that is always sure and mostly wrong is not believed for long."""
+    """A drafter that is always sure and mostly wrong is soon corrected."""
     _, control = cost_control(MILD)
     before = wanted(control, rate=0.99)
     rng = np.random.default_rng(3)
@@ -520,7 +519,7 @@ SAMPLING = {"greedy": SamplingOptions(), "sampled": SamplingOptions(True, temper
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_the_text_is_that_of_plain_decoding_under_every_control(drafter, sampling, monkeypatch):
-    ticks = itertools.count(step=100_000)  # every part of a step takes as long: what is drafted hangs on no clock
+    ticks = itertools.count(step=100_000)  # all parts of a step take equally long, so drafts do not depend on the clock
     monkeypatch.setattr("foredraft.engine.step.perf_counter_ns", lambda: next(ticks))
     plain, _ = written(DRAFTERS["oracle"](), FixedControl(0), SAMPLING[sampling])
     drafted = {}
@@ -574,7 +573,7 @@ def drafted_under(rule, chances):
 
 def test_the_threshold_looks_at_the_last_token_alone():
     rule = ExitThresholdRule(ExitThresholdOptions(threshold=0.7, cap=None))
-    assert drafted_under(rule, [0.8, 0.64, 0.512, 0.2, 0.19]) == 4  # the path's chance is below it long before
+    assert drafted_under(rule, [0.8, 0.64, 0.512, 0.2, 0.19]) == 4  # the path's probability falls below it much earlier
     assert drafted_under(rule, [0.6, 0.6]) == 1
     assert drafted_under(rule, [0.0, 0.0]) == 1
     assert drafted_under(rule, [None] * 5) == 5
@@ -610,7 +609,7 @@ def test_the_threshold_rises_while_too_little_is_accepted_and_falls_while_enough
 @pytest.mark.parametrize(("seconds", "pays"), [(2.0, True), (4.0, False), (9.0, False)])
 def test_whole_drafts_go_on_only_while_they_write_more_a_second(seconds, pays):
     """Three tokens for these seconds, against one for one."""
-    control, drafted = WholeControl(CostCurve((1, 2, 9), (1.0, seconds, seconds)), 8), []
+    control, drafted = LevelControl(WholeRule(CostCurve((1, 2, 9), (1.0, seconds, seconds)), 8), 8), []
     for _ in range(300):
         budget = control.budget(30)
         drafted.append(budget.nodes > 0)
@@ -623,8 +622,8 @@ def test_whole_drafts_go_on_only_while_they_write_more_a_second(seconds, pays):
 
 
 def test_whole_drafts_that_pay_only_later_come_back():
-    """A drafter that has to learn first is tried again and again, ever more seldom."""
-    control, drafted = WholeControl(CostCurve((1, 2, 9), (1.0, 2.0, 2.0)), 8), []
+    """A drafter that has to learn first is tried again at growing intervals."""
+    control, drafted = LevelControl(WholeRule(CostCurve((1, 2, 9), (1.0, 2.0, 2.0)), 8), 8), []
     for step in range(300):
         budget = control.budget(30)
         drafted.append(budget.nodes > 0)
@@ -650,7 +649,7 @@ def test_a_control_is_chosen_by_name_or_by_the_number_of_tokens():
     asked = parse_speculation("adaptix", options)
     assert asked.options == {"table": "none"}
     choice = choose_control(**asked.amount)
-    assert (choice.name, choice.options, choice.nodes) == ("beta_ts", BetaOptions(alpha0=4), 6)
+    assert (choice.name, choice.options, choice.most_nodes) == ("beta_ts", BetaOptions(alpha0=4), 6)
 
 
 @pytest.mark.parametrize("name", CONTROLS)

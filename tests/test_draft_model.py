@@ -1,4 +1,4 @@
-"""Draft models: the text of plain decoding; what does not fit is refused; a failure costs no text."""
+"""Draft models: the text of plain decoding; models that do not fit are refused; a failure does not end a text."""
 
 import functools
 import warnings
@@ -233,7 +233,7 @@ def test_drawn_nodes_are_cut_in_the_order_in_which_they_were_drawn():
     whole = drafting("draft_tree", options, **REJECTION).propose(SequenceView(ids, len(ids)), Budget(16, 2))
     for nodes in (4, 6, 9):
         found = drafting("draft_tree", options, **REJECTION).propose(SequenceView(ids, len(ids)), Budget(nodes, 2))
-        assert found.tokens[:4].tolist() == whole.tokens[:4].tolist()  # expanded later, they may go on otherwise
+        assert found.tokens[:4].tolist() == whole.tokens[:4].tolist()  # expanded later, they may continue differently
         assert len(found) == nodes
 
 

@@ -1,4 +1,4 @@
-"""EESD: the text of plain decoding; each layer runs once for a row; rejected rows leave no trace; heads fit or not."""
+"""EESD: the text of plain decoding; each layer runs once per row; rejected rows leave no trace; fit of heads."""
 
 import functools
 from collections import Counter
@@ -206,7 +206,7 @@ def test_heads_that_do_not_fit_are_refused(heads, tmp_path):
     ours = heads("llama", 1)
     with pytest.raises(UsageError, match=r"trained for llama, whose weights are not this model's.*train eesd"):
         load_exit_head(ours, target_of("qwen3").model)
-    with pytest.raises(UsageError, match=r"layers is 2, and the head in .* trained behind 1 layers"):
+    with pytest.raises(UsageError, match=r"layers is 2, and the head in .* trained after 1 layers"):
         make_drafter("eesd", {"head": ours, "layers": 2}, Resources(VOCABULARY, target=target_of("llama")))
     with pytest.raises(UsageError, match=f"layers is {LAYERS}; this model has {LAYERS}, so it must be 1 to 3"):
         make_drafter("eesd", {"head": "none", "layers": LAYERS}, Resources(VOCABULARY, target=target_of("llama")))

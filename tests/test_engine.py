@@ -10,6 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import foredraft.engine.step as step_module
 from foredraft.contracts import Draft, DraftContext, Needs, Scores, StepRecord
 from foredraft.control import FixedControl
+from foredraft.drafters.prediction import ChainDrafter, Prediction
+from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
 from foredraft.engine.statistics import add_up, summarize
@@ -73,7 +75,7 @@ def tree(tokens, parents, **arrays):
 
 
 class Chosen:
-    """A policy that takes given tokens, and ends after some of them."""
+    """A policy that chooses given tokens and ends after some of them."""
 
     def __init__(self, tokens, end_after=99):
         self._tokens = tokens
@@ -103,7 +105,7 @@ FORKED = tree([7, 9, 5, 8, 9, 6], [-1, -1, 0, 0, 1, 2])
         ([7, 8, 1], (0, 3), [0, 1, 4]),
         ([7, 5, 6, 1], (0, 2, 5), [0, 1, 3, 6]),
         ([9, 9, 1], (1, 4), [0, 2, 5]),
-        ([8, 5], (), [0]),  # 8 is a node, but no child of the root
+        ([8, 5], (), [0]),  # 8 is a node, but not a child of the root
     ],
 )
 def test_the_walk_follows_the_targets_choices_and_adds_one_of_its_own(taken, path, rows):
@@ -227,7 +229,7 @@ def test_the_draft_shrinks_at_the_limits(given):
         return tree([], [])
 
     _, records = run(Scripted(notes), nodes=5, **given)
-    # the last token never needs a draft: nothing is asked for, and nothing proposed
+    # the last token needs no draft: there is no budget and no proposal
     assert [budget.depth for budget in budgets] == [8, 7, 6, 5, 4, 3, 2, 1]
     assert {budget.nodes for budget in budgets} == {5}
     assert len(records) == 9
@@ -250,7 +252,7 @@ def test_sources_name_who_drafted_each_token():
 
 
 class Recording:
-    """A logits processor that notes each call and changes the scores by the whole prefix."""
+    """A logits processor that records its calls and changes the scores by the whole prefix."""
 
     def __init__(self):
         self.prefixes = []
@@ -303,7 +305,7 @@ def test_a_repetition_penalty_holds_along_the_branch():
     [
         (tree([VOCABULARY], [-1]), f"token {VOCABULARY}.*below {VOCABULARY}"),
         (tree([-1], [-1]), "negative"),
-        (tree([4, 4], [-1, -1]), "siblings carry the same token"),
+        (tree([4, 4], [-1, -1]), "siblings have the same token"),
         (tree([4, 5], [-1, 1]), "parent must come before"),
         (tree([4, 5], [-1, -2]), "below -1"),
     ],
@@ -385,7 +387,7 @@ def test_top_tokens_are_told_where_a_draft_was_asked_for(monkeypatch):
 
 
 def redraws_after_a_mismatch(draft, scores, policy, at):
-    """The classic mistake: the draw that did not match is thrown away, and another one is emitted in its place."""
+    """The classic mistake: the draw that did not match is dropped, and another one is emitted."""
     verdict = verify(draft, scores, policy, at)
     if len(verdict.path) < len(verdict.tokens) and len(draft):
         row = verdict.path[-1] + 1 if verdict.path else 0
@@ -397,7 +399,7 @@ def redraws_after_a_mismatch(draft, scores, policy, at):
 
 
 def accepts_a_second_best(draft, scores, policy, at):
-    """A relaxed acceptance: the first drafted token stands if it is among the target's best four."""
+    """Relaxed acceptance: the first drafted token is accepted if it is among the target's best four."""
     if len(draft) and int(draft.tokens[0]) in scores.logits[0].topk(4).indices:
         policy.ends([int(draft.tokens[0])])
         return dataclasses.replace(verify(draft, scores, Chosen([int(draft.tokens[0])], 1), at), path=(0,))
@@ -418,7 +420,7 @@ def test_a_wrong_verifier_is_caught_by_comparing_texts(mistake, sampling, monkey
 def test_a_wrong_commit_is_caught_by_comparing_texts(monkeypatch):
     commit = SequenceState.commit
 
-    def off_by_one(seq, verdict):  # the accepted path is gathered from the slots beside it
+    def off_by_one(seq, verdict):  # the accepted path is gathered from neighbouring slots
         commit(seq, dataclasses.replace(verdict, path=tuple(max(0, node - 1) for node in verdict.path)))
 
     known = continuation_in(np.concatenate([PROMPT, np.array(ANSWER)]))
@@ -598,3 +600,13 @@ def test_the_rows_known_more_of_are_the_root_the_accepted_path_and_the_likeliest
     assert verdicts[0].path == (2, 3)
     expected = {1: [0], 3: [0, 3, 4], 4: [0, 1, 3, 4], 6: [0, 1, 2, 3, 4, 5], 20: [0, 1, 2, 3, 4, 5]}
     assert verdicts[0].top_rows.tolist() == expected[most]
+
+
+def test_a_failing_drafter_is_named_when_a_prediction_is_drafted_too():
+    def fail(view, budget):
+        raise RuntimeError("disk on fire")
+
+    guarded = GuardedDrafter(ChainDrafter(Scripted(fail), Prediction(np.array([90, 91], np.int64))))
+    with pytest.warns(ForedraftWarning, match="The drafter scripted failed .*disk on fire.*the text is the same"):
+        seq, _ = run(guarded, max_new_tokens=10)
+    assert seq.emitted.tolist() == ANSWER[:10]

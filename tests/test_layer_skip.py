@@ -1,4 +1,4 @@
-"""Layer skipping: what is left out adds nothing, weights are shared, texts are those of plain decoding."""
+"""Layer skipping: skipped sub-layers add nothing, weights are shared, texts are those of plain decoding."""
 
 import copy
 import functools
@@ -57,7 +57,7 @@ def test_what_is_skipped_adds_nothing(family, skipped):
         expected = silenced(target, skipped)(torch.from_numpy(ids)[None]).logits[0]
     torch.testing.assert_close(scores(draft, ids), expected, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(scores(draft, ids), before, atol=1e-2)
-    torch.testing.assert_close(scores(target, ids), before, rtol=0, atol=0)  # the target is as it was
+    torch.testing.assert_close(scores(target, ids), before, rtol=0, atol=0)  # the target is unchanged
 
 
 @each_of(FAMILIES)
@@ -192,7 +192,7 @@ def test_families_whose_sub_layers_are_not_known_are_refused(family):
 
 @pytest.mark.parametrize("target", [None, ToyTarget()])
 def test_without_a_target_of_layers_it_is_refused(target):
-    with pytest.raises(UsageError, match="not at hand here"):
+    with pytest.raises(UsageError, match="no model is loaded here"):
         make_drafter("layer_skip", {}, Resources(VOCABULARY, target=target))
 
 

@@ -1,4 +1,4 @@
-"""What a sequence teaches: counted as a dictionary would, with room made in time, and refused when damaged."""
+"""Learned counts equal those of a dictionary, and the table grows in time."""
 
 import itertools
 
@@ -101,7 +101,7 @@ def test_a_new_successor_takes_the_place_of_the_weakest():
     assert row.keys() == {*range(ROW_WIDTH), 99} - {5}
     assert row[99] == 0.5
     total = sum(1.0 + (token - 5) ** 2 for token in range(ROW_WIDTH)) + 0.5
-    assert arrays.totals[learned_row(arrays.keys, 1, 2)] == pytest.approx(total)  # what was displaced still counts
+    assert arrays.totals[learned_row(arrays.keys, 1, 2)] == pytest.approx(total)  # replaced successors still count
 
 
 def test_a_weight_stops_at_the_cap():
@@ -141,7 +141,7 @@ def test_room_that_is_there_is_not_made_again():
 
 def test_a_full_table_forgets_what_it_met_longest_ago():
     arrays, order = empty_learned(8), []
-    for b in [*range(16), 2, 3, *range(16, 30)]:  # 2 and 3 are met again
+    for b in [*range(16), 2, 3, *range(16, 30)]:  # 2 and 3 are seen again
         arrays = with_room(arrays, 1, most_slots=32)
         learn(arrays, -1, b, 1, 1.0, 1.0, NO_CAP)
         check_learned(arrays)
@@ -168,7 +168,7 @@ def test_much_room_in_a_full_table_forgets_all_that_must_go():
 
 
 def test_contexts_spread_over_the_table():
-    """Neighbouring ids, as one text has them, must not crowd into neighbouring slots."""
+    """Neighbouring ids, as in a text, must not fall into neighbouring slots."""
     slots = set()
     for a, b in itertools.product(range(-1, 19), range(20)):
         arrays = empty_learned(1024)

@@ -36,7 +36,7 @@ def paths(draft):
 
 
 def columns(draft):
-    """The paths that no other goes on from."""
+    """The paths that no other path extends."""
     found = paths(draft)
     return found - {path[:-1] for path in found}
 
@@ -46,7 +46,7 @@ def prefixes(sequences):
 
 
 class Notes:
-    """A drafter that notes what another one drafts, behind which ids."""
+    """A drafter that records another one's drafts and the ids before them."""
 
     def __init__(self, drafter):
         self._drafter = drafter
@@ -73,14 +73,14 @@ def noted(prompt, options, nodes=64, new_tokens=24):
 
 
 class NaiveLookahead:
-    """The algorithm, a row at a time: every row of the window is a text of its own, continued by the target alone."""
+    """The algorithm row by row: every row of the window is a separate text, continued by the target."""
 
     def __init__(self, level, window, guess, token):
         self.rows = [[token] * window for _ in range(level - 1)]
         self.guess, self.pool = guess, []
 
     def step(self, ids):
-        """Return the paths that are verified behind `ids`, and move on."""
+        """Return the paths verified after `ids`, and advance."""
         self.rows[0][0] = ids[-1]
         columns = [[*self.rows[0][: j + 1], *(row[j] for row in self.rows[1:])] for j in range(len(self.rows[0]))]
         latest = []
@@ -137,8 +137,8 @@ def test_a_budget_cuts_columns_and_guesses_never_levels(budget):
     assert (draft.source == 0).sum() <= (budget.nodes + 1) // 2
     leaves = set(range(len(draft))) - set(draft.parents.tolist())
     for node in leaves:
-        if draft.source[node] == 1:  # a column is there whole or not at all
-            assert depths(draft.parents)[node] >= 2  # the rows behind the root, in column 0
+        if draft.source[node] == 1:  # a column is complete or missing
+            assert depths(draft.parents)[node] >= 2  # the rows after the root, in column 0
 
 
 def emptied(current, ids, budget):

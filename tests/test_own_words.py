@@ -1,4 +1,4 @@
-"""Own words: the newest distribution of every context, kept within its room, saved, and made of a table."""
+"""Own words: the newest distribution of every context; limits, saving, and conversion of a table."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.kernels
 
 
 def known(words, *context):
-    """{token: chance in parts of 255} behind a context of one to three tokens; None where it is not known."""
+    """{token: probability * 255} after a context of one to three tokens; None if it is not stored."""
     slot = find(words, context_key(*[-1] * (3 - len(context)), *context))
     if slot < 0:
         return None

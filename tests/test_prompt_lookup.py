@@ -14,7 +14,7 @@ pytestmark = pytest.mark.kernels
 
 
 def scanned(ids, shortest, longest):
-    """Every window of every length is compared; one that ends where the sequence ends has nothing to copy."""
+    """Compares every window of every length; one at the sequence's end has nothing to copy."""
     ids = list(ids)
     for size in range(longest, shortest - 1, -1):
         ends = [end for end in range(size, len(ids)) if ids[end - size : end] == ids[-size:]]

@@ -1,4 +1,4 @@
-"""A text that grows while it is searched: occurrences as a scan finds them, newest first, however it grew."""
+"""A text that grows while it is searched: occurrences equal those of a scan, newest first."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_occurrences_are_those_of_a_scan(sequences, context, longest, most, own)
 
 @pytest.mark.parametrize("top", [5, 70_000, (1 << 31) - 1])
 def test_long_texts_are_searched_as_a_scan_searches(top):
-    """Many pairs, so that the table of pairs is full of collisions, and ids as large as they get."""
+    """Many pairs, so that the hash table has collisions, and the largest ids."""
     rng = np.random.default_rng(top)
     alphabet = np.unique(np.concatenate([rng.integers(0, top, 14), [top - 1, top]]))
     ids = rng.choice(alphabet, 700)

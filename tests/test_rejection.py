@@ -102,7 +102,7 @@ def test_chains_and_trees_keep_the_targets_law_exactly(vocabulary, widths, name)
 
 
 def merged(world, width=1, own_q=True, deeper=False):
-    """Yield drafts in which a continuation is drawn behind one prefix and used behind another one as well.
+    """Yield drafts in which a continuation is drawn after one prefix and used after another one too.
 
     Args:
         world: whose draft model draws.
@@ -159,7 +159,7 @@ def test_nodes_of_a_merged_graph_are_accepted_behind_both_prefixes():
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_chosen_trees_keep_the_targets_law_exactly(name):
-    """Without q, whatever was drafted is the one-hot case."""
+    """Without q, every drafted node has a one-hot q."""
     world = World(3, SETTINGS[name])
     for parents in ([-1, 0, 1], [-1, -1, 0, 1], [-1, -1, -1], [-1, -1, 0, 0, 1]):
         for tokens in itertools.islice(itertools.permutations([0, 1, 2, 0, 1], len(parents)), 0, None, 7):
@@ -241,7 +241,7 @@ def path_counted_twice(draft, at, law, chance):
 
 
 def node_counted_twice(draft, at, law, chance):
-    """Tries a node again for every path by which a graph reaches it, as if it had been drawn anew."""
+    """Tries a node again for every path by which a graph reaches it, as if it had been drawn again."""
     children = {}
     for node, parent in enumerate(draft.parents.tolist()):
         children.setdefault(parent, []).extend([node, node])
@@ -274,7 +274,7 @@ def unprocessed_q(world):
 
 
 def with_score(draft):
-    """A score as a draft model gives it: the probability of the path."""
+    """A draft model's score: the probability of the path."""
     own = draft.q[np.arange(len(draft)), draft.tokens]
     score = [float(np.prod(own[path_to(draft.parents, node)])) for node in range(len(draft))]
     return dataclasses.replace(draft, score=np.array(score, np.float32))
@@ -288,7 +288,7 @@ def cut_by_score(world):
 
 
 def dropped_after_drawing(world):
-    """A node is left out because it turned out improbable."""
+    """A node is dropped because it is improbable."""
     for draft, probability in drawn_tree(world, (1, 1)):
         own = draft.q[np.arange(len(draft)), draft.tokens]
         unlikely = np.flatnonzero(own < 0.3)
@@ -296,7 +296,7 @@ def dropped_after_drawing(world):
 
 
 def copies_cut_by_their_original(world):
-    """A merged graph is cut by what its levels promise, and with them tokens that stand again below."""
+    """A merged graph is cut by the scores of its levels, which repeat tokens further down."""
     for draft, probability in merged(world, deeper=True):
         scored = with_score(draft)
         second = [node for node in range(len(draft)) if len(path_to(draft.parents, node)) == 2]
@@ -672,7 +672,7 @@ class Mistaken(DrawingDrafter):
 
 
 def flattened(draft):
-    """Gives q as it were of a higher temperature."""
+    """Gives q of a higher temperature than the draws'."""
     rows = np.sqrt(draft.q)
     return dataclasses.replace(draft, q=rows / rows.sum(axis=1, keepdims=True))
 

@@ -1,4 +1,4 @@
-"""REST as a drafter: retrieved from a store, from the text itself and from what is shared, whatever the store holds."""
+"""REST as a drafter: retrieval from a store, from the text itself and from shared texts; damaged stores are safe."""
 
 import math
 from pathlib import Path
@@ -41,7 +41,7 @@ def drafter(folder=None, vocabulary=VOCABULARY, **options):
 
 
 def contexts(seed, count, longest=12):
-    """Contexts that end in something from the corpus, at times with a token in between that occurs nowhere."""
+    """Contexts that end in a piece of the corpus, some with a token in between that occurs nowhere."""
     rng = np.random.default_rng(seed)
     documents = [ids for documents in SEGMENTS for ids in documents]
     for _ in range(count):
@@ -51,7 +51,7 @@ def contexts(seed, count, longest=12):
 
 
 def by_the_paper(ids, longest, shortest, depth):
-    """{prefix: score} of all rows behind the longest context that occurs anywhere in the segments."""
+    """{prefix: score} of all rows after the longest context that occurs anywhere in the segments."""
     for length in range(min(longest, len(ids)), shortest - 1, -1):
         rows = [row for each in SEGMENTS for row in naive.index_text.followers(each, ids[-length:], depth, VOCABULARY)]
         if rows:
@@ -123,7 +123,7 @@ def test_merged_segments_are_drafted_from_as_separate_ones_and_as_one(store, tmp
 
 
 def test_fewer_samples_give_fewer_rows_spread_over_all(tmp_path):
-    """Half of 200 occurrences go on with 5 and half with 6; a sample of the first ones would not know 6."""
+    """Half of 200 occurrences continue with 5 and half with 6; a sample of the first ones would miss 6."""
     folder = built(tmp_path / "s", [[1, 2, 5, n] for n in range(100)], [[1, 2, 6, n] for n in range(100)])
     made = drafter(folder, learn="off", samples=20, doubt=0.0)
     found = scored(propose(opened(made), [1, 2], 100, 2))
@@ -150,7 +150,7 @@ def test_without_a_store_what_the_text_itself_said_is_drafted():
 
 
 def test_the_text_itself_is_asked_as_if_it_were_in_the_store(store):
-    """By the paper's rule, occurrences count alike wherever they are; the text itself is matched from two tokens on."""
+    """By the paper's rule all occurrences count equally; in the text itself at least two tokens must match."""
     made = drafter(store, **PAPER | {"learn": "request"}, longest=6, shortest=2, continuation=4)
     drafted = 0
     for context in contexts(31, 40):
@@ -398,7 +398,7 @@ def test_the_released_codes_rule_asks_the_store_alone(store):
 
 
 def test_the_released_codes_rule_keeps_to_the_budget_where_one_token_is_repeated(tmp_path):
-    """Ten tokens deep and all alike: every prefix has one distinct token, and equals are chosen in any order."""
+    """Ten equal tokens: every prefix has one distinct token, and ties are chosen in any order."""
     folder = built(tmp_path / "s", [[1] * 30])
     made = drafter(folder, weighting="published")
     for seed in range(10):
@@ -409,7 +409,7 @@ def test_the_released_codes_rule_keeps_to_the_budget_where_one_token_is_repeated
 
 
 def damaged(text, rng):
-    """A segment with one fault: a flipped bit, or an entry that may say anything."""
+    """A segment with one fault: a flipped bit, or an arbitrary entry."""
     arrays = {name: array.copy() for name, array in text._asdict().items()}
     array = arrays[("symbols", "suffixes", "first")[int(rng.integers(3))]]
     for _ in range(int(rng.integers(1, 12))):
@@ -479,8 +479,8 @@ def test_a_bit_that_flips_in_a_file_is_not_noticed_and_harms_nothing(tmp_path):
             {"weighting": "published", "learn": "request"},
             "weighting='published' searches the datastore only; leave learn out, or give learn='off'.",
         ),
-        ({"memory": "m"}, 'memory keeps what sequences share; give learn="shared" with it.'),
-        ({"memory": "m", "learn": "request"}, 'memory keeps what sequences share; give learn="shared" with it.'),
+        ({"memory": "m"}, 'memory keeps shared texts; give learn="shared" with it.'),
+        ({"memory": "m", "learn": "request"}, 'memory keeps shared texts; give learn="shared" with it.'),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, sentence):

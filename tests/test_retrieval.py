@@ -1,4 +1,4 @@
-"""Retrieval: which rows follow the longest context that occurs anywhere, and which tree of them is the best."""
+"""Retrieval: the rows after the longest context that occurs anywhere, and the best tree of them."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive.index_text
-from foredraft.graph.search import pop, sift_up
+from foredraft.graph.search import new_queue, pop, push
 from foredraft.graph.tree import depths, is_tree
 from foredraft.index.recent_text import END
 from foredraft.index.retrieval import best_nodes, followers, published_tree
@@ -24,7 +24,7 @@ def as_rows(rows, depth):
 
 
 def row_tuples(tokens):
-    """Rows as the slow twins have them; nothing may stand after a document's end."""
+    """Rows in the form of the slow twins; checks that nothing follows a document's end."""
     rows = tokens.tolist()
     for row in rows:
         length = row.index(-1) if -1 in row else len(row)
@@ -36,7 +36,7 @@ def row_tuples(tokens):
 
 
 def asked(segments, recent, context, samples, depth, vocabulary, longest=4, shortest=1, **options):
-    """The rows that are found, by the kernel's interface."""
+    """The rows found by the compiled function."""
     texts = [sort(documents, vocabulary) for documents in segments]
     ranges = np.array([ranges_after(text, context, longest) for text in texts]).reshape(len(texts), longest + 1, 2)
     texts_of = [grown([ids]) for ids in recent]
@@ -161,14 +161,13 @@ def test_no_rows_and_rows_without_tokens_give_no_nodes():
 
 @given(scores=st.lists(st.integers(0, 20), min_size=1, max_size=40))
 @settings(max_examples=60, deadline=None)
-def test_the_heap_gives_the_largest_first(scores):
-    heap, values = np.empty(len(scores), np.int32), np.array(scores, np.float32)
-    for size in range(len(scores)):
-        heap[size] = size
-        sift_up(heap, size + 1, values)
-    popped = [pop(heap, size, values) for size in range(len(scores), 0, -1)]
+def test_the_queue_gives_the_largest_first(scores):
+    queue = new_queue(np.empty(len(scores), np.float32))
+    assert [push(queue, float(score)) for score in scores] == list(range(len(scores)))
+    popped = [pop(queue) for _ in scores]
     assert sorted(popped) == list(range(len(scores)))
     assert [scores[item] for item in popped] == sorted(scores, reverse=True)
+    assert pop(queue) == -1
 
 
 # --- the released code's rule

@@ -1,4 +1,4 @@
-"""Noise that belongs to (seed, position, token), filters that are transformers', and draws that follow the softmax."""
+"""Noise determined by (seed, position, token), transformers' filters, and samples of the softmax."""
 
 import math
 

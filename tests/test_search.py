@@ -1,4 +1,4 @@
-"""The searches in the tri-gram table: as their slow twins find it, within their limits, and safe on damaged arrays."""
+"""The searches in the tri-gram table: equal to their slow twins, within their limits, and safe on damaged arrays."""
 
 from typing import NamedTuple
 
@@ -101,7 +101,7 @@ def test_blended_successors_are_probabilities():
 
 
 def test_the_blend_by_hand():
-    """Each source has n / (n + its number) of what the more specific ones leave."""
+    """Each source gets n / (n + constant) of what the more specific ones leave."""
     table = static_table([[1, 2, 3], [1, 2, 4], [5, 2, 4], [5, 2, 4]])
     learned = empty_learned(16)
     learn(learned, 1, 2, 6, 3.0, 1.0, 9.0)
@@ -172,7 +172,7 @@ def test_best_first_matches_the_twin(trust, nodes, depth):
 
 @pytest.mark.parametrize("source", ["static", "learns"])
 def test_best_first_is_exact_where_one_source_knows_all(source):
-    """Without blending nothing is left out of a score: the paths are the most probable of all."""
+    """Without blending, scores are exact: the paths are the most probable ones."""
     trust = Trust(0.5, 0.5, 1e12, 1e12, 0, 0.0)
     for seed in range(3):
         known = knowledge(seed, **{"static": False, "learns": False, source: True})
@@ -193,7 +193,7 @@ def test_best_first_loses_little_where_sources_are_blended():
 
 
 def test_ties_give_as_many_nodes_with_the_same_scores():
-    """Every context is followed by four tokens equally often, so that whole levels tie."""
+    """Every context has four equally frequent successors, so whole levels tie."""
     text = [[a, b, c] for a in range(4) for b in range(4) for c in range(4)]
     table = static_table(text)
     known = Knowledge(table, empty_learned(8), naive.index_tables.static_tables(table), {})
@@ -239,7 +239,7 @@ def test_fewer_nodes_are_made_where_fewer_are_known():
 )
 @pytest.mark.parametrize("trust", [BLENDED, PAPER], ids=["blended", "paper"])
 def test_mcts_matches_the_twin(trust, settings):
-    """With a small `c1`, the logarithm in equation 3 decides where to look."""
+    """With a small `c1`, the logarithm in equation 3 decides the exploration."""
     for seed in range(6):
         known = knowledge(seed, trust=trust)
         for a, b in contexts(seed, 4):
@@ -250,7 +250,7 @@ def test_mcts_matches_the_twin(trust, settings):
 
 def test_mcts_is_the_same_for_a_seed_and_not_for_another():
     known = knowledge(2)
-    settings = SMALL._replace(c1=0.01, candidates=8)  # so that what is drawn weighs
+    settings = SMALL._replace(c1=0.01, candidates=8)  # so that the draws matter
 
     def trees(seed):
         found = [mcts(known.table, known.learned, BLENDED, 1, b, settings, VOCABULARY, seed) for b in range(VOCABULARY)]
@@ -313,7 +313,7 @@ def test_damaged_tables_give_trees_of_tokens_all_the_same(trust):
         table = garbage(rng, wide=number % 3 == 0)
         a, b = int(rng.integers(-1, VOCABULARY)), int(rng.integers(0, VOCABULARY))
         trees = [best_first(table, learned, trust, a, b, 20, 6, VOCABULARY)]
-        if number % 3:  # the searches share what reads the table, and compiling takes long
+        if number % 3:  # the searches share the functions that read the table, and compiling takes long
             trees.append(mcts(table, learned, trust, a, b, settings, VOCABULARY, 0))
         for tokens, parents, scores in trees:
             assert is_tree(tokens, parents, VOCABULARY)

@@ -1,4 +1,4 @@
-"""The file of named arrays: what is written comes back, what is damaged is refused, what fails leaves no trace."""
+"""The file of named arrays: arrays are read back as written, damaged files are refused, failures leave no files."""
 
 import errno
 import json
@@ -28,7 +28,7 @@ def write(path, arrays, pieces=1, **options):
 
 
 def names_in(folder):
-    """What lies in a folder, but for the locks, which stay."""
+    """The files in a folder except locks, which stay."""
     return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
 
 
@@ -133,7 +133,7 @@ def test_missing_file_folder_kind_and_version_are_refused(stored, tmp_path):
     [{"offset": 0}, {"offset": 1 << 40}, {"length": 1 << 40}, {"dtype": "object"}, {"name": "odd"}, {"more": 1}],
 )
 def test_headers_that_point_elsewhere_are_refused(stored, change):
-    """A header may carry a good checksum and still be wrong, if another program wrote it."""
+    """A header of another program may have a right checksum and still be wrong."""
     data = stored.read_bytes()
     size = int(np.frombuffer(data, "<u4", 1, 12)[0])
     header = json.loads(data[64 : 64 + size])

@@ -1,4 +1,4 @@
-"""Suffix arrays: sorted as the slow sort sorts, looked up as a scan finds, and checked so that no fault passes."""
+"""Suffix arrays: sorted like a slow sort, searched like a scan, and verified so that every fault is found."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_suffixes_stand_in_the_order_of_the_slow_sort(vocabulary, seed):
 @given(documents=st.lists(st.lists(st.integers(0, 2), max_size=8), min_size=1, max_size=8).filter(any))
 @settings(max_examples=80, deadline=None)
 def test_small_corpora_of_every_shape_are_sorted(documents):
-    """Empty documents too: one separator behind another."""
+    """Empty documents too: consecutive separators."""
     text = sort(documents, 3)
     symbols = text.symbols.tolist()
     assert naive.index_text.is_sorted(symbols, 3, text.suffixes.tolist())

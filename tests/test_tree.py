@@ -158,7 +158,7 @@ def test_a_kept_sub_tree_has_the_same_paths(seed):
 BROKEN = {
     "tokens of 64 bits": (np.array([1, 2], np.int64), ints(-1, 0), "tokens must be"),
     "parents of two dimensions": (ints(1, 2), ints(-1, 0)[None], "parents must be"),
-    "one parent missing": (ints(1, 2), ints(-1), "one parent a token"),
+    "one parent missing": (ints(1, 2), ints(-1), "one parent per token"),
     "a parent below -1": (ints(1, 2), ints(-1, -2), "below -1"),
     "a node as its own parent": (ints(1, 2), ints(-1, 1), "must come before"),
     "a parent after its child": (ints(1, 2, 3), ints(-1, 2, -1), "Node 1 has parent 2"),
@@ -276,7 +276,7 @@ def test_a_layout_puts_each_row_behind_its_own_path(seed):
     assert rows.rows == len(draft) + 1
     assert rows.at == rows.positions[0] == at
     assert rows.token_ids.tolist() == [99, *draft.tokens.tolist()]
-    # A row sees as many rows of its own as it lies behind the committed text, and itself.
+    # A row attends to itself and to one row per token between it and the committed text.
     np.testing.assert_array_equal(rows.ancestors.sum(axis=1), rows.positions - at + 1)
     for node in range(len(draft)):
         seen = np.flatnonzero(rows.ancestors[node + 1]).tolist()

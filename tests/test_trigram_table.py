@@ -1,4 +1,4 @@
-"""The tri-gram table: counted right whatever the memory given, found again, and refused when damaged or foreign."""
+"""The tri-gram table: right counts with any memory limit, lookups, and refusal of damaged or foreign tables."""
 
 from collections import Counter
 
@@ -118,7 +118,7 @@ def test_the_file_does_not_depend_on_the_memory_given(tmp_path):
 
 
 def test_merging_holds_little_even_when_the_text_changes_its_subject(tmp_path):
-    """Ranges follow all runs, not the first: here no later tri-gram is like one of the first run."""
+    """Ranges follow all runs, not only the first: here later tri-grams differ from those of the first run."""
     documents = [[i % 4] * 3 for i in range(9)] + random_documents(3, 40, vocabulary=300)
     merged = []
     build(tmp_path / "t", documents, 300, at_once=64, progress=lambda _phase, done, _total: merged.append(done))
@@ -258,7 +258,7 @@ def test_info_says_what_was_counted(table):
 
 
 def rewritten(table, path, **changed):
-    """Write a table's arrays again with some changed: sound as a store, whatever it is as a table."""
+    """Rewrite a table with some arrays changed; it stays a sound store."""
     store = open_store(table)
     with write_store(
         path, KIND, tokenizer_hash=store.tokenizer_hash, vocabulary=store.vocabulary, metadata=store.metadata

@@ -1,4 +1,4 @@
-"""Whether a source that takes time is worth asking: by what its answers add to drafts, and by what they take."""
+"""Whether a slow source is worth its time: the tokens it adds to drafts against its seconds."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def scores(*chances):
 
 
 def run(worth, clock, steps, answer, adds, *, first=None):
-    """How often it was asked; an answer takes `answer` seconds (the first one `first`) and promises `adds` tokens more.
+    """How often it was used; a draft takes `answer` seconds (the first `first`) and promises `adds` more tokens.
 
     Without answers a draft of two nodes promises half a token. A step takes a pass of ten seconds besides.
     """
@@ -89,7 +89,7 @@ def test_a_clock_that_jumps_is_not_believed():
         clock.now += jump
         worth.answered()
         worth.ends(1, 0)
-    worth.ends(3, 0)  # nothing had begun
+    worth.ends(3, 0)  # no step had begun
     assert run(worth, clock, 30, 1.0, 0.5) == 30
 
 

@@ -16,7 +16,7 @@ from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, Learn
 from foredraft.control import BatchControl, FixedControl, StepCosts, choose_control
 from foredraft.corpus.words import vocabulary_size
 from foredraft.drafters import make_drafter
-from foredraft.drafters.prediction import ForetoldDrafter, Prediction
+from foredraft.drafters.prediction import ChainDrafter, Prediction
 from foredraft.engine.batch import Batch, Lane, write_all
 from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.state import Prepared, SequenceState
@@ -298,7 +298,7 @@ class Generator:
             raise UsageError("prediction needs matched verification: its tokens are not drawn from a distribution.")
         ids = self.tokenizer(checked_text(prediction), add_special_tokens=False).input_ids
         expected = Prediction(np.asarray(ids, np.int64))
-        return lambda drafter: ForetoldDrafter(drafter, expected)
+        return lambda drafter: ChainDrafter(drafter, expected)
 
     def begin(self, ids: TokenIds, sampling: SamplingOptions, **arguments: Any) -> Run:
         """Begin to write after token ids; takes and raises what `prepare` does."""

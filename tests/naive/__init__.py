@@ -1,4 +1,4 @@
-"""Slow, obvious twins of compiled functions: same name, same answer, no cleverness. What a test compares with.
+"""Slow, simple twins of compiled functions, with the same name and result, for tests to compare with.
 
-One file for `graph`, three for `index`. They know lists, dictionaries and arrays, and import nothing of `src`.
+One file for `graph`, three for `index`. They use lists, dictionaries and arrays, and import nothing from `src`.
 """

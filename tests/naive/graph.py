@@ -56,7 +56,7 @@ def child_with(tokens, parents, node, token):
 
 
 def top_nodes(parents, score, limit, max_depth):
-    """Every step looks at every node again, and takes the best whose parent is taken."""
+    """Every step searches all nodes and takes the best one whose parent is taken."""
     taken = {-1}
     depth = depths(parents)
     for _ in range(limit):
@@ -87,7 +87,7 @@ def reach_itself(above, node):
 
 
 def gram(tokens, parents, context, tau, parent, token):
-    """The last `tau` tokens, written out; shorter where the text begins."""
+    """The last `tau` tokens; fewer at the text's beginning."""
     path = [int(token)]
     while parent >= 0:
         path.insert(0, int(tokens[parent]))
@@ -107,7 +107,7 @@ def first_occurrence(remembered, tokens, parents, context, tau, parent, token):
 
 
 def reachable(edges, source):
-    """Every node that a walk from `source` comes to, `source` included; edges are pairs."""
+    """All nodes reachable from `source`, itself included; edges are pairs."""
     after = {}
     for start, to in edges:
         after.setdefault(start, set()).add(to)
@@ -132,7 +132,7 @@ def empty_graph(context, tau):
 
 
 def add_level(graph, parents, tokens, probabilities, leaf, most_open, only_tree_ancestors=False):
-    """Every question about reach is answered by a walk. `only_tree_ancestors` asks the released code's question."""
+    """Computes reachability by walks. `only_tree_ancestors` uses the released code's test instead."""
     start, opened = len(graph["tokens"]), []
     for parent, token, probability in zip(parents, tokens, probabilities, strict=True):
         graph["tokens"].append(int(token))
@@ -157,7 +157,7 @@ def add_level(graph, parents, tokens, probabilities, leaf, most_open, only_tree_
 
 
 def unroll(tokens, parents, conditional, lenders, limit, max_depth):
-    """Every path there is, and then the best. Returns {path as tokens: (score, origin, merged)}."""
+    """Makes all paths, then takes the best. Returns {path as tokens: (score, origin, merged)}."""
     one = np.float32(1)
 
     family = {of: [] for of in range(-1, len(tokens))}

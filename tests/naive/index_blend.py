@@ -1,4 +1,4 @@
-"""Own words, and the blend of all sources by what each was right about.
+"""Own words, and the blend of all sources by their acceptance rates.
 
 Own words are {context: [(token, parts of 255), ...]}, a context a tuple of one to three tokens; rates are
 {(source, cell): [hits, seen]} and the weights' array.
@@ -91,7 +91,7 @@ def listed_places(text, context, visits, mark):
 
 
 def listed_rows(rows, weights, lengths, path):
-    """{token: cell} of what rows that begin with `path` go on with."""
+    """{token: cell} of the next tokens of rows that begin with `path`."""
     depth = len(path)
     mine = [i for i, row in enumerate(rows) if row[:depth] == path and depth < len(row) and row[depth] >= 0]
     total, cells = sum(weights[i] for i in mine), {}

@@ -1,4 +1,4 @@
-"""Tri-gram tables, what is learned in the same form, and the searches in both.
+"""Tri-gram tables, learned counts in the same form, and the searches in both.
 
 A learned table is {(a, b): {"weights": {token: weight}, "total": float}}; a static one is made by `static_tables`.
 """
@@ -13,7 +13,7 @@ ROW_WIDTH = 12
 
 
 def bigram_row(first, second, a, b):
-    """Looks at every row of `a`, as far as there are rows."""
+    """Searches all rows of `a`, as far as there are rows."""
     if not 0 <= a < len(first) - 1:
         return -1
     for row in range(min(int(first[a]), len(second)), min(int(first[a + 1]), len(second))):
@@ -44,7 +44,7 @@ def pair_key(first, second):
 
 
 def slot_of(keys, key):
-    """Looks at every slot; -1 where it is in none."""
+    """Searches all slots; -1 if absent."""
     for slot in range(len(keys)):
         if keys[slot] == key:
             return slot
@@ -168,7 +168,7 @@ def shares_of(row):
 
 
 def best_first(table, memory, trust, a, b, nodes, depth, vocabulary):
-    """{path: score}. All candidates stay in one list, and the best is looked for from the start every time.
+    """{path: score}. All candidates stay in one list, which is searched for the best every time.
 
     As the kernel says: once `nodes` candidates lie in higher bins, a bin is too low to be of use, and contributions
     below a quarter of the bar are left out.
@@ -193,7 +193,7 @@ def best_first(table, memory, trust, a, b, nodes, depth, vocabulary):
 
 
 def best_paths(table, memory, trust, a, b, nodes, depth, vocabulary):
-    """{path: score} of the truly most probable paths: all are made, nothing is left out. Only for small tables."""
+    """{path: score} of the exact most probable paths: all are made, none is dropped. Only for small tables."""
     found, fresh = {}, {(): 1.0}
     for _ in range(depth):
         longer = {}
@@ -278,7 +278,7 @@ def rollout(table, memory, trust, ids, steps, random):
 
 
 def kept_paths(visits, prior, candidates):
-    """The most visited nodes, the earlier made one first among equals, and what lies above them: {path: score}."""
+    """The most visited nodes, earlier ones first on ties, and their ancestors: {path: score}."""
     kept = {(): 1.0}
     for path in sorted(visits, key=lambda path: -visits[path])[:candidates]:
         for end in range(1, len(path) + 1):

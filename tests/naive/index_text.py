@@ -11,7 +11,7 @@ def joined(documents, separator):
 
 
 def suffix(symbols, separator, place):
-    """What stands from a place on, with the separator behind its document."""
+    """The text from a place on, up to and including the separator."""
     return symbols[place : symbols.index(separator, place) + 1]
 
 
@@ -28,7 +28,7 @@ def is_sorted(symbols, separator, places):
 
 
 def follow(documents, context, longest):
-    """How often the last 1, 2, ... `longest` tokens of a context occur; what is longer than the context does not."""
+    """Occurrences of the last 1, 2, ... `longest` tokens of a context; 0 if longer than the context."""
     lengths = range(1, longest + 1)
     return [len(ends(documents, context[-n:])) if n <= len(context) else 0 for n in lengths]
 
@@ -39,7 +39,7 @@ def first_matches(symbols, places, first):
 
 
 def ends(documents, context):
-    """(document, place) behind every occurrence of a context; none crosses a document's end."""
+    """(document, place) after every occurrence of a context; none crosses a document's end."""
     size = len(context)
     return [
         (number, end)
@@ -50,7 +50,7 @@ def ends(documents, context):
 
 
 def followers(documents, context, depth, separator):
-    """What follows each occurrence, as rows, in the order of a suffix array."""
+    """The continuation of each occurrence, as rows, in the order of a suffix array."""
     rows = sorted([*documents[number][end:], separator] for number, end in ends(documents, context))
     return [tuple(row[:-1][:depth]) for row in rows]
 
@@ -78,7 +78,7 @@ def prefix_scores(rows, weights, doubt):
 
 
 def published_paths(rows, nodes):
-    """The paths of the released code's tree; None where equals make it a matter of chance."""
+    """The paths of the released code's tree; None if ties make it random."""
     counts = {}
     for row in rows:
         for end in range(1, len(row) + 1):
@@ -107,7 +107,7 @@ def append(symbols):
 
 
 def occurrences(symbols, context, longest, most):
-    """[(place, length)], newest first; the search gives up after eight places for each one wanted."""
+    """[(place, length)], newest first; the search stops after eight places per requested one."""
     pair = list(context[-2:])
     ends_of_pair = [at for at in range(1, len(symbols)) if symbols[at - 1 : at + 1] == pair] if len(pair) == 2 else []
     found = []

@@ -1,46 +1,42 @@
-"""The cost-aware rule: draft on while the tokens that it promises are worth the seconds that it takes.
+"""The level rules that use measured seconds: `cost_aware` per level, `whole` for the whole draft.
 
-Expected tokens as in Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML 2023), section
-3.1, with an acceptance rate learned for each depth instead of one for all. Knows what passes cost.
+Does not depend on drafters or models.
 """
 
 import numpy as np
 
 from foredraft.contracts import CostCurve
 from foredraft.control.levels import Outcome, Rule
-from foredraft.control.payoff import F64, StepCosts, best_number, bin_of, credit, kept_promises
+from foredraft.control.payoff import F64, StepCosts, best_number, bin_of, corrections, credit
 
-_PRIOR_RATE, _PRIOR_TOKENS = 0.7, 8.0  # share accepted of so many tokens, before the first one; our choices
-_MOST_SEEN = 200.0  # levels of one depth, beyond which older ones count for half
-_SHARE = 0.2  # of the last draft's seconds in what is expected of the next one
+_PRIOR_RATE, _PRIOR_TOKENS = 0.7, 8.0  # prior acceptance rate, and its weight in tokens; chosen
+_MOST_SEEN = 200.0  # observed first levels, after which all counts are halved; chosen
+_SHARE = 0.2  # weight of the last draft in smoothed values; chosen
 
 
 class CostAwareRule(Rule):
-    """Goes on where some longer draft gains more tokens than its further seconds are worth.
+    """Drafts on while some longer draft gains more tokens than its extra seconds are worth.
 
-    A second is worth as many tokens as the best length gives on average, plain steps included. So without estimates
-    the rule stops exactly at the length with the most expected tokens a second, and with estimates sooner or later, as
-    the draft at hand is worse or better than usual. All longer drafts are looked at, as the cost of a pass may jump
-    with one row and stay flat for the next ones. Where no length beats plain steps, drafting rests as `Rests` says.
-
-    Args:
-        curve: the target's cost by rows.
-        most_nodes: never more than these are verified.
+    Expected tokens are those of Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML
+    2023), section 3.1, with one learned acceptance rate per depth. A second is worth the average tokens per second at
+    the best length, plain steps included. So without estimates the rule stops exactly at the length with the most
+    expected tokens per second. All longer drafts are compared, as the cost of a pass may jump at one row and stay flat
+    for the next ones. If no length beats plain steps, drafting pauses as `Rests` says.
     """
 
     def __init__(self, curve: CostCurve, most_nodes: int) -> None:
         self._curve = curve.table(most_nodes + 1)
         self._costs = StepCosts()
-        self._tried = np.zeros(most_nodes)  # by depth: levels whose parent level was accepted
+        self._tried = np.zeros(most_nodes)  # per depth: levels whose parent was accepted
         self._accepted = np.zeros(most_nodes)
-        self._whole = 0.0  # seconds of drafting that do not grow with the draft, smoothed
-        self._level = 0.0  # seconds of drafting one level
-        self._width = 1.0  # nodes of a level
+        self._whole = 0.0  # smoothed seconds of drafting that do not depend on the number of levels
+        self._level = 0.0  # smoothed seconds of drafting one level
+        self._width = 1.0  # smoothed nodes of a level
         self._rates = self._seconds = np.zeros(0)  # of this step, by depth and by number of levels
-        self._price = 0.0  # expected tokens a second
+        self._price = 0.0  # tokens that a second is worth in this step
 
     def begins(self, levels: int) -> bool:
-        """Find the best length for this step, and draft where it is not 0, or where it is time for a trial."""
+        """Compute the best length of this step; draft if it is not 0 or a trial is due."""
         rests = self._costs.rests
         if rests.left:
             rests.passed()
@@ -53,19 +49,19 @@ class CostAwareRule(Rule):
         return rests.tried(paid=best > 0)
 
     def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # the protocol's
-        """Compare what every longer draft gains with what its seconds are worth."""
+        """Compare the gain of every longer draft with the value of its extra seconds."""
         if path is None:
             reached = float(np.prod(self._rates[:level]))
         else:
-            reached = min(path * float(kept_promises(self._costs.evidence)[bin_of(path)]), 1.0)
+            reached = min(path * float(corrections(self._costs.evidence)[bin_of(path)]), 1.0)
         gains = reached * np.cumsum(np.cumprod(self._rates[level:]))
         prices = self._price * (self._seconds[level + 1 :] - self._seconds[level])
         return bool((gains > prices).any())
 
     def observe(self, outcome: Outcome) -> None:
-        """Count accepted levels by depth and by estimate, and smooth what passes and drafts took."""
+        """Count accepted levels by depth and by estimate, and smooth the measured seconds."""
         self._observe_time(outcome)
-        known = outcome.accepted if outcome.ended else outcome.levels  # levels of which it is known what became
+        known = outcome.accepted if outcome.ended else outcome.levels  # levels whose fate is known
         self._tried[: min(outcome.accepted + 1, known)] += 1.0
         self._accepted[: outcome.accepted] += 1.0
         if self._tried[0] > _MOST_SEEN:
@@ -76,16 +72,16 @@ class CostAwareRule(Rule):
         credit(self._costs.evidence, np.array([chance for _, chance in scored], np.float32), path)
 
     def acceptance(self) -> F64:
-        """Return how often a level is accepted whose parent level was, float64[most_nodes], by depth.
+        """Return the acceptance rate of a level given its parent, float64[most_nodes], by depth.
 
-        The rate of all depths starts at the prior's, and that of each depth at the rate of all.
+        Each depth's rate is shrunk towards the rate of all depths, and that one towards the prior.
         """
         overall = (self._accepted.sum() + _PRIOR_TOKENS * _PRIOR_RATE) / (self._tried.sum() + _PRIOR_TOKENS)
         rates: F64 = (self._accepted + _PRIOR_TOKENS * overall) / (self._tried + _PRIOR_TOKENS)
         return rates
 
     def _seconds_by_levels(self, levels: int) -> F64:
-        """Return the expected seconds of a step, float64[levels + 1], by the number of levels drafted."""
+        """Return the expected seconds of a step, float64[levels + 1], by the number of drafted levels."""
         number, passes = np.arange(levels + 1), self._costs.passes(self._curve)
         rows = np.interp(1 + number * self._width, np.arange(len(passes)), passes)
         seconds: F64 = rows + self._costs.plain + self._level * number + self._whole * (number > 0)
@@ -93,10 +89,41 @@ class CostAwareRule(Rule):
 
     def _observe_time(self, outcome: Outcome) -> None:
         seconds = (outcome.forward_seconds, outcome.other_seconds, outcome.draft_seconds)
-        self._costs.see(self._curve, outcome.nodes + 1, *seconds)
-        if outcome.levels and all(0 <= each < np.inf for each in seconds):  # a clock may jump
+        self._costs.observe(self._curve, outcome.nodes + 1, *seconds)
+        if outcome.levels and all(0 <= each < np.inf for each in seconds):  # the clock may jump
             drafting = min(outcome.draft_seconds, max(outcome.asked, 1) * self._curve[1])  # more is compilation
             each = drafting / max(outcome.levels, outcome.asked) if outcome.asked else 0.0
             self._level += _SHARE * (each - self._level)
             self._whole += _SHARE * ((0.0 if outcome.asked else drafting) - self._whole)
             self._width += _SHARE * (outcome.nodes / outcome.levels - self._width)
+
+
+class WholeRule(Rule):
+    """The whole draft or none: for drafts whose nodes cannot be weighed, as some of them pay off in later steps.
+
+    Drafting pauses as `Rests` says while recent drafted steps wrote fewer tokens per second than plain steps.
+    """
+
+    def __init__(self, curve: CostCurve, most_nodes: int) -> None:
+        self._curve, self._costs = curve.table(most_nodes + 1), StepCosts()
+        self._drafts = False  # in this step
+        self._tokens = 0.0  # of a drafted step, smoothed; 0 before the first one
+
+    def begins(self, levels: int) -> bool:  # noqa: ARG002  # the protocol's
+        """Draft unless drafting pauses."""
+        self._drafts = self._costs.rests.left == 0
+        return self._drafts
+
+    def observe(self, outcome: Outcome) -> None:
+        """Compare the tokens per second of drafted steps with those of a plain step."""
+        costs, rows = self._costs, outcome.nodes + 1
+        drafting = outcome.draft_seconds if self._drafts else None
+        costs.observe(self._curve, rows, outcome.forward_seconds, outcome.other_seconds, drafting)
+        if not self._drafts:
+            costs.rests.passed()
+            return
+        written = float(outcome.accepted + (not outcome.ended))
+        self._tokens += _SHARE * (written - self._tokens) if self._tokens else written
+        passes = costs.passes(self._curve)
+        seconds = np.array([passes[1] + costs.plain, passes[rows] + costs.drafted])
+        costs.rests.tried(paid=best_number(np.array([1.0, self._tokens]), seconds) > 0)

@@ -1,4 +1,4 @@
-"""Cutting a draft to a budget, and the control whose budget is always the same. Knows no gains and no costs."""
+"""Cutting a draft to a budget, and the control with a constant budget. Does not depend on gains or costs."""
 
 import numpy as np
 
@@ -8,9 +8,9 @@ from foredraft.graph.tree import FloatArray, depths, top_nodes
 
 
 def cut(draft: Draft, budget: Budget, score: FloatArray | None = None) -> Draft:
-    """Return the best prefix-closed part of `draft` within `budget`; by `score`, else the draft's, else in order.
+    """Return the best prefix-closed part of `draft` within `budget`, by `score`, the draft's scores, or the order.
 
-    A draft with q is always cut in order: were drawn tokens kept for their scores, they would not be distributed as q.
+    A draft with q is always cut in order: keeping drawn tokens by their scores would change their distribution.
     """
     if budget.nodes <= 0 or budget.depth <= 0 or len(draft) == 0:
         return EMPTY_DRAFT
@@ -25,14 +25,7 @@ def cut(draft: Draft, budget: Budget, score: FloatArray | None = None) -> Draft:
 
 
 class FixedControl:
-    """The same number of nodes at every step.
-
-    Args:
-        nodes: 0 never drafts.
-
-    Raises:
-        UsageError: a negative number.
-    """
+    """The same number of nodes in every step; 0 never drafts. Raises UsageError for a negative number."""
 
     def __init__(self, nodes: int) -> None:
         if nodes < 0:
@@ -40,7 +33,7 @@ class FixedControl:
         self._nodes = nodes
 
     def budget(self, depth: int) -> Budget:
-        """Return the fixed budget, as deep as drafted tokens can be of use."""
+        """Return the constant budget, limited to `depth`."""
         return Budget(self._nodes, depth) if depth > 0 and self._nodes > 0 else NO_BUDGET
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:

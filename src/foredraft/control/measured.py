@@ -1,6 +1,6 @@
-"""The controls that decide by measured seconds: `measured`, by each node's chance; `whole`, by what drafts gave so far.
+"""The control `measured`, for one text and for all texts of a batch together: as many nodes as measured costs repay.
 
-For one text, and for all texts of a batch together. Does not know the drafter or the model.
+Does not depend on drafters or models.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,46 +14,41 @@ from foredraft.control.payoff import F64, StepCosts, best_number, credit, expect
 from foredraft.graph.tree import FloatArray
 
 MOST_NODES = 64
-"""The largest draft that a measured budget asks for."""
+"""Nodes drafted per step at most without `num_speculative_tokens`; the cost curve is measured up to 64 rows."""
 
-# our choices
-_CHEAP = 1.15  # a pass of so many times the seconds of its roots alone is filled: every row teaches the drafter
-_MARGIN = 1.05  # more nodes than that must promise so many times the tokens a second: estimates err, the best most
-_HEADROOM = 1.5  # times as many nodes are asked for as were worth verifying of late
-_LEAST = 2  # nodes asked for, so that something is always learned of drafts
-_SHARE = 0.2  # of the last draft in what is expected of the next one
+# chosen
+_CHEAP = 1.15  # seconds of a pass / those of its roots alone, up to which nodes are verified just to learn from them
+_MARGIN = 1.05  # more nodes must promise this many times the tokens per second: the best of many estimates errs upwards
+_HEADROOM = 1.5  # requested nodes / nodes recently worth verifying
+_LEAST = 2  # requested nodes at least, so that drafts are always observed
+_SHARE = 0.2  # weight of the last draft in the smoothed number of nodes
 
 
 class BatchControl:
-    """As many nodes over all sequences of a batch as maximise expected tokens a second under a measured cost curve.
+    """The number of nodes, over all sequences of a batch, with the most expected tokens per second.
 
-    With n nodes a step is expected to write one token for each sequence and the sum of the nodes' chances: their
-    scores, put right by what became of nodes with like ones. Its seconds are the curve's, scaled by how fast passes
-    have been of late, and the overhead. Nodes that the pass takes at hardly any cost are verified with the others.
-    Where no number beats a plain step, the step is plain, and drafting rests as `Rests` says, from text to text.
-
-    Args:
-        curve: gives the target's cost by rows; asked when it is first needed, as it may have to be measured.
-        most_rows: that a pass may have.
-        most_nodes: that one sequence may draft.
-        costs: what earlier steps told; kept up to date. None begins with nothing known.
+    A step with n nodes is expected to write one token per sequence plus the sum of the nodes' corrected scores
+    (`corrections`). Its seconds are the cost curve's, scaled by the recent pace of passes, plus the overhead. Nodes
+    that add almost no cost are always verified. If no number beats a plain step, the step is plain, and drafting pauses
+    as `Rests` says, across texts. `curve` is called when first needed, as it may have to be measured; `costs` are what
+    earlier steps taught, updated in place.
     """
 
     def __init__(
         self, curve: Callable[[], CostCurve], most_rows: int, most_nodes: int, costs: StepCosts | None = None
     ) -> None:
-        self._ask, self._most_rows, self._most_nodes = curve, most_rows, most_nodes
+        self._measure, self._most_rows, self._most_nodes = curve, most_rows, most_nodes
         self._costs = StepCosts() if costs is None else costs
-        self._each = float(most_nodes)  # nodes of a sequence worth verifying, smoothed
-        self._asked = False
+        self._each = float(most_nodes)  # smoothed number of nodes per sequence worth verifying
+        self._asked = False  # whether a draft was requested in this step
 
     @cached_property
     def _curve(self) -> F64:
         """Seconds of a pass by rows."""
-        return self._ask().table(self._most_rows)
+        return self._measure().table(self._most_rows)
 
     def budget(self, depth: int, lanes: int) -> Budget:
-        """Return how much one of `lanes` sequences is to draft; nothing while drafting rests."""
+        """Return the budget of one of `lanes` sequences; no budget during a pause."""
         room = min(self._most_nodes, self._most_rows // lanes - 1)
         self._asked = self._costs.rests.left == 0
         if not self._asked or depth <= 0 or room <= 0:
@@ -62,9 +57,9 @@ class BatchControl:
         return Budget(min(room, max(least, int(_HEADROOM * self._each))), depth)
 
     def trim(self, drafts: Sequence[Draft], budgets: Sequence[Budget], other_rows: int) -> list[Draft]:
-        """Cut the drafts of all sequences to the nodes with the most expected tokens a second of the whole batch.
+        """Cut the drafts of all sequences to the nodes with the most expected tokens per second of the whole batch.
 
-        `budgets` are what each was asked for; the pass has `other_rows` besides.
+        `budgets` are those of the drafts; the pass has `other_rows` more rows.
         """
         self._asked = self._asked and any(budget.nodes > 0 for budget in budgets)
         if any(draft.q is not None for draft in drafts):  # drawn tokens must not decide whether they are kept
@@ -92,10 +87,10 @@ class BatchControl:
         self, verdicts: Sequence[Verdict], rows: int, forward_seconds: float, other_seconds: float,
         draft_seconds: float,
     ) -> None:  # fmt: skip
-        """Compare what the step gave with what its scores promised, and its time with what the curve says."""
+        """Compare the accepted nodes with their scores, and the seconds of the step with the cost curve."""
         lanes = len(verdicts)
         drafting = draft_seconds / lanes if self._asked else None
-        self._costs.see(self._curve, rows, forward_seconds, other_seconds / lanes, drafting)
+        self._costs.observe(self._curve, rows, forward_seconds, other_seconds / lanes, drafting)
         if not self._asked:
             self._costs.rests.passed()
         for verdict in verdicts:
@@ -103,14 +98,14 @@ class BatchControl:
                 credit(self._costs.evidence, scores_of(verdict.draft), np.array(verdict.path, np.int32))
 
     def _cheap(self, rows: int) -> int:
-        """Return how many nodes a pass of `rows` roots takes at hardly any cost."""
+        """Return how many nodes add almost no cost to a pass of `rows` rows."""
         return max(int(np.searchsorted(self._curve, _CHEAP * self._curve[rows], "right")) - 1 - rows, 0)
 
     def _best_count(self, score: FloatArray, lanes: int, base: int, least: int, depth: int) -> int:
-        """Return how many nodes, of float32[N] scores, are worth verifying in a pass of `base` rows without them.
+        """Return how many nodes, with scores float32[N], are worth verifying in a pass of `base` other rows.
 
-        Each lane writes one token in any case, at least `least` nodes are verified where one is, and no more than
-        `depth` can be accepted.
+        Each lane writes one token in any case. At least `least` nodes are verified or none, and at most `depth` can be
+        accepted.
         """
         costs = self._costs
         passes = costs.passes(self._curve)[base:]
@@ -121,7 +116,7 @@ class BatchControl:
 
 
 def _shares(scores: Sequence[FloatArray], together: FloatArray, best: int) -> list[int]:
-    """Return how many of the `best` nodes of all drafts are each draft's."""
+    """Return how many of the `best` nodes of all drafts belong to each draft."""
     if len(scores) == 1:
         return [best]
     owner = np.repeat(np.arange(len(scores)), [len(score) for score in scores])
@@ -130,13 +125,7 @@ def _shares(scores: Sequence[FloatArray], together: FloatArray, best: int) -> li
 
 
 class MeasuredControl:
-    """What `BatchControl` is for a batch, for one text.
-
-    Args:
-        curve: the target's cost by rows.
-        most_nodes: never ask for more.
-        costs: as `BatchControl` takes it.
-    """
+    """`BatchControl` for a batch of one text."""
 
     def __init__(self, curve: CostCurve, most_nodes: int = MOST_NODES, costs: StepCosts | None = None) -> None:
         costs = StepCosts() if costs is None else costs
@@ -144,57 +133,15 @@ class MeasuredControl:
         self._batch = BatchControl(lambda: curve, most_nodes + 1, most_nodes, costs)
 
     def budget(self, depth: int) -> Budget:
-        """Return the largest draft worth proposing; none while drafting rests."""
+        """Return the largest draft worth proposing; no budget during a pause."""
         return self._batch.budget(depth, 1)
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
-        """Cut a draft to the number of nodes with the best expected tokens a second."""
+        """Cut a draft to the number of nodes with the most expected tokens per second."""
         return self._batch.trim([draft], [budget], 0)[0]
 
     def observe(
         self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
     ) -> None:
-        """Learn what the step gave, and what it took."""
+        """Learn from the step's accepted nodes and its seconds."""
         self._batch.observe([verdict], len(verdict.draft) + 1, forward_seconds, other_seconds, draft_seconds)
-
-
-class WholeControl:
-    """The whole draft, or none: for drafts whose nodes cannot be weighed, as some of them pay in later steps.
-
-    A drafted step's tokens are those of recent drafted steps, and its seconds those of its pass and the overhead. Where
-    drafted steps write less a second than plain ones, drafting rests as `Rests` says.
-
-    Args:
-        curve: the target's cost by rows.
-        most_nodes: never more than these are drafted.
-    """
-
-    def __init__(self, curve: CostCurve, most_nodes: int) -> None:
-        self._curve, self._most_nodes = curve.table(most_nodes + 1), most_nodes
-        self._costs = StepCosts()
-        self._asked = False
-        self._tokens = 0.0  # of a drafted step, smoothed; 0 until there was one
-
-    def budget(self, depth: int) -> Budget:
-        """Return all that may be drafted, or nothing in a rest."""
-        self._asked = depth > 0 and self._costs.rests.left == 0
-        return Budget(self._most_nodes, depth) if self._asked else NO_BUDGET
-
-    def trim(self, draft: Draft, budget: Budget) -> Draft:
-        """Cut a draft that exceeds the budget."""
-        return cut(draft, budget)
-
-    def observe(
-        self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
-    ) -> None:
-        """Compare the tokens a second of drafted steps with a plain step's."""
-        costs, rows = self._costs, len(verdict.draft) + 1
-        costs.see(self._curve, rows, forward_seconds, other_seconds, draft_seconds if self._asked else None)
-        if not self._asked:
-            costs.rests.passed()
-            return
-        written = float(len(verdict.tokens))
-        self._tokens += _SHARE * (written - self._tokens) if self._tokens else written
-        passes = costs.passes(self._curve)
-        seconds = np.array([passes[1] + costs.plain, passes[rows] + costs.drafted])
-        costs.rests.tried(paid=best_number(np.array([1.0, self._tokens]), seconds) > 0)

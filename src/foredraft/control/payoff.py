@@ -1,6 +1,6 @@
-"""What drafting pays: how likely nodes are accepted, what steps cost, what number writes most a second, when to stop.
+"""When drafting pays: the probability that nodes are accepted, the cost of steps, the best number, and pauses.
 
-Knows scores, tokens and seconds; not what is drafted, nor by whom. Its numbers are our choices, not a paper's.
+Does not depend on what drafts. All numbers were chosen for this project; none is from a paper.
 """
 
 from dataclasses import dataclass, field
@@ -18,47 +18,47 @@ F64 = npt.NDArray[np.float64]
 # --- when to stop, and when to try again
 
 PATIENCE = 4
-"""Tries in a row that do not pay, before there is a rest: with fewer, chance makes drafting rest that pays."""
-_LONGEST_REST = 64  # steps: a try for nothing takes less than half a step, so it costs less than 1 % of the time
+"""Tries in a row that must fail before a pause: with fewer, chance stops drafting that pays."""
+_LONGEST_REST = 64  # steps: a failed try takes less than half a step, so it costs less than 1 % of the time
 
 
 @dataclass(slots=True)
 class Rests:
-    """The rule by which everything that costs time is stopped where it does not pay, and tried again.
+    """Pauses of drafting ("rests"). The same rule applies to everything that costs time and may not pay.
 
-    After 4 tries in a row that did not pay there is a rest of 1 step, after one more a rest of 2, then 4, up to 64.
-    One that pays ends this.
+    After 4 tries in a row that did not pay, drafting pauses for 1 step; after each further one for 2, 4, ... 64 steps.
+    The first try that pays ends this.
     """
 
     unpaid: int = 0  # tries in a row that did not pay
-    left: int = 0  # steps of the rest
+    left: int = 0  # steps left of the pause
 
     @property
     def is_trial(self) -> bool:
-        """Whether the next try comes after a rest."""
+        """Whether the next try comes after a pause."""
         return self.unpaid >= PATIENCE
 
     def tried(self, *, paid: bool) -> bool:
-        """Count a try; say whether it is to be made: as it pays, or as the first after a rest, to renew estimates."""
+        """Count a try. Return whether to make it: it pays, or it is the first after a pause and renews estimates."""
         made = paid or self.is_trial
         self.unpaid = 0 if paid else min(self.unpaid + 1, PATIENCE + _LONGEST_REST.bit_length() - 1)
         self.left = 1 << (self.unpaid - PATIENCE) if self.is_trial else 0
         return made
 
     def passed(self) -> None:
-        """Count a step of a rest."""
+        """Count a step of a pause."""
         self.left = max(self.left - 1, 0)
 
 
 @njit(cache=True)
 def best_number(tokens: F64, seconds: F64, cheap: int = 0, margin: float = 1.0) -> int:
-    """Return the number, of nodes or levels or anything else, that writes the most tokens a second; 0 is a plain step.
+    """Return the number of nodes, levels or answers with the most tokens per second; 0 is a plain step.
 
     Args:
-        tokens: float64[N + 1], those expected of a step with each number.
-        seconds: float64[N + 1], of the step.
-        cheap: numbers up to this one are not told apart: the largest of them stands for all but 0.
-        margin: a larger number must give so many times the tokens a second.
+        tokens: float64[N + 1], expected tokens of a step by number.
+        seconds: float64[N + 1], seconds of the step by number.
+        cheap: numbers from 1 to this one count as one choice: the largest.
+        margin: a larger number must give this many times the tokens per second.
     """
     rates = tokens / seconds
     few = min(cheap, len(rates) - 1)
@@ -69,28 +69,28 @@ def best_number(tokens: F64, seconds: F64, cheap: int = 0, margin: float = 1.0) 
     return best if rates[best] > rates[0] else 0
 
 
-# --- how likely nodes are accepted
+# --- the probability that nodes are accepted
 
-_BINS = 12  # of scores, by powers of two: [1/2, 1], [1/4, 1/2), ...; the last takes all below
-_PRIOR_NODES = 18.0  # of each bin, accepted as often as those of all bins are, before the first was seen
-_PRIOR_TOKENS = 3.0  # promised and accepted over all bins, before the first was seen
-_MOST_NODES = 400.0  # of a bin, beyond which older ones count for half
+_BINS = 12  # of scores, by powers of two: [1/2, 1], [1/4, 1/2), ...; the last one holds all lower scores
+_PRIOR_NODES = 18.0  # weight, in nodes, of the rate of all bins in the rate of each bin
+_PRIOR_TOKENS = 3.0  # weight, in tokens, of "scores are right" in the rate of all bins
+_MOST_NODES = 400.0  # nodes of a bin, after which its counts are halved
 
 
 class Evidence(NamedTuple):
-    """What became of drafted nodes, by bins of their scores, float64[12] each."""
+    """Counts of drafted nodes, by bins of their scores, float64[12] each."""
 
-    accepted: F64  # nodes
-    promised: F64  # the sum of the scores of all nodes
+    accepted: F64  # accepted nodes
+    promised: F64  # sum of the scores of all nodes
 
 
 def empty_evidence() -> Evidence:
-    """Return evidence of nothing yet."""
+    """Return zero counts."""
     return Evidence(np.zeros(_BINS), np.zeros(_BINS))
 
 
 def scores_of(draft: Draft) -> FloatArray:
-    """Return the draft's scores, float32[N]; where it has none, a typical drafter's rate to the power of the depth."""
+    """Return the draft's scores, float32[N]; without them 0.6, a typical acceptance rate, ** depth."""
     return draft.score if draft.score is not None else (np.float32(0.6) ** depths(draft.parents)).astype(np.float32)
 
 
@@ -101,28 +101,28 @@ def bin_of(score: float) -> int:
 
 
 @njit(cache=True)
-def kept_promises(evidence: Evidence) -> F64:
-    """Return accepted nodes / promised ones of each bin, float64[12]: what a score is to be multiplied by."""
+def corrections(evidence: Evidence) -> F64:
+    """Return the factor that corrects the scores of each bin, float64[12]: accepted / promised, smoothed."""
     overall = (evidence.accepted.sum() + _PRIOR_TOKENS) / (evidence.promised.sum() + _PRIOR_TOKENS)
     prior = _PRIOR_NODES * 0.5 ** np.arange(_BINS)
-    kept: F64 = (evidence.accepted + prior * overall) / (evidence.promised + prior)
-    return kept
+    factors: F64 = (evidence.accepted + prior * overall) / (evidence.promised + prior)
+    return factors
 
 
 @njit(cache=True)
 def expected_tokens(score: FloatArray, evidence: Evidence, most: int) -> F64:
     """Return how many of the best 0, 1, ... nodes are expected to be accepted, float64[min(N, most) + 1]."""
-    kept, order = kept_promises(evidence), np.sort(score)[::-1]
+    factors, order = corrections(evidence), np.sort(score)[::-1]
     tokens = np.zeros(min(len(score), most) + 1, np.float64)
     for nodes in range(1, len(tokens)):
         each = order[nodes - 1]
-        tokens[nodes] = tokens[nodes - 1] + min(kept[bin_of(each)] * each, 1.0)
+        tokens[nodes] = tokens[nodes - 1] + min(factors[bin_of(each)] * each, 1.0)
     return tokens
 
 
 @njit(cache=True)
 def credit(evidence: Evidence, score: FloatArray, path: IntArray) -> None:
-    """Count nodes, float32[N] scores, of which those of `path` were accepted; older ones count for less."""
+    """Count nodes with scores float32[N], of which those in `path` were accepted; halve the counts of full bins."""
     for each in score:
         evidence.promised[bin_of(each)] += each
     for node in path:
@@ -133,56 +133,56 @@ def credit(evidence: Evidence, score: FloatArray, path: IntArray) -> None:
             evidence.accepted[number] *= 0.5
 
 
-# --- what steps cost
+# --- the cost of steps
 
-_SHARE = 0.1  # of the last step in what is expected of the next one
-_STALL = 1.3  # times what was expected: a step that takes longer has stalled, or compiled something
-_FIRST = 0.1  # of a pass: more than that beside it, in a first step, is compilation
+_SHARE = 0.1  # weight of the last step in smoothed values
+_STALL = 1.3  # a step counts for at most this many times its expected seconds: more is a stall or compilation
+_FIRST = 0.1  # a first overhead counts for at most this part of a pass: more is compilation
 _WIDTHS = np.log2(np.maximum(np.arange(65), 1)) / 4
-"""Of a pass by its rows: 0 for one row, 1 for 16, by the logarithm, 1.5 for 64 and more."""
+"""Logarithmic width of a pass by its rows: 0 for 1 row, 1 for 16, 1.5 for 64 and more."""
 
 
 @dataclass(slots=True)
 class StepCosts:
-    """Smoothed seconds by kind of step, and what became of drafts; kept from text to text.
+    """Smoothed seconds by kind of step, and counts of drafted nodes; kept across texts.
 
-    Passes of one row and of 16 have a pace each, as they differ by how much of the memory's bandwidth other processes
-    leave; other passes lie between or beyond, by the logarithm of their rows.
+    Passes of 1 row and of 16 rows have separate paces, as other processes slow them down differently (they need
+    different shares of memory bandwidth). Other passes are interpolated or extrapolated by the logarithm of their rows.
     """
 
-    pace: float = 1.0  # seconds of a pass of one row / those of the cost curve
-    wide_pace: float = 1.0  # the same of 16 rows
-    drafted: float = 0.0  # seconds of a drafted step's overhead, beside its pass; 0 until there was one
-    plain: float = 0.0  # the same of a plain step, without what asking for a draft takes
+    pace: float = 1.0  # seconds of a pass of 1 row / seconds by the cost curve
+    wide_pace: float = 1.0  # the same for 16 rows
+    drafted: float = 0.0  # overhead of a drafted step in seconds, without its pass; 0 before the first one
+    plain: float = 0.0  # the same for a plain step, without the time to ask for a draft
     rests: Rests = field(default_factory=Rests)
     evidence: Evidence = field(default_factory=empty_evidence)
 
     def begin_text(self) -> None:
-        """Expect half of what wide passes cost beyond narrow ones of late: some of it was the last text's length.
+        """Move the pace of wide passes halfway to that of narrow ones, as the last text's length caused some of it.
 
-        In a rest nothing is learned of wide passes, and a text too long to draft would keep others from it.
+        Wide passes are not measured during a pause, so a text too long to draft could stop drafting for the next ones.
         """
         self.wide_pace = (self.pace + self.wide_pace) / 2
 
     def passes(self, curve: F64) -> F64:
-        """Return what passes take now, float64[M], of what they took when `curve`, float64[M] by rows, was measured."""
+        """Return the current seconds of passes by rows, float64[M], given the measured `curve`, float64[M]."""
         widths = _WIDTHS[np.minimum(np.arange(len(curve)), len(_WIDTHS) - 1)]
         return curve * (self.pace + (self.wide_pace - self.pace) * widths)
 
-    def see(
+    def observe(
         self, curve: F64, rows: int, forward_seconds: float, other_seconds: float, draft_seconds: float | None
     ) -> None:
-        """Learn from a step; nothing from one whose clock jumped, or with more rows than the curve has.
+        """Learn from a step, unless its clock jumped or it has more rows than `curve`, float64[M].
 
-        `curve`, float64[M], and `rows` are as above; `draft_seconds`, of drafting and learning, are part of
-        `other_seconds`, and None where no draft was asked for.
+        `draft_seconds` are spent on drafting and learning and included in `other_seconds`; None if no draft was
+        requested.
         """
         if not (0 < forward_seconds < np.inf and 0 <= other_seconds < np.inf and rows < len(curve)):
             return
         width, usual = float(_WIDTHS[min(rows, len(_WIDTHS) - 1)]), float(curve[rows])
         known = self.pace + (self.wide_pace - self.pace) * width
         change = _SHARE * (min(forward_seconds / usual, _STALL * known) - known)
-        change /= (1 - width) ** 2 + width**2  # a step of normalised least mean squares
+        change /= (1 - width) ** 2 + width**2  # normalised least mean squares
         self.pace, self.wide_pace = self.pace + (1 - width) * change, self.wide_pace + width * change
         if draft_seconds is not None:
             self.drafted = _smoothed(self.drafted, other_seconds, _FIRST * usual)
@@ -191,5 +191,5 @@ class StepCosts:
 
 
 def _smoothed(known: float, now: float, first: float) -> float:
-    """Return what to expect after `now` where `known` was expected; of the first, at most `first` is believed."""
+    """Return `known` updated by `now`; the first value, if `known` is 0, is limited to `first`."""
     return known + _SHARE * (min(now, _STALL * known) - known) if known else min(now, first)

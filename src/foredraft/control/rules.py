@@ -1,8 +1,8 @@
-"""Rules that say after each drafted level whether to draft the next one: two by thresholds, two by Thompson sampling.
+"""Rules that decide after each drafted level whether to draft the next one, by thresholds or by Thompson sampling.
 
 EESD (Liu et al., "Speculative Decoding via Early-exiting for Faster LLM Inference with Thompson Sampling Control
 Mechanism", ACL Findings 2024): Beta-TS is appendix A, Cali-TS appendix B, both with plain counts. Self-SD (Zhang et
-al., "Draft & Verify", ACL 2024): the exit threshold. Know the drafter's estimates and what was accepted; no costs.
+al., "Draft & Verify", ACL 2024): the exit threshold. Does not depend on costs.
 """
 
 import math
@@ -14,8 +14,8 @@ import numpy as np
 from foredraft.control.levels import Outcome, Rule
 from foredraft.errors import UsageError
 
-_BETA_STREAM, _CALI_STREAM = 0xBE7A, 0xCA11  # any two numbers: no two things that draw with one seed draw the same
-_CHANGE, _KEEP_RATE, _KEEP_THRESHOLD = 0.01, 0.5, 0.9  # of Self-SD's code: epsilon, beta 1 and beta 2
+_BETA_STREAM, _CALI_STREAM = 0xBE7A, 0xCA11  # arbitrary: keep draws with the same seed independent
+_CHANGE, _KEEP_RATE, _KEEP_THRESHOLD = 0.01, 0.5, 0.9  # epsilon, beta 1 and beta 2 of Self-SD's code
 
 
 def _check_shares(options: Any, *names: str) -> None:
@@ -35,8 +35,8 @@ class ConfidenceOptions:
     """Options of `confidence`.
 
     Attributes:
-        threshold: no level is drafted after one whose best path is accepted with a smaller probability, as the drafter
-            estimates it; 0 never stops.
+        threshold: drafting stops after a level whose best path the drafter believes to be accepted with a smaller
+            probability; 0 never stops.
     """
 
     threshold: float = 0.3
@@ -49,8 +49,8 @@ class ConfidenceOptions:
 class ConfidenceRule(Rule):
     """Stops after a level whose best path is less probable than the threshold.
 
-    Of the whole path, as a token counts only where all before it are accepted; transformers'
-    `assistant_confidence_threshold` compares the last token's. A drafter without estimates is never stopped.
+    It compares the whole path, as a token counts only if all before it are accepted; transformers'
+    `assistant_confidence_threshold` compares the last token. Without estimates it never stops.
     """
 
     def __init__(self, options: ConfidenceOptions) -> None:
@@ -69,9 +69,9 @@ class ExitThresholdOptions:
     """Options of `exit_threshold`; the defaults are those of the paper's code.
 
     Attributes:
-        threshold: at first, no level is drafted after a token less probable than this (gamma).
-        acceptance: share of drafted tokens to be accepted: with less the threshold rises, else it falls (alpha).
-        cap: levels drafted a step at most; None for as many as `num_speculative_tokens` allows.
+        threshold: drafting stops after a token less probable than this (gamma); the initial value.
+        acceptance: target acceptance rate: below it the threshold rises, else it falls (alpha).
+        cap: levels drafted per step at most; None for as many as `num_speculative_tokens` allows.
     """
 
     threshold: float = 0.8
@@ -86,9 +86,9 @@ class ExitThresholdOptions:
 
 
 class ExitThresholdRule(Rule):
-    """Stops after a token less probable than the threshold, which moves to keep a share of tokens accepted.
+    """Stops after a token less probable than the threshold, which moves to reach an acceptance rate.
 
-    As in the paper's code, it does not fall after a draft that only the cap ended: that would have changed nothing.
+    As in the paper's code, it does not fall after a draft that the cap ended. Without estimates only the cap stops.
     """
 
     def __init__(self, options: ExitThresholdOptions) -> None:
@@ -96,11 +96,11 @@ class ExitThresholdRule(Rule):
         self._options, self._rate = options, 0.0
 
     def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # the protocol's
-        """Compare the last token's estimate with the threshold; without estimates only the cap stops."""
+        """Compare the last token's estimate with the threshold."""
         return token is None or token >= self.threshold
 
     def observe(self, outcome: Outcome) -> None:
-        """Move the threshold after a step that drafted."""
+        """Move the threshold after a drafted step."""
         if not outcome.levels:
             return
         self._rate = _KEEP_RATE * self._rate + (1 - _KEEP_RATE) * outcome.accepted / outcome.levels
@@ -113,26 +113,26 @@ class ExitThresholdRule(Rule):
 
 @dataclass(frozen=True, slots=True)
 class BetaOptions:
-    """Options of `beta_ts`.
+    """Options of `beta_ts`; the paper gives no values.
 
     Attributes:
-        alpha0: accepted tokens before the first one, as it were; the paper does not say how many.
-        beta0: likewise, rejected tokens.
+        alpha0: prior count of accepted tokens.
+        beta0: prior count of rejected tokens.
     """
 
     alpha0: float = 1.0
     beta0: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise UsageError for counts that make no Beta distribution."""
+        """Raise UsageError for counts that are not parameters of a Beta distribution."""
         _check_positive(self, 1_000_000, "alpha0", "beta0")
 
 
 class BetaRule(Rule):
     """Goes on with probability theta, drawn after each level from Beta(alpha, beta).
 
-    Alpha counts accepted tokens, and beta the first rejected one of a draft. The paper's counts, r = |Q_v| - 1 of
-    min(|Q_v| + 1, |Q_d|), would subtract a success where nothing is accepted, so that alpha turns negative.
+    Alpha counts accepted tokens, and beta the first rejected token of each draft. The paper's counts, r = |Q_v| - 1 of
+    min(|Q_v| + 1, |Q_d|), would subtract a success if nothing is accepted, and alpha would turn negative.
     """
 
     def __init__(self, options: BetaOptions, seed: int) -> None:
@@ -145,19 +145,19 @@ class BetaRule(Rule):
         return bool(self._generator.random() < theta)
 
     def observe(self, outcome: Outcome) -> None:
-        """Count successes, and the first rejection as one failure."""
+        """Count accepted tokens, and the first rejection as one failure."""
         self.alpha += outcome.accepted
         self.beta += outcome.rejected
 
 
 @dataclass(frozen=True, slots=True)
 class CaliOptions:
-    """Options of `cali_ts`; the paper gives no values, docs/explanation/eesd.md says how the defaults were found.
+    """Options of `cali_ts`; the paper gives no values, docs/explanation/control.md says how the defaults were found.
 
     Attributes:
-        sigma_model: standard deviation of the prediction's error (sigma_M).
-        sigma_sample: that of one round's share of accepted tokens (sigma_S).
-        theta0: share of drafted tokens taken to be accepted before the first one, worth one token.
+        sigma_model: standard deviation of the error of the drafter's estimate (sigma_M).
+        sigma_sample: standard deviation of one round's acceptance rate (sigma_S).
+        theta0: prior acceptance rate, with the weight of one token.
     """
 
     sigma_model: float = 0.05
@@ -165,16 +165,16 @@ class CaliOptions:
     theta0: float = 0.5
 
     def __post_init__(self) -> None:
-        """Raise UsageError for what is no deviation or share."""
+        """Raise UsageError for invalid deviations or an invalid rate."""
         _check_positive(self, 1000, "sigma_model", "sigma_sample")
         _check_shares(self, "theta0")
 
 
 class CaliRule(Rule):
-    """Goes on with probability theta, drawn about a mean between the drafter's estimate and the share accepted so far.
+    """Goes on with probability theta, drawn around a mean of the drafter's estimate and the acceptance rate so far.
 
-    The paper's equation 8 counts accepted tokens over accepted ones and tends to 1 whatever is accepted; here it is
-    accepted tokens over tried ones, the first rejected one included. Without an estimate this share stands for it.
+    The paper's equation 8 divides accepted tokens by accepted tokens and tends to 1; here it is accepted / tried,
+    the first rejected token included. This rate replaces a missing estimate.
     """
 
     def __init__(self, options: CaliOptions, seed: int) -> None:
@@ -185,11 +185,11 @@ class CaliRule(Rule):
 
     @property
     def theta(self) -> float:
-        """The share accepted so far."""
+        """The acceptance rate so far."""
         return self._accepted / self._tried
 
     def posterior(self, predicted: float) -> tuple[float, float]:
-        """Return the mean and the variance where a level is predicted to be accepted so often (equations 6 and 7)."""
+        """Return the mean and variance of theta, given the drafter's estimate (equations 6 and 7)."""
         counted = self.verifications * self._model
         whole = self._sample + counted
         return (self._sample * predicted + counted * self.theta) / whole, self._model * self._sample / whole

@@ -1,7 +1,7 @@
-"""The door to the drafters: a method's name to its class, imported only when chosen.
+"""The registry of drafters: from a method's name to its class, imported only when chosen.
 
-Does not import any drafter by itself. Third parties register a class under the entry-point group
-`foredraft.drafters`; the class has `name`, `summary`, `Options` and `create(options, resources)`.
+Third parties register a class under the entry-point group `foredraft.drafters`; the class has `name`, `summary`,
+`Options` and `create(options, resources)`. Does not depend on any drafter.
 """
 
 import importlib
@@ -35,15 +35,15 @@ _OWN: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a drafter may build on.
+    """What a drafter is built from.
 
     Attributes:
-        vocabulary: how many ids the target scores.
-        tokenizer_hash: what stored tables must have been made with.
-        default_table: makes or finds the tri-gram table to use when none is given; None where there is no such table.
-        default_store: likewise, the datastore.
-        draft_model: loads a draft model by name and checks that it fits the target; None where nothing can be loaded.
-        target: the target itself, for drafters that draft with its own layers.
+        vocabulary: number of ids the target scores.
+        tokenizer_hash: of the tokenizer; stored tables must match it.
+        default_table: builds or finds the default tri-gram table; None if there is none.
+        default_store: builds or finds the default datastore; None if there is none.
+        draft_model: loads a draft model by name and checks that it fits the target; None if nothing can be loaded.
+        target: the target, for drafters that use its layers.
     """
 
     vocabulary: int
@@ -54,17 +54,17 @@ class Resources:
     target: Target | None = None
 
     def heads_for(self, method: str, named: str | Path | None) -> str | Path:
-        """Return where a method's trained heads are; raises UsageError where they are named nowhere."""
+        """Return the location of a method's trained heads; raises UsageError if `named` is None."""
         if named is None:
             raise UsageError(
                 f"Method {method!r} needs heads trained for this model; train them with `foredraft train {method}`, "
-                "and name their folder: head=FOLDER."
+                "and give their folder: head=FOLDER."
             )
         return named
 
 
 class DrafterClass(Protocol):
-    """What a registered class provides."""
+    """The interface of a registered class."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -76,17 +76,17 @@ class DrafterClass(Protocol):
 
 
 def method_names() -> list[str]:
-    """Return every method's name: foredraft's own first, then registered ones."""
+    """Return the names of all methods: built-in ones first, then registered ones."""
     return [*_OWN, *sorted(set(_registered()) - set(_OWN))]
 
 
 def own_place(method: str) -> str | None:
-    """Return `module:class` of a method of foredraft's own, to be read without importing it; None for another."""
+    """Return `module:class` of a built-in method, so that its source can be read without importing it; else None."""
     return _OWN.get(method)
 
 
 def drafter_class(method: str) -> DrafterClass:
-    """Import the class of a method; raises UsageError for an unknown name, or one that cannot be imported."""
+    """Import the class of a method; raises UsageError if it is unknown or cannot be imported."""
     if method in _OWN:
         module, _, name = _OWN[method].partition(":")
         return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]  # the map is ours
@@ -106,7 +106,7 @@ def parse_options(method: str, options: Mapping[str, Any]) -> Any:
 
 
 def make_drafter(method: str, options: Mapping[str, Any], resources: Resources) -> Drafter:
-    """Build the drafter of `method` from loose options; raises UsageError, and StoreError for a damaged file."""
+    """Build the drafter of `method`; raises UsageError for wrong options, and StoreError for a damaged file."""
     return drafter_class(method).create(parse_options(method, options), resources)
 
 

@@ -4,7 +4,7 @@ Liu et al., "Adaptive Draft-Verification for Efficient Large Language Model Deco
 rules are `search="mcts"` and `learn="paper"`; the defaults are this project's. Needs no model and no training; a table
 of texts like yours helps (`foredraft table build`).
 
-Knows ids and tables; no text, no model.
+Does not depend on text or models.
 """
 
 import threading
@@ -30,7 +30,7 @@ from foredraft.index.learned import (
 from foredraft.index.trigram import TrigramTable, open_named_table
 from foredraft.index.trigram_search import BLENDED, SearchSettings, best_first, mcts
 
-_SEEDS = 1 << 62  # kernels take signed integers; seeds may be larger
+_SEEDS = 1 << 62  # compiled functions take signed 64-bit integers; seeds may be larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +38,20 @@ class AdaptixOptions:
     """Options of Adaptix. The paper's settings are ADED, appendix F, and the constants of its code.
 
     Attributes:
-        table: path of a tri-gram table; "default" uses the one that comes with the model, if any; "none" starts empty.
+        table: path of a tri-gram table; "default" uses the one of the model, if any; "none" starts empty.
         search: "best_first" expands the most probable paths; "mcts" is the paper's search.
-        learn: "tokens" learns the prompt and every emitted token once, fading; "paper" raises the tri-grams of the last
-            `window` tokens by `increment` at every step, up to `max_probability`; "off" learns nothing.
-        feedback: "topk" also learns the target's own distribution at verified nodes, "off" does not; None means "topk"
-            with `learn="tokens"`, and "off" with the paper's rule or none.
-        share: keep what is learned across sequences, as the paper does; otherwise each sequence starts afresh.
-        depth: deepest node that best-first search makes.
-        keep: what older weights in a context are multiplied by when something is learned there ("tokens").
-        feedback_weight: observations that one fed-back distribution counts for.
-        feedback_top_k: tokens of it that are learned.
-        window: tokens looked back on ("paper").
+        learn: "tokens" learns each token of prompt and output once, with fading weights; "paper" raises the tri-grams
+            of the last `window` tokens by `increment` in every step, up to `max_probability`; "off" learns nothing.
+        feedback: "topk" also learns the target's distributions at verified nodes, "off" does not; None means "topk"
+            with `learn="tokens"`, else "off".
+        share: keep what is learned across sequences, as the paper does; otherwise each sequence starts empty.
+        depth: depth of a best-first draft at most.
+        keep: factor on older weights of a context when it is learned again ("tokens").
+        feedback_weight: observations that one distribution of the target counts as.
+        feedback_top_k: tokens learned from such a distribution.
+        window: last tokens that are learned in every step ("paper").
         increment: added to a tri-gram's probability ("paper").
-        max_probability: its upper limit ("paper").
+        max_probability: upper limit of the probability ("paper").
         iterations: simulations of MCTS.
         c1: exploration base of PUCT, equation 3.
         c2: exploration scale of PUCT, equation 3.
@@ -96,12 +96,12 @@ class AdaptixOptions:
 
     @property
     def feeds_back(self) -> bool:
-        """Whether the target's own distributions are learned."""
+        """Whether the target's distributions are learned."""
         return self.feedback == "topk" or (self.feedback is None and self.learn == "tokens")
 
 
 class AdaptixDrafter:
-    """The table, and what is shared between sequences."""
+    """The table, and the counts shared between sequences."""
 
     name: ClassVar[str] = "adaptix"
     summary: ClassVar[str] = "Trees from a tri-gram table that learns as it decodes (Adaptix/ADED)."
@@ -111,14 +111,16 @@ class AdaptixDrafter:
     def __init__(self, options: AdaptixOptions, table: TrigramTable) -> None:
         self.options = options
         self.table = table
-        every_step = options.share or options.learn == "paper"  # the whole text is, or its last tokens anew
+        every_step = (
+            options.share or options.learn == "paper"
+        )  # sharing learns whole texts, the paper's rule learns in every step
         self.needs = Needs(top_k=options.feedback_top_k if options.feeds_back else 0, every_step=every_step)
         self.lock = threading.Lock()
         self.shared = empty_learned()
 
     @classmethod
     def create(cls, options: AdaptixOptions, resources: Resources) -> "AdaptixDrafter":
-        """Open the table; raises StoreError where it is damaged or belongs to another tokenizer."""
+        """Open the table; raises StoreError if it is damaged or belongs to another tokenizer."""
         named = (options.table, resources.default_table, resources.vocabulary, resources.tokenizer_hash)
         return cls(options, open_named_table(*named))
 
@@ -128,22 +130,22 @@ class AdaptixDrafter:
 
     @property
     def saves(self) -> bool:
-        """False: what sequences share lasts as long as the drafter."""
+        """False: shared counts are not saved."""
         return False
 
     def forget(self) -> None:
-        """Forget what sequences have shared."""
+        """Drop the shared counts."""
         with self.lock:
             self.shared = empty_learned()
 
     def save(self, path: str | None = None) -> None:
-        """Raise UsageError: there is nowhere to save to."""
+        """Raise UsageError: shared counts are not saved."""
         place = "" if path is None else f" to {path}"
-        raise UsageError(f"Method adaptix cannot save{place}. Method auto keeps what it learned: give it memory=PATH.")
+        raise UsageError(f"Method adaptix cannot save{place}. Method auto can: give it memory=PATH.")
 
 
 class AdaptixDrafting:
-    """One sequence's drafting: what it has learned, and how far it has read."""
+    """One sequence's drafting: its learned counts, and the tokens it has read."""
 
     def __init__(self, drafter: AdaptixDrafter, context: DraftContext) -> None:
         self._drafter = drafter
@@ -157,17 +159,17 @@ class AdaptixDrafting:
         self._trust = BLENDED._replace(paper=int(paper), cap=float(drafter.options.max_probability))
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Learn what is new in `view`, then search."""
+        """Learn the new tokens, then search."""
         self._ids = view.ids
         asked = budget.nodes > 0 and budget.depth > 0
-        if not asked and self._options.learn != "paper":  # which learns the last tokens anew at every step
-            return EMPTY_DRAFT  # and nothing is read: plain steps cost nothing here, and reading many tokens is quicker
+        if not asked and self._options.learn != "paper":  # which learns in every step
+            return EMPTY_DRAFT  # new tokens are read later: many at once are faster
         with self._drafter.lock:
             self._read_new(view.ids)
             return self._search(view.ids, budget) if asked else EMPTY_DRAFT
 
     def observe(self, verdict: Verdict) -> None:
-        """Learn the target's distribution at every verified node, if it was asked for."""
+        """Learn the target's distributions at verified nodes, if requested."""
         if self._ids is None or verdict.top_tokens is None:
             return
         weight, keep = self._options.feedback_weight, self._options.keep
@@ -175,7 +177,7 @@ class AdaptixDrafting:
             self._keep(learn_verdict(self._learned(), verdict, self._ids, weight, keep))
 
     def close(self) -> None:
-        """Forget the sequence; what is shared stays with the drafter."""
+        """Drop the sequence; shared counts stay with the drafter."""
         if self._options.share and self._ids is not None:
             with self._drafter.lock:
                 self._read_new(self._ids)

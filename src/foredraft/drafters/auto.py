@@ -1,9 +1,9 @@
-"""Auto: one draft from all that is cheap to ask: the target's own words, the text itself, a table, a datastore.
+"""Auto: one draft from all cheap sources: the target's earlier distributions, the text itself, a table, a datastore.
 
-Each candidate's chance comes from how often candidates like it came true, which is learned from text to text. Needs
-nothing; a datastore of texts like yours helps (`foredraft index build`).
+Each candidate's probability is the rate at which similar candidates were accepted, learned across texts. Needs nothing;
+a datastore of texts like yours helps (`foredraft index build`).
 
-Knows ids and arrays, and a neural drafter's protocol where one is named; no text, no target.
+Does not depend on text or the target, nor on which neural drafter is blended in.
 """
 
 import dataclasses
@@ -31,19 +31,19 @@ from foredraft.control.payoff import scores_of
 from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
-from foredraft.index.blend import NOTHING_TOLD, Rates, Told, advance, prior_rates, room_for
+from foredraft.index.blend import NO_TOP_TOKENS, Rates, TopTokens, advance, prior_rates, room_for
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
 from foredraft.index.own_words import NO_WORDS, TOP, OwnWords, empty_words, load_words, save_words, words_of_table
 from foredraft.index.recent_text import NO_TEXT, empty_text, with_room
 from foredraft.index.retrieval import StoredRows
-from foredraft.index.sources import NEURAL, NO_ROWS, NOTHING_FORESEEN, Foreseen, Rows, Sources
+from foredraft.index.sources import NEURAL, NO_NEURAL_DRAFT, NO_ROWS, NeuralDraft, Rows, Sources
 from foredraft.index.trigram import open_named_table
 from foredraft.options import shown
 
 T = TypeVar("T")
 
-_WORDS_FILE = "own-words"  # in the folder of a memory
-_TOP_ROWS = 1 << 10  # rows of a pass after which the target's words are learned: all of them
+_WORDS_FILE = "own-words"  # in the memory folder
+_TOP_ROWS = 1 << 10  # rows whose top tokens are learned: all rows of a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +51,18 @@ class AutoOptions:
     """Options of auto.
 
     Attributes:
-        table: path of a tri-gram table; "default" uses the one that comes with the model, or else one made from
-            Python's standard library; "none" uses none.
+        table: path of a tri-gram table; "default" uses the one of the model, or else one of Python's standard library;
+            "none" uses none.
         store: folder of a datastore whose texts are searched too; "default" uses the standard library's.
-        learn: what outlives a request. None: what the target says next, by its last tokens ("own words"), but not the
-            text; "request": nothing; "shared": own words and texts; "off": nothing is learned at all.
-        memory: folder that keeps own words and texts; made if need be. `save()` writes it, and it implies "shared".
-        memory_tokens: size of its texts, beyond which the oldest are forgotten; a token takes 6 bytes or 8.
-        model: a draft model that is blended in while it is worth its time, as `draft_model` takes it; None for none.
-        drafter: another drafter that is blended in likewise: a method's name, or a mapping of `method` and its options,
+        learn: what is kept across requests. None: the target's next-token distributions by its last tokens ("own
+            words"), but no text; "request": nothing; "shared": own words and texts; "off": nothing is learned at all.
+        memory: folder of own words and texts, created if missing. `save()` writes it; it implies "shared".
+        memory_tokens: tokens of its texts, above which the oldest are dropped; a token takes 6 or 8 bytes.
+        model: a draft model, as in `draft_model`, blended in while it is worth its time; None for none.
+        drafter: another drafter blended in the same way: a method's name, or a mapping of `method` and its options,
             such as "medusa" or {"method": "eesd", "out_degree": 3}; None for none.
-        levels: tokens deep that either is asked at a step.
-        depth: deepest node of a draft.
+        levels: levels that the model or drafter drafts per step at most.
+        depth: depth of a draft at most.
     """
 
     table: str = "default"
@@ -85,13 +85,13 @@ class AutoOptions:
         if self.memory_tokens < 1:
             raise UsageError(f"memory_tokens is {self.memory_tokens}; it must be at least 1.")
         if self.memory is not None and self.learn not in ("shared", None):
-            raise UsageError('memory keeps what sequences share; leave learn out, or give learn="shared" with it.')
+            raise UsageError('memory keeps shared texts; leave learn out, or give learn="shared" with it.')
         if self.drafter is not None:
             self._check_drafter()
 
     def _check_drafter(self) -> None:
         if self.model is not None:
-            raise UsageError("model and drafter both name what is to be blended in; give one of them.")
+            raise UsageError("model and drafter both name a drafter to blend in; give one of them.")
         method = self.drafter.get("method") if isinstance(self.drafter, Mapping) else self.drafter
         if not isinstance(method, str) or method in ("auto", "none"):
             raise UsageError(
@@ -103,7 +103,7 @@ class AutoOptions:
 
     @property
     def blends(self) -> tuple[str, dict[str, Any]] | None:
-        """The method whose drafts are blended in, and its options; None for none."""
+        """The blended method and its options; None for none."""
         if self.model is not None:
             return "draft_tree", {"model": self.model, "out_degree": 3, "levels": self.levels}
         if self.drafter is None:
@@ -113,19 +113,21 @@ class AutoOptions:
 
     @property
     def shares(self) -> bool:
-        """Whether requests learn from each other's texts."""
+        """Whether texts are shared between requests."""
         return self.learn == "shared" or (self.learn is None and self.memory is not None)
 
 
 class AutoDrafter:
-    """What all sequences draft from, and what they have taught.
+    """The sources, and what sequences taught.
 
     Raises:
-        UsageError: a neural drafter that learns from what the target says of its own drafts, or must see every step.
+        UsageError: the neural drafter needs the target's top tokens for its own drafts, or must see every step.
     """
 
     name: ClassVar[str] = "auto"
-    summary: ClassVar[str] = "Everything cheap in one draft: the target's own words, the text itself, a table, a store."
+    summary: ClassVar[str] = (
+        "All cheap sources in one draft: the target's own words, the text itself, a table, a datastore."
+    )
     Options = AutoOptions
     source_names: Sequence[str] = (
         "auto, three tokens", "auto, two tokens", "auto, one token", "auto, own text", "auto, shared text",
@@ -144,19 +146,19 @@ class AutoDrafter:
         self.neural = neural
         self.needs = Needs(top_k=0 if options.learn == "off" else TOP, top_rows=_TOP_ROWS, every_step=options.shares)
         if neural is not None:
-            self._take_in(neural)
+            self._blend_in(neural)
 
-    def _take_in(self, neural: Drafter) -> None:
+    def _blend_in(self, neural: Drafter) -> None:
         asked = neural.needs
         if asked.top_k:
             raise UsageError(
-                f"Method {neural.name!r} learns from what the target says of its own drafts, and auto mixes them with "
-                "others; blend in one that drafts with a model, such as eesd, medusa or layer_skip."
+                f"Method {neural.name!r} learns from the target's tokens after its own drafts, and auto mixes them "
+                "with others; blend in a method that drafts with a model, such as eesd, medusa or layer_skip."
             )
         if asked.every_step:
             raise UsageError(
-                f"Method {neural.name!r} must be shown every step, and auto shows it those in which it drafts; blend "
-                "in one that reads what it missed, and says so with Needs(every_step=False)."
+                f"Method {neural.name!r} must see every step, and auto shows it only those in which it drafts; blend "
+                "in a method that catches up by itself and declares Needs(every_step=False)."
             )
         self.needs = dataclasses.replace(self.needs, hidden=asked.hidden, target=asked.target, models=asked.models)
         if self.options.model is None:
@@ -166,11 +168,11 @@ class AutoDrafter:
 
     @classmethod
     def create(cls, options: AutoOptions, resources: Resources) -> "AutoDrafter":
-        """Open the table, the datastore, and the memory if one is named and exists, and make the neural drafter.
+        """Open the table, the datastore and, if it exists, the memory; make the neural drafter.
 
         Raises:
-            StoreError: one that is damaged or belongs to another tokenizer.
-            UsageError: a neural drafter that cannot be had here, or not be blended in.
+            StoreError: one of them is damaged or belongs to another tokenizer.
+            UsageError: the neural drafter cannot be made, or not be blended in.
         """
         own = (resources.vocabulary, resources.tokenizer_hash)
         library = open_library(options.store, options.memory, resources.default_store, *own)
@@ -181,7 +183,7 @@ class AutoDrafter:
         return cls(options, table, library, words, neural)
 
     def open(self, context: DraftContext) -> "AutoDrafting":
-        """Begin drafting for one sequence, with what is known by now."""
+        """Begin drafting for one sequence."""
         return AutoDrafting(self, context)
 
     @property
@@ -190,16 +192,16 @@ class AutoDrafter:
         return self.options.memory is not None
 
     def forget(self) -> None:
-        """Forget what sequences have taught: own words, rates, and shared texts that were not saved."""
+        """Drop what sequences taught: own words, rates, and shared texts that were not saved."""
         self.words = empty_words()
         self.rates = {sampled: prior_rates(sampled=sampled) for sampled in (False, True)}
         self.library.forget()
 
     def save(self, path: str | None = None) -> None:
-        """Write own words, and move what was shared, into `path`, or the `memory` of the options; made if need be.
+        """Write own words and move shared texts to `path`, or the `memory` of the options; created if missing.
 
         Raises:
-            UsageError: nothing is shared, or no path is known.
+            UsageError: nothing is shared, or no path is given.
             StoreError: the store cannot be written, or belongs to another tokenizer.
         """
         if not self.options.shares:
@@ -211,7 +213,7 @@ class AutoDrafter:
 
 
 class AutoDrafting:
-    """One sequence's drafting: its text so far, and where its last tokens occur."""
+    """One sequence's drafting: its text so far, and the occurrences of its last tokens."""
 
     def __init__(self, drafter: AutoDrafter, context: DraftContext) -> None:
         self._drafter, self._options = drafter, drafter.options
@@ -230,59 +232,59 @@ class AutoDrafting:
         if (neural := drafter.neural) is not None:
             self._neural = self._guarded(lambda: _Neural(neural, self._options.levels, context))
         self._ids: TokenIds = np.empty(0, np.int64)
-        self._made, self._at, self._read = 0, 0, 0  # nodes of the last draft, the text's length then, what was read
-        self._told = NOTHING_TOLD
+        self._made, self._at, self._read = 0, 0, 0  # nodes of the last draft, text length then, tokens read
+        self._top = NO_TOP_TOKENS
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Return the most probable continuations as a tree, best first."""
         self._ids = view.ids
         if budget.nodes <= 0 or budget.depth <= 0:
-            return EMPTY_DRAFT  # and nothing is read: reading many tokens at once is quicker
+            return EMPTY_DRAFT  # new tokens are read later: many at once are faster
         if budget.nodes > len(self._nodes.tokens):
             self._learn()
             self._nodes = room_for(budget.nodes)
         rows = self._stored.read(view.ids, len(view.ids) - self._read)
-        neural, foreseen = self._neural, NOTHING_FORESEEN
+        neural, proposed = self._neural, NO_NEURAL_DRAFT
         if neural is not None and neural.worth.begins():
-            foreseen = self._guarded(lambda: neural.foresee(view, budget)) or NOTHING_FORESEEN
-        if neural is None or not len(foreseen.tokens) or not neural.worth.compares:
-            return self._advance(rows, foreseen, budget)
-        otherwise = self._advance(rows, NOTHING_FORESEEN, budget)
-        draft = self._advance(rows, foreseen, budget)
+            proposed = self._guarded(lambda: neural.propose(view, budget)) or NO_NEURAL_DRAFT
+        if neural is None or not len(proposed.tokens) or not neural.worth.compares:
+            return self._advance(rows, proposed, budget)
+        otherwise = self._advance(rows, NO_NEURAL_DRAFT, budget)
+        draft = self._advance(rows, proposed, budget)
         if draft.score is not None and otherwise.score is not None:
             neural.worth.compare(draft.score, otherwise.score)
         return draft
 
-    def _advance(self, rows: Rows, foreseen: Foreseen, budget: Budget) -> Draft:
-        """Learn from the last step, and blend what is known."""
+    def _advance(self, rows: Rows, proposed: NeuralDraft, budget: Budget) -> Draft:
+        """Learn from the last step, and blend the sources."""
         drafter, ids = self._drafter, self._ids
         if self._learns:
             self._own = with_room(self._own, len(ids) - self._read)
         shared = drafter.library.shared if self._options.shares else NO_TEXT
-        sources = Sources(self._words, self._began, drafter.table, self._own, shared, rows, foreseen)
+        sources = Sources(self._words, self._began, drafter.table, self._own, shared, rows, proposed)
         last, size = (self._made, self._at, self._read), (budget.nodes, min(self._options.depth, budget.depth))
         tokens, parents, score, source = advance(
-            sources, self._rates, self._nodes, ids, last, self._told, (*size, self._vocabulary), self._learns
+            sources, self._rates, self._nodes, ids, last, self._top, (*size, self._vocabulary), self._learns
         )
-        self._made, self._at, self._read, self._told = len(tokens), len(ids), len(ids), NOTHING_TOLD
+        self._made, self._at, self._read, self._top = len(tokens), len(ids), len(ids), NO_TOP_TOKENS
         return Draft(tokens, parents, score, source=source) if len(tokens) else EMPTY_DRAFT
 
     def _learn(self) -> None:
         """Learn from the last step, and draft nothing."""
-        self._advance(NO_ROWS, NOTHING_FORESEEN, NO_BUDGET)
+        self._advance(NO_ROWS, NO_NEURAL_DRAFT, NO_BUDGET)
 
     def observe(self, verdict: Verdict) -> None:
-        """Take note of what the target says next after every row, for the next draft to learn."""
+        """Keep the target's top tokens after each row, to learn them with the next draft."""
         if len(self._ids) != self._at:
             return
         rows, top, chances = verdict.top_rows, verdict.top_tokens, verdict.top_probabilities
         if rows is not None and top is not None and chances is not None:
-            self._told = Told(verdict.draft.tokens, verdict.draft.parents, rows, top, chances)
+            self._top = TopTokens(verdict.draft.tokens, verdict.draft.parents, rows, top, chances)
         if (neural := self._neural) is not None:
             self._guarded(lambda: neural.learn(verdict))
 
     def _guarded(self, ask: Callable[[], T]) -> T | None:
-        """Ask the neural drafter, the one source that runs code which can raise; go on without it where it does."""
+        """Call the neural drafter, the only source whose code may raise; if it does, warn and continue without it."""
         try:
             return ask()
         except Exception as error:  # noqa: BLE001  # whatever it is, the other sources can draft
@@ -291,17 +293,17 @@ class AutoDrafting:
                 neural.close()
             warnings.warn(
                 f"The source {self._drafter.source_names[NEURAL]!r} failed ({told(error)}), so the rest of this text "
-                "is drafted without it; it is the same text.",
+                "is drafted without it; the text is the same.",
                 ForedraftWarning,
                 stacklevel=3,
             )
             return None
 
     def close(self) -> None:
-        """Forget the sequence, or share it."""
+        """Drop the sequence, or share it."""
         if self._options.shares and len(self._ids):
             self._drafter.library.share(self._ids)
-        if len(self._told.rows):
+        if len(self._top.rows):
             self._learn()
         self._own, self._stored, self._learns = NO_TEXT, StoredRows(()), False
         self._ids, self._read = np.empty(0, np.int64), 0
@@ -310,31 +312,31 @@ class AutoDrafting:
 
 
 class _Neural:
-    """A neural drafter of one sequence, asked while that is worth its time."""
+    """A neural drafter of one sequence, used while it is worth its time."""
 
     def __init__(self, drafter: Drafter, levels: int, context: DraftContext) -> None:
-        # what is blended with others' drafts is chosen and not drawn, whatever the verification
+        # its tokens are blended with others, so they must be chosen and not drawn, with either verification
         settings = {**context.settings, "verification": "matched"}
         self._drafting = drafter.open(dataclasses.replace(context, settings=settings))
         self._levels = levels
         self.worth = Worth()
 
-    def foresee(self, view: SequenceView, budget: Budget) -> Foreseen:
-        """Return its draft; raises ValueError where that is no tree of tokens."""
-        # the control is not asked how deep to go: it cuts what comes of all sources
+    def propose(self, view: SequenceView, budget: Budget) -> NeuralDraft:
+        """Return its draft; raises ValueError if it is not a tree of tokens."""
+        # `worth` decides the depth; the control cuts the blended draft
         draft = self._drafting.propose(view, Budget(budget.nodes, min(budget.depth, self._levels), self.worth.goes_on))
         draft.check()
         score = scores_of(draft)
         self.worth.answered()
-        return Foreseen(draft.tokens, draft.parents, score)
+        return NeuralDraft(draft.tokens, draft.parents, score)
 
     def learn(self, verdict: Verdict) -> None:
-        """Show it what was written."""
+        """Pass the emitted tokens to it."""
         made = verdict.draft
-        unnamed = Draft(made.tokens, made.parents, made.score)  # the numbers of sources are auto's
+        unnamed = Draft(made.tokens, made.parents, made.score)  # the source numbers are those of auto
         self._drafting.observe(Verdict(verdict.tokens, verdict.path, unnamed, verdict.at, hidden=verdict.hidden))
         self.worth.ends(len(verdict.tokens), len(verdict.draft))
 
     def close(self) -> None:
-        """Have it forget the sequence."""
+        """Close its drafting."""
         self._drafting.close()

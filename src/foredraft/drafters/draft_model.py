@@ -4,8 +4,7 @@ Gong et al., "Graph-Structured Speculative Decoding" (ACL 2024), with its baseli
 sequence (Leviathan et al. 2023; Chen et al. 2023) and with a token tree. Needs a draft model with the target's
 tokenizer: `model=NAME`, or `--draft-model NAME`; `foredraft train draft` makes one of a target's own layers.
 
-The three are one family here: they differ in the shape that they grow. Knows which draft model is wanted and the rules
-of growth; not the target.
+The three methods differ only in the shape of the draft. Does not depend on the target.
 """
 
 from dataclasses import dataclass
@@ -26,8 +25,8 @@ class ChainOptions:
 
     Attributes:
         model: the draft model (vLLM's name): a hub id, a folder, a GGUF file, a folder that `foredraft train draft`
-            wrote, or a pair (transformers model, tokenizer); None takes the one that a checkout holds for the model.
-        levels: tokens drafted a step at most.
+            wrote, or a pair (transformers model, tokenizer); None takes the one that a checkout holds for the target.
+        levels: tokens drafted per step at most.
         least_probability: drafting stops after a token less probable than this (theta_prob).
     """
 
@@ -40,7 +39,7 @@ class ChainOptions:
         self.rules()
 
     def rules(self) -> GrowthRules:
-        """Return what limits the chain."""
+        """Return the limits of the chain."""
         return GrowthRules(1, self.least_probability, 0.0, self.levels)
 
 
@@ -52,7 +51,7 @@ class TreeOptions:
         model: as in `draft_model`.
         out_degree: children of a node at most (k).
         least_probability: a node less probable than this is not expanded (theta_prob).
-        least_share: nor one below this share of its likeliest sibling's probability (theta_sib).
+        least_share: nor is a node below this share of its most probable sibling (theta_sib).
         levels: depth of the tree at most.
     """
 
@@ -67,7 +66,7 @@ class TreeOptions:
         self.rules()
 
     def rules(self) -> GrowthRules:
-        """Return what limits the tree."""
+        """Return the limits of the tree."""
         return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels)
 
 
@@ -79,8 +78,8 @@ class GraphOptions:
         model: as in `draft_model`.
         out_degree: children of a node at most (k).
         least_probability: a node less probable than this is not expanded (theta_prob).
-        least_share: nor one below this share of its likeliest sibling's probability (theta_sib).
-        tau: a node whose last tau tokens occurred before is not expanded; it borrows what follows there.
+        least_share: nor is a node below this share of its most probable sibling (theta_sib).
+        tau: a node whose last tau tokens occurred before is not expanded but borrows the continuations there.
         levels: depth of the graph at most.
     """
 
@@ -98,12 +97,12 @@ class GraphOptions:
             raise UsageError(f"tau is {self.tau}; it must be 1 to 8.")
 
     def rules(self) -> GrowthRules:
-        """Return what limits the graph."""
+        """Return the limits of the graph."""
         return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels, self.tau)
 
 
 class DraftModelDrafter:
-    """The door to a draft model that drafts chains; trees and graphs differ in their options alone."""
+    """Makes drafters of chains from a draft model."""
 
     name: ClassVar[str] = "draft_model"
     summary: ClassVar[str] = "Chains from a smaller model (SSD)."
@@ -111,7 +110,7 @@ class DraftModelDrafter:
 
     @classmethod
     def create(cls, options: ChainOptions | TreeOptions | GraphOptions, resources: Resources) -> RolloutDrafter:
-        """Load the draft model that the options name.
+        """Load the draft model named by the options.
 
         Raises:
             UsageError: none is named and the checkout holds none, it does not fit the target, or there is no target.
@@ -120,9 +119,9 @@ class DraftModelDrafter:
         if wanted is None and isinstance(target, TorchTarget):
             wanted = shipped_head("draft", target.model)
         if wanted is None:
-            raise UsageError(f"Method {cls.name!r} needs a draft model; name one: model=NAME, or --draft-model NAME.")
+            raise UsageError(f"Method {cls.name!r} needs a draft model; give one: model=NAME, or --draft-model NAME.")
         if resources.draft_model is None:
-            raise UsageError(f"There is no model here that {shown(wanted)} could draft for; leave it out.")
+            raise UsageError(f"No target is loaded that {shown(wanted)} could draft for; leave it out.")
         model = resources.draft_model(wanted)
         ids = model.ids if isinstance(model, TorchTarget) else None
         sources = (cls.name, f"{cls.name}, merged") if isinstance(options, GraphOptions) else (cls.name,)
@@ -130,7 +129,7 @@ class DraftModelDrafter:
 
 
 class DraftTreeDrafter(DraftModelDrafter):
-    """The door to a draft model that drafts trees."""
+    """Makes drafters of trees; differs in its options alone."""
 
     name: ClassVar[str] = "draft_tree"
     summary: ClassVar[str] = "Pruned trees from a smaller model (TSD)."
@@ -138,8 +137,8 @@ class DraftTreeDrafter(DraftModelDrafter):
 
 
 class DraftGraphDrafter(DraftModelDrafter):
-    """The door to a draft model that drafts graphs."""
+    """Makes drafters of graphs; differs in its options alone."""
 
     name: ClassVar[str] = "draft_graph"
-    summary: ClassVar[str] = "Trees from a smaller model that drafts what re-occurs in them once (GSD)."
+    summary: ClassVar[str] = "Trees from a smaller model, with repeated phrases drafted once (GSD)."
     Options: ClassVar[type] = GraphOptions

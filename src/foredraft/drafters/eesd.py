@@ -1,9 +1,9 @@
-"""The target's first layers draft, through an early exit with a small head of its own: a chain, or a tree.
+"""The target's first layers draft a chain or a tree, through an early exit with a small trained head.
 
 Liu et al., "Speculative Decoding via Early-exiting for Faster LLM Inference with Thompson Sampling Control Mechanism"
 (EESD, ACL Findings 2024). Needs a head trained for the model (`foredraft train eesd`): `head=FOLDER`.
 
-When to stop drafting is a control's to say. Knows the target's two parts (model/split.py); not how a text is chosen.
+A control decides when to stop drafting. Does not depend on how tokens are chosen.
 """
 
 from dataclasses import dataclass
@@ -32,14 +32,14 @@ class EesdOptions:
     Attributes:
         head: a folder or a hub id that `foredraft train eesd` wrote; None takes the one that a checkout holds for the
             model; "none" exits without one, through the target's own norm and LM head (which drafts poorly).
-        layers: layers before the exit; with a head, None or what it was trained for.
+        layers: layers before the exit; with a head, None or the number it was trained for.
         out_degree: children of a node at most; 1 drafts chains.
         least_probability: drafting stops after a token less probable than this.
-        least_share: a node below this share of its likeliest sibling's probability is not expanded.
+        least_share: a node below this share of its most probable sibling is not expanded.
         levels: tokens drafted one after another at most.
-        calibrated: whether the head's predictor (`foredraft train cali`) says how likely a drafted token is to be
-            accepted, which controls and the pruning go by; None where it has one and the text is greedy (when sampling,
-            the head's own estimate knows the noise), true always, false never.
+        calibrated: whether the head's predictor (`foredraft train cali`) estimates the acceptance probabilities that
+            controls and pruning use: true always, false never, None if there is one and decoding is greedy (when
+            sampling, the head's own estimate takes the noise into account).
     """
 
     head: str | None = None
@@ -59,12 +59,12 @@ class EesdOptions:
             raise UsageError("Without a head, say after how many layers to exit: layers=N.")
 
     def rules(self) -> GrowthRules:
-        """Return what limits a draft."""
+        """Return the limits of a draft."""
         return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels)
 
 
 class EesdDrafter:
-    """A target in two parts, and the shape that the first one drafts; without a predictor by the head's estimates."""
+    """A target split in two parts, of which the first one drafts; without a predictor, by the head's estimates."""
 
     name: ClassVar[str] = "eesd"
     summary: ClassVar[str] = "The target's first layers and a trained early-exit head (EESD)."
@@ -75,7 +75,7 @@ class EesdDrafter:
         self._rules, self._calibrated = options.rules(), options.calibrated
         self._predictor = predictor
         self.target = target
-        # each level costs a pass, so when to stop matters most
+        # each level costs a pass, so the control must weigh costs
         self.needs = Needs(
             hidden=predictor is not None,
             every_step=False,
@@ -86,12 +86,12 @@ class EesdDrafter:
 
     @classmethod
     def create(cls, options: EesdOptions, resources: Resources) -> "EesdDrafter":
-        """Load the head and take the target apart.
+        """Load the head and split the target.
 
         Raises:
             UsageError: there is no head, it was trained for another model or exit, or `layers` is out of range.
             StoreError: the head is damaged.
-            UnsupportedModelError: a model that does not come apart.
+            UnsupportedModelError: the model cannot be split.
         """
         target = resources.target
         if not isinstance(target, TorchTarget):
@@ -104,7 +104,7 @@ class EesdDrafter:
         card, head = load_exit_head(location, target.model)
         if options.layers not in (None, card.layers):
             raise UsageError(
-                f"layers is {options.layers}, and the head in {location} was trained behind {card.layers} layers; "
+                f"layers is {options.layers}, and the head in {location} was trained after {card.layers} layers; "
                 "leave layers out, or train another head."
             )
         predictor = load_predictor(location, target.model) if options.calibrated is not False else None
@@ -116,7 +116,7 @@ class EesdDrafter:
         return cls(options, SplitTarget(target, card.layers, head), predictor)
 
     def open(self, context: DraftContext) -> "EesdDrafting":
-        """Begin drafting for one sequence; raises UsageError where its cache is not one of `target`'s."""
+        """Begin drafting for one sequence; raises UsageError if its cache does not belong to `target`."""
         if not isinstance(context.cache, SplitCache):
             raise UsageError("Method 'eesd' needs the cache of its own target, and cannot draft for another one here.")
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self.target.drafted_ids)
@@ -136,12 +136,12 @@ class EesdDrafting:
         self._target, self._predictor = target, predictor
         self._samples = imitation.sampling.do_sample
         self._foresight = Foresight(ExitModel(target, context.cache), rules, imitation, context.max_nodes, calibrate)
-        self._hidden: torch.Tensor | None = None  # the target's last state at the token that gave the root
-        self._length = 0  # of the sequence that the state is of
-        self._asked = False  # of this step; where it was not, it would not have to be told of it
+        self._hidden: torch.Tensor | None = None  # the target's last hidden state at the row that chose the root
+        self._length = 0  # length of the sequence at that state
+        self._asked = False  # whether a draft was requested in this step
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Grow a tree after the sequence; its rows wait in the cache for the verification."""
+        """Grow a tree after the sequence; its rows stay in the cache for the verification."""
         self._asked = budget.nodes > 0
         if self._length != len(view.ids):
             self._hidden = None
@@ -149,17 +149,17 @@ class EesdDrafting:
         return EMPTY_DRAFT if grown is None else grown.draft(budget.nodes)
 
     def observe(self, verdict: Verdict) -> None:
-        """Remember what the predictor looks at; the cache kept the accepted rows when it committed."""
+        """Store the predictor's input; the cache kept the accepted rows when it committed."""
         if verdict.hidden is not None and self._predictor is not None and self._asked:
             self._hidden, self._length = verdict.hidden[verdict.last_row], verdict.at + 1 + len(verdict.tokens)
 
     def close(self) -> None:
-        """Forget the tree."""
+        """Drop the tree."""
         self._foresight.close()
         self._hidden = None
 
     def _calibrate(self, found: Candidates, level: int) -> Candidates:
-        """Give the likeliest candidate of each row the predictor's chance, and share the rest among the others."""
+        """Give the best candidate of each row the predictor's probability, and scale the others to the rest."""
         if self._predictor is None or self._hidden is None:
             return found
         own = found.probabilities[:, 0]

@@ -1,9 +1,9 @@
-"""The target drafts for itself with some of its sub-layers left out (Self-SD).
+"""The target drafts for itself with some of its sub-layers skipped (Self-SD).
 
 Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (ACL 2024).
-Needs no second model and no further weights; which layers to leave out, `foredraft train layer-skip` finds.
+Needs no second model and no further weights; `foredraft train layer-skip` finds the layers to skip.
 
-Knows which sub-layers are left out; how, and how to draft, is the model's part of the house.
+Does not depend on how sub-layers are skipped (model/skipping.py), nor on how drafts grow.
 """
 
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ class LayerSkipOptions:
     """Options of `layer_skip`.
 
     Attributes:
-        skipped: file that says which sub-layers are left out, from `foredraft train layer-skip`.
-        attention: instead of a file, the layers whose attention is left out, a list of numbers from 0 on.
-        mlp: likewise, the layers whose MLP is left out. With none of the three, it is both of every second layer, from
-            a quarter of the way on, and never of the last one.
-        levels: tokens drafted a step at most (the paper's K).
-        least_probability: drafting stops after a token less probable than this; the control may stop it sooner.
+        skipped: file of the skipped sub-layers, from `foredraft train layer-skip`.
+        attention: instead of a file, the layers whose attention is skipped, a list of numbers from 0 on.
+        mlp: the layers whose MLP is skipped. With none of the three, attention and MLP of every second layer are
+            skipped, from a quarter of the way on, never of the last layer.
+        levels: tokens drafted per step at most (the paper's K).
+        least_probability: drafting stops after a token less probable than this; the control may stop it earlier.
     """
 
     skipped: str | None = None
@@ -38,7 +38,7 @@ class LayerSkipOptions:
     least_probability: float = 0.2
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value out of range, or two ways of saying what is skipped."""
+        """Raise UsageError for a value out of range, or for a file together with lists."""
         self.rules()
         if self.skipped is not None and not (self.attention is None and self.mlp is None):
             raise UsageError("skipped names a file, and attention or mlp is given too; give the file or the lists.")
@@ -46,15 +46,15 @@ class LayerSkipOptions:
         layer_numbers(self.mlp, "mlp")
 
     def rules(self) -> GrowthRules:
-        """Return what limits the chain."""
+        """Return the limits of the chain."""
         return GrowthRules(1, self.least_probability, 0.0, self.levels)
 
 
 class LayerSkipDrafter:
-    """The door to the target as its own draft model."""
+    """Makes drafters that use the target as its own draft model."""
 
     name: ClassVar[str] = "layer_skip"
-    summary: ClassVar[str] = "Chains from the target itself with some of its layers left out (Self-SD)."
+    summary: ClassVar[str] = "Chains from the target itself with some of its layers skipped (Self-SD)."
     Options = LayerSkipOptions
 
     @classmethod
@@ -62,13 +62,13 @@ class LayerSkipDrafter:
         """Make the draft model.
 
         Raises:
-            UsageError: there is no target with layers here, or it does not have the layers named.
+            UsageError: no target is loaded, or it does not have the named layers.
             StoreError: the file is damaged or belongs to another model.
-            UnsupportedModelError: a model whose sub-layers cannot be left out one by one.
+            UnsupportedModelError: the model's sub-layers cannot be skipped one by one.
         """
         target = resources.target
         if not isinstance(target, TorchTarget):
-            raise UsageError("Method 'layer_skip' drafts with the target's own layers, which are not at hand here.")
+            raise UsageError("Method 'layer_skip' drafts with the target's own layers, and no model is loaded here.")
         return RolloutDrafter((cls.name,), options.rules(), skipping(target, _chosen(options, target)))
 
 

@@ -1,13 +1,13 @@
-"""Lookahead decoding: the target foresees its own text. A window of guesses rides along in every verification.
+"""Lookahead decoding: each verification also runs a window of guesses, from whose results n-grams are collected.
 
 Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024). Needs no datastore,
 no training and no draft model.
 
-Knows token ids and what the target says after every row; no model, no text.
+Does not depend on text or models.
 
-The window is a tree. Its level 0 is a chain after the root, and the row of a later level in column `j` stands after
-the row of the level before in column `j`, one position further: what the paper's attention mask lets a row see is
-exactly its ancestors. So the paper's two branches are one draft, which is verified like any other.
+The window is a tree. Its level 0 is a chain after the root. In later levels, the row of column `j` is the child of the
+row of column `j` in the level before. The rows that the paper's attention mask lets a row see are exactly its
+ancestors. So the paper's two branches are one draft, which is verified like any other.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,10 +20,10 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs,
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 
-_STREAM = 0x100CA  # any number: a control that draws with the same seed draws others
-_EVERY_ROW = 1 << 20  # more rows than a pass has
+_STREAM = 0x100CA  # arbitrary: keeps its draws independent of a control's with the same seed
+_EVERY_ROW = 1 << 20  # more rows than any pass has
 _GUESS, _WINDOW = 0, 1  # sources
-_PRIOR_RATES, _PRIOR_NODES = (0.5, 0.1), 8.0  # share accepted of so many nodes of each source, before any was verified
+_PRIOR_RATES, _PRIOR_NODES = (0.5, 0.1), 8.0  # prior acceptance rate by source, and its weight in nodes; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,10 @@ class LookaheadOptions:
     """Options of `lookahead`.
 
     Attributes:
-        level: tokens of an n-gram, so the window has one row less (the paper's N, LEVEL in its code).
+        level: tokens of an n-gram, one more than the window has levels (the paper's N, LEVEL in its code).
         window: columns of the window: n-grams that each verification yields (W, WINDOW_SIZE).
-        guess: n-grams after the last token that are verified in a step at most (G, GUESS_SET_SIZE).
-        learn: "window" collects the window's n-grams only; "text" also those of the prompt and of what is written
-            (POOL_FROM_PROMPT).
+        guess: n-grams after the last token verified per step at most (G, GUESS_SET_SIZE).
+        learn: "window" collects only the window's n-grams; "text" also those of prompt and output (POOL_FROM_PROMPT).
     """
 
     level: int = 4
@@ -53,12 +52,14 @@ class LookaheadOptions:
 
 
 class LookaheadDrafter:
-    """Drafts out of what the target itself has said after guessed tokens."""
+    """Drafts n-grams that the target itself produced after guessed tokens."""
 
     name: ClassVar[str] = "lookahead"
-    summary: ClassVar[str] = "N-grams that the target itself foresees in a window beside the text (lookahead decoding)."
+    summary: ClassVar[str] = (
+        "N-grams that the target itself generates in a window next to the text (lookahead decoding)."
+    )
     Options = LookaheadOptions
-    # a window pays later than in its own step, so its rows cannot be weighed one by one
+    # the window pays off in later steps, so its rows cannot be weighed one by one
     needs = Needs(top_k=1, top_rows=_EVERY_ROW, control="whole")
     source_names = ("lookahead", "lookahead, window")
 
@@ -78,14 +79,13 @@ class LookaheadDrafter:
 class LookaheadDrafting:
     """One sequence's window and pool.
 
-    The window begins as stretches of the prompt, at places that the seed chooses. At every step its oldest level
-    leaves, and what the target says after each column, its most probable token, becomes the newest; a column and that
-    token are an n-gram of the pool. So the window moves on by one token a step, also where more were written, as in the
-    paper's code.
+    The window starts as pieces of the prompt at random places. In every step its oldest level is dropped, and the
+    target's most probable token after each column becomes the newest level; a column and that token are an n-gram of
+    the pool. So the window advances by one token per step, even if more were emitted, as in the paper's code.
 
-    A node's score is the share of nodes of its source that were accepted where their parents were, along its path. It
-    is low for the window's rows, which are verified for what the target says after them: a control that cuts by scores
-    empties the window, so the drafter's own control is `whole`.
+    A node's score is the product, along its path, of its source's acceptance rate given an accepted parent. It is low
+    for the window's rows, which are verified for the target's next tokens: a control that cuts by scores would empty
+    the window, so the default control is `whole`.
     """
 
     def __init__(self, options: LookaheadOptions, seed: int) -> None:
@@ -94,12 +94,12 @@ class LookaheadDrafting:
         self._pool = _Pool(options.level, options.guess)
         self._window: TokenIds | None = None
         self._columns: list[tuple[int, ...]] = []  # of the last draft: each column's tokens after the root
-        self._read = 0  # tokens of the text whose n-grams are in the pool
+        self._read = 0  # tokens of the text already in the pool
         self._accepted = [_PRIOR_NODES * rate for rate in _PRIOR_RATES]
         self._tried = [_PRIOR_NODES] * len(_PRIOR_RATES)
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Return the pool's n-grams after the last token, and the window, as one tree; guesses take half at most."""
+        """Return the pool's n-grams after the last token, up to half the nodes, and the window, as one tree."""
         self._columns = []
         if budget.nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT
@@ -120,7 +120,7 @@ class LookaheadDrafting:
         return tree.draft()
 
     def observe(self, verdict: Verdict) -> None:
-        """Collect the n-grams that the window has become, and move it on; nothing where it was not verified."""
+        """Collect the window's n-grams and advance it, if it was verified."""
         self._count(verdict)
         if self._window is None or verdict.top_rows is None or verdict.top_tokens is None:
             return
@@ -137,33 +137,33 @@ class LookaheadDrafting:
         self._columns = []
 
     def close(self) -> None:
-        """Forget the sequence."""
+        """Drop the sequence."""
         self._pool = _Pool(self._options.level, self._options.guess)
         self._window = None
 
     def _begin(self, ids: TokenIds) -> TokenIds:
-        """Return int64[level - 1, window]: each column a stretch of the text, begun anew where the text ends."""
+        """Return int64[level - 1, window]: each column a piece of the text, which wraps around at its end."""
         starts = self._generator.integers(len(ids), size=self._options.window)
         places = (starts[None, :] + np.arange(self._options.level - 1)[:, None]) % len(ids)
         columns: TokenIds = ids[places]
         return columns
 
     def _fitting(self, nodes: int, depth: int) -> list[tuple[int, ...]]:
-        """Return the tokens after the root of the window's first columns, as many as need at most so many nodes."""
+        """Return the tokens after the root of the window's first columns, as many as fit into `nodes` and `depth`."""
         assert self._window is not None
         levels, columns = self._window.shape
-        deep = depth - levels + 1  # column 0 stands at the root
+        deep = depth - levels + 1  # column 0 begins at the root
         columns = max(0, min(columns, (nodes + 1) // levels, deep + 1))
         chain = self._window[0].tolist()
         return [(*chain[1 : column + 1], *self._window[1:, column].tolist()) for column in range(columns)]
 
     def _count(self, verdict: Verdict) -> None:
-        """Count what was accepted of the nodes that the target came to, by source."""
+        """Count, by source, the nodes with accepted parents and those accepted."""
         draft, path = verdict.draft, set(verdict.path)
         if draft.source is None:
             return
         reached = {-1, *verdict.path}
-        if len(verdict.tokens) == len(verdict.path) and path:  # the text ended: what stands after was not tried
+        if len(verdict.tokens) == len(verdict.path) and path:  # the text ended, so its children were not tried
             reached.discard(verdict.path[-1])
         for node, (parent, source) in enumerate(zip(draft.parents.tolist(), draft.source.tolist(), strict=True)):
             if parent in reached:
@@ -172,7 +172,7 @@ class LookaheadDrafting:
 
 
 def _row_after(path: Iterable[int], child_of: dict[tuple[int, int], int]) -> int:
-    """Return the row at the end of a path of tokens from the root, whose row is 0; -1 if it was cut away."""
+    """Return the row at the end of a path of tokens from the root, row 0; -1 if it was cut."""
     node = -1
     for token in path:
         found = child_of.get((node, token))
@@ -183,7 +183,7 @@ def _row_after(path: Iterable[int], child_of: dict[tuple[int, int], int]) -> int
 
 
 class _Pool:
-    """N-grams by their first token, a few of each, the newest first."""
+    """N-grams by their first token, at most `most` of each."""
 
     def __init__(self, length: int, most: int) -> None:
         self._length = length
@@ -191,11 +191,11 @@ class _Pool:
         self._after: dict[int, dict[tuple[int, ...], None]] = {}
 
     def after(self, token: int) -> list[tuple[int, ...]]:
-        """Return what followed `token`, `length - 1` tokens each."""
+        """Return the continuations of `token`, `length - 1` tokens each, newest first."""
         return list(self._after.get(token, ()))[::-1]
 
     def add(self, ngram: Sequence[int]) -> None:
-        """Remember one as the newest, and forget the oldest of its first token where there are too many."""
+        """Add an n-gram as the newest, and drop the oldest with its first token if there are too many."""
         known = self._after.setdefault(ngram[0], {})
         rest = tuple(ngram[1:])
         known.pop(rest, None)
@@ -204,7 +204,7 @@ class _Pool:
             del known[next(iter(known))]
 
     def read(self, ids: TokenIds, read: int) -> int:
-        """Remember the n-grams of a text that end after its first `read` tokens; return how many tokens it has."""
+        """Add the n-grams of a text that end after its first `read` tokens; return the text's length."""
         text = ids[max(0, read - self._length + 1) :].tolist()
         for start in range(len(text) - self._length + 1):
             self.add(text[start : start + self._length])
@@ -212,9 +212,9 @@ class _Pool:
 
 
 class _Tree:
-    """A tree that grows by paths from the root; the same path is the same node, whoever proposes it first.
+    """A tree that grows by paths from the root; equal paths share nodes, which keep the source that added them.
 
-    `rates` are the chances of a node of either source after an accepted one.
+    `rates` are the acceptance rates of both sources given an accepted parent.
     """
 
     def __init__(self, rates: Sequence[float]) -> None:
@@ -226,7 +226,7 @@ class _Tree:
         self._sources: list[int] = []
 
     def add(self, path: Iterable[int], source: int) -> None:
-        """Add the nodes of a path that are not there yet."""
+        """Add the missing nodes of a path."""
         node, score = -1, 1.0
         for token in path:
             above, node = node, self._child_of.setdefault((node, token), len(self.tokens))

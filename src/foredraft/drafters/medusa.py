@@ -1,10 +1,10 @@
-"""Heads on the target's last hidden state draft a tree, all levels at once; verified exactly, like all drafts here.
+"""Heads on the target's last hidden state draft a tree, all levels at once; it is verified exactly.
 
 Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (ICML 2024), Medusa-1.
-Its typical acceptance, which changes the text, is left out. Needs heads trained for the model (`foredraft train
+Its typical acceptance, which changes the text, is not implemented. Needs heads trained for the model (`foredraft train
 medusa`): `head=FOLDER`.
 
-Knows heads and the target's LM head; not how a text is chosen.
+Does not depend on how tokens are chosen.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class MedusaOptions:
     Attributes:
         head: a folder or a hub id that `foredraft train medusa` wrote; None takes those that a checkout holds for the
             model.
-        nodes: of the tree at most; those whose paths were accepted most often when the heads were measured.
+        nodes: nodes of the tree at most; those accepted most often when the heads were measured.
     """
 
     head: str | None = None
@@ -46,7 +46,7 @@ class MedusaOptions:
 
 
 class MedusaDrafter:
-    """Heads, and what scores their states: the target's LM head, or its rows for the most frequent tokens."""
+    """Heads, and the target's LM head for their states, or its rows for the most frequent tokens."""
 
     name: ClassVar[str] = "medusa"
     summary: ClassVar[str] = "Trained heads on the target's last hidden state draft a tree at once (Medusa)."
@@ -59,7 +59,7 @@ class MedusaDrafter:
 
     @classmethod
     def create(cls, options: MedusaOptions, resources: Resources) -> "MedusaDrafter":
-        """Load the heads; raises UsageError where there are none for this model, StoreError where they are damaged."""
+        """Load the heads; raises UsageError if there are none for this model, StoreError if they are damaged."""
         target = resources.target
         if not isinstance(target, TorchTarget):
             raise UsageError("Method 'medusa' drafts from the target's hidden states, and no model is loaded here.")
@@ -73,24 +73,26 @@ class MedusaDrafter:
 
 
 class MedusaDrafting:
-    """One sequence's drafting, from the target's state at the token that gave the root."""
+    """One sequence's drafting, from the target's hidden state at the row that chose the root."""
 
     def __init__(
         self, options: MedusaOptions, heads: MedusaHeads, lm_head: torch.nn.Module, context: DraftContext
     ) -> None:
         self._options, self._heads, self._lm_head = options, heads, lm_head
-        # tokens are the best ones, never drawn, whatever the verification
+        # the best tokens are taken, never drawn, with either verification
         self._imitation = dataclasses.replace(
             Imitation.of(context.settings, context.seed, context.vocabulary, ids_of(lm_head)), draws=False
         )
         self._accuracies = heads.accuracies.float().cpu().numpy()
-        self._tree = lru_cache(partial(static_tree, self._accuracies))  # the same at nearly every step
+        self._tree = lru_cache(
+            partial(static_tree, self._accuracies)
+        )  # the arguments are the same in nearly every step
         self._hidden: torch.Tensor | None = None
-        self._length = 0  # of the sequence that the state is of
-        self._asked = False  # of this step; where it was not, it would not have to be told of it
+        self._length = 0  # length of the sequence at that state
+        self._asked = False  # whether a draft was requested in this step
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Fill the tree's ranks with the heads' tokens; nothing after a step of which no state was shown."""
+        """Fill the tree's ranks with the heads' tokens; an empty draft without the last step's state."""
         nodes = min(budget.nodes, self._options.nodes)
         self._asked = nodes > 0
         if self._hidden is None or self._length != len(view.ids) or nodes <= 0 or budget.depth <= 0:
@@ -101,12 +103,12 @@ class MedusaDrafting:
         return Draft(found.tokens[depths(parents) - 1, ranks], parents, score)
 
     def observe(self, verdict: Verdict) -> None:
-        """Remember the state at the last token that was verified: it gave the new root."""
+        """Store the hidden state at the row that chose the new root."""
         if verdict.hidden is not None and self._asked:
             self._hidden, self._length = verdict.hidden[verdict.last_row], verdict.at + 1 + len(verdict.tokens)
 
     def close(self) -> None:
-        """Forget the state."""
+        """Drop the state."""
         self._hidden = None
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""The drafter that does nothing, correctly: plain decoding, and the baseline of every comparison."""
+"""The drafter that drafts nothing: plain decoding, the baseline of every comparison."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,7 +16,7 @@ class NoDrafter:
     """Never drafts."""
 
     name: ClassVar[str] = "none"
-    summary: ClassVar[str] = "Plain decoding: one token a forward pass; the baseline."
+    summary: ClassVar[str] = "Plain decoding: one token per forward pass; the baseline."
     Options = NoOptions
     needs = Needs(every_step=False)
     source_names = ("none",)
@@ -42,4 +42,4 @@ class NoDrafting:
         """Learn nothing."""
 
     def close(self) -> None:
-        """Nothing to forget."""
+        """Nothing to drop."""

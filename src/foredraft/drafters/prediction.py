@@ -1,7 +1,7 @@
-"""Text that is expected before it is written: drafts from it, added to those of another drafter.
+"""Drafts from an expected text, such as a file to be edited (OpenAI's `prediction`), added to another drafter's drafts.
 
-Whoever asks for a file to be changed knows most of the answer; OpenAI calls it `prediction`. Where the text leaves what
-was expected, drafting goes on after the edit. Knows ids only; the text is the target's whatever was expected.
+After a deviation from the expected text, drafting resumes behind the edit. The output is the target's in any case. Does
+not depend on text or models.
 """
 
 from collections.abc import Sequence
@@ -14,47 +14,48 @@ from foredraft.control.fixed import cut
 from foredraft.control.payoff import scores_of
 
 PREDICTION = "prediction"
-"""The name of the source."""
+"""Name of the source."""
 
-_LONGEST = 64  # tokens of a chain: a pass of more rows takes as long for each as a pass of its own
-_COMPARED = 16  # tokens before a place that are compared with the text's last ones
-_AGREED, _ASKED = 19.0, 20.0  # tokens that came as expected, as it were, before the first one
-_FORGETTING = 64.0  # tokens asked beyond which older ones count half
-_EDITED = 4  # tokens after an edit within which it may be over, though no two of them tell where
-_AHEAD = 64  # tokens that an edit may have left out and still be followed by a single one
-_SURE = 0.9  # a chain that begins so is drafted alone: asking the other drafter takes 3 % of a pass
+# chosen
+_LONGEST = 64  # tokens of a chain; in larger passes each row costs as much as a pass of its own
+_COMPARED = 16  # tokens before a place that are compared with the end of the text
+_AGREED, _ASKED = 19.0, 20.0  # prior counts: tokens as expected, of tokens compared
+_FORGETTING = 64.0  # compared tokens after which both counts are halved
+_EDITED = 4  # tokens after an edit in which its end is guessed, as long as no two tokens locate it
+_AHEAD = 64  # expected tokens searched for a single token after an edit, and places of a pair compared
+_SURE = 0.9  # first score above which a chain is drafted alone; the other drafter takes 3 % of a pass
 
 
 class Chain(NamedTuple):
-    """Tokens that may follow, and the chance of each with all before it."""
+    """Possible next tokens, and the probability of each path up to a token."""
 
     tokens: Sequence[int]
     scores: Sequence[float]
 
 
-class Foreteller(Protocol):
-    """Says what may follow a text."""
+class ChainSource(Protocol):
+    """Proposes continuations of a text."""
 
     def chains(self, view: SequenceView) -> list[Chain]:
-        """Return chains that may follow, the most probable first."""
+        """Return possible continuations, the most probable first."""
 
 
 class Prediction:
-    """An expected text, int64[m], and where in it the written one is."""
+    """An expected text, int64[m], and the current place in it."""
 
     def __init__(self, expected: TokenIds) -> None:
         self._expected: list[int] = expected.tolist()
-        self._places: dict[tuple[int, int], list[int]] = {}  # after two tokens
+        self._places: dict[tuple[int, int], list[int]] = {}  # after each pair of tokens
         for place in range(2, len(self._expected) + 1):
             pair = self._expected[place - 2], self._expected[place - 1]
             self._places.setdefault(pair, []).append(place)
-        self._place, self._matched = 0, _COMPARED  # what comes next, and how many tokens say so
-        self._edit, self._since = 0, _EDITED  # where the last edit began, and tokens since
+        self._place, self._matched = 0, _COMPARED  # of the next token, -1 if unknown, and matching tokens before it
+        self._edit, self._since = 0, _EDITED  # place of the last edit, and tokens since
         self._read = -1
         self._agreed, self._asked = _AGREED, _ASKED
 
     def chains(self, view: SequenceView) -> list[Chain]:
-        """Return what is expected to follow: one chain where the text is followed, some shorter ones in an edit."""
+        """Return one chain if the current place is known, some shorter ones in an edit, else none."""
         ids, first = view.ids, view.prompt_length if self._read < 0 else self._read
         for end in range(first + 1, len(ids) + 1):
             self._follow(ids[max(end - _COMPARED, view.prompt_length) : end])
@@ -66,9 +67,9 @@ class Prediction:
             return []
         last = int(ids[-1])
         ahead = self._expected[self._edit : self._edit + _AHEAD]
-        guesses = [(self._edit + self._since, 0.4), (self._edit, 0.2)]  # as many tokens replaced; some inserted
+        guesses = [(self._edit + self._since, 0.4), (self._edit, 0.2)]  # equally many tokens replaced; tokens inserted
         if last in ahead:
-            guesses.insert(0, (self._edit + ahead.index(last) + 1, 0.4))  # some left out
+            guesses.insert(0, (self._edit + ahead.index(last) + 1, 0.4))  # tokens deleted
         return [self._chain(place, score * rate, rate, _EDITED) for place, score in guesses]
 
     def _chain(self, place: int, score: float, rate: float, longest: int) -> Chain:
@@ -76,7 +77,7 @@ class Prediction:
         return Chain(tokens, [score * rate**depth for depth in range(len(tokens))])
 
     def _follow(self, recent: TokenIds) -> None:
-        """Take in the last token of `recent`, which are the text's last ones."""
+        """Update the place by the last token of `recent`, the end of the text."""
         token = int(recent[-1])
         if self._place >= 0:
             came = self._place < len(self._expected) and self._expected[self._place] == token
@@ -93,52 +94,52 @@ class Prediction:
         self._matched, _, self._place = max(matches, default=(0, 0, -1))
 
     def _agreement(self, place: int, recent: TokenIds) -> int:
-        """Return how many tokens before a place are the text's last ones."""
+        """Return how many tokens before a place match the end of the text."""
         count = 0
         while count < min(len(recent), place) and self._expected[place - 1 - count] == recent[-1 - count]:
             count += 1
         return count
 
 
-class ForetoldDrafter:
+class ChainDrafter:
     """A drafter to whose drafts chains are added; for one sequence.
 
     Attributes:
-        drafted: nodes of those chains that were verified.
-        foreteller: says what may follow.
-        source: the name of what it says.
+        drafted: verified nodes of the chains.
+        chain_source: proposes the chains; `source` is its name in drafts.
     """
 
-    name: ClassVar[str] = "foretold"
+    name: ClassVar[str] = "chains"
 
-    def __init__(self, drafter: Drafter, foreteller: Foreteller, source: str = PREDICTION) -> None:
-        self._drafter, self.foreteller, self.source = drafter, foreteller, source
+    def __init__(self, drafter: Drafter, chain_source: ChainSource, source: str = PREDICTION) -> None:
+        self.name = drafter.name  # type: ignore[misc]  # warnings about a failure must name the wrapped drafter
+        self._drafter, self.chain_source = drafter, chain_source
         self.needs = drafter.needs
         self.source_names: Sequence[str] = (*drafter.source_names, source)
         self.drafted = 0
 
-    def open(self, context: DraftContext) -> "ForetoldDrafting":
+    def open(self, context: DraftContext) -> "ChainDrafting":
         """Begin drafting for the sequence."""
-        return ForetoldDrafting(self, self._drafter.open(context))
+        return ChainDrafting(self, self._drafter.open(context))
 
 
-class ForetoldDrafting:
+class ChainDrafting:
     """A sequence's drafting, with chains added."""
 
-    def __init__(self, drafter: ForetoldDrafter, drafting: Drafting) -> None:
+    def __init__(self, drafter: ChainDrafter, drafting: Drafting) -> None:
         self._drafter, self._drafting = drafter, drafting
         self._source = len(drafter.source_names) - 1
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Return the chains, and the other drafter's nodes unless a chain is sure to come."""
-        chains = self._drafter.foreteller.chains(view) if budget.nodes > 0 and budget.depth > 0 else []
+        """Return the chains, and the other drafter's nodes unless the first chain is almost certain."""
+        chains = self._drafter.chain_source.chains(view) if budget.nodes > 0 and budget.depth > 0 else []
         sure = bool(chains) and len(chains[0].tokens) > _EDITED and chains[0].scores[0] > _SURE
         alone = sure and not self._drafter.needs.every_step
         draft = self._drafting.propose(view, Budget(0, 0) if alone else budget)
         return cut(self._joined(draft, chains, budget.depth), budget) if chains else draft
 
     def observe(self, verdict: Verdict) -> None:
-        """Let the other drafter learn."""
+        """Pass the verdict to the other drafter."""
         if verdict.draft.source is not None:
             self._drafter.drafted += int((verdict.draft.source == self._source).sum())
         self._drafting.observe(verdict)

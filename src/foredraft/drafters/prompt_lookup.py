@@ -1,9 +1,9 @@
-"""Prompt lookup: what followed the last tokens when they occurred before in the sequence.
+"""Prompt lookup: the continuation of an earlier occurrence of the last tokens in the sequence.
 
-Saxena, "Prompt Lookup Decoding" (2023), by transformers' rule (PromptLookupCandidateGenerator): the longest n-gram that
-occurs earlier wins, and of its occurrences the first. Also understands vLLM's names. Needs nothing.
+Saxena, "Prompt Lookup Decoding" (2023), by transformers' rule (PromptLookupCandidateGenerator): the first occurrence of
+the longest n-gram that occurred earlier. Also accepts vLLM's option names. Needs nothing.
 
-Knows the sequence only.
+Does not depend on anything but the sequence.
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ class PromptLookupOptions:
     """Options of prompt lookup.
 
     Attributes:
-        prompt_lookup_num_tokens: tokens to draft at most (transformers' name).
-        max_matching_ngram_size: longest n-gram to look for (transformers' name).
-        prompt_lookup_max: the same, vLLM's name; both may be given only if they agree.
-        prompt_lookup_min: shortest n-gram to look for (vLLM's name).
+        prompt_lookup_num_tokens: tokens drafted at most (transformers' name).
+        max_matching_ngram_size: longest n-gram to search (transformers' name).
+        prompt_lookup_max: the same by vLLM's name; both may be given only if equal.
+        prompt_lookup_min: shortest n-gram to search (vLLM's name).
     """
 
     prompt_lookup_num_tokens: int = 10
@@ -62,8 +62,8 @@ class PromptLookupOptions:
 def earlier_match(ids: npt.NDArray[np.int64], shortest: int, longest: int) -> int:
     """Return the index after the first occurrence of the longest matching suffix of `ids`, or -1.
 
-    Suffixes of `longest` down to `shortest` tokens are looked for, each from the left; an occurrence counts only if
-    something follows it, so the suffix does not find itself.
+    Suffixes of `longest` down to `shortest` tokens are searched from the left. An occurrence must be followed by a
+    token, so the suffix does not find itself.
     """
     n = len(ids)
     for size in range(min(longest, n - 1), shortest - 1, -1):
@@ -79,10 +79,10 @@ def earlier_match(ids: npt.NDArray[np.int64], shortest: int, longest: int) -> in
 
 
 class PromptLookupDrafter:
-    """Drafts chains out of the sequence itself."""
+    """Drafts chains from the sequence itself."""
 
     name: ClassVar[str] = "prompt_lookup"
-    summary: ClassVar[str] = "Chains copied from where the last tokens occurred before; no table, no model."
+    summary: ClassVar[str] = "Chains copied from an earlier occurrence of the last tokens; no table, no model."
     Options = PromptLookupOptions
     needs = Needs(every_step=False)
     source_names = ("prompt_lookup",)
@@ -101,13 +101,13 @@ class PromptLookupDrafter:
 
 
 class PromptLookupDrafting:
-    """Looks the last tokens up at every step."""
+    """Searches the last tokens in every step."""
 
     def __init__(self, options: PromptLookupOptions) -> None:
         self._options = options
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Return what followed the earlier occurrence, as a chain."""
+        """Return the continuation of the earlier occurrence, as a chain."""
         length = min(budget.nodes, budget.depth, self._options.prompt_lookup_num_tokens)
         start = earlier_match(view.ids, self._options.prompt_lookup_min, self._options.longest) if length > 0 else -1
         if start < 0:
@@ -116,7 +116,7 @@ class PromptLookupDrafting:
         return Draft(tokens, chain_parents(len(tokens)))
 
     def observe(self, verdict: Verdict) -> None:
-        """Learn nothing: the sequence itself is the store."""
+        """Learn nothing."""
 
     def close(self) -> None:
-        """Nothing to forget."""
+        """Nothing to drop."""

@@ -1,9 +1,9 @@
-"""REST: drafts retrieved from a datastore, from the sequence itself, and from what other sequences have shared.
+"""REST: drafts retrieved from a datastore, from the sequence itself, and from shared sequences.
 
-He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024), section 3. Needs no model and no training;
-a datastore of texts like yours is what it lives on (`foredraft index build`).
+He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024), section 3. Needs no model and no training, but
+a datastore of texts like yours (`foredraft index build`).
 
-`auto` asks the same texts with shorter contexts too. Knows ids and arrays; no text, no model.
+`auto` searches the same texts with shorter contexts too. Does not depend on text or models.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from foredraft.index.recent_text import RecentText, append, empty_text, with_roo
 from foredraft.index.retrieval import MOST_OCCURRENCES, best_nodes, followers, published_tree
 from foredraft.index.suffix_array import SuffixArrays, follow
 
-_SEEDS = 1 << 62  # as many as a signed 64-bit number holds
+_SEEDS = 1 << 62  # compiled functions take signed 64-bit integers; seeds may be larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,17 @@ class RestOptions:
     """Options of REST. The paper's settings (section 4.1): learn="off", shortest=2, doubt=0.
 
     Attributes:
-        store: folder of a datastore; "default" uses the one that comes with the model, if any; "none" uses none.
-        weighting: "longest" asks the longest context that occurs anywhere, as the paper does; "published" is that rule
-            as its released code carries it out, for comparison.
-        learn: "request" also searches the sequence itself; "shared" also what earlier sequences of this drafter have
-            said; "off" searches the datastore only, as the paper does. None means "off" with `weighting="published"`,
-            which knows nothing else, and "request" otherwise.
-        memory: folder of a datastore that is searched too, and to which `save()` adds what was shared; made if need be.
-        longest: the longest context that is looked up, in tokens.
-        shortest: the shortest; the text itself is searched for contexts of two tokens or more.
-        continuation: tokens taken of what follows an occurrence; the depth of a draft.
-        samples: occurrences that are looked at in a step; spread evenly over all of the context's occurrences.
-        doubt: occurrences that are imagined to go on in some other way, at every drafted token but the first.
+        store: folder of a datastore; "default" uses the one of the model, if any; "none" uses none.
+        weighting: "longest" uses the longest context that occurs anywhere, as the paper does; "published" is that rule
+            as in the released code, for comparison.
+        learn: "request" also searches the sequence itself; "shared" also earlier sequences of this drafter; "off" only
+            the datastore, as the paper does. None means "off" with `weighting="published"`, else "request".
+        memory: folder of a datastore that is searched too; `save()` adds shared sequences to it, and creates it.
+        longest: tokens of the longest context searched.
+        shortest: tokens of the shortest context; in the text itself, at least two.
+        continuation: tokens taken after an occurrence; the depth of a draft.
+        samples: occurrences read per step, spread evenly over all occurrences of the context.
+        doubt: pseudo-count of other continuations at every drafted token but the first.
     """
 
     store: str = "default"
@@ -68,7 +67,7 @@ class RestOptions:
         if self.weighting == "published" and self.learn not in ("off", None):
             raise UsageError("weighting='published' searches the datastore only; leave learn out, or give learn='off'.")
         if self.memory is not None and self.learn != "shared":
-            raise UsageError('memory keeps what sequences share; give learn="shared" with it.')
+            raise UsageError('memory keeps shared texts; give learn="shared" with it.')
 
     @property
     def learns(self) -> bool:
@@ -77,17 +76,19 @@ class RestOptions:
 
 
 class RestDrafter:
-    """The datastore, and what is shared between sequences."""
+    """The datastore, and the text shared between sequences."""
 
     name: ClassVar[str] = "rest"
-    summary: ClassVar[str] = "Trees of what followed the same context in a datastore and in the text itself (REST)."
+    summary: ClassVar[str] = (
+        "Trees of the continuations of the same context in a datastore and in the text itself (REST)."
+    )
     Options = RestOptions
     source_names = ("rest",)
 
     def __init__(self, options: RestOptions, library: Library) -> None:
         self.options = options
         self.library = library
-        self.needs = Needs(every_step=options.learn == "shared")  # what is shared is the whole text
+        self.needs = Needs(every_step=options.learn == "shared")  # the whole text is shared
 
     @classmethod
     def create(cls, options: RestOptions, resources: Resources) -> "RestDrafter":
@@ -96,7 +97,7 @@ class RestDrafter:
         return cls(options, open_library(options.store, options.memory, *own))
 
     def open(self, context: DraftContext) -> "RestDrafting":
-        """Begin drafting for one sequence, with the segments that the store has by now."""
+        """Begin drafting for one sequence, with the current segments of the store."""
         return RestDrafting(self, self.library.segments(), context.seed)
 
     @property
@@ -105,14 +106,14 @@ class RestDrafter:
         return self.options.memory is not None
 
     def forget(self) -> None:
-        """Forget texts that were shared and not saved."""
+        """Drop shared texts that were not saved."""
         self.library.forget()
 
     def save(self, path: str | None = None) -> None:
-        """Move what was shared into a datastore: `path`, or the `memory` of the options; made if it does not exist.
+        """Move shared texts into a datastore: `path`, or the `memory` of the options; created if missing.
 
         Raises:
-            UsageError: nothing is shared, or no path is known.
+            UsageError: nothing is shared, or no path is given.
             StoreError: the store cannot be written, or belongs to another tokenizer.
         """
         if self.options.learn != "shared":
@@ -121,7 +122,7 @@ class RestDrafter:
 
 
 class RestDrafting:
-    """One sequence's drafting: its text so far, and where its last tokens occur in the store."""
+    """One sequence's drafting: its text so far, and the occurrences of its last tokens in the store."""
 
     def __init__(self, drafter: RestDrafter, segments: Sequence[SuffixArrays], seed: int) -> None:
         self._library = drafter.library
@@ -134,10 +135,10 @@ class RestDrafting:
         self._seed = seed
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Look up the last tokens, and return the most probable continuations as a tree."""
+        """Search the last tokens, and return their most probable continuations as a tree."""
         self._ids = view.ids
         if budget.nodes <= 0 or budget.depth <= 0:
-            return EMPTY_DRAFT  # and nothing is read: plain steps cost nothing here, and reading many tokens is quicker
+            return EMPTY_DRAFT  # new tokens are read later: many at once are faster
         self._catch_up()
         options, published = self._options, self._options.weighting == "published"
         rows = followers(
@@ -152,10 +153,10 @@ class RestDrafting:
         return Draft(*best_nodes(rows, budget.nodes, options.doubt))
 
     def observe(self, verdict: Verdict) -> None:
-        """Nothing to learn but the text, which `propose` sees."""
+        """Learn nothing; `propose` reads the text."""
 
     def close(self) -> None:
-        """Forget the sequence, or share it."""
+        """Drop the sequence, or share it."""
         if self._options.learn == "shared" and len(self._ids):
             self._library.share(self._ids)
         self._segments, self._own = (), None
@@ -163,7 +164,7 @@ class RestDrafting:
         self._ids, self._read = np.empty(0, np.int64), 0
 
     def _catch_up(self) -> None:
-        """Follow the text to its end."""
+        """Read the text to its end."""
         new = self._ids[self._read :]
         for text, ranges in zip(self._segments, self._ranges, strict=True):
             follow(text, ranges, self._ids[-self._options.longest :], len(new))
@@ -173,6 +174,6 @@ class RestDrafting:
         self._read = len(self._ids)
 
     def _recent(self) -> list[RecentText]:
-        """Return the texts beside the store that are searched."""
+        """Return the searched texts other than the store."""
         shared = [self._library.shared] if self._options.learn == "shared" else []
         return ([] if self._own is None else [self._own]) + shared

@@ -1,7 +1,7 @@
-"""Decode many sequences by steps of one forward: each joins and leaves at any step, and its text is the same as alone.
+"""Continuous batching: many sequences decode in shared passes, and each text is the same as when decoded alone.
 
-A step gives every sequence that is being written one verification, and puts a piece of the prompts that wait into the
-cache in the same pass. Knows ids and arrays only; who is served first is somebody else's to decide.
+Sequences may join and leave at any step. A step verifies one draft per running sequence and prefills a piece of the
+waiting prompts in the same pass. Does not depend on models, text or scheduling.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,17 +25,17 @@ from foredraft.contracts import (
     Verdict,
 )
 from foredraft.engine.state import Prepared, SequenceState
-from foredraft.engine.step import proposed, recorded, tell
+from foredraft.engine.step import proposed, record_of, show_verdict
 from foredraft.errors import ForedraftError, NumericsError, OutOfMemoryError, UsageError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.verify import verify
 
 PIECE = 64
-"""Tokens of prompts that a step takes beside sequences that are being written, which wait for as long: a pass of 64
-rows takes four times as long as one of one row (docs/results/index.md)."""
+"""Prompt tokens prefilled per step while sequences run: a pass of 64 rows takes four times as long as one of one row
+(docs/results/index.md)."""
 
 _AHEAD = 512
-"""Slots that a text has after its prompt at first; it moves to a larger range when it needs one."""
+"""Cache slots of a text after its prompt at first; it moves to a larger range when needed; chosen."""
 
 
 class BatchTarget(Protocol):
@@ -43,47 +43,43 @@ class BatchTarget(Protocol):
 
     vocabulary: int
     most_rows: int
-    """Rows that a pass may have in all."""
+    """Rows of a pass at most."""
 
     @property
     def memory_use(self) -> float:
-        """The share of the memory for keys and values that is taken, 0 to 1; 0 where no limit is set."""
+        """The used share of the KV cache memory, 0 to 1; 0 without a limit."""
 
     def open(self, token_ids: TokenIds, capacity: int) -> Any:
         """Return the `KeyValueCache` of a sequence that begins with `token_ids`; some may be committed already.
 
         Raises:
-            OutOfMemoryError: there is no room for `capacity` tokens while others have theirs.
+            OutOfMemoryError: there is no room for `capacity` tokens next to the other sequences.
         """
 
     def close(self, cache: Any) -> None:
-        """Take back the cache of a sequence that is done with."""
+        """Free the cache of a sequence."""
 
     def reserve(self, cache: Any, layout: Layout) -> None:
-        """Make room for the rows of a pass.
-
-        Raises:
-            OutOfMemoryError: there is none.
-        """
+        """Reserve room for the rows of a pass; raises OutOfMemoryError if there is none."""
 
     def forward(
         self, layouts: Sequence[Layout], caches: Sequence[Any], scored: Sequence[bool], *, hidden: bool = False
     ) -> list[Scores | None]:
-        """Run each layout's rows against its own cache, in which room was made; nothing is committed.
+        """Run each layout's rows with its own cache, in which room is reserved; nothing is committed.
 
         Returns:
-            The scores of every row of each layout, and None for those that need not be `scored`.
+            The scores of all rows of each layout, and None for layouts not `scored`.
         """
 
 
 class JointControl(Protocol):
-    """Decides how much the sequences of a batch draft, all together."""
+    """Decides how much all sequences of a batch draft."""
 
     def budget(self, depth: int, lanes: int) -> Budget:
-        """Say how much one of `lanes` sequences is to draft, of which at most `depth` more tokens can be of use."""
+        """Return the budget of one of `lanes` sequences, in which at most `depth` more drafted tokens can be used."""
 
     def trim(self, drafts: Sequence[Draft], budgets: Sequence[Budget], other_rows: int) -> list[Draft]:
-        """Cut the drafts to the nodes that are worth verifying in one pass, beside the rows of other sequences."""
+        """Cut the drafts to the nodes worth verifying in a pass with `other_rows` more rows."""
 
     def observe(
         self,
@@ -93,7 +89,7 @@ class JointControl(Protocol):
         other_seconds: float,
         draft_seconds: float,
     ) -> None:
-        """Learn what a step gave, one verdict or more, and its seconds: the pass, the rest, of that the drafting."""
+        """Learn from a step's verdicts and its seconds: of the pass, of the rest, and, within the rest, of drafting."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,15 +97,15 @@ class Lane:
     """One sequence of a batch.
 
     Attributes:
-        seq: the sequence.
-        drafting: guesses, opened for it.
-        control: its own; None where the batch's decides.
-        needs: what the drafting wants to see of verdicts.
-        names: what the numbers in `Draft.source` stand for.
+        seq: its state.
+        drafting: opened for it.
+        control: its own; None if the batch's control decides.
+        needs: of the drafting.
+        names: source names, by the numbers in `Draft.source`.
         seed: of its sampling.
-        records: of its steps so far.
+        records: its steps so far.
         prefill_seconds: from joining to the last piece of its prompt.
-        failure: why it ended, where an error ended it.
+        failure: the error that ended it, or None.
     """
 
     seq: SequenceState
@@ -125,12 +121,12 @@ class Lane:
 
     @property
     def waiting(self) -> int:
-        """How many tokens of the prompt are not in the cache yet; the last one is the root, which never is."""
+        """Prompt tokens not in the cache yet, without the root."""
         return self.seq.length - 1 - int(self.seq.cache.length)
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is written."""
+        """Whether it finished or failed."""
         return self.seq.finish is not None or self.failure is not None
 
 
@@ -139,23 +135,18 @@ _NO_ROWS = lay_out_text(np.empty(0, np.int64), 0)
 
 @dataclass(slots=True)
 class _Part:
-    """What one sequence has in a pass: a verification, or a piece of its prompt, which has no budget."""
+    """The rows of one sequence in a pass: a verification, or a piece of its prompt, which has no budget."""
 
     lane: Lane
     draft: Draft
     budget: Budget | None
     layout: Layout = _NO_ROWS
     drafting: int = 0  # nanoseconds
-    laying_out: int = 0
+    laying_out: int = 0  # nanoseconds
 
 
 class Batch:
-    """Sequences that are decoded together.
-
-    Args:
-        target: scores their rows.
-        control: says how much those without a control of their own draft.
-    """
+    """Sequences decoded together; `control` decides for those without a control of their own."""
 
     def __init__(self, target: BatchTarget, control: JointControl) -> None:
         self._target = target
@@ -167,25 +158,25 @@ class Batch:
         return len(self._lanes)
 
     def __contains__(self, lane: Lane) -> bool:
-        """Say whether a sequence has joined and not left."""
+        """Return whether a sequence has joined and not left."""
         return lane in self._lanes
 
     @property
     def memory_use(self) -> float:
-        """The share of the memory for keys and values that is taken, 0 to 1."""
+        """The used share of the KV cache memory, 0 to 1."""
         return self._target.memory_use
 
     def join(self, prepared: Prepared) -> Lane:
-        """Take in a text from the next step on.
+        """Add a text from the next step on.
 
         Raises:
-            OutOfMemoryError: there is no room for its prompt while others have theirs.
-            UsageError: its drafter drafts in the cache that it is written in.
+            OutOfMemoryError: there is no room for its prompt next to the other sequences.
+            UsageError: its drafter drafts in the target's cache.
         """
         needs = prepared.drafter.needs
         if needs.target is not None:
             raise UsageError(
-                "This method drafts with the target's own layers, which is done for one text at a time; write the "
+                "This method drafts with the target's own layers, which works for one text at a time; generate the "
                 "texts one after another, or choose another method."
             )
         seq = prepared.begin(self._target.open(prepared.prompt, len(prepared.prompt) + _AHEAD))
@@ -196,16 +187,16 @@ class Batch:
         return lane
 
     def leave(self, lane: Lane) -> None:
-        """Let a sequence go, finished or not."""
+        """Remove a sequence, finished or not."""
         self._lanes.remove(lane)
         lane.drafting.close()
         self._target.close(lane.seq.cache)
 
     def step(self) -> list[Lane]:
-        """Advance every sequence whose prompt is in the cache by at least one token, and some prompts by a piece.
+        """Advance every sequence with a prefilled prompt by at least one token, and some prompts by a piece.
 
         Returns:
-            The lanes that went on, or ended. Those that ended have left the batch.
+            The lanes that advanced or ended. Ended lanes have left the batch.
         """
         start = perf_counter_ns()
         parts = self._verifications([lane for lane in self._lanes if not lane.waiting and not lane.ended])
@@ -213,13 +204,14 @@ class Batch:
         passed = perf_counter_ns()
         scores = self._scores(parts) if parts else []
         forward = perf_counter_ns() - passed
-        told, shared, drafting = [], [], 0  # of those whose drafts the joint control cut
+        advanced = []
+        shared, drafting = [], 0  # verdicts and nanoseconds of drafting under the joint control
         for part, own in zip(parts, scores, strict=True):
             verdict, took = self._settle(part, own)
             if verdict is not None:
                 nanoseconds = (part.drafting, part.laying_out, forward, *took)
-                part.lane.records.append(recorded(verdict, part.lane.names, nanoseconds))
-                told.append(part.lane)
+                part.lane.records.append(record_of(verdict, part.lane.names, nanoseconds))
+                advanced.append(part.lane)
                 if part.lane.control is None:
                     shared.append(verdict)
                     drafting += part.drafting + took[-1]
@@ -229,10 +221,10 @@ class Batch:
         ended = [lane for lane in self._lanes if lane.ended]
         for lane in ended:
             self.leave(lane)
-        return told + [lane for lane in ended if lane not in told]
+        return advanced + [lane for lane in ended if lane not in advanced]
 
     def _verifications(self, lanes: list[Lane]) -> list[_Part]:
-        """Return what every sequence that is being written has in the next pass: its root and the drafted nodes."""
+        """Return the verifications of the next pass: for each lane its root and the drafted nodes."""
         parts = []
         for lane in lanes:
             start, depth = perf_counter_ns(), lane.seq.useful_depth
@@ -254,7 +246,7 @@ class Batch:
         return parts
 
     def _pieces(self, verifications: list[_Part]) -> list[_Part]:
-        """Return the pieces of prompts that a pass has room for beside `verifications`, first come first served."""
+        """Return the pieces of prompts that fit into the pass with `verifications`, first come first served."""
         left = self._target.most_rows - sum(part.layout.rows for part in verifications)
         if verifications:
             left = min(left, PIECE)
@@ -269,7 +261,7 @@ class Batch:
         return pieces
 
     def _has_room(self, part: _Part) -> bool:
-        """Say whether a sequence's cache can hold its rows of the pass; where not, its text ends here."""
+        """Reserve a sequence's rows of the pass and return whether there is room; without room its text ends."""
         try:
             self._target.reserve(part.lane.seq.cache, part.layout)
         except OutOfMemoryError as error:
@@ -286,9 +278,9 @@ class Batch:
         return self._target.forward(layouts, caches, [part.budget is not None for part in parts], hidden=hidden)
 
     def _settle(self, part: _Part, scores: Scores | None) -> tuple[Verdict | None, tuple[int, ...]]:
-        """Commit what a sequence's rows gave; return the verdict, and what verifying, committing and observing took.
+        """Commit a sequence's rows; return the verdict and the nanoseconds of verifying, committing and observing.
 
-        A prompt's piece has no verdict, nor has a step from whose scores no token can be chosen.
+        There is no verdict for a piece of a prompt, nor for scores from which no token can be chosen.
         """
         seq, budget = part.lane.seq, part.budget
         if budget is None or scores is None:
@@ -304,19 +296,19 @@ class Batch:
         clock.append(perf_counter_ns())
         seq.commit(verdict)
         clock.append(perf_counter_ns())
-        tell(part.lane.drafting, verdict, scores, budget, part.lane.needs)
+        show_verdict(part.lane.drafting, verdict, scores, budget, part.lane.needs)
         if part.lane.control is not None:
-            part.lane.control.observe(verdict, 0.0, 0.0)  # a pass that others share does not tell what its own costs
+            part.lane.control.observe(verdict, 0.0, 0.0)  # a shared pass does not show the cost of its own rows
         clock.append(perf_counter_ns())
         return verdict, tuple(later - earlier for earlier, later in pairwise(clock))
 
 
 def write_all(batch: Batch, texts: Iterable[Prepared], most: int) -> list[Lane]:
-    """Write texts to their ends, at most so many at once; return their lanes in the order of the texts.
+    """Generate texts, at most `most` at once; return their lanes in the order of the texts.
 
     Raises:
-        OutOfMemoryError: there is no room for a text alone.
-        ForedraftError: what ended a text, once the others are written.
+        OutOfMemoryError: there is no room for one text alone.
+        ForedraftError: the error of the first failed text, raised after the others are finished.
     """
     lanes: list[Lane] = []
     waiting = iter(texts)
@@ -328,7 +320,7 @@ def write_all(batch: Batch, texts: Iterable[Prepared], most: int) -> list[Lane]:
             except OutOfMemoryError:
                 if not len(batch):
                     raise
-                break  # until others have ended
+                break  # wait until others have ended
             following = next(waiting, None)
         batch.step()
     for lane in lanes:

@@ -1,7 +1,7 @@
-"""A drafter that cannot end a text: once it raises, that is said, and the sequence goes on without drafts.
+"""A wrapper that survives a failing drafter: it warns, and the sequence continues without drafts.
 
-Knows the drafter's protocol. What it does not catch: drafts that are no trees, which the step refuses, and interrupts,
-also where compiled code hands them on as another error.
+It does not catch drafts that are not trees, which the step refuses, nor interrupts, even if compiled code re-raises
+them as another error. Does not depend on any drafter.
 """
 
 import warnings
@@ -22,7 +22,7 @@ class GuardedDrafter:
         self.source_names = drafter.source_names
 
     def open(self, context: DraftContext) -> "GuardedDrafting":
-        """Begin drafting for one sequence; what goes wrong here is the caller's to see."""
+        """Begin drafting for one sequence; errors here are raised."""
         return GuardedDrafting(self._drafter.open(context), self._drafter.name)
 
 
@@ -35,17 +35,17 @@ class GuardedDrafting:
         self._failed = False
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Return what the drafter proposes; nothing once it has failed."""
+        """Return the drafter's draft; an empty one after a failure."""
         if self._failed:
             return EMPTY_DRAFT
         try:
             return self._drafting.propose(view, budget)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the text can be written without drafts
+        except Exception as error:  # noqa: BLE001  # whatever it is, decoding can continue without drafts
             self._fail(error)
             return EMPTY_DRAFT
 
     def observe(self, verdict: Verdict) -> None:
-        """Let the drafter learn, unless it has failed."""
+        """Pass the verdict to the drafter, unless it failed."""
         if self._failed:
             return
         try:
@@ -63,14 +63,14 @@ class GuardedDrafting:
         self._failed = True
         warnings.warn(
             f"The drafter {self._name} failed ({told(error)}), so the rest of this text is decoded "
-            "without drafts; it is the same text.",
+            "without drafts; the text is the same.",
             ForedraftWarning,
             stacklevel=2,
         )
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Say whether an error was raised from an interrupt: numba's compiled code hands Ctrl-C on as a SystemError."""
+    """Return whether an interrupt caused an error: numba's compiled code turns Ctrl-C into a SystemError."""
     return error is not None and (
         isinstance(error, KeyboardInterrupt) or _is_interrupt(error.__cause__) or _is_interrupt(error.__context__)
     )

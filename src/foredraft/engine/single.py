@@ -1,7 +1,4 @@
-"""Decode one sequence: prefill, then steps until it ends.
-
-Knows ids and arrays only.
-"""
+"""Decode one sequence: prefill, then steps until it ends. Does not depend on models or text."""
 
 import warnings
 from collections.abc import Iterator
@@ -14,7 +11,7 @@ from foredraft.errors import ForedraftWarning, OutOfMemoryError
 
 
 def prefill(seq: SequenceState, target: Target) -> int:
-    """Put the prompt, all but its last token, into the cache; return the nanoseconds it took."""
+    """Put the prompt without its last token into the cache; return the nanoseconds it took."""
     start = perf_counter_ns()
     target.prefill(seq.view().ids[: seq.length - 1].copy(), seq.cache)
     return perf_counter_ns() - start
@@ -23,10 +20,10 @@ def prefill(seq: SequenceState, target: Target) -> int:
 def decode(
     seq: SequenceState, drafter: Drafter, control: Control, target: Target, context: DraftContext
 ) -> Iterator[StepRecord]:
-    """Yield the records of steps until `seq` ends; the sequence must be prefilled.
+    """Yield the records of steps until the prefilled `seq` ends.
 
-    The drafting is closed whatever happens: at the end, on an error, or when the iterator is dropped. Where memory runs
-    out after the first token, the text ends there with the reason "memory", and a warning says so.
+    The drafting is always closed: at the end, on an error, or when the iterator is dropped. If memory runs out after
+    the first token, the text ends with the reason "memory" and a warning.
 
     Raises:
         OutOfMemoryError: there is no memory for the first step.

@@ -1,6 +1,6 @@
-"""One sequence while it is decoded: its ids, its cache, how its tokens are chosen, and when it ends.
+"""The state of one sequence during decoding: its ids, its cache, how its tokens are chosen, and when it ends.
 
-Knows ids only: a stop string is somebody's function that says whether a token ends the text.
+Does not depend on text: stop strings are a callback.
 """
 
 import weakref
@@ -33,19 +33,19 @@ FinishReason = Literal["eos", "stop", "length", "window", "memory"]
 
 
 class SequenceState:
-    """A sequence, its root being the last of its ids, which the cache does not hold yet.
+    """A sequence. Its root is its last id, which is not in the cache yet.
 
     Args:
         prompt: int64[n], at least one id.
-        cache: the target's, empty.
-        sampling: how tokens are chosen.
-        max_new_tokens: the text ends after this many, with reason "length".
-        window: the most tokens the sequence may have, with reason "window"; None for no limit.
+        cache: of the target, empty.
+        sampling: sampling options.
+        max_new_tokens: limit of emitted tokens, with reason "length".
+        window: limit of all tokens, with reason "window"; None for no limit.
         eos: ids that end the text, with reason "eos".
         processors: transformers' logits processors.
-        stop: called once for every emitted token, in order; True ends the text, with reason "stop".
-        verification: "matched" draws the tokens of plain decoding, "rejection" tokens of the same law.
-        chance: what decides about a position under rejection; None takes the sampling's seed.
+        stop: called once per emitted token, in order; True ends the text, with reason "stop".
+        verification: "matched" emits the tokens of plain decoding, "rejection" tokens of the same distribution.
+        chance: randomness of a position under rejection; None uses the sampling's seed.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SequenceState:
         self._ids[: len(prompt)] = prompt
         self._eos = frozenset(eos)
         self._stop = stop
-        # a sampler that held its sequence would keep it, and with it the cache, until Python looks for cycles
+        # a strong reference would keep the sequence and its cache alive until garbage collection
         own = weakref.proxy(self)
         self._sampler = Sampler(sampling, processors, lambda: own.view().ids)
         self._verification = verification
@@ -90,7 +90,7 @@ class SequenceState:
 
     @property
     def useful_depth(self) -> int:
-        """How deep a draft can be of use: the last token before the limit need not be drafted."""
+        """The greatest useful depth of a draft: the last token before the limit need not be drafted."""
         return self._limit - self.length - 1
 
     @property
@@ -99,23 +99,23 @@ class SequenceState:
         return self._ids[self.prompt_length : self.length].copy()
 
     def view(self) -> SequenceView:
-        """Return what a drafter may read."""
+        """Return a read-only view for drafters."""
         ids = self._ids[: self.length]
         ids.flags.writeable = False
         return SequenceView(ids, self.prompt_length)
 
     def chooser(self, scores: Scores, at: int, draft: Draft) -> Chooser:
-        """Prepare to choose tokens after the rows of one verification (the policy's half that chooses)."""
+        """Return the chooser of tokens after the rows of one verification."""
         if self._verification == "matched":
             return self._sampler.chooser(scores, at)
 
-        def law(row: int, path: Sequence[int]) -> Probabilities:
+        def distribution(row: int, path: Sequence[int]) -> Probabilities:
             return self._sampler.distribution(scores.logits[row], at, path)
 
-        return rejection_chooser(draft, at, law, self._chance)
+        return rejection_chooser(draft, at, distribution, self._chance)
 
     def ends(self, tokens: Sequence[int]) -> bool:
-        """Say whether the text ends with the last of `tokens`; called once for every token, in order."""
+        """Return whether the text ends with the last of `tokens`; called once per token, in order."""
         token = tokens[-1]
         stopped = self._stop is not None and self._stop(token)
         if token in self._eos:
@@ -127,7 +127,7 @@ class SequenceState:
         return self._ending is not None
 
     def commit(self, verdict: Verdict) -> None:
-        """Append the verdict's tokens; the cache keeps the root and the accepted path, up to the new root."""
+        """Append the verdict's tokens; the cache keeps the root and the accepted path, without the new root."""
         rows = [0, *(node + 1 for node in verdict.path)][: len(verdict.tokens)]
         self.cache.commit(rows)
         stop = self.length + len(verdict.tokens)
@@ -140,15 +140,15 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A text that was checked and is not begun.
+    """A checked request that has not started.
 
     Attributes:
         prompt: int64[n].
-        begin: makes its sequence, from a cache.
+        begin: makes its sequence from a cache.
         drafter: drafts for it.
-        control: says how much, where the text is written alone.
-        shared: whether a batch may decide for all of its sequences together how much they draft.
-        context: what the drafter is told, but for the cache.
+        control: used if the text is decoded alone, or if not `shared`.
+        shared: whether a batch may use one control for all of its sequences.
+        context: for the drafter, without the cache.
     """
 
     prompt: TokenIds

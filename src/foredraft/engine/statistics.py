@@ -1,6 +1,6 @@
-"""What the steps of a generation add up to, under one set of definitions.
+"""Statistics of a generation's steps. Only emitted tokens count: none after an end id, a stop string or the limit.
 
-Knows step records only. Only emitted tokens count: nothing after an end id, a stop string or the limit.
+Does not depend on anything but step records.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,10 +11,10 @@ from foredraft.contracts import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Counts of one generation (or several, added up) and the rates they give.
+    """Counts of one generation, or of several added up, and their rates.
 
     Attributes:
-        emitted: tokens written.
+        emitted: emitted tokens.
         steps: forward passes of the target after prefill.
         drafting_steps: steps that drafted something.
         drafted: nodes verified.
@@ -85,12 +85,12 @@ def summarize(records: Iterable[StepRecord], prefill_seconds: float) -> Statisti
 
 
 def add_up(parts: Sequence[Statistics]) -> Statistics:
-    """Return the sum of several generations' counts: the micro average's ingredients."""
+    """Return the summed counts of several generations, for micro averages."""
     return Statistics(**{each.name: sum(getattr(part, each.name) for part in parts) for each in fields(Statistics)})
 
 
 def harmonic_mean(one: float, other: float) -> float:
-    """Return the harmonic mean of two rates; 0 where both are."""
+    """Return the harmonic mean of two rates; 0 if both are 0."""
     return 2 * one * other / (one + other) if one + other else 0.0
 
 

@@ -1,7 +1,4 @@
-"""One step: draft, lay out, forward, verify, commit, observe. Everything else in foredraft serves these calls.
-
-Knows ids and arrays only.
-"""
+"""One decoding step: draft, lay out, forward, verify, commit, observe. Does not depend on models or text."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -28,7 +25,7 @@ from foredraft.sampling.logits import top_probabilities
 from foredraft.verify import verify
 
 PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")
-"""Of a step, in their order."""
+"""The parts of a step, in order."""
 
 
 def step(
@@ -38,14 +35,14 @@ def step(
 
     Args:
         seq: not finished.
-        drafting: guesses; opened for this sequence.
-        control: says how much to guess.
-        target: scores.
-        needs: what `drafting` wants to see of the verdict.
-        names: what the numbers in `Draft.source` stand for.
+        drafting: opened for this sequence.
+        control: decides how much to draft.
+        target: scores the rows.
+        needs: of `drafting`.
+        names: source names, by the numbers in `Draft.source`.
 
     Raises:
-        ValueError: the drafter proposed something that is no tree of tokens.
+        ValueError: the draft is not a tree of tokens.
         NumericsError: the target's scores are unusable.
     """
     clock = [perf_counter_ns()]
@@ -61,21 +58,21 @@ def step(
     clock.append(perf_counter_ns())
     seq.commit(verdict)
     clock.append(perf_counter_ns())
-    tell(drafting, verdict, scores, budget, needs)
+    show_verdict(drafting, verdict, scores, budget, needs)
     now = perf_counter_ns()
     forward, drafting_took = clock[3] - clock[2], clock[1] - clock[0] + now - clock[5]
     control.observe(verdict, forward / 1e9, (now - clock[0] - forward) / 1e9, drafting_took / 1e9)
     clock.append(perf_counter_ns())
-    return recorded(verdict, names, [later - earlier for earlier, later in pairwise(clock)])
+    return record_of(verdict, names, [later - earlier for earlier, later in pairwise(clock)])
 
 
 def proposed(
     seq: SequenceState, drafting: Drafting, budget: Budget, needs: Needs, vocabulary: int, drafters: int
 ) -> Draft:
-    """Return what the drafting guesses; where nothing may be drafted it is asked only if it wants to be.
+    """Return the drafting's checked draft; without a budget it is called only if it needs every step.
 
     Raises:
-        ValueError: the drafter proposed something that is no tree of tokens.
+        ValueError: the draft is not a tree of tokens.
     """
     if budget.nodes <= 0 and not needs.every_step:
         return EMPTY_DRAFT
@@ -84,16 +81,16 @@ def proposed(
     return draft
 
 
-def tell(drafting: Drafting, verdict: Verdict, scores: Scores, budget: Budget, needs: Needs) -> None:
-    """Show the verdict to the drafting, with what it needs; in a rest, what only serves drafting is not found out."""
+def show_verdict(drafting: Drafting, verdict: Verdict, scores: Scores, budget: Budget, needs: Needs) -> None:
+    """Pass the verdict to the drafting, with what it needs; without a budget nothing is computed for it."""
     if budget.nodes > 0:
         drafting.observe(_with_needs(verdict, scores, needs))
     elif needs.every_step:
         drafting.observe(verdict)
 
 
-def recorded(verdict: Verdict, names: tuple[str, ...], nanoseconds: Sequence[int]) -> StepRecord:
-    """Return the record of a step, whose parts took `nanoseconds` in the order of `PARTS`."""
+def record_of(verdict: Verdict, names: tuple[str, ...], nanoseconds: Sequence[int]) -> StepRecord:
+    """Return the record of a step; `nanoseconds` are those of its `PARTS`."""
     source = verdict.draft.source
     drafted = tuple(names[0] if source is None else names[source[node]] for node in verdict.path)
     sources = (*drafted, *(None,) * (len(verdict.tokens) - len(drafted)))
@@ -102,16 +99,17 @@ def recorded(verdict: Verdict, names: tuple[str, ...], nanoseconds: Sequence[int
 
 
 def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
-    """Refuse a draft that cannot be verified; quick where it can.
+    """Raise ValueError for a draft that cannot be verified; fast for a valid one.
 
     Args:
-        draft: what a drafter proposed.
-        vocabulary: how many ids the target scores.
-        drafters: how many source names the drafter has.
+        draft: of a drafter.
+        vocabulary: number of ids the target scores.
+        drafters: number of the drafter's source names.
 
     Raises:
-        ValueError: no tree of the target's tokens, scores that are not finite, a q of another shape, or a source
-            without a name.
+        ValueError: not a tree of the target's tokens, scores that are not finite, a wrong shape of q, or a source
+        without
+            a name.
     """
     if not is_tree(draft.tokens, draft.parents, vocabulary):
         draft.check()
@@ -132,14 +130,14 @@ def _with_needs(verdict: Verdict, scores: Scores, needs: Needs) -> Verdict:
         return verdict
     rows = _top_rows(verdict, needs.top_rows)
     tokens, probabilities = top_probabilities(scores.logits, needs.top_k, rows)
-    return Verdict(  # in a tenth of the time of dataclasses.replace
+    return Verdict(  # ten times faster than dataclasses.replace
         verdict.tokens, verdict.path, verdict.draft, verdict.at, top_rows=rows, top_tokens=tokens,
         top_probabilities=probabilities, hidden=verdict.hidden,
     )  # fmt: skip
 
 
 def _top_rows(verdict: Verdict, most: int) -> IntArray:
-    """Return the rows worth knowing more of, int32[S], ascending: where the target went, and where it might have."""
+    """Return the rows whose top tokens are reported, int32[S], ascending: root, accepted path, best-scored nodes."""
     draft = verdict.draft
     if len(draft) + 1 <= most:
         return np.arange(len(draft) + 1, dtype=np.int32)

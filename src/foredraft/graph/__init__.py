@@ -1,1 +1,1 @@
-"""Token trees and graphs as flat arrays. Knows no model, no text, no drafter; imports nothing of ours."""
+"""Token trees and graphs as flat arrays. Does not depend on models, text or drafters, nor on any other package here."""

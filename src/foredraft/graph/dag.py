@@ -1,22 +1,23 @@
-"""A graph of guessed tokens that grows level by level, where what re-occurs is drafted once.
+"""A graph of drafted tokens that grows level by level and drafts repeated phrases once.
 
 Gong et al., "Graph-Structured Speculative Decoding" (ACL Findings 2024), sections 4.2 and 5. A node whose last tau
-tokens have occurred before is tau-redundant: it is drafted and verified as a node of its own, but not expanded; it
-borrows what follows the first occurrence, its lender. Knows tokens and probabilities; not the model that gave them, nor
-the tree that the graph is unmerged to (graph/unmerge.py).
+tokens occurred before in the graph is tau-redundant. It is drafted and verified like others but not expanded: it
+borrows the continuations of the first occurrence, its lender. Does not depend on the model, nor on the tree that the
+graph is turned into (graph/unmerge.py).
 
-Where the paper leaves a choice, or its released code does something else:
+Choices that the paper leaves open, and differences from its released code:
 
-- tau counts the tokens of the gram, as section 5.2 says; the tables and the code count one less. 0 merges nothing: the
-  graph is then the paper's token tree.
+- tau counts the tokens of the gram, as section 5.2 says; the tables and the code count one less. With 0 nothing is
+  merged: the graph is the paper's token tree.
 - A gram near the root reaches back into the text before the draft.
-- "First" is the earliest level, and within a level the most probable path. Levels are completed before they are
-  expanded, so that a node may borrow what its lender, of the same level, is yet to get (section 6.3).
-- A first occurrence that must not lend, as the graph would have a cycle (section 5.3), gives way to the next one that
-  may; where none may, the node is expanded itself. The code excludes ancestors in the tree only, and has cycles.
-- Each redundant node has an edge of its own. The code keeps one for each parent, and a second overwrites the first.
-- A pruned node does not lend, as it will have nothing; but it may borrow, which costs no draft model's pass. Pruned
-  nodes stay as leaves (section 4.2); the code drops the ones that siblings outshine, and expands the others.
+- "First" means the earliest level, and within a level the most probable path. Levels are completed before they are
+  expanded, so a node may borrow continuations that its lender, of the same level, does not have yet (section 6.3).
+- A first occurrence that would close a cycle (section 5.3) is skipped for the next one that would not; if all would,
+  the node is expanded. The code excludes only ancestors in the tree, and has cycles.
+- Each redundant node has its own edge. The code keeps one per parent, and a second overwrites the first.
+- A pruned node does not lend, as it gets no continuations, but it may borrow, which costs no pass of the draft model.
+  Pruned nodes stay as leaves (section 4.2); the code drops those pruned by their siblings' probabilities, and expands
+  the others.
 """
 
 from typing import NamedTuple
@@ -30,41 +31,41 @@ from foredraft.graph.tree import BoolArray, FloatArray, IntArray
 
 NO_LENDER = -1
 Bits = npt.NDArray[np.int64]
-"""Who reaches whom, int64[R, R / 64]: bit `f` of row `x` says that node `f` reaches node `x`. All reach themselves."""
+"""Reachability, int64[R, R / 64]: bit `f` of row `x` is set if node `f` reaches node `x`; each reaches itself."""
 
 
 class DraftGraph(NamedTuple):
-    """The graph, with room for R nodes. Changed in place by `add_level` only; of each array, the first `size` count."""
+    """The graph, with room for R nodes, of which `size` are in use. Changed in place, by `add_level` only."""
 
     tokens: IntArray  # int32[R]
-    parents: IntArray  # int32[R], the node before it in the tree, earlier in the arrays; -1 for the root
-    probability: FloatArray  # float32[R], of the token after the path that leads to its parent in the tree, at most 1
-    score: FloatArray  # float32[R], the product of these along that path
+    parents: IntArray  # int32[R], the parent in the tree, earlier in the arrays; -1 for the root
+    probability: FloatArray  # float32[R], of the token given its path in the tree, at most 1
+    score: FloatArray  # float32[R], product of these along the path
     lenders: IntArray  # int32[R], the node whose continuations this one borrows, or -1; a lender never borrows
-    open: BoolArray  # bool[R], whether the node is, was or could have been expanded: neither a leaf nor a borrower
+    open: BoolArray  # bool[R], whether the node is neither a leaf nor a borrower, so that it may be expanded
     tau: int  # length of the grams that are merged; 0 for none
-    grams: Grams  # where each gram occurs among the open nodes
-    above: Bits  # which open nodes reach an open node of the last level, along edges of both kinds
-    counts: npt.NDArray[np.int64]  # int64[2], the number of nodes, and the first node of the last level
+    grams: Grams  # the open nodes by gram
+    above: Bits  # which open nodes reach an open node of the last level, along tree edges and loans
+    counts: npt.NDArray[np.int64]  # int64[2], number of nodes, and first node of the last level
 
     @property
     def size(self) -> int:
-        """How many nodes the graph has."""
+        """The number of nodes."""
         return int(self.counts[0])
 
 
 def leaves(probabilities: FloatArray, least_probability: float = 0.2, least_share: float = 0.3) -> BoolArray:
-    """Say which of some nodes' best children are not worth expanding (section 4.2); they are still drafted.
+    """Return which children are not worth expanding (section 4.2); they are still drafted.
 
-    Both rules look at the probability of a token after its path, not at that of the whole path.
+    Both rules use the probability of a token given its path, not of the whole path.
 
     Args:
-        probabilities: float32[F, k], each row the children of one node.
+        probabilities: float32[F, k], per row the children of one node.
         least_probability: theta_prob: a child below it is a leaf.
         least_share: theta_sib: a child below this share of its best sibling is a leaf.
 
     Returns:
-        bool[F, k]. Probabilities that are NaN make leaves.
+        bool[F, k]. NaN gives a leaf.
     """
     best = probabilities.max(axis=1, keepdims=True, initial=0.0)
     kept: BoolArray = probabilities >= np.maximum(np.float32(least_probability), np.float32(least_share) * best)
@@ -75,9 +76,9 @@ def empty_graph(context: npt.NDArray[np.integer], tau: int, room: int) -> DraftG
     """Return a graph without nodes.
 
     Args:
-        context: int[n], the text before the draft, the root last; the last `tau` ids are enough.
-        tau: length of the grams that are merged, 0 for none.
-        room: nodes that it can hold.
+        context: int[n], the text before the draft, the root last; the last `tau` ids suffice.
+        tau: length of the merged grams, 0 for none.
+        room: nodes at most.
 
     Raises:
         ValueError: a negative `tau` or `room`.
@@ -88,18 +89,18 @@ def empty_graph(context: npt.NDArray[np.integer], tau: int, room: int) -> DraftG
     return DraftGraph(
         tokens, parents, np.empty(room, np.float32), np.empty(room, np.float32), np.full(room, NO_LENDER, np.int32),
         np.zeros(room, np.bool_), tau, index_grams(tokens, parents, context, tau),
-        np.zeros((room, (room + 63) >> 6), np.int64),  # rows that are never written cost no memory
+        np.zeros((room, (room + 63) >> 6), np.int64),  # rows never written use no memory
         np.zeros(2, np.int64),
     )  # fmt: skip
 
 
 _REFUSALS = (
-    "tokens, parents, probabilities and leaf must be as long as each other",
-    "there is no room for it",
+    "tokens, parents, probabilities and leaf must have the same length",
+    "the graph is full",
     "parents must ascend",
     "parents must be open nodes of the last level, or -1 in the first",
     "tokens must be at least 0",
-    "siblings must carry different tokens",
+    "siblings must have different tokens",
     "probabilities must lie between 0 and 1",
 )
 
@@ -108,25 +109,24 @@ def add_level(
     graph: DraftGraph, parents: IntArray, tokens: IntArray, probabilities: FloatArray, leaf: BoolArray,
     most_open: int | None = None,
 ) -> IntArray:  # fmt: skip
-    """Add the children of the last level's open nodes, and say which of them are to be expanded next.
+    """Add the children of the last level's open nodes, and return which of them to expand next.
 
-    In the order of their paths' probability, each becomes a borrower if it is redundant, or else a leaf if `leaf` says
-    so or `most_open` nodes are open already, or else an open node. Open nodes that get no children here never will.
+    In the order of path probability, each child becomes a borrower if it is redundant, else a leaf if `leaf` says so or
+    `most_open` nodes are open already, else an open node. Nodes of the last level get no children after this.
 
     Args:
         graph: changed in place.
         parents: int32[M], ascending: nodes of the last level that `add_level` returned; -1 in the first level.
-        tokens: int32[M]; siblings carry different ones.
-        probabilities: float32[M], of each token after its parent's path; up to a thousandth above 1 is taken for 1.
-        leaf: bool[M], nodes not to be expanded; see `leaves`.
-        most_open: at most so many are left to be expanded; 0 for the last level. None for no limit.
+        tokens: int32[M]; siblings have different ones.
+        probabilities: float32[M], of each token given its path; rounding may exceed 1 by up to 0.001.
+        leaf: bool[M], nodes not to expand; see `leaves`.
+        most_open: nodes to expand at most; 0 for the last level, None for no limit.
 
     Returns:
-        int32[K], the open nodes of the new level, ascending. Nodes are numbered from the old `graph.size` on, in the
-        order given.
+        int32[K], the open nodes of the new level, ascending. Nodes are numbered from the old `graph.size` on, in order.
 
     Raises:
-        ValueError: arrays that break a rule above, or more nodes than there is room for. The graph is then unchanged.
+        ValueError: arrays that break a rule above, or too many nodes. The graph is then unchanged.
     """
     refusal, at = _refusal(graph, parents, tokens, probabilities, leaf)
     if refusal >= 0:
@@ -142,7 +142,7 @@ def add_level(
 def _refusal(
     graph: DraftGraph, parents: IntArray, tokens: IntArray, probabilities: FloatArray, leaf: BoolArray
 ) -> tuple[int, int]:
-    """Return the number of the rule that is broken, or -1, and by which of the new nodes."""
+    """Return the index of the broken rule in `_REFUSALS`, or -1, and the new node that breaks it."""
     if not len(parents) == len(tokens) == len(probabilities) == len(leaf):
         return 0, 0
     if graph.counts[0] + len(tokens) > len(graph.tokens):
@@ -170,7 +170,7 @@ def _refusal(
 
 @njit(cache=True)
 def _occurs(tokens: IntArray, first: int, last: int) -> bool:
-    """Say whether one of `tokens[first:last]` is `tokens[last]`."""
+    """Return whether `tokens[last]` occurs in `tokens[first:last]`."""
     for i in range(first, last):  # noqa: SIM110  # compiled, a loop is quicker than a generator
         if tokens[i] == tokens[last]:
             return True
@@ -179,7 +179,7 @@ def _occurs(tokens: IntArray, first: int, last: int) -> bool:
 
 @njit(cache=True)
 def _append(graph: DraftGraph, parents: IntArray, tokens: IntArray, probabilities: FloatArray) -> FloatArray:
-    """Write the new nodes after the others, as a level whose nodes are undecided; return their scores."""
+    """Write the new nodes after the others, without deciding which are open; return their scores."""
     start = int(graph.counts[0])
     for i in range(len(tokens)):
         node, parent = start + i, parents[i]
@@ -191,13 +191,13 @@ def _append(graph: DraftGraph, parents: IntArray, tokens: IntArray, probabilitie
 
 @njit(cache=True)
 def reaches(above: Bits, source: int, node: int) -> bool:
-    """Say whether `source` reaches `node`."""
+    """Return whether `source` reaches `node`."""
     return bool(above[node, source >> 6] >> (source & 63) & 1)
 
 
 @njit(cache=True)
 def inherit(above: Bits, node: int, source: int) -> None:
-    """Let everything that reaches `source`, and so `source` itself, reach `node`; -1, the root, adds nothing."""
+    """Let everything that reaches `source`, which includes `source`, reach `node`; -1, the root, adds nothing."""
     if source >= 0:
         for word in range(above.shape[1]):  # quicker than views of the rows
             above[node, word] |= above[source, word]
@@ -211,11 +211,11 @@ def reach_itself(above: Bits, node: int) -> None:
 
 @njit(cache=True)
 def _lender(grams: Grams, above: Bits, parent: int, token: int) -> int:
-    """Return the first open node with the gram that `token` completes after `parent`, and that may lend, or -1.
+    """Return the first open node that ends in the gram of `token` after `parent` and may lend, or -1.
 
-    The graph stays acyclic, by induction. A new node has one edge to it, from its parent, so a new edge to a lender
-    closes a cycle if and only if the lender reaches the parent. `above` knows that of every parent that a new node can
-    have: the open nodes of the last level (`_merge_level` keeps it so).
+    The graph stays acyclic, by induction: the only edge to a new node comes from its parent, so an edge from it to a
+    lender closes a cycle if and only if the lender reaches the parent. `above` holds this for every possible parent,
+    the open nodes of the last level (see `_merge_level`).
     """
     lender = first_occurrence(grams, parent, token)
     while lender >= 0 and parent >= 0 and reaches(above, lender, parent):
@@ -225,7 +225,7 @@ def _lender(grams: Grams, above: Bits, parent: int, token: int) -> int:
 
 @njit(cache=True)
 def _merge_level(graph: DraftGraph, order: npt.NDArray[np.int64], leaf: BoolArray, most_open: int) -> IntArray:
-    """Decide on the nodes after the last level, in `order`, and make them the last level; return the open ones."""
+    """Decide which of the new nodes are open, in `order`, and make them the last level; return the open ones."""
     grams, above, is_open = graph.grams, graph.above, graph.open
     before, start = int(graph.counts[1]), int(graph.counts[0])
     end, opened = start + len(order), 0
@@ -235,10 +235,10 @@ def _merge_level(graph: DraftGraph, order: npt.NDArray[np.int64], leaf: BoolArra
         lender = _lender(grams, above, parent, int(graph.tokens[node])) if graph.tau > 0 else NO_LENDER
         graph.lenders[node] = lender
         if lender >= start:
-            continue  # it has no children yet, so what the edge adds to its row can wait until the level is complete
+            continue  # it has no children yet, so its row is updated when the level is complete
         if lender >= 0:
-            # What reaches the parent now also reaches the lender and all that the lender reaches. Of these, only rows
-            # of the last level will be asked for, or be handed down.
+            # What reaches the parent now also reaches the lender and all that the lender reaches. Only the rows of the
+            # last level are read later, or inherited.
             for other in range(before, start):
                 if reaches(above, lender, other):
                     inherit(above, other, parent)

@@ -1,8 +1,7 @@
-"""The last tokens of a path through a tree, and which nodes end in the same ones.
+"""An index of tree nodes by the last tau tokens of their paths.
 
-A path's tau-gram is its last tau tokens; near the root it reaches back into the text before the tree. Nodes are looked
-up by it in a hash table, and the tokens themselves are compared, so that no collision can pass for an occurrence. Knows
-tokens and parents; not what is done with nodes that agree.
+Near the root, a path's tau-gram reaches back into the text before the tree. The hash table compares the tokens
+themselves, so collisions do no harm. Does not depend on what equal nodes are used for.
 """
 
 from typing import NamedTuple
@@ -14,17 +13,17 @@ from numba import njit
 from foredraft.graph.tree import IntArray
 
 _BEFORE_THE_TEXT = -1
-"""Stands for what precedes the text's first token; no token equals it."""
+"""Symbol before the text's first token; no token equals it."""
 
 
 class Grams(NamedTuple):
-    """Where each tau-gram occurs among the nodes that were remembered. Changed in place.
+    """The nodes that end in each tau-gram. Changed in place.
 
     A place is a node, or -1 for the root, -2 for the token before it, and so on back through the text.
     """
 
-    tokens: IntArray  # int32[R], of the nodes; shared with whoever fills it
-    parents: IntArray  # int32[R], likewise
+    tokens: IntArray  # int32[R], of the nodes; shared with the caller, who fills it
+    parents: IntArray  # int32[R], shared too
     tail: IntArray  # int32[<= tau], the end of the text before the tree; its last token is the root
     tau: int  # length of a gram in tokens, at least 1
     slots: IntArray  # int32[2^k], the first node of each gram by open addressing, -1 where free
@@ -33,7 +32,7 @@ class Grams(NamedTuple):
 
 
 def index_grams(tokens: IntArray, parents: IntArray, context: npt.NDArray[np.integer], tau: int) -> Grams:
-    """Return an index that remembers no node yet; the nodes' `tokens` and `parents`, int32[R], may be filled in later.
+    """Return an empty index; the nodes' `tokens` and `parents`, int32[R], may be filled later.
 
     `context`, int[n], is the text before the tree, the root last; its last `tau` tokens are enough.
     """
@@ -60,7 +59,7 @@ def _before(grams: Grams, place: int) -> int:
 
 @njit(cache=True)
 def _is_gram_of(grams: Grams, node: int, parent: int, token: int) -> bool:
-    """Say whether `node` ends in the gram that `token` completes after the place `parent`."""
+    """Return whether `node` ends in the gram that ends with `token` after the place `parent`."""
     if grams.tokens[node] != token:
         return False
     one, other = int(grams.parents[node]), parent
@@ -75,7 +74,7 @@ def _is_gram_of(grams: Grams, node: int, parent: int, token: int) -> bool:
 
 @njit(cache=True)
 def _slot(grams: Grams, parent: int, token: int) -> int:
-    """Return where a gram is, or belongs."""
+    """Return the slot of a gram, or the free slot where it belongs."""
     mixed, place = int(token) + 1, parent
     for _ in range(grams.tau - 1):  # both factors stay below 2^31, so nothing overflows
         mixed = ((mixed & 0x7FFFFFFF) * 0x2545F491 + _token_at(grams, place) + 1) & 0x7FFFFFFF
@@ -90,16 +89,16 @@ def _slot(grams: Grams, parent: int, token: int) -> int:
 
 @njit(cache=True)
 def first_occurrence(grams: Grams, parent: int, token: int) -> int:
-    """Return the first remembered node that ends in the gram that `token` completes after `parent`, or -1.
+    """Return the first remembered node that ends in the gram that ends with `token` after the place `parent`, or -1.
 
-    The others follow by `grams.later`, in the order in which they were remembered. `parent` is a place.
+    The others follow by `grams.later`, in the order in which they were remembered.
     """
     return int(grams.slots[_slot(grams, parent, token)])
 
 
 @njit(cache=True)
 def remember(grams: Grams, node: int) -> None:
-    """Add a node, whose token and parent are known, after the nodes with the same gram."""
+    """Add a node, whose token and parent are filled in, after the nodes with the same gram."""
     slot = _slot(grams, int(grams.parents[node]), int(grams.tokens[node]))
     if grams.slots[slot] < 0:
         grams.slots[slot] = node

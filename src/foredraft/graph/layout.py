@@ -1,7 +1,7 @@
-"""Where the rows of one verification go: positions, ancestor mask, cache slots.
+"""The rows of one verification: positions, ancestor mask, cache slots.
 
 Rows are the root (the last emitted token, not yet in the cache) and then the nodes of the draft. Row `i` is written
-to cache slot `at + i`, past everything committed. Does not know the model or its attention types.
+to cache slot `at + i`, after everything committed. Does not depend on the model or its attention types.
 """
 
 from dataclasses import dataclass, field
@@ -22,10 +22,10 @@ class Layout:
     Attributes:
         token_ids: int64[R], root first.
         positions: int64[R], each row's absolute position in its own path.
-        ancestors: bool[R, H + R], row `i` may attend to row `j` of the H held and then these; None where none are held
-            and that is the plain causal triangle.
+        ancestors: bool[R, H + R], whether row `i` may attend to row `j` of the H held rows followed by these R rows;
+            None for no held rows and a plain causal mask.
         at: the root's absolute position, which is the number of tokens already in the cache.
-        held: int64[H], the positions of the rows that earlier passes left in the cache uncommitted.
+        held: int64[H], positions of uncommitted rows that earlier passes left in the cache.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -36,12 +36,12 @@ class Layout:
 
     @property
     def rows(self) -> int:
-        """How many rows the pass has: one for the root and one for each node."""
+        """The number of rows: the root and the nodes."""
         return len(self.token_ids)
 
 
 def lay_out(root: int, tokens: IntArray, parents: IntArray, at: int) -> Layout:
-    """Lay a draft, `tokens` and `parents` int32[N], out after its `root`, the last emitted token, at position `at`."""
+    """Lay out a draft, `tokens` and `parents` int32[N], after its `root`, the last emitted token, at position `at`."""
     if not len(tokens):  # a plain step
         return lay_out_text(np.array([root], np.int64), at)
     token_ids, positions = np.full(len(tokens) + 1, root, np.int64), np.full(len(tokens) + 1, at, np.int64)
@@ -51,5 +51,5 @@ def lay_out(root: int, tokens: IntArray, parents: IntArray, at: int) -> Layout:
 
 
 def lay_out_text(token_ids: npt.NDArray[np.int64], at: int) -> Layout:
-    """Lay a stretch of known text out as a chain, for prefill: int64[R] ids starting at absolute position `at`."""
+    """Lay out known text as a chain, for prefill: int64[R] ids from absolute position `at` on."""
     return Layout(token_ids, np.arange(at, at + len(token_ids), dtype=np.int64), None, at)

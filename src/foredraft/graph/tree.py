@@ -1,7 +1,7 @@
-"""Token trees as parent arrays: check, measure, cut.
+"""Token trees as parent arrays: checks, depths, masks and cuts.
 
-A tree of N nodes is `parents int32[N]` with `parents[i] < i`; -1 marks a child of the root, which is itself not in
-the array. Does not know what the tokens mean or where the tree came from.
+A tree of N nodes is `parents int32[N]` with `parents[i] < i`; -1 marks a child of the root. The root itself is not in
+the array. Does not depend on what the tokens mean or where the tree comes from.
 """
 
 import numpy as np
@@ -16,10 +16,10 @@ ROOT = -1
 
 
 def check_tree(tokens: IntArray, parents: IntArray) -> None:
-    """Assert that `tokens int32[N]` and `parents int32[N]` form a tree whose siblings differ.
+    """Check that `tokens int32[N]` and `parents int32[N]` form a tree whose siblings have different tokens.
 
     Raises:
-        ValueError: a wrong dtype or shape, a parent at or after its child, or two siblings with one token.
+        ValueError: a wrong dtype or shape, a parent at or after its child, or two siblings with the same token.
     """
     for name, array in (("tokens", tokens), ("parents", parents)):
         if array.dtype != np.int32 or array.ndim != 1:
@@ -27,7 +27,7 @@ def check_tree(tokens: IntArray, parents: IntArray) -> None:
                 f"{name} must be a one-dimensional int32 array, not {array.dtype} with {array.ndim} dimensions."
             )
     if len(tokens) != len(parents):
-        raise ValueError(f"A tree needs one parent a token; it has {len(tokens)} tokens and {len(parents)} parents.")
+        raise ValueError(f"A tree needs one parent per token; it has {len(tokens)} tokens and {len(parents)} parents.")
     if len(parents) and (parents < ROOT).any():
         raise ValueError(f"Parent {int(parents.min())} is below -1, which marks a child of the root.")
     late = np.flatnonzero(parents >= np.arange(len(parents)))
@@ -37,12 +37,12 @@ def check_tree(tokens: IntArray, parents: IntArray) -> None:
         )
     edges = {(int(parent), int(token)) for parent, token in zip(parents, tokens, strict=True)}
     if len(edges) != len(tokens):
-        raise ValueError("Two siblings carry the same token; merge them into one node.")
+        raise ValueError("Two siblings have the same token; merge them into one node.")
 
 
 @njit(cache=True)
 def is_tree(tokens: IntArray, parents: IntArray, vocabulary: int) -> bool:
-    """Say quickly whether tokens lie in `[0, vocabulary)`, parents come before children, and siblings differ."""
+    """Return whether tokens lie in `[0, vocabulary)`, parents come before children, and siblings' tokens differ."""
     if len(tokens) != len(parents):
         return False
     for node in range(len(parents)):
@@ -65,9 +65,9 @@ def depths(parents: IntArray) -> IntArray:
 
 @njit(cache=True)
 def ancestor_mask(parents: IntArray) -> BoolArray:
-    """Return bool[1+N, 1+N] over rows (root first, then nodes): may row `i` attend to row `j`.
+    """Return bool[1+N, 1+N] over rows (root first, then nodes): whether row `i` may attend to row `j`.
 
-    A row attends to itself, to its ancestors and to the root, and to nothing else.
+    A row attends to itself, its ancestors and the root.
     """
     rows = len(parents) + 1
     mask = np.zeros((rows, rows), np.bool_)
@@ -81,7 +81,7 @@ def ancestor_mask(parents: IntArray) -> BoolArray:
 
 @njit(cache=True)
 def child_with(tokens: IntArray, parents: IntArray, node: int, token: int) -> int:
-    """Return the child of `node` that carries `token`, -1 where there is none; the children of -1 are the root's."""
+    """Return the child of `node` with `token`, or -1; node -1 is the root."""
     for child in range(node + 1, len(parents)):
         if parents[child] == node and tokens[child] == token:
             return child
@@ -104,17 +104,16 @@ def path_to(parents: IntArray, node: int) -> list[int]:
 
 @njit(cache=True)
 def top_nodes(parents: IntArray, score: FloatArray, limit: int, max_depth: int) -> IntArray:
-    """Return the `limit` best nodes of a tree, never a node without its parent, none deeper than `max_depth`.
+    """Return the best `limit` nodes of a tree, no node without its parent, none deeper than `max_depth`.
 
-    Nodes are taken best first among those whose parent is already taken, so the result is prefix-closed, and where
-    scores never rise from parent to child (path probabilities do not) it is exactly the top `limit`. Ties go to the
-    earlier node.
+    Nodes are taken best first among those whose parent is taken, so the result is prefix-closed. If scores never rise
+    from parent to child, as path probabilities do not, it is exactly the top `limit`. Ties go to the earlier node.
 
     Args:
         parents: int32[N].
-        score: float32[N], an estimate that the node's whole path is accepted.
-        limit: how many nodes to keep at most.
-        max_depth: nodes below this depth are left out.
+        score: float32[N], estimated probability that the node's whole path is accepted.
+        limit: nodes at most.
+        max_depth: depth of a node at most.
 
     Returns:
         int32[K], ascending.
@@ -135,7 +134,7 @@ def top_nodes(parents: IntArray, score: FloatArray, limit: int, max_depth: int) 
 
 
 def reindexed_parents(parents: IntArray, kept: IntArray) -> IntArray:
-    """Return the parents, int32[K], of the sub-tree made of the nodes `kept` (ascending and prefix-closed)."""
+    """Return the parents, int32[K], of the sub-tree of the nodes `kept` (ascending and prefix-closed)."""
     new_index = np.full(len(parents) + 1, ROOT, np.int32)
     new_index[kept] = np.arange(len(kept), dtype=np.int32)
     return new_index[parents[kept]]
@@ -143,10 +142,10 @@ def reindexed_parents(parents: IntArray, kept: IntArray) -> IntArray:
 
 @njit(cache=True)
 def best_chain(parents: IntArray, score: FloatArray, longest: int, least: float) -> IntArray:
-    """Return the path down from the root that is worth most as a chain, int32[K], K at most `longest`.
+    """Return the path from the root with the most expected accepted tokens, int32[K], K at most `longest`.
 
-    A path is worth the sum of its nodes' scores, float32[N]: the number of its tokens that are expected to be accepted.
-    They do not rise from parent to child, and nodes below `least` are left out. Ties go to the earlier last node.
+    That is the sum of its nodes' scores, float32[N], which do not rise from parent to child. Nodes with a score below
+    `least` are left out. Ties go to the earlier last node.
     """
     nodes = len(parents)
     worth, depth = np.empty(nodes, np.float64), np.empty(nodes, np.int32)

@@ -1,7 +1,7 @@
-"""From nodes that borrow each other's continuations back to a tree: the most probable paths, up to a number of nodes.
+"""From a merged graph, whose nodes borrow each other's continuations, back to a tree of its most probable paths.
 
-Gong et al., "Graph-Structured Speculative Decoding", section 5.4, except that the tree is cut by the probability of its
-paths and not by breadth. Knows tokens, conditional probabilities and lenders; not how lenders were found.
+Gong et al., "Graph-Structured Speculative Decoding" (ACL Findings 2024), section 5.4, except that the tree is cut by
+path probability and not by breadth. Does not depend on how lenders were found.
 """
 
 from typing import NamedTuple
@@ -10,26 +10,26 @@ import numpy as np
 from numba import njit
 
 from foredraft.graph.dag import NO_LENDER, DraftGraph
-from foredraft.graph.search import pop, sift_up
+from foredraft.graph.search import Queue, new_queue, pop, push
 from foredraft.graph.tree import BoolArray, FloatArray, IntArray
 
 
 class Unmerged(NamedTuple):
-    """A tree in which every node is a copy of a graph's: best first, so parents before children."""
+    """A tree whose nodes are copies of a graph's nodes, best first, so parents before children."""
 
     tokens: IntArray  # int32[N]
     parents: IntArray  # int32[N], -1 for the root
-    score: FloatArray  # float32[N], the product of the conditional probabilities along the path, borrowed ones included
-    origin: IntArray  # int32[N], the node that it is a copy of
-    merged: BoolArray  # bool[N], whether its path went through a loan; where it did not, the path is the origin's own
+    score: FloatArray  # float32[N], path probability, borrowed steps included
+    origin: IntArray  # int32[N], the copied node
+    merged: BoolArray  # bool[N], whether its path contains a borrowed step
 
 
 def unmerge(graph: DraftGraph, limit: int, max_depth: int) -> Unmerged:
     """Return the `limit` most probable paths of a graph as a tree, no node deeper than `max_depth`.
 
-    Borrowed continuations may borrow in their turn, so the tree can be deeper than the graph has levels. A node that
-    borrows is not `merged` itself, as its token was drafted after its own path; what it borrows is. Paths of
-    probability 0 are left out. Which of equal scores comes first, or is left out, is the same every time, and not said.
+    Borrowed continuations may borrow too, so the tree can be deeper than the graph. A node that borrows is not `merged`
+    itself, as its token was drafted after its own path; the nodes it borrows are. Paths of probability 0 are left out.
+    The order of equal scores is deterministic but unspecified.
     """
     size = graph.size
     tokens, parents, lenders = graph.tokens[:size], graph.parents[:size], graph.lenders[:size]
@@ -37,22 +37,20 @@ def unmerge(graph: DraftGraph, limit: int, max_depth: int) -> Unmerged:
 
 
 class _Candidates(NamedTuple):
-    """Paths that may come next, R at most."""
+    """Candidate paths, R at most."""
 
-    node: IntArray  # int32[R], their last node
-    above: IntArray  # int32[R], the written node that they go on from, -1 for the root
-    borrowed: BoolArray  # bool[R], whether the step to `node` is a loan
-    score: FloatArray  # float32[R]
-    heap: IntArray  # int32[R], candidates that wait
-    counts: IntArray  # int32[2], how many were made, and how many wait
+    node: IntArray  # int32[R], the last node
+    above: IntArray  # int32[R], the written node it follows, -1 for the root
+    borrowed: BoolArray  # bool[R], whether the step to `node` is borrowed
+    queue: Queue  # by path probability
 
 
 @njit(cache=True)
 def _sorted_children(parents: IntArray, conditional: FloatArray) -> tuple[IntArray, IntArray]:
-    """Return each node's most probable child, int32[N + 1] with the root's last, and each one's next sibling."""
+    """Return each node's most probable child, int32[N + 1] with the root's last, and each node's next sibling."""
     nodes = len(parents)
     first, following = np.full(nodes + 1, -1, np.int32), np.full(nodes, -1, np.int32)
-    for node in range(nodes - 1, -1, -1):  # backwards, and equals in front, so that they stand in their order
+    for node in range(nodes - 1, -1, -1):  # backwards, so that equal siblings keep their order
         before, after = -1, first[parents[node]]
         while after >= 0 and conditional[after] > conditional[node]:
             before, after = after, following[after]
@@ -66,7 +64,7 @@ def _sorted_children(parents: IntArray, conditional: FloatArray) -> tuple[IntArr
 
 @njit(cache=True)
 def _shadowed(tokens: IntArray, following: IntArray, own: int, node: int) -> bool:
-    """Say whether one of the siblings from `own` on carries the token of `node`."""
+    """Return whether one of the siblings from `own` on has the token of `node`."""
     while own >= 0:
         if tokens[own] == tokens[node]:
             return True
@@ -76,7 +74,7 @@ def _shadowed(tokens: IntArray, following: IntArray, own: int, node: int) -> boo
 
 @njit(cache=True)
 def _left_over(conditional: FloatArray, following: IntArray, own: int) -> np.float32:
-    """Return the probability that the siblings from `own` on leave to other tokens."""
+    """Return 1 minus the probabilities of the siblings from `own` on, at least 0."""
     left = np.float32(1.0)
     while own >= 0:
         left -= conditional[own]
@@ -86,13 +84,9 @@ def _left_over(conditional: FloatArray, following: IntArray, own: int) -> np.flo
 
 @njit(cache=True)
 def _offer(c: _Candidates, node: int, above: int, borrowed: bool, score: np.float32) -> None:
-    if not score > 0:
-        return
-    made, waiting = c.counts[0], c.counts[1]
-    c.node[made], c.above[made], c.borrowed[made], c.score[made] = node, above, borrowed, score
-    c.heap[waiting] = made
-    c.counts[0], c.counts[1] = made + 1, waiting + 1
-    sift_up(c.heap, waiting + 1, c.score)
+    if score > 0:
+        candidate = push(c.queue, score)
+        c.node[candidate], c.above[candidate], c.borrowed[candidate] = node, above, borrowed
 
 
 @njit(cache=True)
@@ -101,29 +95,29 @@ def unroll(
 ) -> tuple[IntArray, IntArray, FloatArray, IntArray, BoolArray]:
     """Return the most probable paths of a tree whose nodes borrow continuations, as the arrays of an `Unmerged`.
 
-    A node is followed by its own children and by its lender's, except those with a token that its own carry; together,
-    own and borrowed ones cannot be more probable than 1, so a borrowed one has at most what the own ones leave over.
-    What a lender borrows, it does not lend. Siblings are offered one after the other, most probable first, so at most
-    three candidates are made for each node written, and a path never waits behind a less probable one.
+    A node is followed by its own children and by its lender's children, except those with a token of its own children.
+    A borrowed child's probability is limited to what the own children leave of 1. A lender does not lend what it
+    borrows. Siblings become candidates one after the other, most probable first, so there are at most three candidates
+    per written node, and a path never waits for a less probable one.
 
     Args:
         tokens: int32[N].
-        parents: int32[N], parents first, -1 for the root; siblings carry different tokens.
-        conditional: float32[N], of each node after its parent, between 0 and 1.
-        lenders: int32[N], whose continuations each node borrows, -1 for nobody's; without cycles.
+        parents: int32[N], parents first, -1 for the root; siblings have different tokens.
+        conditional: float32[N], probability of each node given its parent, 0 to 1.
+        lenders: int32[N], the node whose continuations each node borrows, or -1; acyclic.
         limit: nodes at most.
-        max_depth: no node deeper than this.
+        max_depth: depth of a node at most.
     """
     limit = max(limit, 0)
     room = 3 * limit + 4
     c = _Candidates(
-        np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.bool_), np.empty(room, np.float32),
-        np.empty(room, np.int32), np.zeros(2, np.int32),
+        np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.bool_),
+        new_queue(np.empty(room, np.float32)),
     )  # fmt: skip
     first, following = _sorted_children(parents, conditional)
     origin, above, depth = np.empty(limit, np.int32), np.empty(limit, np.int32), np.empty(limit, np.int32)
     score, merged = np.empty(limit, np.float32), np.empty(limit, np.bool_)
-    count, written, level, total = 0, -1, 0, np.float32(1.0)  # the path just written; at first, the root's
+    count, written, level, total = 0, -1, 0, np.float32(1.0)  # of the last written path; at first, the root
     while True:
         place = -1 if written < 0 else int(origin[written])
         own = int(first[place])
@@ -132,17 +126,16 @@ def unroll(
             _offer(c, own, written, False, total * conditional[own])
         if level < max_depth and lender >= 0:
             _offer_borrowed(c, tokens, conditional, following, int(first[lender]), own, written, total)
-        if c.counts[1] == 0 or count == limit:
+        best = pop(c.queue) if count < limit else -1
+        if best < 0:
             break
-        best = pop(c.heap, c.counts[1], c.score)
-        c.counts[1] -= 1
         written, node, borrowed = count, int(c.node[best]), bool(c.borrowed[best])
         up = int(c.above[best])
-        origin[written], above[written], score[written] = node, up, c.score[best]
+        origin[written], above[written], score[written] = node, up, c.queue.score[best]
         merged[written] = borrowed or (up >= 0 and merged[up])
         depth[written] = 1 if up < 0 else depth[up] + 1
         count += 1
-        level, total = int(depth[written]), c.score[best]
+        level, total = int(depth[written]), score[written]
         before, sibling = np.float32(1.0) if up < 0 else score[up], int(following[node])
         if borrowed:
             own = int(first[-1 if up < 0 else origin[up]])
@@ -160,7 +153,7 @@ def _offer_borrowed(
     c: _Candidates, tokens: IntArray, conditional: FloatArray, following: IntArray, node: int, own: int, above: int,
     total: np.float32,
 ) -> None:  # fmt: skip
-    """Offer the first of the siblings from `node` on that none of the siblings from `own` on shadows."""
+    """Offer the first of the siblings from `node` on whose token none of the siblings from `own` on has."""
     while node >= 0 and _shadowed(tokens, following, own, node):
         node = int(following[node])
     if node >= 0:

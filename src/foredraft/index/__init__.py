@@ -1,1 +1,1 @@
-"""What foredraft knows about text, as sorted arrays: tables, learned counts and the searches over them. No torch."""
+"""Text statistics as sorted arrays: tables, learned counts, datastores and searches in them. Does not import torch."""

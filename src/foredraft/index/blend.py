@@ -1,10 +1,10 @@
-"""Blending: the most probable paths by all sources that are cheap to ask, in one best-first search.
+"""Blending: a best-first search for the most probable paths by all cheap sources together.
 
-After each node of the draft every source lists what may follow, in cells (index/sources.py). A cell's chance is the
-share of its candidates that the target chose, counted wherever the target came to choose among them. The chances of the
-sources that know a context are mixed in the logistic domain, by weights that are learned with each choice (Mahoney,
-"Adaptive Weighing of Context Models for Lossless Data Compression", 2005), and a path's score is the product of such
-chances. Knows arrays; not where texts and rows come from, nor how many nodes are worth verifying.
+After each node of the draft every source lists candidates, each in a cell of the source (index/sources.py). A cell's
+probability is the share of its candidates that the target chose, counted where the target chose among them. The
+probabilities of all sources that know the context are mixed in the logistic domain, by weights learned online (Mahoney,
+"Adaptive Weighing of Context Models for Lossless Data Compression", 2005). A path's score is the product of the mixed
+probabilities. Does not depend on where texts and rows come from, nor on how many nodes are worth verifying.
 """
 
 from importlib import resources
@@ -13,43 +13,44 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from foredraft.graph.search import pop, sift_up
+from foredraft.graph.search import new_queue, pop, push
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.index.own_words import I64, U8, fill_context, learn_rows
 from foredraft.index.recent_text import append
 from foredraft.index.sources import (
     ABSENT,
+    CURSORS,
     LONGEST,
-    MARKS,
     SOURCES,
     UNLISTED,
     Sources,
     empty_list,
     list_all,
-    root_mark,
+    root_cursors,
 )
 
 CELLS = 128
-"""Of a source, more than any has."""
-_MOST_SEEN = np.float32(1000.0)  # candidates of a cell, beyond which older ones count for less
-_STEP = np.float32(0.01)  # of the weights, along the gradient; our choice, as the others
-_LEAST_SHARE = np.float32(0.002)  # of hits, and of misses, so that logarithms stay finite
-_CANDIDATES = 32  # that there is room for, for each node of the draft; further ones are dropped
+"""Room for the cells of a source; the largest source has 109."""
+# chosen
+_MOST_SEEN = np.float32(1000.0)  # candidates of a cell, after which older ones fade
+_STEP = np.float32(0.01)  # learning rate of the weights
+_LEAST_SHARE = np.float32(0.002)  # least share of hits, and of misses, so that logits stay finite
+_CANDIDATES = 32  # room per node of the draft; further candidates are dropped
 
 
 # --- rates
 
 
 class Rates(NamedTuple):
-    """What was counted."""
+    """The counts of all cells, and the mixing weights."""
 
-    hits: FloatArray  # float32[7, 128], candidates of a source's cell that the target chose
-    seen: FloatArray  # float32[7, 128], candidates of the cell among which it chose
-    weights: FloatArray  # float32[128, 8], by the set of sources that know a context, as bits; the last is a constant
+    hits: FloatArray  # float32[7, 128], by source and cell: candidates that the target chose
+    seen: FloatArray  # float32[7, 128], candidates among which the target chose
+    weights: FloatArray  # float32[128, 8], by the set of sources that know a context, as bits; the last is the bias
 
 
 def flat_rates() -> Rates:
-    """Return the rates of somebody who has seen nothing."""
+    """Return uninformed rates: 0.4 in every cell with the weight of 2 candidates, and equal weights of 0.45; chosen."""
     return Rates(
         np.full((SOURCES, CELLS), 0.4, np.float32), np.full((SOURCES, CELLS), 2.0, np.float32),
         np.repeat(np.array([[0.45] * SOURCES + [0.0]], np.float32), 1 << SOURCES, axis=0),
@@ -65,7 +66,7 @@ def prior_rates(*, sampled: bool) -> Rates:
 
 @njit(cache=True, error_model="numpy")
 def chance(rates: Rates, cells: U8, known: int) -> float:
-    """Return a candidate's chance by its cells, uint8[7]; `known` is the set of sources that know the context."""
+    """Return a candidate's probability by its cells, uint8[7]; `known` are the sources with the context, as bits."""
     total = rates.weights[known, SOURCES]
     for source in range(SOURCES):
         cell = cells[source]
@@ -77,7 +78,7 @@ def chance(rates: Rates, cells: U8, known: int) -> float:
 
 @njit(cache=True, error_model="numpy")
 def credit(rates: Rates, cells: U8, known: int, chosen: bool) -> None:
-    """Count a candidate among which the target chose, and whether it chose this one."""
+    """Count a candidate among which the target chose, `chosen` or not, and update the weights."""
     error = np.float32(chosen) - np.float32(chance(rates, cells, known))
     rates.weights[known, SOURCES] += _STEP * error
     for source in range(SOURCES):
@@ -97,73 +98,65 @@ def credit(rates: Rates, cells: U8, known: int, chosen: bool) -> None:
 
 
 class Nodes(NamedTuple):
-    """Nodes of a draft, or candidates for one: N at most."""
+    """Nodes of a draft, or candidates, N at most."""
 
     tokens: IntArray  # int32[N]
     parents: IntArray  # int32[N]
     score: FloatArray  # float32[N]
-    cells: U8  # uint8[N, 7], what each source says
+    cells: U8  # uint8[N, 7], the cell in each source
     known: IntArray  # int32[N], the sources that know the context, as bits
-    marks: IntArray  # int32[N, 7], see `Listed`
+    cursors: IntArray  # int32[N, 7], see `Listed`
 
 
 @njit(cache=True)
 def room_for(count: int) -> Nodes:
-    """Return room for so many nodes."""
+    """Return room for `count` nodes."""
     return Nodes(
         np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.float32),
-        np.empty((count, SOURCES), np.uint8), np.empty(count, np.int32), np.empty((count, MARKS), np.int32),
+        np.empty((count, SOURCES), np.uint8), np.empty(count, np.int32), np.empty((count, CURSORS), np.int32),
     )  # fmt: skip
 
 
 @njit(cache=True)
-def _copy(source: Nodes, i: int, target: Nodes, j: int) -> None:
-    target.tokens[j], target.parents[j], target.score[j] = source.tokens[i], source.parents[i], source.score[i]
-    target.cells[j], target.known[j], target.marks[j] = source.cells[i], source.known[i], source.marks[i]
-
-
-@njit(cache=True)
 def blend(sources: Sources, rates: Rates, nodes: Nodes, ids: I64, size: tuple[int, int, int]) -> int:
-    """Draft the most probable paths into `nodes`, best first; return how many there are.
+    """Draft the most probable paths into `nodes`, best first; return their number.
 
     Args:
-        sources: what is asked.
-        rates: what its answers are worth.
+        sources: list the candidates.
+        rates: give their probabilities.
         nodes: room for the draft.
         ids: int64[n], the text, or its last `LONGEST` tokens; the root is the last one.
-        size: nodes at most; no node deeper than; no token at or above.
+        size: most nodes, greatest depth, and vocabulary.
     """
     most, deepest, vocabulary = size
     waiting, listed, context = room_for((most + 2) * _CANDIDATES), empty_list(), np.empty(LONGEST, np.int64)
-    heap, depths = np.empty(len(waiting.tokens), np.int32), np.empty(most, np.int32)
-    count, made, size_of_heap, node, depth, above = 0, 0, 0, -1, 0, np.float32(1)
-    mark = root_mark(sources)
+    queue, depths = new_queue(waiting.score), np.empty(most, np.int32)
+    count, node, depth, above = 0, -1, 0, np.float32(1)
+    cursors = root_cursors(sources)
     while True:
         if depth < deepest:
             fill_context(context, nodes.tokens, nodes.parents, node, ids)
-            known = list_all(sources, context, mark, depth, listed)
+            known = list_all(sources, context, cursors, depth, listed)
             for i in range(listed.made[0]):
-                if made == len(heap) or not 0 <= listed.tokens[i] < vocabulary:
+                if queue.counts[0] == len(waiting.tokens) or not 0 <= listed.tokens[i] < vocabulary:
                     continue
-                waiting.tokens[made], waiting.parents[made] = listed.tokens[i], node
-                waiting.score[made] = above * np.float32(chance(rates, listed.cells[i], known))
-                waiting.cells[made], waiting.known[made] = listed.cells[i], known
-                waiting.marks[made] = listed.marks[i]
-                heap[size_of_heap] = made
-                made, size_of_heap = made + 1, size_of_heap + 1
-                sift_up(heap, size_of_heap, waiting.score)
-        if count == most or size_of_heap == 0:
+                at = push(queue, above * np.float32(chance(rates, listed.cells[i], known)))
+                waiting.tokens[at], waiting.parents[at] = listed.tokens[i], node
+                waiting.cells[at], waiting.known[at] = listed.cells[i], known
+                waiting.cursors[at] = listed.cursors[i]
+        best = pop(queue) if count < most else -1
+        if best < 0:
             return count
-        best = pop(heap, size_of_heap, waiting.score)
-        size_of_heap, node, count = size_of_heap - 1, count, count + 1
-        _copy(waiting, best, nodes, node)
-        parent, above, mark = nodes.parents[node], nodes.score[node], nodes.marks[node]
+        node, count = count, count + 1
+        parent, above, cursors = waiting.parents[best], waiting.score[best], waiting.cursors[best]
+        nodes.tokens[node], nodes.parents[node], nodes.score[node] = waiting.tokens[best], parent, above
+        nodes.cells[node], nodes.known[node], nodes.cursors[node] = waiting.cells[best], waiting.known[best], cursors
         depth = depths[node] = 1 if parent < 0 else depths[parent] + 1
 
 
 @njit(cache=True)
 def main_source(rates: Rates, cells: U8) -> int:
-    """Return the source that gives a node the highest chance by itself."""
+    """Return the source whose cell gives a node the highest probability."""
     found, most = 0, np.float32(-1)
     for source in range(SOURCES):
         cell = cells[source]
@@ -174,7 +167,7 @@ def main_source(rates: Rates, cells: U8) -> int:
 
 @njit(cache=True)
 def learn_choices(rates: Rates, nodes: Nodes, count: int, written: I64) -> None:
-    """Count the first `count` nodes, as far as the target chose among them: `written`, int64[k], is what it wrote."""
+    """Count those of the first `count` nodes among which the target chose; `written`, int64[k], are its tokens."""
     depths = np.full(count, -1, np.int64)  # of the nodes on the written path
     for node in range(count):
         parent = nodes.parents[node]
@@ -187,38 +180,38 @@ def learn_choices(rates: Rates, nodes: Nodes, count: int, written: I64) -> None:
         credit(rates, nodes.cells[node], nodes.known[node], chosen)
 
 
-class Told(NamedTuple):
-    """What the target says next, after rows of a verified draft."""
+class TopTokens(NamedTuple):
+    """The target's most probable tokens after rows of a verified draft."""
 
     tokens: IntArray  # int32[N], the draft's
     parents: IntArray  # int32[N]
     rows: IntArray  # int32[S], 0 for the root, i + 1 for node i
-    top: IntArray  # int32[S, K], the most probable tokens, falling
+    best: IntArray  # int32[S, K], tokens by descending probability
     chances: FloatArray  # float32[S, K], their probabilities
 
 
 _NONE = np.zeros(0, np.int32)
-NOTHING_TOLD = Told(_NONE, _NONE, _NONE, np.zeros((0, 1), np.int32), np.zeros((0, 1), np.float32))
+NO_TOP_TOKENS = TopTokens(_NONE, _NONE, _NONE, np.zeros((0, 1), np.int32), np.zeros((0, 1), np.float32))
 
 
 @njit(cache=True)
 def advance(
-    sources: Sources, rates: Rates, nodes: Nodes, ids: I64, last: tuple[int, int, int], told: Told,
+    sources: Sources, rates: Rates, nodes: Nodes, ids: I64, last: tuple[int, int, int], top: TopTokens,
     size: tuple[int, int, int], learns: bool,
 ) -> tuple[IntArray, IntArray, FloatArray, U8]:  # fmt: skip
-    """Learn what became of the last draft, read what was written, and draft after it, in one compiled call.
+    """Learn from the last draft, read the new tokens, and draft, in one compiled call.
 
-    One call, as handing arrays to compiled code takes 40 microseconds where a pass has emptied the caches.
+    It is one call because passing arrays to compiled code takes 40 microseconds when a pass has evicted the caches.
 
     Args:
-        sources: what is asked; words and the text itself are learned.
-        rates: likewise.
-        nodes: the last draft, which the next one replaces.
+        sources: list the candidates; `words` and `own` are updated.
+        rates: give their probabilities; updated.
+        nodes: the last draft, replaced by the next one.
         ids: int64[n], the sequence.
-        last: the last draft's nodes, the length of the sequence then, and how much of it the text has.
-        told: of the last draft.
-        size: see `blend`; no node drafts nothing.
-        learns: whether anything is learned.
+        last: nodes of the last draft, length of the sequence then, and tokens that `sources.own` has.
+        top: of the last draft.
+        size: see `blend`; with 0 nodes nothing is drafted.
+        learns: whether to learn.
 
     Returns:
         The draft: tokens int32[N], parents int32[N], score float32[N], source uint8[N].
@@ -226,7 +219,7 @@ def advance(
     count, at, read = last
     if learns:
         learn_choices(rates, nodes, count, ids[at:])
-        learn_rows(sources.words, told.tokens, told.parents, ids[:at], told.rows, told.top, told.chances)
+        learn_rows(sources.words, top.tokens, top.parents, ids[:at], top.rows, top.best, top.chances)
         append(sources.own, ids[read:])
     made = blend(sources, rates, nodes, ids, size) if size[0] > 0 else 0
     source = np.empty(made, np.uint8)

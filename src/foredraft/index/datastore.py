@@ -1,8 +1,8 @@
-"""The datastore: a folder of immutable sorted segments and a manifest that says which of them count.
+"""The datastore: a folder of immutable sorted segments and a manifest that lists the valid ones.
 
-A segment is a container (index/storage.py) with a text and its suffix array (index/suffix_array.py). The manifest is
-written last and renamed into place, so a reader sees the store before a change or after it. Knows files and arrays;
-not where the text comes from, how it is searched, or what is drafted. Laid out in docs/reference/formats.md.
+A segment is a container (index/storage.py) of a text and its suffix array (index/suffix_array.py). The manifest is
+written last and renamed into place, so a reader sees the store before or after a change. Does not depend on where the
+text comes from, nor on searches. The format is in docs/reference/formats.md.
 """
 
 import hashlib
@@ -39,26 +39,26 @@ _SEGMENT_NAME = re.compile(r"[0-9a-f]{16}")
 _REMEDY = "Build a store for this model: foredraft index build INPUT... --model MODEL --out FOLDER"
 
 Progress = Callable[[str, int, int], None]
-"""Told a phase (``sorting`` or ``writing``), and how many of how many tokens are done."""
+"""Called with a phase (``sorting`` or ``writing``), the tokens done, and all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
-    """A line of the manifest."""
+    """A segment in the manifest."""
 
     name: str  # the first 16 hex digits of the SHA-256 of its symbols; its file is `<name>.segment`
-    tokens: int  # of its documents
-    documents: int  # how many
-    bytes: int  # size of its file
+    tokens: int  # without separators
+    documents: int
+    bytes: int  # of its file
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a store consists of."""
+    """The contents of a store."""
 
-    tokenizer_hash: str  # of the tokenizer whose ids the segments hold
-    vocabulary: int  # number of token ids; the separator after each document is this number
-    segments: tuple[SegmentEntry, ...]  # in the order in which they were added
+    tokenizer_hash: str  # of the tokenizer that made the ids
+    vocabulary: int  # number of token ids, and the separator after each document
+    segments: tuple[SegmentEntry, ...]  # in the order added
 
     @property
     def tokens(self) -> int:
@@ -72,12 +72,12 @@ class Datastore:
 
     folder: Path
     manifest: Manifest
-    segments: tuple[SuffixArrays, ...]  # mapped into memory, in the manifest's order
-    version: tuple[int, int, int]  # changes whenever the manifest does
+    segments: tuple[SuffixArrays, ...]  # memory-mapped, in the manifest's order
+    version: tuple[int, int, int]  # see `manifest_version`
 
 
 def segment_path(folder: Path, name: str) -> Path:
-    """Return the file of a segment."""
+    """Return the path of a segment."""
     return folder / (name + SEGMENT_SUFFIX)
 
 
@@ -87,11 +87,11 @@ def segment_path(folder: Path, name: str) -> Path:
 def open_datastore(
     folder: str | os.PathLike[str], tokenizer_hash: str | None = None, vocabulary: int | None = None
 ) -> Datastore:
-    """Map a store into memory. Takes milliseconds whatever the size; checksums are left to `check_datastore`.
+    """Map a store into memory, in milliseconds whatever its size. Only `check_datastore` verifies its checksums.
 
     Raises:
-        StoreError: missing, of another version, tokenizer (None or "" takes any) or larger vocabulary (None likewise),
-            or damaged where opening can tell.
+        StoreError: the store is missing, visibly damaged, or of another version or tokenizer (None or "" accepts any),
+            or its vocabulary exceeds `vocabulary` (None accepts any).
     """
     folder = Path(folder)
     for _ in range(3):
@@ -103,13 +103,13 @@ def open_datastore(
         except StoreError:
             if manifest_version(folder) == version:
                 raise
-            continue  # the store was changed while it was opened, and what the old manifest lists may be gone
+            continue  # the store changed meanwhile, so files of the old manifest may be gone
         return Datastore(folder, manifest, segments, version)
     raise StoreError(f"The store {folder} keeps changing while it is opened. Try again when nothing writes to it.")
 
 
 def manifest_version(folder: Path) -> tuple[int, int, int]:
-    """Return something that changes whenever the manifest does; zeros where there is none."""
+    """Return a value that changes with the manifest: its modification time, inode and size; zeros without one."""
     try:
         status = (folder / MANIFEST).stat()
     except OSError:
@@ -118,7 +118,7 @@ def manifest_version(folder: Path) -> tuple[int, int, int]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and verify the manifest; raises StoreError where it is missing, damaged, or of another version."""
+    """Read and verify the manifest; raises StoreError if it is missing, damaged, or of another version."""
     path = folder / MANIFEST
     try:
         fields = json.loads(path.read_bytes())
@@ -149,7 +149,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """Return the manifest as it is written."""
+    """Return the serialised manifest."""
     fields = {"format": _FORMAT, "version": FORMAT_VERSION, "byte_order": "little", **asdict(manifest)}
     return json.dumps(fields | {"crc32": _manifest_crc(fields)}, indent=1).encode() + b"\n"
 
@@ -159,7 +159,7 @@ def _manifest_crc(fields: Mapping[str, Any]) -> int:
 
 
 def open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry, *, check: bool = False) -> SuffixArrays:
-    """Map a segment into memory, and `check` its checksums; raises StoreError where it is not as the manifest says."""
+    """Map a segment into memory, and `check` its checksums; raises StoreError if it contradicts the manifest."""
     path, vocabulary = segment_path(folder, entry.name), manifest.vocabulary
     if not path.exists():
         raise damaged("store", folder, f"its segment {entry.name} is missing")
@@ -178,20 +178,20 @@ def open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry, *, check
 
 
 def check_datastore(folder: str | os.PathLike[str]) -> Iterator[SegmentEntry]:
-    """Verify a store, and yield each segment that is sound; raises StoreError at the first thing that is not.
+    """Verify all checksums and the order of all suffixes; yield each sound segment, raise StoreError for another.
 
-    Every checksum, and the order of all suffixes, which takes 8 bytes of memory a token.
+    Takes 8 bytes of memory per token.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
     for entry in manifest.segments:
         text = open_segment(folder, manifest, entry, check=True)
         if segment_path(folder, entry.name).stat().st_size != entry.bytes:
-            raise damaged("store", folder, f"its segment {entry.name} has not the size that {MANIFEST} says")
+            raise damaged("store", folder, f"its segment {entry.name} differs in size from {MANIFEST}")
         if segment_name([text.symbols]) != entry.name:
-            raise damaged("store", folder, f"the text of its segment {entry.name} is another")
+            raise damaged("store", folder, f"the text of its segment {entry.name} does not match its name")
         if text.symbols[-1] != manifest.vocabulary or not first_matches(text):
-            raise damaged("store", folder, f"the text of its segment {entry.name} and its first tokens do not match")
+            raise damaged("store", folder, f"the text and the array 'first' of its segment {entry.name} do not match")
         if not is_sorted(text):
             raise damaged("store", folder, f"the suffixes of its segment {entry.name} are out of order")
         yield entry
@@ -211,30 +211,30 @@ def segment_name(texts: Sequence[Symbols]) -> str:
 def write_segment(
     folder: Path, texts: Sequence[Symbols], *, tokenizer_hash: str, vocabulary: int, progress: Progress | None = None
 ) -> SegmentEntry:
-    """Sort texts as one and write them as a segment file, which is part of no store until a manifest lists it.
+    """Sort texts and write them as one segment file, which belongs to a store only once a manifest lists it.
 
-    The file depends on the texts alone. Memory: 12 bytes a token for vocabularies of 255 to 65,535; 18 beyond.
+    The file depends on the texts alone. Memory: 12 bytes per token for vocabularies of 255 to 65,535; 18 above.
 
     Args:
-        folder: where the file goes.
-        texts: documents, each followed by the separator `vocabulary`; best memory-mapped, as each is read in turn.
-        tokenizer_hash: of the tokenizer whose ids they are.
-        vocabulary: no token reaches it.
-        progress: told the phase and how far it is.
+        folder: of the file.
+        texts: documents, each followed by the separator `vocabulary`; read one after the other, best memory-mapped.
+        tokenizer_hash: of the tokenizer that made the ids.
+        vocabulary: number of token ids.
+        progress: called with the phase and the tokens done.
 
     Raises:
-        UsageError: there is no token, one past the vocabulary, or a text that does not end in the separator.
-        StoreError: the folder cannot be written to, or the disk is full.
+        UsageError: there is no token, a token above the vocabulary, or a text that does not end in the separator.
+        StoreError: the folder is not writable, or the disk is full.
     """
-    tell = progress or (lambda *_: None)
+    report = progress or (lambda *_: None)
     if any(len(text) and int(text[-1]) != vocabulary for text in texts):
         raise UsageError("A text for a segment must end in the separator, so that no continuation crosses its end.")
     length = sum(map(len, texts))
-    tell("sorting", 0, length)
+    report("sorting", 0, length)
     suffixes, first = sorted_suffixes(texts, vocabulary)
     if not len(suffixes):
         raise UsageError("The inputs hold no text, so there is nothing to store. Give files with text in them.")
-    tell("sorting", length, length)
+    report("sorting", length, length)
     name = segment_name(texts)
     path = segment_path(folder, name)
     dtype = np.int32 if length <= np.iinfo(np.int32).max else np.int64
@@ -245,6 +245,6 @@ def write_segment(
             writer.append("symbols", piece)
         for places in pieces([suffixes]):
             writer.append("suffixes", places.astype(dtype, copy=False))
-            tell("writing", writer.length("suffixes"), len(suffixes))
+            report("writing", writer.length("suffixes"), len(suffixes))
         writer.append("first", first)
     return SegmentEntry(name, len(suffixes), length - len(suffixes), path.stat().st_size)

@@ -1,6 +1,6 @@
-"""Changes to a datastore: one writer at a time, new files first, the manifest last, what is left over reclaimed.
+"""Changes to a datastore: one writer at a time; new files are written first and the manifest last.
 
-Knows the folder and the manifest; segments are written by index/datastore.py.
+Does not depend on the format of segments (index/datastore.py).
 """
 
 import contextlib
@@ -35,21 +35,21 @@ LOCK = "datastore.lock"
 
 
 class DatastoreWriter:
-    """Holds a store's lock while segments are added to it, merged or removed.
+    """Holds a store's lock while segments are added, merged or removed.
 
-    Nothing that is done counts before `commit`, which writes the manifest and then removes the files that it does not
-    list. A process that is killed leaves the store as it was, and files that the next `commit` removes.
+    Changes take effect at `commit`, which writes the manifest and then removes the files that it does not list. A
+    killed process leaves the store unchanged, and files that the next `commit` removes.
 
     Attributes:
-        folder: the store; made if it does not exist and `create` says so.
-        manifest: the store as it will be.
+        folder: the store; created if missing and `create` is set.
+        manifest: the store after `commit`.
 
     Args:
         folder: as above.
-        tokenizer_hash: what the segments' ids belong to; None takes the store's.
-        vocabulary: likewise.
+        tokenizer_hash: of the tokenizer that made the ids; None takes the store's.
+        vocabulary: of that tokenizer; None takes the store's.
         create: begin an empty store; otherwise the store must exist.
-        overwrite: with `create`, forget the segments of a store that exists; otherwise that is refused.
+        overwrite: with `create`, drop the segments of an existing store; otherwise an existing store is refused.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class DatastoreWriter:
         self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Take the lock and read the manifest; raises StoreError where that is not to be had."""
+        """Take the lock and read the manifest; raises StoreError if either fails."""
         if self._create:
             self._make_folder()
         else:
-            read_manifest(self.folder)  # refuses what is no store before a lock file is put there
+            read_manifest(self.folder)  # raises for a folder that is not a store, before a lock file is created there
         with contextlib.ExitStack() as held:
             held.enter_context(write_lock(self.folder / LOCK, self.folder))
             if not self._create:
@@ -89,7 +89,7 @@ class DatastoreWriter:
     def _make_folder(self) -> None:
         if self.folder.exists() and not self.folder.is_dir():
             raise StoreError(f"{self.folder} is a file. Give the name of a folder.")
-        foreign = sorted(path.name for path in self.folder.glob("*") if not _is_ours(path.name))
+        foreign = sorted(path.name for path in self.folder.glob("*") if not _is_store_file(path.name))
         if foreign:
             raise StoreError(f"{self.folder} holds other things ({foreign[0]}). Give an empty folder, or a new name.")
         try:
@@ -100,10 +100,10 @@ class DatastoreWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the lock back, and remove what was not committed to a new store."""
+        """Release the lock, and remove the files of a new store that was not committed."""
         with self._held:
             if not (self.folder / MANIFEST).exists():
-                _remove(path for path in self.folder.glob("*") if path.name != LOCK and _is_ours(path.name))
+                _remove(path for path in self.folder.glob("*") if path.name != LOCK and _is_store_file(path.name))
 
     def add(self, texts: Sequence[Symbols], progress: Progress | None = None) -> SegmentEntry:
         """Sort texts into a new segment; raises what `write_segment` and `adopt` do."""
@@ -116,21 +116,21 @@ class DatastoreWriter:
         )
 
     def holds(self, texts: Sequence[Symbols]) -> bool:
-        """Return whether a segment of the store was made of these very texts."""
+        """Return whether the store has a segment of exactly these texts."""
         return segment_name(texts) in self._names()
 
     def _names(self) -> list[str]:
         return [entry.name for entry in self.manifest.segments]
 
     def adopt(self, entry: SegmentEntry) -> SegmentEntry:
-        """Count in a segment whose file is in the folder; raises UsageError where the store holds its text already."""
+        """Add a segment whose file is in the folder; raises UsageError if the store holds its text already."""
         if entry.name in self._names():
             raise UsageError(f"The store {self.folder} holds this text already, as segment {entry.name}.")
         self._set_segments((*self.manifest.segments, entry))
         return entry
 
     def remove(self, name: str) -> SegmentEntry:
-        """Take a segment out. Raises UsageError: there is none of that name."""
+        """Remove a segment; raises UsageError for an unknown name."""
         names = self._names()
         if name not in names:
             raise UsageError(
@@ -141,9 +141,9 @@ class DatastoreWriter:
         return removed
 
     def merge(self, most_tokens: int, progress: Progress | None = None) -> int:
-        """Sort neighbouring segments together, as many as stay within `most_tokens`; return how many there are fewer.
+        """Merge neighbouring segments up to `most_tokens` each; return by how many segments the store shrank.
 
-        Raises StoreError where a segment cannot be read or written.
+        Raises StoreError if a segment cannot be read or written.
         """
         before = self.manifest.segments
         merged: list[SegmentEntry] = []
@@ -154,7 +154,7 @@ class DatastoreWriter:
         return len(before) - len(merged)
 
     def commit(self) -> Manifest:
-        """Make the changes count, and remove files that no longer do; a StoreError leaves the store as it was."""
+        """Apply the changes and remove unlisted files; a StoreError leaves the store unchanged."""
         try:
             write_file(self.folder / MANIFEST, manifest_bytes(self.manifest))
         except OSError as error:
@@ -167,13 +167,13 @@ class DatastoreWriter:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Return the files of a store that its manifest does not list: a killed writer's. Raises as `read_manifest`."""
+    """Return the files that a killed writer left and the manifest does not list. Raises what `read_manifest` does."""
     kept = {MANIFEST, LOCK, *(segment_path(folder, entry.name).name for entry in read_manifest(folder).segments)}
-    return sorted(path for path in folder.iterdir() if _is_ours(path.name) and path.name not in kept)
+    return sorted(path for path in folder.iterdir() if _is_store_file(path.name) and path.name not in kept)
 
 
-def _is_ours(name: str) -> bool:
-    """Return whether a file or folder is one that foredraft makes in a store."""
+def _is_store_file(name: str) -> bool:
+    """Return whether foredraft creates files or folders of this name in a store."""
     return name in (MANIFEST, LOCK) or name.endswith(
         (SEGMENT_SUFFIX, SEGMENT_SUFFIX + BUILDING_SUFFIX, TEMPORARY_SUFFIX)
     )
@@ -184,5 +184,5 @@ def _remove(paths: Iterable[Path]) -> None:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            with contextlib.suppress(OSError):  # Windows keeps a file that is mapped; the next commit tries again
+            with contextlib.suppress(OSError):  # Windows keeps mapped files; the next commit tries again
                 path.unlink(missing_ok=True)

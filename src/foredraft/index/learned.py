@@ -1,6 +1,6 @@
-"""What a sequence has taught since it began: successors of pairs and of single tokens, with weights that fade.
+"""Successors of pairs and of single tokens learned from a sequence, with fading weights, in a hash table.
 
-A hash table in flat arrays. Knows counts, and what a verdict tells; not the static table, nor how drafts are searched.
+Does not depend on the static table, nor on the search.
 """
 
 from typing import NamedTuple
@@ -13,31 +13,32 @@ from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.index.recent_text import I64, pair_key, slot_of
 
 ROW_WIDTH = 12
-"""Successors remembered per context; a new one takes the place of the weakest. Our choice, as the others."""
+"""Successors per context; a new one replaces the weakest; chosen."""
 FIRST_SLOTS = 1 << 12
+"""Slots of a new table; chosen."""
 MOST_SLOTS = 1 << 17
-"""The table stops growing here (about 13 MB) and forgets the contexts that it met longest ago."""
+"""Slots of the largest table, about 13 MB; then the contexts seen longest ago are dropped; chosen."""
 
 STRETCH = MOST_SLOTS // 8
-"""A long text is learned in stretches of this many tokens, each of which the table has room for."""
+"""Tokens of a long text learned at once; the table has room for them."""
 NO_TOKEN = -1
-"""The first token of a context that consists of the second alone."""
+"""The first token of a context of a single token."""
 _EMPTY = -1  # key of a free slot
 
 
 class LearnedArrays(NamedTuple):
-    """The hash table, in the form that compiled functions take. S slots, a power of two, at most half of them used."""
+    """The hash table, as arrays for compiled functions. S slots, a power of two, at most half of them used."""
 
     keys: I64  # int64[S], `pair_key(a + 1, b)` for the context (a, b), or -1 where the slot is free
-    tokens: IntArray  # int32[S, 12], successors, in no order
-    weights: FloatArray  # float32[S, 12], theirs; 0 after the last one
-    totals: FloatArray  # float32[S], the weight of all that was learned in the context, including what was displaced
-    met: I64  # int64[S], when the context was last learned in, by `clock`
+    tokens: IntArray  # int32[S, 12], successors, unordered
+    weights: FloatArray  # float32[S, 12], their weights; 0 after the last one
+    totals: FloatArray  # float32[S], total weight learned in the context, replaced successors included
+    met: I64  # int64[S], last use of the context, by `clock`
     clock: I64  # int64[2], learning events so far, and slots in use
 
 
 def empty_learned(slots: int = FIRST_SLOTS) -> LearnedArrays:
-    """Return a table that has learned nothing; `slots` is a power of two."""
+    """Return an empty table; `slots` is a power of two."""
     return LearnedArrays(
         np.full(slots, _EMPTY, np.int64), np.zeros((slots, ROW_WIDTH), np.int32),
         np.zeros((slots, ROW_WIDTH), np.float32), np.zeros(slots, np.float32), np.zeros(slots, np.int64),
@@ -47,14 +48,14 @@ def empty_learned(slots: int = FIRST_SLOTS) -> LearnedArrays:
 
 @njit(cache=True)
 def learned_row(keys: I64, a: int, b: int) -> int:
-    """Return the slot of the context (a, b), or -1 where nothing was learned; `a` is -1 for `b` alone."""
+    """Return the slot of the context (a, b), or -1 if it was not learned; `a` is -1 for `b` alone."""
     slot = slot_of(keys, pair_key(int(a) + 1, b))
     return slot if keys[slot] != _EMPTY else -1
 
 
 @njit(cache=True)
 def _opened(arrays: LearnedArrays, a: int, b: int, keep: float) -> int:
-    """Return the slot of the context (a, b), taken if it was free, with everything in it faded by `keep`."""
+    """Return the slot of the context (a, b), added if new, after multiplying its weights by `keep`."""
     key = pair_key(int(a) + 1, b)
     slot = slot_of(arrays.keys, key)
     if arrays.keys[slot] == _EMPTY:
@@ -73,7 +74,7 @@ def _opened(arrays: LearnedArrays, a: int, b: int, keep: float) -> int:
 
 @njit(cache=True)
 def _add_weight(arrays: LearnedArrays, slot: int, token: int, weight: float, cap: float) -> None:
-    """Add `weight` to a successor in `slot`, which takes the weakest one's place if it is new there."""
+    """Add `weight` to a successor in `slot`; a new one replaces the weakest."""
     place = 0
     for j in range(ROW_WIDTH):
         if arrays.weights[slot, j] == 0 or arrays.tokens[slot, j] == token:
@@ -92,14 +93,14 @@ def _add_weight(arrays: LearnedArrays, slot: int, token: int, weight: float, cap
 def learn(arrays: LearnedArrays, a: int, b: int, token: int, weight: float, keep: float, cap: float) -> None:
     """Add `weight` to `token` after the context (a, b), after multiplying all weights there by `keep`.
 
-    A weight never exceeds `cap`. There must be room: see `with_room`.
+    Weights are limited to `cap`. There must be room: see `with_room`.
     """
     _add_weight(arrays, _opened(arrays, a, b, keep), token, weight, cap)
 
 
 @njit(cache=True)
 def learn_text(arrays: LearnedArrays, ids: I64, start: int, weight: float, keep: float, cap: float) -> None:
-    """Learn every token of `ids` from index `start` on, after its pair and after its predecessor alone."""
+    """Learn every token of `ids` from index `start` on, after the two tokens before it and after the last one alone."""
     for i in range(max(start, 1), len(ids)):
         learn(arrays, NO_TOKEN, ids[i - 1], ids[i], weight, keep, cap)
         if i >= 2:
@@ -118,12 +119,12 @@ def _rehashed(old: LearnedArrays, new: LearnedArrays, oldest: int) -> None:
 
 
 def with_room(arrays: LearnedArrays, contexts: int, most_slots: int = MOST_SLOTS) -> LearnedArrays:
-    """Return a table with what `arrays` learned and room for `contexts` more; `arrays` itself where it has room.
+    """Return a table with the contents of `arrays` and room for `contexts` more; `arrays` itself if it has room.
 
-    The table doubles up to `most_slots`; then the older half of the contexts is forgotten. Callers ask for at most half
-    of `most_slots` at once.
+    The table doubles up to `most_slots`; then the older half of the contexts is dropped. `contexts` is at most half of
+    `most_slots`.
     """
-    assert contexts <= most_slots // 2, "no table of this size could hold them"
+    assert contexts <= most_slots // 2, "no table of this size can hold them"
     used, slots = int(arrays.clock[1]), len(arrays.keys)
     if 2 * (used + contexts) <= slots:
         return arrays
@@ -141,7 +142,7 @@ def with_room(arrays: LearnedArrays, contexts: int, most_slots: int = MOST_SLOTS
 
 
 def read_text(arrays: LearnedArrays, ids: I64, start: int, keep: float) -> LearnedArrays:
-    """Learn every token of `ids`, int64[n], from index `start` on, with weight 1; return the arrays, or larger ones."""
+    """Learn every token of `ids`, int64[n], from index `start` on, with weight 1; return `arrays` or a larger table."""
     for begin in range(start, len(ids), STRETCH):
         end = min(begin + STRETCH, len(ids))
         arrays = with_room(arrays, 2 * (end - begin))
@@ -154,10 +155,10 @@ def learn_distributions(
     arrays: LearnedArrays, tokens: IntArray, parents: IntArray, rows: IntArray, before: int, root: int,
     top_tokens: IntArray, top_probabilities: FloatArray, weight: float, keep: float,
 ) -> None:  # fmt: skip
-    """Learn the target's own distributions after some rows of a draft, as if `weight` observations had followed each.
+    """Learn the target's distributions after some rows of a draft, each with the weight of `weight` observations.
 
     The draft is `tokens` and `parents`, int32[N], after the tokens `before` (or -1) and `root`. `rows`, int32[S], are 0
-    for the root and i + 1 for node i; after each, `top_tokens`, int32[S, K], have `top_probabilities`, float32[S, K].
+    for the root and i + 1 for node i; `top_tokens`, int32[S, K], have probabilities `top_probabilities`, float32[S, K].
     Earlier weights in a context are multiplied by `keep`. There must be room for S more contexts.
     """
     for row in range(len(rows)):
@@ -172,9 +173,9 @@ def learn_distributions(
 
 
 def learn_verdict(arrays: LearnedArrays, verdict: Verdict, ids: TokenIds, weight: float, keep: float) -> LearnedArrays:
-    """Learn the target's own distributions, as far as a verdict tells them; return the arrays, or larger ones.
+    """Learn the target's distributions in a verdict, if any; return `arrays` or a larger table.
 
-    `ids`, int64[n], are the sequence up to the draft's root, `ids[verdict.at]`, or longer; the others are as above.
+    `ids`, int64[n], is the sequence, at least up to the draft's root, `ids[verdict.at]`; see `learn_distributions`.
     """
     draft, top, chances = verdict.draft, verdict.top_tokens, verdict.top_probabilities
     if top is None or chances is None:

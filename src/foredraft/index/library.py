@@ -1,6 +1,6 @@
-"""The texts that are searched: datastores that may grow meanwhile, and what sequences have shared.
+"""The searched texts: datastores, which may grow meanwhile, and texts shared between sequences.
 
-Knows stores and ids; not who searches them, nor for what.
+Does not depend on the searches.
 """
 
 import threading
@@ -19,18 +19,18 @@ from foredraft.index.recent_text import END, RecentText, append, empty_text, wit
 from foredraft.index.suffix_array import SuffixArrays, symbol_dtype
 
 MOST_SHARED = 1 << 22
-"""Tokens of other sequences that are kept; beyond, the older half is forgotten."""
-_MOST_SEGMENTS = 8  # about, of a bounded store: each is searched at every step
-NOTHING_TO_SAVE = 'Only what is shared can be saved: give learn="shared", and a path or memory=PATH.'
+"""Tokens of other sequences kept; then the older half is dropped; chosen."""
+_MOST_SEGMENTS = 8  # approximate, of a bounded store, as each is searched in every step; chosen
+NOTHING_TO_SAVE = 'Only shared texts can be saved: give learn="shared", and a path or memory=PATH.'
 
 
 class Library:
-    """Datastores and shared text; safe to use from several threads.
+    """Datastores and shared text; thread-safe.
 
     Attributes:
-        identity: the tokenizer's hash and the vocabulary that its files are bound to.
-        shared: what sequences have shared.
-        lock: held while any of it changes.
+        identity: tokenizer hash and vocabulary of its files.
+        shared: text shared by sequences.
+        lock: held during changes.
     """
 
     def __init__(self, stores: Iterable[Datastore] = (), *, vocabulary: int = 0, tokenizer_hash: str = "") -> None:
@@ -40,22 +40,22 @@ class Library:
         self.lock = threading.Lock()
 
     def forget(self) -> None:
-        """Forget what was shared and not saved."""
+        """Drop shared text that was not saved."""
         with self.lock:
             self.shared = empty_text()
 
     def open(self, folder: str) -> None:
-        """Add the datastore in `folder` to those that are searched; raises what `open_datastore` does."""
+        """Search the datastore in `folder` too; raises what `open_datastore` does."""
         self._stores = (*self._stores, open_datastore(folder, *self.identity))
 
     def segments(self) -> list[SuffixArrays]:
-        """Return what the stores hold by now."""
+        """Return the current segments of all stores."""
         with self.lock:
             self._stores = tuple(map(_current, self._stores))
             return [text for store in self._stores for text in store.segments]
 
     def share(self, ids: TokenIds) -> None:
-        """Let later sequences find `ids`, int64[n]."""
+        """Add `ids`, int64[n], to the shared text."""
         with self.lock:
             if int(self.shared.length[0]) + len(ids) + 1 > MOST_SHARED:
                 self.shared = _newer_half(self.shared)
@@ -64,15 +64,16 @@ class Library:
             self.shared = text
 
     def save(self, path: str | None, memory: str | None, most_tokens: int | None = None) -> None:
-        """Move what was shared into a datastore, made if it does not exist.
+        """Move the shared text into a datastore, created if missing.
 
         Args:
-            path: its folder; None for `memory`.
-            memory: the folder that is searched from now on if it is new.
-            most_tokens: beyond, the oldest segments are forgotten, and small ones sorted together; None keeps all.
+            path: folder of the datastore; None for `memory`.
+            memory: if saved to for the first time, this folder is searched from now on.
+            most_tokens: size of the datastore, above which the oldest segments are dropped and small ones merged; None
+                keeps all.
 
         Raises:
-            UsageError: no folder is named.
+            UsageError: no folder is given.
             StoreError: the store cannot be written, or belongs to another tokenizer.
         """
         folder = path or memory
@@ -87,7 +88,7 @@ class Library:
             with DatastoreWriter(folder, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, create=new) as writer:
                 separator = writer.manifest.vocabulary
                 symbols = np.where((text == END) | (text >= separator), separator, text).astype(symbol_dtype(separator))
-                if not writer.holds([symbols]):  # the same requests may have been answered before
+                if not writer.holds([symbols]):  # the same texts may have been saved before
                     writer.add([symbols])
                     if most_tokens is not None:
                         _bound(writer, most_tokens)
@@ -100,17 +101,17 @@ class Library:
 def open_library(
     store: str, memory: str | None, default: Callable[[], Path] | None, vocabulary: int, tokenizer_hash: str
 ) -> Library:
-    """Open the texts that a drafter's options name.
+    """Open the texts named by a drafter's options.
 
     Args:
         store: folder of a datastore, "default", or "none".
-        memory: folder of another one, which need not exist yet; None for none.
-        default: makes or finds the default datastore; None where there is none.
-        vocabulary: as `Library` takes it.
-        tokenizer_hash: likewise.
+        memory: folder of another datastore, which need not exist yet, or None.
+        default: builds or finds the default datastore; None if there is none.
+        vocabulary: number of ids the model scores.
+        tokenizer_hash: of the model's tokenizer.
 
     Raises:
-        StoreError: a store that is damaged or belongs to another tokenizer, or a memory that could not be written.
+        StoreError: a store is damaged or belongs to another tokenizer, or the memory is not writable.
     """
     library = Library(vocabulary=vocabulary, tokenizer_hash=tokenizer_hash)
     if store == "default":
@@ -125,19 +126,19 @@ def open_library(
 
 
 def _bound(writer: DatastoreWriter, most_tokens: int) -> None:
-    """Forget the oldest segments beyond `most_tokens`, but never the newest, and merge the small ones that are left."""
+    """Drop the oldest segments above `most_tokens`, but never the newest, and merge small ones."""
     while len(writer.manifest.segments) > 1 and sum(entry.tokens for entry in writer.manifest.segments) > most_tokens:
         writer.remove(writer.manifest.segments[0].name)
     writer.merge(most_tokens // _MOST_SEGMENTS)
 
 
 def _current(store: Datastore) -> Datastore:
-    """Return the store as it is by now; as it was, with a warning, where it cannot be opened any more."""
+    """Return the store reopened if it changed; if that fails, warn and return it unchanged."""
     if manifest_version(store.folder) == store.version:
         return store
     try:
         return open_datastore(store.folder, store.manifest.tokenizer_hash, store.manifest.vocabulary)
-    except StoreError as error:  # what is mapped still serves, and no text should end for it
+    except StoreError as error:  # the mapped files can still be searched
         warnings.warn(f"{error} Until then, drafts come from the store as it was.", ForedraftWarning, stacklevel=2)
         return store
 

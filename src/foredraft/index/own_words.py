@@ -1,9 +1,8 @@
-"""Own words: what the target itself would say next, by the last three, two and one tokens.
+"""Own words: a cache of the target's next-token distributions by the last three, two and one tokens.
 
-After each verified row, accepted or not, the target's most probable tokens are kept under the row's last tokens; the
-newest distribution replaces the older one (as in Token Recycling, Luo et al. 2024, with longer contexts). What a
-tri-gram table counted can be had in the same form. Knows contexts and distributions; not whose they are, nor how
-drafts are made of them.
+After each verified row, accepted or not, the target's most probable tokens are stored under the row's last tokens. The
+newest distribution replaces the older one (as in Token Recycling, Luo et al. 2024, with longer contexts). A tri-gram
+table can be converted to the same form. Does not depend on how drafts are made of the distributions.
 """
 
 from pathlib import Path
@@ -22,26 +21,26 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 TOP = 8
-"""Tokens kept of a distribution, as in Token Recycling."""
+"""Tokens stored per distribution, as in Token Recycling."""
 MOST_SLOTS = 1 << 20
-"""Contexts that are kept of a target's own words, at 52 bytes each; then the ones learned longest ago make room."""
-_WAYS = 8  # slots that a context may be in: one cache line of keys
-_BITS = 21  # of a token in a key
+"""Contexts stored at most, at 52 bytes each; then those learned longest ago are replaced; chosen."""
+_WAYS = 8  # slots of a context: one cache line of keys
+_BITS = 21  # bits of a token in a key
 _KIND = "own-words"
 
 
 class OwnWords(NamedTuple):
-    """The contexts, in the form that compiled functions take. S slots, a power of two, at least 8."""
+    """The cache, as arrays for compiled functions. S slots, a power of two, at least 8."""
 
     keys: I64  # int64[S], see `context_key`; 0 where the slot is free
-    learned: IntArray  # int32[S], when the context was last learned, by `clock`
-    tokens: IntArray  # int32[S, 8], the most probable tokens, falling
-    chances: U8  # uint8[S, 8], their probabilities in parts of 255; 0 after the last
-    clock: I64  # int64[1], distributions learned so far
+    learned: IntArray  # int32[S], last update of the context, by `clock`
+    tokens: IntArray  # int32[S, 8], by descending probability
+    chances: U8  # uint8[S, 8], probabilities times 255; 0 after the last token
+    clock: I64  # int64[1], updates so far
 
 
 def empty_words(slots: int = MOST_SLOTS) -> OwnWords:
-    """Return room for `slots` contexts; the system gives memory to those that are used."""
+    """Return an empty cache of `slots` contexts; unused slots take no memory."""
     return OwnWords(
         np.zeros(slots, np.int64), np.zeros(slots, np.int32), np.zeros((slots, TOP), np.int32),
         np.zeros((slots, TOP), np.uint8), np.zeros(1, np.int64),
@@ -49,12 +48,12 @@ def empty_words(slots: int = MOST_SLOTS) -> OwnWords:
 
 
 NO_WORDS = empty_words(_WAYS)
-"""Stands for words that nobody knows."""
+"""An empty cache that is never written."""
 
 
 @njit(cache=True)
 def context_key(a: Any, b: Any, c: Any) -> int:
-    """Return the key of the context (a, b, c), above 0; a shorter one begins with -1."""
+    """Return the key of the context (a, b, c), above 0; shorter contexts begin with -1."""
     return int((np.int64(a + 1) << (2 * _BITS)) | (np.int64(b + 1) << _BITS) | np.int64(c + 1))
 
 
@@ -76,7 +75,7 @@ def find(words: OwnWords, key: int) -> int:
 
 @njit(cache=True)
 def _slot_for(words: OwnWords, key: int) -> int:
-    """Return the slot of a context, taken from the one learned longest ago if need be, and note that it is learned."""
+    """Return the slot of a context, if needed taken from the one updated longest ago, and mark it as updated."""
     first = _first_slot(words.keys, key)
     taken = first
     for slot in range(first, first + _WAYS):
@@ -92,7 +91,7 @@ def _slot_for(words: OwnWords, key: int) -> int:
 
 @njit(cache=True)
 def _keep(words: OwnWords, key: int, tokens: IntArray, probabilities: FloatArray) -> None:
-    """Keep a distribution: tokens int32[K] and probabilities float32[K], falling."""
+    """Store a distribution: tokens int32[K] and probabilities float32[K], descending."""
     slot = _slot_for(words, key)
     for i in range(TOP):
         kept = i < len(tokens) and probabilities[i] > 0  # false for NaN
@@ -102,9 +101,9 @@ def _keep(words: OwnWords, key: int, tokens: IntArray, probabilities: FloatArray
 
 @njit(cache=True)
 def fill_context(context: I64, tokens: IntArray, parents: IntArray, node: int, ids: I64) -> None:
-    """Write the last tokens down to `node` of a draft after `ids`, -1 for the root, into `context`; -1 before the text.
+    """Fill `context` with the last tokens of the path to `node` (-1 for the root) of a draft after `ids`.
 
-    `tokens` and `parents`, int32[N], are the draft's.
+    `tokens` and `parents`, int32[N], are the draft's. Places before the text get -1.
     """
     back = len(ids) - 1
     for place in range(len(context) - 1, -1, -1):
@@ -121,10 +120,10 @@ def learn_rows(
     words: OwnWords, tokens: IntArray, parents: IntArray, ids: I64, rows: IntArray, top: IntArray,
     chances: FloatArray,
 ) -> None:  # fmt: skip
-    """Keep the distributions after the rows of a verified draft, each under its last three, two and one tokens.
+    """Store the distributions after rows of a verified draft, each under its last three, two and one tokens.
 
     The draft is `tokens` and `parents`, int32[N], after `ids`, int64[n]. `rows`, int32[S], are 0 for the root and i + 1
-    for node i; `top`, int32[S, K], the most probable tokens, falling, and `chances`, float32[S, K], theirs.
+    for node i; `top`, int32[S, K], are tokens by descending probability, and `chances`, float32[S, K], probabilities.
     """
     context = np.empty(3, np.int64)
     for i in range(len(rows)):
@@ -138,7 +137,7 @@ def learn_rows(
 
 
 def words_of_table(table: TableArrays) -> OwnWords:
-    """Return what followed the pairs and the single tokens of a tri-gram table, in the form of a target's words."""
+    """Convert a tri-gram table's successors of pairs and of single tokens to this form."""
     contexts = len(table.second) + int(np.count_nonzero(np.diff(table.unigram_offsets)))
     slots = _WAYS
     while slots < min(contexts * 3 // 2, MOST_SLOTS):
@@ -150,7 +149,7 @@ def words_of_table(table: TableArrays) -> OwnWords:
 
 @njit(cache=True)
 def _take_table(words: OwnWords, table: TableArrays) -> None:
-    """Keep each context's most frequent successors; where a slot has no room, the more frequent contexts."""
+    """Store each context's most frequent successors; if slots are full, the more frequent contexts stay."""
     single, probabilities = table.unigram_offsets, table.probabilities
     for token in range(len(single) - 1):
         if single[token] < single[token + 1]:
@@ -169,7 +168,7 @@ def _take_table(words: OwnWords, table: TableArrays) -> None:
 def _take_row(words: OwnWords, key: int, total: int, tokens: Any, probabilities: Any, low: int, high: int) -> None:
     slot = _first_slot(words.keys, key)
     for other in range(slot, slot + _WAYS):
-        if words.learned[other] < words.learned[slot]:  # here, how often it was seen: 0 where it is free
+        if words.learned[other] < words.learned[slot]:  # here the context's count; 0 if free
             slot = other
     seen = min(total, 0x7FFFFFFF)
     if words.learned[slot] >= seen:
@@ -183,7 +182,7 @@ def _take_row(words: OwnWords, key: int, total: int, tokens: Any, probabilities:
 
 
 def save_words(path: Path, words: OwnWords, tokenizer_hash: str, vocabulary: int) -> None:
-    """Write what was learned to `path`; raises StoreError where that cannot be done, and leaves the old file."""
+    """Write the used slots to `path`, oldest first; on failure raises StoreError and leaves the old file."""
     used = np.flatnonzero(words.keys)
     used = used[np.argsort(words.learned[used])]
     with write_store(path, _KIND, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, overwrite=True) as writer:
@@ -192,7 +191,7 @@ def save_words(path: Path, words: OwnWords, tokenizer_hash: str, vocabulary: int
 
 
 def load_words(path: Path, tokenizer_hash: str) -> OwnWords:
-    """Read what `save_words` wrote; raises StoreError where it is damaged, or learned with another tokenizer."""
+    """Read a file of `save_words`; raises StoreError if it is damaged or belongs to another tokenizer."""
     store = open_store(path, _KIND)
     check_fit(path, (store.tokenizer_hash, 0), tokenizer_hash, None, "Use another memory for this model.")
     words = empty_words()

@@ -1,7 +1,7 @@
-"""A text that grows while it is searched: what a sequence, or every sequence so far, has said.
+"""A text that grows while it is searched: one sequence, or all shared sequences.
 
-Every place is chained to the last place before it that ended in the same two tokens, so that the occurrences of a
-context are met newest first. Knows tokens; not whose they are, nor what is drafted from them.
+Every place links to the last place before it that ends in the same two tokens, so a search visits the occurrences of a
+context newest first. Does not depend on what the occurrences are used for.
 """
 
 from typing import NamedTuple
@@ -15,23 +15,23 @@ from foredraft.graph.tree import IntArray
 I64 = npt.NDArray[np.int64]
 
 END = -1
-"""Stands between two sequences; no token equals it."""
+"""Symbol between two sequences; no token equals it."""
 _VISITS = 8
-"""Places visited for each one that may be returned, before the search gives up on older ones."""
+"""Places visited at most per place to return; chosen."""
 
 
 class RecentText(NamedTuple):
-    """A text and its chains. Changed in place; `with_room` makes a larger one."""
+    """A text and its links. Changed in place; `with_room` makes a larger one."""
 
     symbols: IntArray  # int32[room], tokens and `END`
-    previous: IntArray  # int32[room], for each place, the last one before it that ends in the same two symbols, or -1
-    keys: I64  # int64[2^k], the pairs met, by open addressing; -1 where free
+    previous: IntArray  # int32[room], the last place before each that ends in the same two symbols, or -1
+    keys: I64  # int64[2^k], keys of pairs, by open addressing; -1 where free
     newest: IntArray  # int32[2^k], the last place of each pair
-    length: I64  # int64[1], how many symbols there are
+    length: I64  # int64[1], number of symbols
 
 
 def empty_text(room: int = 1024) -> RecentText:
-    """Return a text without symbols that has room for `room`."""
+    """Return an empty text with room for `room` symbols."""
     slots = 1 << max(4, (2 * room - 1).bit_length())
     return RecentText(
         np.empty(room, np.int32), np.empty(room, np.int32), np.full(slots, -1, np.int64), np.empty(slots, np.int32),
@@ -40,11 +40,11 @@ def empty_text(room: int = 1024) -> RecentText:
 
 
 NO_TEXT = empty_text(1)
-"""Stands for a text that is not searched."""
+"""An empty text that is never written."""
 
 
 def with_room(text: RecentText, more: int) -> RecentText:
-    """Return `text`, or a copy of twice its room or more, that takes `more` symbols."""
+    """Return `text` if it has room for `more` symbols, else a copy of at least twice its size."""
     length = int(text.length[0])
     if length + more <= len(text.symbols):
         return text
@@ -62,9 +62,9 @@ def pair_key(first: int, second: int) -> int:
 
 @njit(cache=True)
 def slot_of(keys: I64, key: int) -> int:
-    """Return the slot that holds `key` among `keys`, int64[2^k] with -1 where free, or the free slot where it goes."""
+    """Return the slot of `key` in `keys`, int64[2^k] with -1 where free, or the free slot where it belongs."""
     mask = len(keys) - 1
-    # multiplicative hashing with xxHash's primes; nothing reaches 2**63, so that interpreted code agrees
+    # multiplicative hashing with xxHash's primes; below 2**63, so interpreted code gives the same
     slot = (((key >> 32) * 0x27D4EB2F ^ (key & 0xFFFFFFFF) * 0x165667B1) >> 20) & mask
     while keys[slot] >= 0 and keys[slot] != key:
         slot = (slot + 1) & mask
@@ -98,10 +98,10 @@ def append(text: RecentText, tokens: I64) -> None:
 
 @njit(cache=True)
 def occurrences(text: RecentText, context: I64, longest: int, most: int) -> tuple[IntArray, IntArray]:
-    """Return where the last two tokens or more of `context`, int64[n], occurred and went on, newest first.
+    """Return where the last two tokens or more of `context`, int64[n], occurred before another token, newest first.
 
     Returns:
-        The place after each match, int32[K], K at most `most`, and how many tokens match there, int32[K], 2 to
+        The place after each match, int32[K], K at most `most`, and the tokens that match there, int32[K], 2 to
         `longest`.
     """
     places, lengths = np.empty(most, np.int32), np.empty(most, np.int32)

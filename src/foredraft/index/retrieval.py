@@ -1,8 +1,8 @@
-"""Retrieval: what followed a context in texts, as rows for blending (`StoredRows`) or as a tree.
+"""Retrieval: the continuations of a context in texts, as rows for blending (`StoredRows`) or as a tree.
 
-He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024), section 3, asks the longest context that occurs
-anywhere; its tree is cut exactly (`best_nodes`), or as its released code does (`published_tree`). Knows sorted and
-recent texts as arrays; not whose they are, nor how likely their answers are.
+He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024), section 3, uses the longest context that occurs
+anywhere. Its tree is cut exactly (`best_nodes`) or as its released code does (`published_tree`). Does not depend on
+where the texts come from.
 """
 
 from collections.abc import Sequence
@@ -18,27 +18,27 @@ from foredraft.index.sources import LONGEST, NO_ROWS, Rows
 from foredraft.index.suffix_array import SuffixArrays, follow
 
 MOST_OCCURRENCES = 5000
-"""What REST's released code counts at most."""
-_ROWS = 96  # of all segments together: reading them takes 0.1 ms a step (docs/results/log.md)
-_REACH = 10  # tokens of a row, as many as `rest` takes; 20 gave nothing more (docs/results/log.md)
-_ESCAPE = 1.5  # occurrences that a context is imagined to have had with something else after it; our choice
+"""Occurrences counted by REST's released code at most."""
+_ROWS = 96  # of all segments together; reading them takes 0.1 ms per step (docs/results/log.md)
+_REACH = 10  # tokens of a row, as in `rest`; 20 gained nothing (docs/results/log.md)
+_ESCAPE = 1.5  # pseudo-count of a context's other continuations; chosen
 
 
 def followers(
     segments: Sequence[SuffixArrays], ranges: I64, recent: Sequence[RecentText], context: I64, shortest: int,
     samples: int, depth: int, *, spread: bool = True,
 ) -> IntArray:  # fmt: skip
-    """Return what followed the longest end of a context that occurs anywhere: int32[R, depth], -1 after a text's end.
+    """Return the continuations of the longest context that occurs anywhere: int32[R, depth], -1 after a text's end.
 
     Args:
         segments: sorted texts, S of them.
-        ranges: int64[S, longest + 1, 2], where the context occurs in each, as `follow` keeps it.
-        recent: other texts; searched for two tokens or more.
+        ranges: int64[S, longest + 1, 2], from `follow`: where the context occurs in each.
+        recent: other texts, searched for at least two tokens.
         context: int64[n].
-        shortest: tokens that must match at least.
+        shortest: least number of matching tokens.
         samples: rows at most.
         depth: tokens of a row.
-        spread: take the rows evenly from all occurrences, the newest of recent texts first; else the first ones.
+        spread: take rows evenly from all occurrences, the newest of recent texts first; else the first rows.
     """
     longest = ranges.shape[1] - 1
     found = [occurrences(text, context, longest, samples) for text in recent]
@@ -73,18 +73,18 @@ def followers(
 def _rows(symbols: npt.NDArray[np.integer], places: I64, depth: int, separator: int) -> IntArray:
     """Return `depth` symbols from each place on, int32[R, depth]; -1 from a separator, -1 or the text's end on."""
     at = places[:, None] + np.arange(depth)
-    inside = (at >= 0) & (at < len(symbols))  # a damaged file may say anything
+    inside = (at >= 0) & (at < len(symbols))  # places in a damaged file may be anything
     tokens = symbols[np.where(inside, at, 0)].astype(np.int64) if len(symbols) else np.zeros(at.shape, np.int64)
     ended = np.logical_or.accumulate(~inside | (tokens < 0) | (tokens >= separator), axis=1)
     return np.where(ended, -1, tokens).astype(np.int32)
 
 
 def best_nodes(rows: IntArray, limit: int, doubt: float) -> tuple[IntArray, IntArray, FloatArray]:
-    """Return the `limit` prefixes of rows, int32[R, D], -1 after a row's end, that are most probable, as a tree.
+    """Return the `limit` most probable prefixes of rows, int32[R, D], -1 after a row's end, as a tree.
 
-    A first token scores its share of the rows. After that, a prefix passes its score on to its continuations by their
-    share of its n rows, times n / (n + doubt): what was seen once is likely to go on otherwise. So no score exceeds
-    that of the prefix extended, and the result is exactly the prefix-closed top `limit`.
+    A first token's score is its share of the rows. A longer prefix with c of its parent's n rows scores c / (n + doubt)
+    times its parent, as prefixes seen rarely are unreliable. So no score exceeds the parent's, and the result is
+    exactly the prefix-closed top `limit`.
 
     Returns:
         tokens int32[N], parents int32[N], and scores float32[N], at most 1.
@@ -94,31 +94,31 @@ def best_nodes(rows: IntArray, limit: int, doubt: float) -> tuple[IntArray, IntA
     first = parents < 0
     score[first] = counts[first] / max(len(rows), 1)
     start = int(first.sum())
-    while start < len(tokens):  # a depth at a time: those whose parents have scores
+    while start < len(tokens):  # one depth after the other: nodes whose parents have scores
         stop = start + int((parents[start:] < start).sum())
         above = parents[start:stop]
         score[start:stop] = score[above] * (counts[start:stop] / (counts[above] + doubt))
         start = stop
-    kept = np.argsort(-score, kind="stable")[:limit]  # of equals the one above comes first
-    place = np.full(len(tokens) + 1, -1, np.int32)  # the last one for the root, which is -1
+    kept = np.argsort(-score, kind="stable")[:limit]  # stable, so parents come first
+    place = np.full(len(tokens) + 1, -1, np.int32)  # the last entry is for the root, -1
     place[kept] = np.arange(len(kept))
     return tokens[kept], place[parents[kept]], score[kept].astype(np.float32)
 
 
 def prefixes(rows: IntArray) -> tuple[IntArray, IntArray, I64]:
-    """Return every distinct prefix of the rows, the short ones first.
+    """Return every distinct prefix of the rows, short ones first.
 
     Args:
         rows: int32[R, D], -1 after a row's end, in any order.
 
     Returns:
-        Of each prefix its last token, int32[P]; the prefix above it, int32[P], -1 for none; and how many rows begin
-        with it, int64[P].
+        For each prefix its last token, int32[P], its parent prefix, int32[P], -1 for none, and the number of rows that
+        begin with it, int64[P].
     """
     rows = rows[np.lexsort(rows.T[::-1])] if len(rows) else rows
     new = np.zeros(len(rows), np.bool_)
     new[:1] = True
-    node = np.full(len(rows), -1, np.int32)  # of each row, its prefix so far
+    node = np.full(len(rows), -1, np.int32)  # the prefix of each row so far
     tokens, parents, counts, made = [rows[:0, 0]], [node[:0]], [np.zeros(0, np.int64)], 0
     for depth in range(rows.shape[1]):
         new[1:] |= rows[1:, depth] != rows[:-1, depth]
@@ -134,22 +134,22 @@ def prefixes(rows: IntArray) -> tuple[IntArray, IntArray, I64]:
 
 
 def published_tree(rows: IntArray, nodes: int, seed: int) -> tuple[IntArray, IntArray, FloatArray]:
-    """Return the tree of the prefixes that REST's released code keeps, for comparison: its cut throws away much.
+    """Return the tree that REST's released code keeps, for comparison; its cut drops many good nodes.
 
-    FasterDecoding/REST, DraftRetriever/src/lib.rs: the first 5,000 occurrences in lexicographic order are counted; the
-    prefixes with the highest counts are chosen, equals in any order; and the deepest of them go until their tokens add
-    up to the budget, where a token counts once for every chosen prefix that holds it.
+    FasterDecoding/REST, DraftRetriever/src/lib.rs: the first 5,000 occurrences in lexicographic order are counted, and
+    the prefixes with the highest counts chosen, equal ones in any order. The deepest are dropped until the number of
+    distinct tokens, summed over the chosen prefixes, is within the budget.
 
     Args:
-        rows: int32[R, D], what followed each occurrence; -1 after a document's end.
-        nodes: the budget; the tree has at most so many.
-        seed: of the order of equals.
+        rows: int32[R, D], the continuation of each occurrence; -1 after a document's end.
+        nodes: the budget, and nodes of the tree at most.
+        seed: of the order of equal counts.
 
     Returns:
-        tokens int32[N], parents int32[N], scores float32[N]: the share of occurrences, which is what it ranks by.
+        tokens int32[N], parents int32[N], scores float32[N]: the share of occurrences, by which it ranks.
     """
     tokens, parents, counts = prefixes(rows)
-    paths: list[list[int]] = []  # the nodes down to each
+    paths: list[list[int]] = []  # to each node
     for node, parent in enumerate(parents.tolist()):
         paths.append([*(paths[parent] if parent >= 0 else ()), node])
     order = np.lexsort((np.random.default_rng(seed).permutation(len(counts)), -counts))[:nodes]
@@ -157,7 +157,7 @@ def published_tree(rows: IntArray, nodes: int, seed: int) -> tuple[IntArray, Int
     different = [len(np.unique(tokens[path])) for path in chosen]
     while sum(different) > nodes:
         different.pop()
-    kept: dict[int, int] = {-1: -1}  # equals may have been chosen without what lies above them, which comes too
+    kept: dict[int, int] = {-1: -1}  # ties may choose a node without its parents, which are added
     for node in (node for path in chosen[: len(different)] for node in path):
         if node not in kept and len(kept) <= nodes:
             kept[node] = len(kept) - 1
@@ -170,13 +170,10 @@ def published_tree(rows: IntArray, nodes: int, seed: int) -> tuple[IntArray, Int
 
 
 class StoredRows:
-    """One sequence's place in the stored texts, and what followed its last tokens there, as rows for blending.
+    """The continuations of one sequence's last tokens in datastore segments, as rows for blending.
 
-    The longest contexts are asked first, and shorter ones fill what rows are left (as the escapes of PPM, Cleary and
-    Witten 1984).
-
-    Args:
-        segments: sorted texts.
+    The longest contexts come first, and shorter ones fill the rows left (as the escapes of PPM, Cleary and Witten
+    1984).
     """
 
     def __init__(self, segments: Sequence[SuffixArrays]) -> None:
@@ -184,7 +181,7 @@ class StoredRows:
         self._ranges = np.zeros((len(segments), LONGEST + 1, 2), np.int64)
 
     def read(self, ids: TokenIds, new: int) -> Rows:
-        """Go on to the end of `ids`, int64[n], by its last `new` tokens; return what followed the last ones."""
+        """Advance by the last `new` tokens of `ids`, int64[n]; return the continuations of its end."""
         if not self._segments:
             return NO_ROWS
         rows = Rows(np.full((_ROWS, _REACH), -1, np.int32), np.empty(_ROWS, np.float32), np.empty(_ROWS, np.int32))
@@ -192,12 +189,13 @@ class StoredRows:
         for text, ranges in zip(self._segments, self._ranges, strict=True):
             follow(text, ranges, ids[-LONGEST:], new)
             made = _gather(text, ranges, rows, made, most)
-        return _sorted(rows, made)
+        order = np.lexsort(rows.tokens[:made].T[::-1])
+        return Rows(rows.tokens[order], rows.weights[order], rows.lengths[order])
 
 
 @njit(cache=True)
 def _gather(text: SuffixArrays, ranges: I64, rows: Rows, made: int, most: int) -> int:
-    """Add what follows in one segment, in `most` rows at most; return how many rows there are then."""
+    """Add at most `most` rows of one segment to the `made` rows; return the number of rows."""
     separator, n, stop = len(text.first) - 1, len(text.symbols), made + most
     rest, longer = 1.0, 0
     for length in range(LONGEST, 0, -1):
@@ -212,39 +210,9 @@ def _gather(text: SuffixArrays, ranges: I64, rows: Rows, made: int, most: int) -
         for row in range(made, made + taken):
             place = text.suffixes[low + (2 * (row - made) + 1) * count // (2 * taken)] + length
             rows.weights[row], rows.lengths[row] = share / taken, length
-            for i in range(min(_REACH, n - place) if place >= 0 else 0):  # a damaged file may say anything
+            for i in range(min(_REACH, n - place) if place >= 0 else 0):  # a damaged file may hold any place
                 if text.symbols[place + i] >= separator:
                     break
                 rows.tokens[row, i] = text.symbols[place + i]
         made, rest = made + taken, rest - share
     return made
-
-
-@njit(cache=True)
-def _precedes(tokens: IntArray, a: int, b: int) -> bool:
-    for i in range(tokens.shape[1]):
-        if tokens[a, i] != tokens[b, i]:
-            return bool(tokens[a, i] < tokens[b, i])
-    return False
-
-
-@njit(cache=True)
-def _sorted(rows: Rows, count: int) -> Rows:
-    """Return the first `count` rows in lexical order."""
-    order = np.empty(count, np.int64)
-    for i in range(count):  # each into its place by halving: comparing rows takes longer than moving numbers
-        low, high = 0, i
-        while low < high:
-            middle = (low + high) // 2
-            if _precedes(rows.tokens, i, order[middle]):
-                high = middle
-            else:
-                low = middle + 1
-        for place in range(i, low, -1):
-            order[place] = order[place - 1]
-        order[low] = i
-    tokens, weights = np.empty((count, rows.tokens.shape[1]), np.int32), np.empty(count, np.float32)
-    lengths = np.empty(count, np.int32)
-    for i in range(count):
-        tokens[i], weights[i], lengths[i] = rows.tokens[order[i]], rows.weights[order[i]], rows.lengths[order[i]]
-    return Rows(tokens, weights, lengths)

@@ -1,7 +1,7 @@
-"""One file of named arrays: written in pieces, opened by memory-mapping, checked by checksums.
+"""One file of named arrays: written in pieces, memory-mapped, verified by checksums.
 
-Knows bytes, names and dtypes, and who may read them (format version, kind, tokenizer). Does not know what any array
-means: each kind of store (tri-gram table, datastore) says that in its own file. Laid out in docs/reference/formats.md.
+The file records its format version, kind and tokenizer. Does not depend on the meaning of the arrays, which each kind
+of store (tri-gram table, datastore) defines. The format is in docs/reference/formats.md.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ from foredraft.errors import StoreError, UsageError
 
 AnyArray = npt.NDArray[Any]
 
-MAGIC = b"\x89FDRAFT\n"  # not valid UTF-8, so no text file begins like this
+MAGIC = b"\x89FDRAFT\n"  # invalid UTF-8, so no text file begins like this
 FORMAT_VERSION = 1
 ALIGNMENT = 64  # bytes: a cache line
 BUILDING_SUFFIX = ".building"
 EAGER_CHECK_BYTES = 32 << 20
-"""Files up to this size have their arrays' checksums verified whenever they are opened."""
+"""Array checksums of files up to this size are verified at every opening; chosen."""
 
 _PREAMBLE = struct.Struct("<8sIIQI36x")  # magic, format version, header bytes, file bytes, crc32 of these and header
-_MAX_HEADER_BYTES = 16 << 20  # read at most: a damaged file may say anything
-_COPY_BYTES = 8 << 20  # copied, or checked, at a time
+_MAX_HEADER_BYTES = 16 << 20  # limit for damaged files
+_COPY_BYTES = 8 << 20  # copied or verified at once
 _DTYPES = frozenset(
     ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 )
@@ -45,7 +45,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True, slots=True)
 class ArrayEntry:
-    """Where one array lies: `length` elements of `dtype` from byte `offset`, and the crc32 of its bytes."""
+    """One array in the file: `length` elements of `dtype` from byte `offset`, and the crc32 of its bytes."""
 
     name: str
     dtype: str
@@ -55,7 +55,7 @@ class ArrayEntry:
 
     @property
     def end(self) -> int:
-        """Byte after the array's last."""
+        """The byte after the array."""
         return self.offset + self.length * np.dtype(self.dtype).itemsize
 
 
@@ -64,12 +64,12 @@ class Store:
     """An open store."""
 
     path: Path
-    kind: str  # what the arrays are, such as ``trigram-table``
-    tokenizer_hash: str  # of the tokenizer whose ids the arrays hold
+    kind: str  # such as ``trigram-table``
+    tokenizer_hash: str  # of the tokenizer that made the ids
     vocabulary: int  # number of token ids
-    metadata: Mapping[str, Any]  # what the writer noted; JSON values
-    entries: tuple[ArrayEntry, ...]  # the arrays' places, in file order
-    arrays: Mapping[str, AnyArray]  # name to a read-only, 64-byte-aligned, one-dimensional view of the mapped file
+    metadata: Mapping[str, Any]  # of the writer; JSON values
+    entries: tuple[ArrayEntry, ...]  # in file order
+    arrays: Mapping[str, AnyArray]  # read-only, 64-byte-aligned, one-dimensional views of the mapped file, by name
 
 
 def _aligned(offset: int) -> int:
@@ -77,17 +77,17 @@ def _aligned(offset: int) -> int:
 
 
 def _header_crc(preamble: bytes, header: bytes) -> int:
-    """Return the crc32 of the 64-byte preamble, its own crc field taken as zero, and the header after it."""
+    """Return the crc32 of the 64-byte preamble, with zeros in its crc field, and of the header."""
     return zlib.crc32(header, zlib.crc32(preamble[:24] + bytes(4) + preamble[28:]))
 
 
 def damaged(what: str, path: Path, how: str) -> StoreError:
-    """Return the exception for a file or folder, a `what`, that is not as it was written."""
+    """Return the exception for a damaged file or folder; `what` is a noun for it."""
     return StoreError(f"The {what} {path} is damaged: {how}. Build or copy it again.")
 
 
 def unwritable(path: Path, error: OSError) -> StoreError:
-    """Return the exception for a place that the system does not let be written."""
+    """Return the exception for a path that cannot be written."""
     return StoreError(
         f"{path} cannot be written ({error.strerror}). Free space, make its folder, or choose one you can write to."
     )
@@ -96,7 +96,7 @@ def unwritable(path: Path, error: OSError) -> StoreError:
 def check_fit(
     path: Path, made_for: tuple[str, int], tokenizer_hash: str | None, vocabulary: int | None, remedy: str
 ) -> None:
-    """Raise StoreError for what was made for another tokenizer, or for more ids than a model scores."""
+    """Raise StoreError if `made_for`, tokenizer hash and vocabulary, does not match the model's."""
     if tokenizer_hash and made_for[0] != tokenizer_hash:
         raise StoreError(
             f"{path} was made with another tokenizer ({made_for[0][:12]}..., and this model's is "
@@ -112,15 +112,15 @@ def check_fit(
 
 
 def open_store(path: str | os.PathLike[str], kind: str | None = None, *, check: bool | None = None) -> Store:
-    """Map a store into memory. Takes milliseconds whatever the size.
+    """Map a store into memory, in milliseconds whatever its size.
 
     Args:
         path: the file.
-        kind: the kind it must be; None takes any.
-        check: whether every byte of the arrays is verified, in pieces of a few MiB; None: in files up to 32 MiB.
+        kind: the required kind; None accepts any.
+        check: whether to verify the checksums of all arrays; None does so for files up to 32 MiB.
 
     Raises:
-        StoreError: missing, empty, truncated, damaged, of another format version, or of another kind.
+        StoreError: the file is missing, damaged, or of another format version or kind.
     """
     path = Path(path)
     if sys.byteorder != "little":
@@ -146,12 +146,12 @@ def open_store(path: str | os.PathLike[str], kind: str | None = None, *, check: 
 
 
 def _read_header(path: Path, file: IO[bytes], size: int) -> tuple[dict[str, Any], int]:
-    """Read and verify preamble and header; return the header's fields and the byte where it ends."""
+    """Read and verify preamble and header; return the header's fields and its end in bytes."""
     preamble = file.read(_PREAMBLE.size)
     if not preamble:
         raise damaged("store", path, "it is empty")
     if preamble[: len(MAGIC)] != MAGIC:
-        raise StoreError(f"{path} is not a foredraft store: it does not begin with the store's magic bytes.")
+        raise StoreError(f"{path} is not a foredraft store: it does not begin with the magic bytes of one.")
     if len(preamble) < _PREAMBLE.size:
         raise damaged("store", path, f"it ends after {len(preamble)} bytes, inside its header")
     _, version, header_bytes, file_bytes, crc = _PREAMBLE.unpack(preamble)
@@ -177,7 +177,7 @@ def _read_header(path: Path, file: IO[bytes], size: int) -> tuple[dict[str, Any]
 
 
 def _checked_entries(path: Path, raw: list[Any], header_end: int, size: int) -> tuple[ArrayEntry, ...]:
-    """Turn the header's array list into entries that are known to lie inside the file, in order, without overlap."""
+    """Return the header's array list as entries; checks that they lie in the file, in order and without overlap."""
     entries: list[ArrayEntry] = []
     end = header_end
     for item in raw:
@@ -187,7 +187,7 @@ def _checked_entries(path: Path, raw: list[Any], header_end: int, size: int) -> 
         except TypeError as error:
             raise damaged("store", path, f"its header describes an array as {item!r}") from error
         if not sound or entry.end > size or any(entry.name == other.name for other in entries):
-            raise damaged("store", path, f"its array {entry.name!r} is not where it could be")
+            raise damaged("store", path, f"its array {entry.name!r} has an impossible type, size or position")
         entries.append(entry)
         end = entry.end
     if end != size:
@@ -196,7 +196,7 @@ def _checked_entries(path: Path, raw: list[Any], header_end: int, size: int) -> 
 
 
 def _check_arrays(path: Path, entries: tuple[ArrayEntry, ...], mapped: npt.NDArray[np.uint8], header_end: int) -> None:
-    """Verify every array's checksum and that the gaps between arrays are zero."""
+    """Verify that every array matches its checksum and that the gaps between arrays are zero."""
     end = header_end
     for entry in entries:
         if mapped[end : entry.offset].any():
@@ -214,8 +214,8 @@ def _check_arrays(path: Path, entries: tuple[ArrayEntry, ...], mapped: npt.NDArr
 
 @contextlib.contextmanager
 def write_lock(lock: Path, path: Path) -> Iterator[None]:
-    """Be the one process that writes to `path`, by the file `lock`; raises StoreError where another one is."""
-    if not lock.parent.is_dir():  # some versions of filelock would make it
+    """Hold the lock file `lock` for writing `path`; raises StoreError if another process holds it."""
+    if not lock.parent.is_dir():  # some versions of filelock create it
         raise StoreError(f"{path} cannot be written, as its folder does not exist. Make it, or choose another.")
     held = filelock.FileLock(lock, timeout=0)
     try:
@@ -234,7 +234,7 @@ def write_lock(lock: Path, path: Path) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Spool:
-    """An array being written: its bytes so far lie in `file`."""
+    """An array being written to a temporary file."""
 
     file: IO[bytes]
     dtype: np.dtype[Any]
@@ -247,8 +247,8 @@ class StoreWriter:
     """A store being written, array by array and piece by piece.
 
     Attributes:
-        folder: beside the output; holds the pieces, and the caller may put temporary files there too.
-        metadata: noted in the header; may be added to.
+        folder: temporary, next to the output; the caller may put files there too.
+        metadata: written to the header; the caller may add to it.
     """
 
     folder: Path
@@ -257,10 +257,10 @@ class StoreWriter:
     _spools: dict[str, _Spool] = field(default_factory=dict)
 
     def append(self, name: str, chunk: AnyArray) -> None:
-        """Add `chunk`, one-dimensional, to the end of array `name`; arrays lie in the file in order of first mention.
+        """Append a one-dimensional `chunk` to array `name`; the file has the arrays in the order of their first chunks.
 
         Raises:
-            UsageError: the chunk's shape or dtype is not what a store, or this array, can hold.
+            UsageError: the chunk has another dtype than the array, or a shape or dtype that a store cannot hold.
         """
         if chunk.ndim != 1 or chunk.dtype.name not in _DTYPES:
             raise UsageError(f"A store holds one-dimensional numbers; {name!r} is {chunk.dtype}{list(chunk.shape)}.")
@@ -277,13 +277,13 @@ class StoreWriter:
         spool.crc32 = zlib.crc32(data.data, spool.crc32)
 
     def length(self, name: str) -> int:
-        """Return how many elements array `name` has so far."""
+        """Return the number of elements of array `name` so far."""
         return self._spools[name].length if name in self._spools else 0
 
     def _header(self, fields: Mapping[str, Any]) -> bytes:
-        """Return preamble and header. Offsets depend on the header's length, which depends on the offsets' digits."""
+        """Return preamble and header. Offsets depend on the header's length, and that on the digits of the offsets."""
         header, header_bytes = b"", -1
-        while len(header) > header_bytes:  # only grows, so this ends
+        while len(header) > header_bytes:  # the length only grows, so this ends
             header_bytes = _aligned(len(header))
             end = _PREAMBLE.size + header_bytes
             entries = []
@@ -292,12 +292,12 @@ class StoreWriter:
                 entries.append(asdict(entry))
                 end = entry.end
             header = json.dumps({**fields, "metadata": self.metadata, "arrays": entries}).encode()
-        header = header.ljust(header_bytes)  # JSON may end in spaces
+        header = header.ljust(header_bytes)  # JSON allows trailing spaces
         preamble = _PREAMBLE.pack(MAGIC, FORMAT_VERSION, len(header), end, 0)
         return _PREAMBLE.pack(MAGIC, FORMAT_VERSION, len(header), end, _header_crc(preamble, header)) + header
 
     def finish(self, path: Path, fields: Mapping[str, Any]) -> None:
-        """Join the arrays after a header with these fields, and put the file in its place."""
+        """Join header and arrays, and move the file to `path`."""
         whole = self.folder / "whole"
         with whole.open("wb") as out:
             out.write(self._header(fields))
@@ -306,7 +306,7 @@ class StoreWriter:
                 spool.file.seek(0)
                 shutil.copyfileobj(spool.file, out, _COPY_BYTES)
                 spool.file.close()
-                Path(spool.file.name).unlink()  # so that the disk needs room for one array twice, not for all
+                Path(spool.file.name).unlink()  # so the disk holds only one array twice, not all
         place_file(whole, path)
 
 
@@ -321,15 +321,16 @@ def write_store(
     overwrite: bool = False,
     exclusive: bool = True,
 ) -> Iterator[StoreWriter]:
-    """Give a writer; the file appears, complete, when the `with` block ends well.
+    """Yield a writer; the complete file appears when the `with` block ends without an error.
 
-    Meanwhile the lock `<path>.lock` is held, and everything lies in the folder `<path>.building`. Whatever ends the
-    block, the folder is removed; a block that raises leaves the old file, or none. A folder left by a killed process is
-    cleared by the next writer. With `exclusive=False` no lock is taken, as the caller holds one.
+    Until then the lock `<path>.lock` is held, unless `exclusive=False` says that the caller holds one, and everything
+    is written to the folder `<path>.building`, which is always removed. A block that raises leaves the old file or
+    none. The next writer removes the folder of a killed process.
 
     Raises:
-        StoreError: another writer is at work, the file exists and `overwrite` is not set, the folder cannot be
-            written to, or the disk is full.
+        StoreError: another process writes the file, it exists and `overwrite` is not set, the folder is not writable,
+        or
+            the disk is full.
     """
     path = Path(path)
     folder = path.with_name(path.name + BUILDING_SUFFIX)
@@ -341,26 +342,26 @@ def write_store(
             raise StoreError(
                 f"{path} exists already. Replace it with overwrite=True (--overwrite), or give another name."
             )
-        with _sentences(path, folder):
+        with _store_errors(path, folder):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
         opened.callback(shutil.rmtree, folder, ignore_errors=True)
         writer = StoreWriter(folder, dict(metadata or {}), opened)
-        with _sentences(path, folder, _NO_ROOM):  # what else the block meets is about other files
+        with _store_errors(path, folder, _NO_ROOM):  # other errors of the block are about other files
             yield writer
         fields = {"kind": kind, "byte_order": "little", "tokenizer_hash": tokenizer_hash, "vocabulary": vocabulary}
-        with _sentences(path, folder):
+        with _store_errors(path, folder):
             writer.finish(path, fields)
 
 
 def _close(file: IO[bytes]) -> None:
-    with contextlib.suppress(OSError):  # closing flushes, which a full disk refuses again
+    with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
         file.close()
 
 
 @contextlib.contextmanager
-def _sentences(path: Path, folder: Path, numbers: tuple[int, ...] | None = None) -> Iterator[None]:
-    """Turn the system's errors, or those of some numbers, into sentences."""
+def _store_errors(path: Path, folder: Path, numbers: tuple[int, ...] | None = None) -> Iterator[None]:
+    """Turn OSErrors, or only those with an errno in `numbers`, into StoreErrors."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,8 @@
-"""Suffix arrays of token arrays: sorting, looking up, checking.
+"""Suffix arrays of token arrays: sorting, searching, verifying.
 
-A text here is documents one after another, each followed by the separator, a symbol above every token; no document
-holds it. A suffix array lists the places of all tokens (not of the separators) in the lexicographic order of what
-follows there, up to the next separator; places where the same follows up to there may come in any order. Knows arrays
-only; no file.
+A text here is a sequence of documents, each followed by the separator, a symbol above every token. A suffix array lists
+the places of all tokens (not of separators) in the lexicographic order of the suffixes that begin there and end at the
+next separator; equal suffixes may come in any order. Does not depend on files.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,29 +20,29 @@ Places = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 I64 = npt.NDArray[np.int64]
 Item = TypeVar("Item")
 
-_CHUNK = 1 << 22  # elements of a piece: 16 to 32 MB
-_FEW = 3  # tokens that are quicker appended than a context is looked up
+_CHUNK = 1 << 22  # elements of a piece: 16 to 32 MB; chosen
+_FEW = 3  # tokens up to which appending them is faster than a new search; chosen
 
 
 class SuffixArrays(NamedTuple):
-    """A sorted text, in the form that compiled functions take: n symbols, of which d are separators."""
+    """A sorted text, as arrays for compiled functions: n symbols, of which d are separators."""
 
     symbols: Symbols  # uint16[n] or uint32[n], tokens below V, and V for the separator
-    suffixes: Places  # int32[n - d] or int64[n - d], places of tokens in the order of what follows
-    first: I64  # int64[V + 1], the suffixes that begin with token t are entries `first[t]` to `first[t + 1]`
+    suffixes: Places  # int32[n - d] or int64[n - d], places of tokens in the order of their suffixes
+    first: I64  # int64[V + 1], entries `first[t]` to `first[t + 1]` are the suffixes that begin with token t
 
 
 def symbol_dtype(vocabulary: int) -> np.dtype[Any]:
-    """Return the narrowest dtype that holds every token below `vocabulary`, and `vocabulary` itself: the separator."""
+    """Return the narrowest dtype for tokens below `vocabulary` and for the separator, `vocabulary`."""
     return np.dtype(np.uint16 if vocabulary <= np.iinfo(np.uint16).max else np.uint32)
 
 
 def sorted_suffixes(texts: Sequence[Symbols], vocabulary: int) -> tuple[Places, I64]:
     """Return `suffixes` and `first` of the texts as one, as in `SuffixArrays`; the separator is `vocabulary`.
 
-    Sorts by libdivsufsort (pydivsufsort): the fastest suffix sorter with wheels for all systems. It sorts bytes, so
-    symbols go in most significant byte first, and every place that is no symbol's first byte is dropped afterwards. It
-    takes 5 bytes of memory for each of these (2 a symbol for vocabularies of 255 to 65,535), the most of building.
+    Sorts with libdivsufsort (pydivsufsort), the fastest suffix sorter with wheels for all systems. It sorts bytes, so
+    symbols are passed most significant byte first, and places inside a symbol are dropped afterwards. It takes 5 bytes
+    of memory per byte (2 per symbol for vocabularies of 255 to 65,535), most of the memory of a build.
 
     Raises:
         UsageError: a symbol above the separator.
@@ -69,7 +68,7 @@ def sorted_suffixes(texts: Sequence[Symbols], vocabulary: int) -> tuple[Places, 
 
 
 def _first_entries(texts: Sequence[Symbols], vocabulary: int) -> I64:
-    """Return how many tokens of texts lie below each token, and below the separator: int64[V + 1]."""
+    """Return the number of tokens in the texts below each token and below the separator, int64[V + 1]."""
     counts = np.zeros(vocabulary, np.int64)
     for piece in pieces(texts):
         counts += np.bincount(piece, minlength=vocabulary)[:vocabulary]
@@ -77,14 +76,14 @@ def _first_entries(texts: Sequence[Symbols], vocabulary: int) -> I64:
 
 
 def pieces(arrays: Iterable[npt.NDArray[Any]]) -> Iterator[npt.NDArray[Any]]:
-    """Yield arrays one after the other, in pieces of a few million elements."""
+    """Yield the arrays one after the other, in pieces of 2^22 elements."""
     for array in arrays:
         for start in range(0, len(array), _CHUNK):
             yield array[start : start + _CHUNK]
 
 
 def grouped(items: Iterable[Item], size: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
-    """Yield neighbours together as long as their sizes add up to at most `most`; a larger one comes alone."""
+    """Yield groups of neighbours whose sizes add up to at most `most`; a larger item is its own group."""
     group: list[Item] = []
     total = 0
     for item in items:
@@ -99,7 +98,7 @@ def grouped(items: Iterable[Item], size: Callable[[Item], int], most: int) -> It
 
 @njit(cache=True)
 def _symbol_places(entries: Places, width: int) -> None:
-    """Turn byte places into symbol places, in place, leaving out those inside a symbol."""
+    """Convert byte places to symbol places, in place, and drop those inside a symbol."""
     kept = 0
     for i in range(len(entries)):
         if entries[i] % width == 0:
@@ -112,11 +111,10 @@ def _symbol_places(entries: Places, width: int) -> None:
 
 @njit(cache=True)
 def _search(text: SuffixArrays, searches: I64, count: int) -> None:
-    """Carry out `count` binary searches step by step together.
+    """Run `count` binary searches in lockstep, so that the cache misses of one step overlap.
 
-    What each reads next is a cache miss; those of one step do not depend on each other, so the processor waits for all
-    at once. `searches`, int64[5, N], has one a column: `low`, `high`, `offset`, `token`, and room. It ends with `low`
-    at the first entry of `[low, high)` whose symbol at `offset` is not below `token`.
+    `searches`, int64[5, N], has one search per column: `low`, `high`, `offset`, `token`, and scratch space. Each ends
+    with `low` at the first entry of `[low, high)` whose symbol at `offset` is not below `token`.
     """
     low, high, offset, token, place = searches[0], searches[1], searches[2], searches[3], searches[4]
     looking = True
@@ -129,7 +127,7 @@ def _search(text: SuffixArrays, searches: I64, count: int) -> None:
         for n in range(count):
             if low[n] < high[n]:
                 middle = (low[n] + high[n]) // 2
-                sound = 0 <= place[n] < len(text.symbols)  # a damaged file may say anything
+                sound = 0 <= place[n] < len(text.symbols)  # a damaged file may hold any place
                 if not sound or np.int64(text.symbols[place[n]]) < token[n]:
                     low[n] = middle + 1
                 else:
@@ -141,15 +139,15 @@ def _begins_with(text: SuffixArrays, token: int) -> tuple[int, int]:
     """Return the range of entries that begin with a token."""
     if not 0 <= token < len(text.first) - 1:
         return 0, 0
-    low = max(text.first[token], 0)  # a damaged file may say anything
+    low = max(text.first[token], 0)  # a damaged file may hold any number
     return low, max(low, min(text.first[token + 1], len(text.suffixes)))
 
 
 @njit(cache=True)
 def _narrow(text: SuffixArrays, ranges: I64, lengths: I64, offsets: I64, tokens: I64, searches: I64) -> None:
-    """Narrow rows `lengths` of `ranges`, all at once, to the entries that have a token at an offset.
+    """Narrow rows `lengths` of `ranges` together to the entries with a token at an offset; empty ranges stay empty.
 
-    `lengths`, `offsets` and `tokens` are int64[N]; `searches`, int64[5, 2 N], is room. What is empty stays so.
+    `lengths`, `offsets` and `tokens` are int64[N]; `searches`, int64[5, 2 N], is scratch space.
     """
     count = 0
     for n in range(len(lengths)):
@@ -172,18 +170,18 @@ def _narrow(text: SuffixArrays, ranges: I64, lengths: I64, offsets: I64, tokens:
 
 @njit(cache=True)
 def follow(text: SuffixArrays, ranges: I64, context: I64, new: int) -> None:
-    """Go on to the end of a context, keeping in `ranges` where each of its suffixes occurs.
+    """Advance `ranges` to the end of a context: the entries where each of its suffixes occurs.
 
-    A few tokens are appended one by one: each suffix's range is narrowed into that of the suffix one longer, so a token
-    costs two binary searches for each length that still matches. More are quicker looked up anew: all suffixes
-    together, from their first token on, until one is found nowhere.
+    Up to 3 new tokens are appended one by one: the range of each suffix is narrowed to that of the suffix one longer,
+    with two binary searches per matching length. For more tokens a new search is faster: all suffixes together, from
+    their first token on, until one does not occur.
 
     Args:
         text: searched.
-        ranges: int64[longest + 1, 2]; row L: the entries that begin with the context's last L tokens. All zero to begin
-            with; changed in place.
-        context: int64[k], its last `longest` tokens or more, or all of it; one outside the vocabulary occurs nowhere.
-        new: how many of its tokens, and of those before it, were not followed before.
+        ranges: int64[longest + 1, 2]; row L holds the entries that begin with the context's last L tokens. Zeros at
+            first; changed in place.
+        context: int64[k], at least the last `longest` tokens, or all. Tokens outside the vocabulary do not occur.
+        new: tokens added since the last call; may exceed the context.
     """
     if new > _FEW:
         _look_up(text, ranges, context)
@@ -199,7 +197,7 @@ def follow(text: SuffixArrays, ranges: I64, context: I64, new: int) -> None:
 
 @njit(cache=True)
 def _look_up(text: SuffixArrays, ranges: I64, context: I64) -> None:
-    """Do what `follow` says for a context of which nothing is known."""
+    """Compute `ranges` from nothing."""
     n = len(context)
     longest = min(len(ranges) - 1, n)
     ranges[:] = 0
@@ -207,7 +205,7 @@ def _look_up(text: SuffixArrays, ranges: I64, context: I64) -> None:
         ranges[length, 0], ranges[length, 1] = _begins_with(text, context[n - length])
     searches, lengths = np.empty((5, 2 * longest), np.int64), np.arange(longest + 1)
     for offset in range(1, longest):
-        if ranges[offset, 0] == ranges[offset, 1]:  # it is complete, and what ends in it occurs nowhere either
+        if ranges[offset, 0] == ranges[offset, 1]:  # complete and empty, so longer suffixes do not occur either
             ranges[offset:] = 0
             return
         tokens, offsets = context[n - longest + offset :][::-1].copy(), np.full(longest - offset, offset)
@@ -219,10 +217,10 @@ def _look_up(text: SuffixArrays, ranges: I64, context: I64) -> None:
 
 @njit(cache=True)
 def is_sorted(text: SuffixArrays) -> bool:
-    """Return whether `text` is a suffix array; takes memory of one int64 a symbol.
+    """Return whether `text` is a suffix array; takes memory of one int64 per symbol.
 
-    Every token's place must occur once, and of two neighbours the first must begin with the lesser token, or both with
-    the same token and what follows the first's must come first.
+    Every token's place must occur once. Of two neighbours, the first must begin with the smaller token, or both begin
+    with the same token and the rest of the first must be sorted before the rest of the second.
     """
     n, separator = len(text.symbols), len(text.first) - 1
     rank = np.full(n, -1, np.int64)
@@ -241,7 +239,7 @@ def is_sorted(text: SuffixArrays) -> bool:
         x, y = text.symbols[a], text.symbols[b]
         if x > y:
             return False
-        if x == y:  # the last symbol is a separator, so something follows either
+        if x == y:  # the last symbol is a separator, so both have a next place
             after_a, after_b = rank[a + 1], rank[b + 1]
             if after_a < 0 <= after_b or (after_a >= 0 and after_b >= 0 and after_a > after_b):
                 return False
@@ -249,5 +247,5 @@ def is_sorted(text: SuffixArrays) -> bool:
 
 
 def first_matches(text: SuffixArrays) -> bool:
-    """Return whether `first` says where the suffixes of each token begin."""
+    """Return whether `first` matches the symbols."""
     return np.array_equal(text.first, _first_entries([text.symbols], len(text.first) - 1))

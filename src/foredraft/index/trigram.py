@@ -1,7 +1,6 @@
-"""The tri-gram table: which tokens followed each pair of tokens in a corpus, and how often, as sorted arrays.
+"""The tri-gram table: the successors of each pair of tokens in a corpus with their counts, as sorted arrays.
 
-Knows the arrays, how to open, check and look things up in them. Does not know how they were counted
-(corpus/trigrams.py), how drafts are searched in them, or what a sequence has taught since.
+Opens, verifies and searches tables. Does not depend on how they are counted (corpus/trigrams.py), nor on drafts.
 """
 
 import os
@@ -18,11 +17,11 @@ from foredraft.index.storage import FORMAT_VERSION, Store, check_fit, damaged, o
 
 KIND = "trigram-table"
 FULL_PROBABILITY = 65535
-"""Probabilities are stored as uint16: `round(p * 65535)`, and at least 1."""
+"""Probabilities are stored as uint16: `round(p * 65535)`, at least 1."""
 UNIGRAM_KEEP = 32
-"""Successors kept of every single token, to back off to."""
+"""Successors stored per single token, for back-off; chosen."""
 COMMON_KEEP = 256
-"""Tokens kept in the list of the most frequent ones overall."""
+"""Tokens stored in the list of the most frequent ones; chosen."""
 _REMEDY = "Build a table for this model: foredraft table build INPUT... --model MODEL --out FILE"
 
 U16 = npt.NDArray[np.uint16]
@@ -31,22 +30,22 @@ TokenArray = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 
 class TableArrays(NamedTuple):
-    """The table itself, in the form that compiled functions take. V tokens, B bigrams, T kept tri-grams.
+    """The table, as arrays for compiled functions. V tokens, B bigrams, T stored tri-grams.
 
     Token arrays are uint16 when V <= 65536, else uint32.
     """
 
-    first: U32  # [V+1], the bigrams that begin with token `a` are rows `first[a]` to `first[a+1]`
-    second: TokenArray  # [B], each bigram's second token, strictly ascending within a first token
-    offsets: U32  # [B+1], the successors of bigram row `r` are entries `offsets[r]` to `offsets[r+1]`
-    totals: U32  # [B], how often the bigram was followed by a token, before pruning; saturating; at least 1
-    tokens: TokenArray  # [T], successors, the most probable first, the lower token first among equal counts
-    probabilities: U16  # [T], of those, relative to `totals`
-    unigram_offsets: U32  # [V+1], the successors of the single token `b` are entries `[b]` to `[b+1]`
-    unigram_totals: U32  # [V], how often the token was followed by a token; saturating
-    unigram_tokens: TokenArray  # [U], as `tokens`
-    unigram_probabilities: U16  # [U], as `probabilities`, relative to `unigram_totals`
-    common_tokens: TokenArray  # [K], the most frequent tokens overall, the most frequent first
+    first: U32  # [V+1], rows `first[a]` to `first[a+1]` are the bigrams that begin with token `a`
+    second: TokenArray  # [B], second tokens of bigrams, strictly ascending within a first token
+    offsets: U32  # [B+1], entries `offsets[r]` to `offsets[r+1]` are the successors of bigram row `r`
+    totals: U32  # [B], count of all successors of the bigram, pruned ones included; saturating; at least 1
+    tokens: TokenArray  # [T], successors by descending count, then ascending token
+    probabilities: U16  # [T], of the successors, relative to `totals`
+    unigram_offsets: U32  # [V+1], entries `[b]` to `[b+1]` are the successors of the single token `b`
+    unigram_totals: U32  # [V], count of all successors of the token; saturating
+    unigram_tokens: TokenArray  # [U], like `tokens`
+    unigram_probabilities: U16  # [U], like `probabilities`, relative to `unigram_totals`
+    common_tokens: TokenArray  # [K], the most frequent tokens, by descending count
     common_probabilities: U16  # [K], relative to all tokens
 
 
@@ -54,15 +53,15 @@ class TableArrays(NamedTuple):
 class TrigramTable:
     """An open tri-gram table."""
 
-    vocabulary: int  # no token in the table reaches it
+    vocabulary: int  # number of token ids
     arrays: TableArrays
-    tokenizer_hash: str  # of the tokenizer whose ids it holds; "" for an empty table, which suits any
-    metadata: dict[str, Any]  # what the builder noted: documents, tokens, keep, ...
+    tokenizer_hash: str  # of the tokenizer that made the ids; "" for an empty table, which fits any
+    metadata: dict[str, Any]  # of the builder: documents, tokens, keep, ...
     path: Path | None
 
 
 def token_dtype(vocabulary: int) -> np.dtype[Any]:
-    """Return the dtype that tokens of such a vocabulary are stored in."""
+    """Return the dtype of stored tokens."""
     return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
 
 
@@ -76,7 +75,7 @@ def array_dtypes(vocabulary: int) -> dict[str, np.dtype[Any]]:
 
 
 def empty_table(vocabulary: int) -> TrigramTable:
-    """Return a table that knows nothing, for a drafter that only learns while it generates."""
+    """Return an empty table, for drafters that only learn during generation."""
     lengths = {"first": vocabulary + 1, "offsets": 1, "unigram_offsets": vocabulary + 1, "unigram_totals": vocabulary}
     arrays = {name: np.zeros(lengths.get(name, 0), dtype) for name, dtype in array_dtypes(vocabulary).items()}
     for array in arrays.values():
@@ -90,11 +89,12 @@ def empty_table(vocabulary: int) -> TrigramTable:
 def open_table(
     path: str | os.PathLike[str], tokenizer_hash: str | None = None, vocabulary: int | None = None
 ) -> TrigramTable:
-    """Open a table by mapping it into memory.
+    """Memory-map a table.
 
     Raises:
-        StoreError: no sound table, or one made with another tokenizer or for more tokens than `vocabulary`; None of
-            either takes any.
+        StoreError: the file is not a sound table, belongs to another tokenizer, or has more tokens than `vocabulary`;
+        None
+            accepts any tokenizer or vocabulary.
     """
     store = open_store(path, KIND)
     check_fit(store.path, (store.tokenizer_hash, store.vocabulary), tokenizer_hash, vocabulary, _REMEDY)
@@ -104,16 +104,13 @@ def open_table(
 def open_named_table(
     name: str, default: Callable[[], Path] | None, vocabulary: int, tokenizer_hash: str
 ) -> TrigramTable:
-    """Open the table that a drafter's options name.
+    """Open the table named by a drafter's options; raises what `open_table` does.
 
     Args:
         name: path of a table, "default", or "none".
-        default: makes or finds the default table; None where there is none.
-        vocabulary: how many tokens the model scores.
-        tokenizer_hash: of the model's tokenizer; "" takes any table.
-
-    Raises:
-        StoreError: as `open_table` does.
+        default: builds or finds the default table; None if there is none.
+        vocabulary: number of tokens the model scores.
+        tokenizer_hash: of the model's tokenizer; "" accepts any table.
     """
     if name == "default":
         name = str(default()) if default is not None else "none"
@@ -121,7 +118,7 @@ def open_named_table(
 
 
 def _table(store: Store) -> TrigramTable:
-    """Take the store's arrays as a table's, verifying names, dtypes and lengths but not their content."""
+    """Return a store's arrays as a table, after checking names, dtypes and lengths but not contents."""
     vocabulary, arrays = store.vocabulary, store.arrays
     dtypes = array_dtypes(vocabulary)
     if vocabulary < 1 or {name: array.dtype for name, array in arrays.items()} != dtypes:
@@ -149,7 +146,7 @@ def _table(store: Store) -> TrigramTable:
 
 
 def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Describe a table in JSON values: sizes, tokenizer, what its builder noted. Raises what `open_table` does."""
+    """Describe a table in JSON values: sizes, tokenizer, metadata. Raises what `open_table` does."""
     table = open_table(path)
     arrays = table.arrays
     return {
@@ -168,17 +165,19 @@ def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def check_table(path: str | os.PathLike[str]) -> TrigramTable:
-    """Verify a table to the last byte; raises StoreError for a checksum, or what `TableArrays` says, that is wrong."""
+    """Verify all checksums of a table, and all properties that `TableArrays` lists; raises StoreError."""
     store = open_store(path, KIND, check=True)
     table = _table(store)
     arrays, size = table.arrays, table.vocabulary
-    # The offsets come first: what is after them trusts offsets, and compiled code does not check bounds.
+    # Offsets are verified first, as the later checks rely on them and compiled code does not check bounds.
     for name in ("first", "offsets", "unigram_offsets"):
         array = getattr(arrays, name)
         if (array[1:] < array[:-1]).any():
             raise damaged("table", store.path, f"its array {name!r} is not in ascending order")
     rises = np.append(True, arrays.second[1:] > arrays.second[:-1])
-    rises[arrays.first[:-1][arrays.first[:-1] < len(rises)]] = True  # a first token's bigrams begin anywhere
+    rises[arrays.first[:-1][arrays.first[:-1] < len(rises)]] = (
+        True  # a first token's bigrams may begin with any second token
+    )
     if len(arrays.second) and not (rises.all() and arrays.second.max() < size):
         raise damaged("table", store.path, "its bigrams are not in ascending order")
     if len(arrays.totals) and not arrays.totals.min():
@@ -203,7 +202,7 @@ def check_table(path: str | os.PathLike[str]) -> TrigramTable:
 def _first_bad_row(
     offsets: npt.NDArray[Any], tokens: npt.NDArray[Any], probabilities: npt.NDArray[Any], vocabulary: int
 ) -> int:
-    """Return the first row with a repeated or too large token, a zero probability, or rising probabilities, or -1."""
+    """Return the first row with a repeated or too large token, a zero probability, or rising probabilities; else -1."""
     for row in range(len(offsets) - 1):
         start = np.int64(offsets[row])
         for i in range(start, np.int64(offsets[row + 1])):
@@ -222,9 +221,9 @@ def _first_bad_row(
 
 @njit(cache=True)
 def bigram_row(first: npt.NDArray[Any], second: npt.NDArray[Any], a: int, b: int) -> int:
-    """Return the row of the bigram `a, b`, or -1 where the corpus never had it.
+    """Return the row of the bigram `a, b`, or -1 if it is not in the table.
 
-    Safe for any `a` and `b`, and for damaged arrays: compiled code checks no bounds, so the range is clamped here.
+    Safe for any `a` and `b`, and for damaged arrays: the range is clamped, as compiled code does not check bounds.
     """
     if a < 0 or a + 1 >= len(first):
         return -1

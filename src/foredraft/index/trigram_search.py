@@ -1,44 +1,44 @@
-"""Drafts from tri-grams: what may follow a pair of tokens, and two searches for the most probable paths after it.
+"""Drafts from tri-grams: the successors of a pair of tokens, and two searches for the most probable paths.
 
-What follows is blended from a table made ahead and what was learned, or joined as the paper does. Best-first search
-takes the most probable paths. Monte Carlo tree search is the paper's: Adaptix, "Draft Maker" (equations 2 and 3), and
-ADED, appendix H, Algorithm 1; its reward is the tri-gram probability that the paper means, where its code looks up
-another pair. Does not know where a budget comes from.
+Successors are interpolated from a prebuilt table and learned counts, or added up as the paper does. Best-first search
+returns the most probable paths. Monte Carlo tree search is the paper's: Adaptix, "Draft Maker" (equations 2 and 3), and
+ADED, appendix H, Algorithm 1. Its reward is the tri-gram probability that the paper means; the paper's code looks up
+another pair. Does not depend on budgets.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from foredraft.graph.search import above_bar, bar_height, new_bar, pop, raise_bar, sift_up
+from foredraft.graph.search import above_bar, bar_height, new_bar, new_queue, pop, push, raise_bar
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.index.learned import NO_TOKEN, ROW_WIDTH, LearnedArrays, learned_row
 from foredraft.index.trigram import FULL_PROBABILITY, TableArrays, bigram_row
 
 MOST_SUCCESSORS = 64
-"""Of a context at most; further ones are dropped. Room that `successors` needs in its output arrays."""
-_BACKED_OFF = 12  # successors of a single token in the table that are looked at; our choice
+"""Successors of a context at most; further ones are dropped. The size of the outputs of `successors`; chosen."""
+_BACKED_OFF = 12  # successors of a single token read from the table; chosen
 
 
 class Trust(NamedTuple):
-    """How far each source is trusted, as the number of observations at which it outweighs everything less specific.
+    """Interpolation constants, in observations: with as many, a source weighs as much as all less specific ones.
 
-    A source with n observations of the context gets the share n / (n + its number) of what the more specific sources
-    leave over: Jelinek-Mercer interpolation with Witten-Bell-like weights, tri-gram to bi-gram to single token.
+    A source with n observations of the context gets the share n / (n + constant) of what the more specific sources
+    leave: Jelinek-Mercer interpolation with Witten-Bell-like weights, from pairs to single tokens.
     """
 
     learned_pair: float
     table_pair: float
     learned_single: float  # of the last token alone
     table_single: float
-    paper: int  # 1 for the paper's rule: the tri-gram probability plus learned increments, nothing else
-    cap: float  # the paper's maxProb: the most that they add up to
+    paper: int  # 1 for the paper's rule: tri-gram probability plus learned increments only
+    cap: float  # the paper's maxProb: limit of that sum
 
 
 BLENDED = Trust(learned_pair=2.0, table_pair=10.0, learned_single=1.0, table_single=5.0, paper=0, cap=0.0)
-"""Chosen by replay on recorded answers; see docs/results/log.md."""
+"""Chosen by replay of recorded answers; see docs/results/log.md."""
 
 
 @njit(cache=True)
@@ -47,9 +47,39 @@ def _add(tokens: IntArray, scores: FloatArray, count: int, token: int, score: fl
         if tokens[i] == token:
             scores[i] += score
             return count
-    if count < len(tokens) and token < 0x80000000:  # only a damaged table holds more than int32 does
+    if count < len(tokens) and token < 0x80000000:  # a damaged table may exceed int32
         tokens[count], scores[count] = token, score
         count += 1
+    return count
+
+
+@njit(cache=True)
+def _add_learned(
+    learned: LearnedArrays, slot: int, trust: float, left: float, tokens: IntArray, scores: FloatArray, count: int
+) -> tuple[int, float]:
+    """Add the learned successors in `slot`, if not -1; return the new count, and what is left of the probability."""
+    total = np.float64(learned.totals[slot]) if slot >= 0 else 0.0
+    if not total > 0:
+        return count, left
+    share = total / (total + trust)
+    for j in range(ROW_WIDTH):
+        if learned.weights[slot, j] > 0:
+            weight = left * share * learned.weights[slot, j] / total
+            count = _add(tokens, scores, count, learned.tokens[slot, j], weight)
+    return count, left * (1.0 - share)
+
+
+@njit(cache=True)
+def _add_row(
+    row: npt.NDArray[Any], probabilities: npt.NDArray[Any], start: int, end: int, weight: float, least: float,
+    tokens: IntArray, scores: FloatArray, count: int,
+) -> int:  # fmt: skip
+    """Add the table's successors `row[start:end]` with `weight`, down to the first one below `least`."""
+    for entry in range(start, min(end, len(row))):
+        score = weight * probabilities[entry] / FULL_PROBABILITY
+        if score < least:  # they come in descending order
+            break
+        count = _add(tokens, scores, count, row[entry], score)
     return count
 
 
@@ -58,52 +88,36 @@ def successors(
     table: TableArrays, learned: LearnedArrays, trust: Trust, a: int, b: int, least: float, tokens: IntArray,
     scores: FloatArray,
 ) -> int:  # fmt: skip
-    """Collect what may follow (a, b) into `tokens int32[64]` and `scores float32[64]`, and return how many.
+    """Collect the successors of (a, b) in `tokens int32[64]` and `scores float32[64]`, and return their number.
 
-    Scores are probabilities, except under the paper's rule, where learned increments come on top. `a` may be -1 where
-    nothing stands before `b`. Contributions of a source below `least` may be left out: a successor has at most four.
-    Nothing read from the table is trusted to lie within it.
+    Scores are probabilities, except under the paper's rule, which adds learned increments. `a` is -1 if nothing comes
+    before `b`. Contributions of a source below `least` may be left out; a successor has at most four. Offsets read from
+    the table are clamped, as it may be damaged.
     """
-    count = 0
-    left = 1.0
+    count, left = 0, 1.0
     slot = learned_row(learned.keys, a, b)
     row = bigram_row(table.first, table.second, a, b)
     if trust.paper:
         return _paper_successors(table, learned, trust, row, slot, tokens, scores)
-    if slot >= 0 and learned.totals[slot] > 0:
-        total = np.float64(learned.totals[slot])
-        share = total / (total + trust.learned_pair)
-        for j in range(ROW_WIDTH):
-            if learned.weights[slot, j] > 0:
-                count = _add(tokens, scores, count, learned.tokens[slot, j], share * learned.weights[slot, j] / total)
-        left *= 1.0 - share
+    count, left = _add_learned(learned, slot, trust.learned_pair, left, tokens, scores, count)
     if row >= 0:
         share = table.totals[row] / (table.totals[row] + trust.table_pair)
-        for entry in range(table.offsets[row], min(table.offsets[row + 1], len(table.tokens))):
-            score = left * share * table.probabilities[entry] / FULL_PROBABILITY
-            if score < least:  # they come in falling order
-                break
-            count = _add(tokens, scores, count, table.tokens[entry], score)
+        start, end = int(np.int64(table.offsets[row])), int(np.int64(table.offsets[row + 1]))
+        count = _add_row(
+            table.tokens, table.probabilities, start, end, left * share, least, tokens, scores, count
+        )  # fmt: skip
         left *= 1.0 - share
     if left < least:
         return count
     slot = learned_row(learned.keys, NO_TOKEN, b)
-    if slot >= 0 and learned.totals[slot] > 0:
-        total = np.float64(learned.totals[slot])
-        share = total / (total + trust.learned_single)
-        for j in range(ROW_WIDTH):
-            if learned.weights[slot, j] > 0:
-                weight = left * share * learned.weights[slot, j] / total
-                count = _add(tokens, scores, count, learned.tokens[slot, j], weight)
-        left *= 1.0 - share
+    count, left = _add_learned(learned, slot, trust.learned_single, left, tokens, scores, count)
     if left >= least and 0 <= b < len(table.unigram_offsets) - 1:
         share = table.unigram_totals[b] / (table.unigram_totals[b] + trust.table_single)
-        start = np.int64(table.unigram_offsets[b])
-        for entry in range(start, min(table.unigram_offsets[b + 1], start + _BACKED_OFF, len(table.unigram_tokens))):
-            score = left * share * table.unigram_probabilities[entry] / FULL_PROBABILITY
-            if score < least:
-                break
-            count = _add(tokens, scores, count, table.unigram_tokens[entry], score)
+        start = int(np.int64(table.unigram_offsets[b]))
+        end = min(int(np.int64(table.unigram_offsets[b + 1])), start + _BACKED_OFF)
+        count = _add_row(
+            table.unigram_tokens, table.unigram_probabilities, start, end, left * share, least, tokens, scores, count
+        )  # fmt: skip
     return count
 
 
@@ -114,8 +128,8 @@ def _paper_successors(
     """Adaptix, Algorithm 2: p(c|a,b) + increments, at most maxProb; no back-off."""
     count = 0
     if row >= 0:
-        for entry in range(table.offsets[row], min(table.offsets[row + 1], len(table.tokens))):
-            count = _add(tokens, scores, count, table.tokens[entry], table.probabilities[entry] / FULL_PROBABILITY)
+        start, end = int(np.int64(table.offsets[row])), int(np.int64(table.offsets[row + 1]))
+        count = _add_row(table.tokens, table.probabilities, start, end, 1.0, 0.0, tokens, scores, count)
     if slot >= 0:
         for j in range(ROW_WIDTH):
             if learned.weights[slot, j] > 0:
@@ -134,19 +148,17 @@ def best_first(
 ) -> tuple[IntArray, IntArray, FloatArray]:
     """Return the `nodes` most probable paths after (a, b), as tokens int32[N], parents int32[N], scores float32[N].
 
-    A path's score is the product of its successors' scores, each taken as at most 1, so a child never outranks its
-    parent and the result is prefix-closed. Tokens at or beyond `vocabulary` are left out. Once `nodes` better
-    candidates are known, a candidate is dropped at sight, and a node whose children must all be dropped is not
-    expanded.
+    A path's score is the product of its successors' scores, each limited to 1, so a child never outranks its parent and
+    the result is prefix-closed. Tokens at or above `vocabulary` are left out. A candidate is dropped if `nodes` better
+    ones are known (the bar), and a node is not expanded if all its children would be dropped.
 
-    Contributions of a source below a quarter of that bar are left out of a candidate's score (see `successors`). So
-    where several sources are blended, a score can fall short of the exact one by at most three quarters of the bar at
-    the time, and of two candidates close to the bar the wrong one may be taken.
+    Contributions of a source below a quarter of the bar are left out of a candidate's score (see `successors`). So with
+    several sources a score may be too low by up to three quarters of the bar, and of two candidates close to the bar
+    the wrong one may be taken.
     """
-    room, size, made = (nodes + 1) * MOST_SUCCESSORS, 0, 0
+    room = (nodes + 1) * MOST_SUCCESSORS
     candidate_token, candidate_parent = np.empty(room, np.int32), np.empty(room, np.int32)
-    candidate_score, heap = np.empty(room, np.float32), np.empty(room, np.int32)
-    bar = new_bar(nodes)
+    queue, bar = new_queue(np.empty(room, np.float32)), new_bar(nodes)
     tokens, parents, level = np.empty(nodes, np.int32), np.empty(nodes, np.int32), np.empty(nodes, np.int32)
     scores = np.empty(nodes, np.float32)
     found_tokens, found_scores = np.empty(MOST_SUCCESSORS, np.int32), np.empty(MOST_SUCCESSORS, np.float32)
@@ -161,18 +173,13 @@ def best_first(
                 score = node_score * min(found_scores[i], np.float32(1.0))
                 if not above_bar(bar, score) or not 0 <= found_tokens[i] < vocabulary:
                     continue
-                candidate_token[made] = found_tokens[i]
-                candidate_parent[made] = node
-                candidate_score[made] = score
-                heap[size] = made
-                made, size = made + 1, size + 1
-                sift_up(heap, size, candidate_score)
+                candidate = push(queue, score)
+                candidate_token[candidate], candidate_parent[candidate] = found_tokens[i], node
                 raise_bar(bar, score)
-        if size == 0:
+        best = pop(queue)
+        if best < 0:
             break
-        best = pop(heap, size, candidate_score)
-        size -= 1
-        node, node_score = count, candidate_score[best]
+        node, node_score = count, queue.score[best]
         tokens[node], parents[node], scores[node] = candidate_token[best], candidate_parent[best], node_score
         node_level = level[node] = 1 if parents[node] < 0 else level[parents[node]] + 1
         count += 1
@@ -183,13 +190,13 @@ def best_first(
 
 
 class SearchSettings(NamedTuple):
-    """Settings of Monte Carlo tree search; drafters/adaptix.py has those of ADED, appendix F, as its defaults."""
+    """Settings of Monte Carlo tree search; the defaults in drafters/adaptix.py are those of ADED, appendix F."""
 
     iterations: int  # simulations
     c1: float  # base of the exploration factor E (equation 3)
     c2: float  # scale of its logarithm
     length: int  # tokens of a continuation
-    candidates: int  # continuations kept, by visits
+    candidates: int  # most visited continuations to keep
 
 
 @njit(cache=True)
@@ -213,7 +220,7 @@ def _best_child(
     node: int, first: IntArray, width: IntArray, visits: IntArray, value: FloatArray, prior: FloatArray, c1: float,
     c2: float,
 ) -> int:  # fmt: skip
-    """Return the child with the largest PUCT (equation 2); one never visited comes first, in order of probability."""
+    """Return the child with the largest PUCT (equation 2); unvisited children come first, by probability."""
     total = 0
     for child in range(first[node], first[node] + width[node]):
         if visits[child] == 0:
@@ -232,7 +239,7 @@ def _best_child(
 def _sorted_successors(
     table: TableArrays, learned: LearnedArrays, trust: Trust, a: int, b: int, tokens: IntArray, scores: FloatArray
 ) -> int:
-    """Collect the successors of (a, b), the most probable first (insertion sort: there are few)."""
+    """Collect the successors of (a, b), the most probable first, by insertion sort, as there are few."""
     found = successors(table, learned, trust, a, b, 0.0, tokens, scores)
     for i in range(1, found):
         token, score, j = tokens[i], scores[i], i
@@ -276,8 +283,7 @@ def mcts(
 ) -> tuple[IntArray, IntArray, FloatArray]:  # fmt: skip
     """Return the tree of the most visited continuations after (a, b), as tokens, parents (int32[N]), scores float32[N].
 
-    Scores are path probabilities, for budgets to cut by. Every continuation of a kept path's full length ends in its
-    most probable successor, as in the paper's code.
+    Scores are path probabilities. Each kept path is extended by its most probable successor, as in the paper's code.
     """
     room = 1 + settings.iterations * MOST_SUCCESSORS
     token, parent, first = np.empty(room, np.int32), np.full(room, -1, np.int32), np.full(room, -1, np.int32)
@@ -323,7 +329,7 @@ def _kept_paths(
     table: TableArrays, learned: LearnedArrays, trust: Trust, token: IntArray, parent: IntArray,
     visits: IntArray, prior: FloatArray, settings: SearchSettings, vocabulary: int,
 ) -> tuple[IntArray, IntArray, FloatArray]:  # fmt: skip
-    """Return the paths to the most visited nodes, each with its most probable successor, as one tree."""
+    """Return the paths to the most visited nodes, each extended by its most probable successor, as one tree."""
     order = np.argsort(-visits, kind="mergesort")[: settings.candidates]
     kept = np.zeros(len(token), np.bool_)
     for chosen in order:

@@ -1,6 +1,6 @@
-"""How tokens are chosen: the options, whose names and meaning are transformers'.
+"""Options of how tokens are chosen, with transformers' names and meaning.
 
-Knows values and their limits; what they do is in this folder's files.
+Checks values and their limits. Does not depend on how the options are applied.
 """
 
 import math
@@ -14,14 +14,14 @@ import torch
 from foredraft.errors import UsageError
 
 Probabilities = npt.NDArray[np.float64]
-"""float64[V], none negative, with sum 1."""
+"""float64[V], not negative, with sum 1."""
 
 LogitsProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """transformers' protocol: (input_ids int64[1, n], scores float32[1, V]) -> scores float32[1, V]."""
 
 SEED_LIMIT = 2**64
 LEAST_TEMPERATURE = 1e-6
-"""Below this, dividing the logits overflows float32; greedy decoding is meant."""
+"""Lower temperatures overflow float32 when they divide the logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,7 @@ class SamplingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be honoured.
-
-        Raises:
-            UsageError: a value outside its range.
-        """
+        """Raise UsageError for a value out of range."""
         if not (math.isfinite(self.temperature) and self.temperature >= LEAST_TEMPERATURE):
             raise UsageError(
                 f"temperature is {self.temperature}; it must be at least {LEAST_TEMPERATURE:g}. For greedy decoding "

@@ -1,7 +1,7 @@
-"""Choosing the target's token from its logits: processors, filters, and noise that belongs to (seed, position, token).
+"""Choosing the target's token from its logits: processors, filters, and noise determined by (seed, position, token).
 
-The token at absolute position `p` is `argmax_v l[v]/T + g(seed, p, v)` over what the filters leave (noise.py): sampling
-from the softmax, by noise that does not depend on what was drafted. Does not know drafters or text.
+The token at absolute position `p` is `argmax_v l[v]/T + g(seed, p, v)` over the filtered tokens (noise.py): a sample of
+the softmax by noise that does not depend on drafts. Does not depend on drafters or text.
 """
 
 import math
@@ -24,9 +24,9 @@ from foredraft.sampling.noise import perturbed_argmax
 def drawn(
     row: FloatArray, seed: np.uint64, position: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> int:  # fmt: skip
-    """Return the token that a row, float32[V], puts at a position; -1 where the row cannot be used.
+    """Return the token at a position, given the row float32[V] before it; -1 for an unusable row.
 
-    A temperature of 0 takes the most probable one; the filters are those of `filter_row`.
+    A temperature of 0 takes the most probable token; the filters are those of `filter_row`.
     """
     if temperature == 0.0:
         return most_probable(row)
@@ -35,12 +35,12 @@ def drawn(
 
 
 class Sampler:
-    """How one sequence's tokens are chosen: options, processors, and the sequence's own prefix.
+    """Chooses one sequence's tokens.
 
     Args:
-        options: how to choose.
-        processors: called in order with the node's own path, once for every emitted position, as plain decoding would.
-        prefix: returns the emitted ids, int64[n], the root last.
+        options: sampling options.
+        processors: called in order, with the node's own path, once per emitted position, as in plain decoding.
+        prefix: returns prompt and emitted ids, int64[n], the root last.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class Sampler:
         self._needs_prefix = bool(self._processors) or options.repetition_penalty != 1.0
 
     def chooser(self, scores: Scores, at: int) -> Chooser:
-        """Return what chooses the token after each row of `scores`, whose root stands at position `at`."""
+        """Return the chooser of the token after each row of `scores`, whose root is at position `at`."""
         on_device = scores.best is not None or scores.logits.device.type != "cpu"
-        told = self._tokens_after_rows(scores) if on_device and not self._needs_prefix else None
-        if told is None:
+        tokens = self._tokens_after_rows(scores) if on_device and not self._needs_prefix else None
+        if tokens is None:
             read = row_reader(scores.logits)
 
         def choose(row: int, path: Sequence[int]) -> int:
             position = at + len(path) + 1
-            if told is not None:
-                token = told[row]
+            if tokens is not None:
+                token = tokens[row]
             else:
                 scored = self._row(read(row), scores.logits.device, path)
                 token = drawn(scored, self._seed, position, *self._filters)
@@ -75,7 +75,7 @@ class Sampler:
         return choose
 
     def _tokens_after_rows(self, scores: Scores) -> list[int] | None:
-        """Return the token after every row where scores lie elsewhere, fetched in one go; None where rows are read."""
+        """Return the tokens after all rows, computed on the device; None if rows must be read."""
         if self._options.do_sample:
             return None if scores.draw is None else scores.draw(self._options.seed, *self._filters)
         if scores.best is not None:
@@ -84,17 +84,17 @@ class Sampler:
         return [token if math.isfinite(value) else -1 for value, token in zip(values, largest, strict=True)]
 
     def distribution(self, logits: torch.Tensor, at: int, path: Sequence[int]) -> Probabilities:
-        """Return the law of the token after a row of `logits`, float[V], after the emitted `path`, as float64[V].
+        """Return the distribution of the token after a row of `logits`, float[V], after the emitted `path`.
 
-        It is the law by which the chooser's token is drawn; greedy decoding's is one-hot. Processors are called.
+        It is float64[V], the distribution that the chooser samples; one-hot for greedy decoding. Processors are called.
 
         Raises:
-            NumericsError: scores from which no token can be chosen.
+            NumericsError: no token can be chosen from the scores.
         """
-        law = distribution(self._row(row_reader(logits[None])(0), logits.device, path), self._options)
-        if not len(law):
+        probabilities = distribution(self._row(row_reader(logits[None])(0), logits.device, path), self._options)
+        if not len(probabilities):
             raise NumericsError(_unusable(at + len(path) + 1))
-        return law
+        return probabilities
 
     def _row(self, row: FloatArray, device: torch.device, path: Sequence[int]) -> FloatArray:
         """Return the scores of a row, float32[V], after the penalty and the processors."""
@@ -104,7 +104,7 @@ class Sampler:
         if self._options.repetition_penalty != 1.0:
             penalize(row, prefix, self._options.repetition_penalty)
         if self._processors:
-            input_ids = torch.from_numpy(prefix).unsqueeze(0).to(device)  # processors may hold tensors there
+            input_ids = torch.from_numpy(prefix).unsqueeze(0).to(device)  # processors may hold tensors on it
             scores = torch.from_numpy(row).unsqueeze(0).to(device)
             for processor in self._processors:
                 scores = processor(input_ids, scores)

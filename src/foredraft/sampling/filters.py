@@ -1,6 +1,6 @@
-"""What is left of a row of logits: the repetition penalty, temperature, top-k, top-p and min-p, and the law they give.
+"""Filters of a row of logits: repetition penalty, temperature, top-k, top-p and min-p, and the resulting distribution.
 
-Knows a row of scores; not the draw, nor where the scores come from.
+Does not depend on how tokens are drawn, nor on where the logits come from.
 """
 
 import math
@@ -16,8 +16,8 @@ from foredraft.sampling.logits import exponentials, most_probable
 
 @njit(cache=True)
 def _weight_above(weights: FloatArray, share: float, total: float) -> float:
-    """Return the largest w such that weights >= w hold at least `share` of `total`: the nucleus's last weight."""
-    # weights lie in [0, 1]; bins by powers of two find the few that need sorting
+    """Return the largest w such that the weights >= w sum to at least `share` of `total`: the nucleus's last weight."""
+    # weights are in [0, 1]; bins by powers of two find the few that need sorting
     bins = np.zeros(160, np.float64)
     for weight in weights:
         if weight > 0:
@@ -38,16 +38,18 @@ def _weight_above(weights: FloatArray, share: float, total: float) -> float:
             break
         mass += weight
         cut = weight
-    if cut > 1.5:  # everything needed lies above the edge bin
+    if cut > 1.5:  # all needed weights are above the edge bin
         cut = inside.min()
     return cut
 
 
 @njit(cache=True)
 def _kth_largest(row: FloatArray, k: int) -> float:
-    """Return the k-th largest value of float32[V], 1 <= k <= V: by the high half of its bits, then by the low half."""
+    """Return the k-th largest value of float32[V], 1 <= k <= V, by the high half of its bits, then the low half."""
     keys = row.view(np.uint32).copy()
-    for token in range(len(keys)):  # negative floats run backwards: turned over, the order of the bits is the values'
+    for token in range(
+        len(keys)
+    ):  # flipped so that the bits are in the order of the values: negative floats are reversed
         keys[token] ^= np.uint32(0xFFFFFFFF if keys[token] >> np.uint32(31) else 0x80000000)
     low, missing = np.uint32(0), k
     for shift in (16, 0):
@@ -68,10 +70,10 @@ def _kth_largest(row: FloatArray, k: int) -> float:
 
 @njit(cache=True)
 def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, min_p: float) -> FloatArray:
-    """Return softmax weights relative to the most probable token, float32[V], 0 where a filter drops the token.
+    """Return softmax weights relative to the most probable token, float32[V], 0 for filtered tokens.
 
-    The order is transformers': temperature, top-k, top-p on what top-k leaves, min-p. An empty array says that the
-    row cannot be used (NaN, +inf, or nothing finite).
+    The order is transformers': temperature, top-k, top-p of the remaining tokens, min-p. Returns an empty array for an
+    unusable row (NaN, +inf, or nothing finite).
     """
     best = most_probable(row)
     if best < 0:
@@ -84,7 +86,7 @@ def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, mi
 
 @njit(cache=True)
 def _drop_filtered(weights: FloatArray, row: FloatArray, top_k: int, top_p: float, min_p: float) -> None:
-    """Set in place to 0 the weights that top-k, top-p or min-p drops."""
+    """Set the weights that top-k, top-p or min-p drop to 0, in place."""
     if 0 < top_k < len(row):
         smallest_kept = _kth_largest(row, top_k)
         for token in range(len(row)):
@@ -112,14 +114,14 @@ def penalize(row: FloatArray, seen: TokenIds, penalty: float) -> None:
 
 
 def distribution(row: FloatArray, options: SamplingOptions) -> Probabilities:
-    """Return the law by which `options` choose a token, float64[V]; greedy decoding's is one-hot.
+    """Return the distribution from which `options` choose a token; one-hot for greedy decoding.
 
     Args:
         row: float32[V], logits after the penalty and the processors.
-        options: temperature and filters apply; the penalty needs a prefix and is not applied here.
+        options: temperature and filters; the penalty is not applied, as it needs the prefix.
 
     Returns:
-        float64[V] with sum 1; an empty array for a row that cannot be used (NaN, +inf, or nothing finite).
+        float64[V] with sum 1; an empty array for an unusable row (NaN, +inf, or nothing finite).
     """
     if options.do_sample:
         weights = filter_row(row, options.temperature, options.top_k, options.top_p, options.min_p).astype(np.float64)

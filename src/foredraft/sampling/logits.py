@@ -1,7 +1,7 @@
-"""Logits as compiled functions read them: one row in float32, and the most probable tokens of some rows.
+"""Compiled functions on logits: a row in float32, and the most probable tokens of some rows.
 
-Between two passes every cache is full of weights, so what is done with the scores is done in few, small loops. Does not
-know how a token is chosen, nor what the rows stand for.
+After a pass the CPU caches hold weights, so logits are processed in few, small loops. Does not depend on how a token is
+chosen, nor on what the rows are.
 """
 
 import math
@@ -16,20 +16,17 @@ from numba import njit
 from foredraft.graph.tree import FloatArray, IntArray
 
 RowReader = Callable[[int], FloatArray]
-"""Returns a row's scores, float32[V], to be read only."""
+"""Returns a row's logits, float32[V], read-only."""
 
 Words = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
-"""Logits by their bits: uint32 for float32; uint16 for bfloat16, whose numbers are the upper halves of float32's."""
+"""Bits of logits: uint32 for float32; uint16 for bfloat16, which is the upper half of a float32."""
 
-_BLOCK = 64  # logits looked at together
-_LINE = np.float32(127 - 0.0436775)  # float32's bias of exponents, less what makes the line err as far up as down
+_BLOCK = 64  # logits of a block, of which only the maximum is compared first; chosen
+_LINE = np.float32(127 - 0.0436775)  # float32's exponent bias, minus the shift that balances the errors of `rough_sum`
 
 
 def words_of(logits: torch.Tensor) -> Words | None:
-    """Return the bits of logits, float[R, V], in the same memory; None where compiled functions cannot read them.
-
-    They can where the logits are float32 or bfloat16 and lie row by row on the CPU.
-    """
+    """Return a view of the bits of logits, float[R, V]; None if not contiguous float32 or bfloat16 on the CPU."""
     if logits.device.type != "cpu" or not logits.is_contiguous():
         return None
     if logits.dtype == torch.bfloat16:
@@ -39,7 +36,7 @@ def words_of(logits: torch.Tensor) -> Words | None:
 
 @njit(cache=True)
 def row_of(words: Words, row: int) -> FloatArray:
-    """Return the scores, float32[V], of one row of what `words_of` returns, uint16[R, V] or uint32[R, V]."""
+    """Return the logits, float32[V], of one row of the result of `words_of`, uint16[R, V] or uint32[R, V]."""
     bits, shift = np.empty(words.shape[1], np.uint32), np.uint32(32 - 8 * words.itemsize)
     for i in range(len(bits)):
         bits[i] = np.uint32(words[row, i]) << shift
@@ -47,12 +44,12 @@ def row_of(words: Words, row: int) -> FloatArray:
 
 
 def row_reader(logits: torch.Tensor) -> RowReader:
-    """Return what reads the rows of `logits`, float[R, V] on any device."""
+    """Return a reader of the rows of `logits`, float[R, V] on any device."""
     words = words_of(logits)
     if words is None:
         return lambda row: logits[row].detach().float().cpu().numpy()
 
-    def read(row: int) -> FloatArray:  # torch takes longer to convert a row
+    def read(row: int) -> FloatArray:  # faster than torch's conversion of a row
         assert row < len(words), "there is no such row"
         return row_of(words, row)
 
@@ -64,12 +61,11 @@ def top_probabilities(logits: torch.Tensor, k: int, rows: IntArray | None = None
 
     Args:
         logits: float[R, V].
-        k: how many; at most V are returned.
+        k: tokens per row; at most V are returned.
         rows: int32[S]; None for all.
 
     Returns:
-        int32[S, k] and float32[S, k], by descending probability, which is right to 3 in 100; NaN where a row
-        holds NaN.
+        int32[S, k] and float32[S, k], by descending probability, with an error of up to 3 %; NaN if a row holds NaN.
     """
     k = min(k, logits.shape[-1])
     if logits.device.type != "cpu":
@@ -81,23 +77,23 @@ def top_probabilities(logits: torch.Tensor, k: int, rows: IntArray | None = None
     words = words_of(logits)
     if words is None:
         words = words_of(logits.float().contiguous())
-    assert words is not None, "float32 on the CPU can be read"
+    assert words is not None, "contiguous float32 on the CPU has a view"
     top_of_rows(words, wanted, *found)
     return found
 
 
 @njit(cache=True)
 def top_of_rows(words: Words, rows: IntArray, tokens: IntArray, probabilities: FloatArray) -> None:
-    """Do for each of `rows`, int32[S], what `top_of_row` does: `tokens` and `probabilities` are [S, k]."""
+    """Call `top_of_row` for each of `rows`, int32[S]; `tokens` and `probabilities` are [S, k]."""
     for place in range(len(rows)):
         top_of_row(row_of(words, rows[place]), tokens[place], probabilities[place])
 
 
 @njit(cache=True)
 def top_of_row(row: FloatArray, tokens: IntArray, probabilities: FloatArray) -> None:
-    """Set `tokens`, int32[k], to the most probable ones of a row, float32[V], and `probabilities` to theirs.
+    """Set `tokens`, int32[k], to the most probable tokens of a row, float32[V], and `probabilities` to theirs.
 
-    Of equal ones, those with the lower number count as more probable.
+    Ties go to the lower token.
     """
     largest_of_row(row, tokens, probabilities)
     largest = probabilities[0]
@@ -108,9 +104,9 @@ def top_of_row(row: FloatArray, tokens: IntArray, probabilities: FloatArray) -> 
 
 @njit(cache=True)
 def _block_maxima(row: FloatArray) -> npt.NDArray[np.int32]:
-    """Return the largest number of each block by its bits, put in an order that is the numbers', as integers.
+    """Return the maximum of each block as an integer whose order is that of the floats.
 
-    Compilers turn the largest of integers into vector instructions, that of floats not, and loops of known length best.
+    Compilers vectorise the maximum of integers but not of floats, and best in loops of constant length.
     """
     bits, whole = row.view(np.int32), len(row) // _BLOCK
     maxima = np.full((len(row) + _BLOCK - 1) // _BLOCK, np.int32(-0x80000000))
@@ -126,7 +122,7 @@ def _block_maxima(row: FloatArray) -> npt.NDArray[np.int32]:
 
 @njit(cache=True)
 def _insert(tokens: IntArray, values: Any, token: int, value: Any) -> None:
-    """Put a value that is above the last one in its place of a falling list."""
+    """Insert a value above the last one into a descending list, and drop the last one."""
     place = len(tokens) - 1
     while place > 0 and values[place - 1] < value:
         values[place], tokens[place] = values[place - 1], tokens[place - 1]
@@ -136,9 +132,9 @@ def _insert(tokens: IntArray, values: Any, token: int, value: Any) -> None:
 
 @njit(cache=True)
 def largest_of_row(row: FloatArray, tokens: IntArray, values: FloatArray) -> None:
-    """Set `tokens`, int32[k], and `values`, float32[k], to the k largest of a row, float32[V], falling.
+    """Set `tokens`, int32[k], and `values`, float32[k], to the k largest of a row, float32[V], descending.
 
-    Only blocks of the row are looked into whose largest value is among the k largest of all blocks.
+    Only blocks whose maximum is among the k largest maxima are read.
     """
     k, maxima = len(tokens), _block_maxima(row)
     of_blocks = np.full(k, np.int32(-0x80000000))
@@ -157,16 +153,16 @@ def largest_of_row(row: FloatArray, tokens: IntArray, values: FloatArray) -> Non
 
 @njit(cache=True)
 def has_nan(row: FloatArray) -> bool:
-    """Say whether a row, float32[V], holds NaN."""
+    """Return whether a row, float32[V], holds NaN."""
     missing = np.int32(0)
-    for i in range(len(row)):  # a count, as compilers turn it into vector instructions too
+    for i in range(len(row)):  # compilers vectorise a count
         missing += np.int32(np.isnan(row[i]))
     return bool(missing > 0)
 
 
 @njit(cache=True)
 def most_probable(row: FloatArray) -> int:
-    """Return the first of the largest scores of a row, float32[V]; -1 where it holds NaN or +inf, or nothing finite."""
+    """Return the first maximum of a row, float32[V]; -1 if it holds NaN or +inf, or nothing finite."""
     tokens, values = np.empty(1, np.int32), np.empty(1, np.float32)
     largest_of_row(row, tokens, values)
     return -1 if not np.isfinite(values[0]) or has_nan(row) else int(tokens[0])
@@ -176,12 +172,12 @@ def most_probable(row: FloatArray) -> int:
 def exponentials(row: FloatArray, largest: float, temperature: float) -> FloatArray:
     """Return exp((score - largest) / temperature) of a row, float32[V], to float32's precision; 0 below 2^-126.
 
-    exp(x) = 2^n exp(r), r being at most ln(2) / 2 from 0, where seven terms of its series are enough. Written so that
-    compilers turn it into vector instructions, which they do not do with their own exponential.
+    exp(x) = 2^n exp(r) with |r| <= ln(2) / 2, where seven terms of the series suffice. Compilers vectorise this, but
+    not their own exponential.
 
     Args:
         row: without NaN.
-        largest: its largest score, finite.
+        largest: its maximum, finite.
         temperature: above 0.
     """
     series, powers = np.empty(len(row), np.float32), np.empty(len(row), np.int32)
@@ -194,7 +190,7 @@ def exponentials(row: FloatArray, largest: float, temperature: float) -> FloatAr
         tail = np.float32(1 / 24) + r * (np.float32(1 / 120) + r * np.float32(1 / 720))
         series[i] = np.float32(1) + r * (np.float32(1) + r * (np.float32(0.5) + r * (np.float32(1 / 6) + r * tail)))
         powers[i] = above * ((np.int32(n) + np.int32(127)) << np.int32(23))
-    scale = powers.view(np.float32)  # 2^n, by its exponent's bits
+    scale = powers.view(np.float32)  # 2^n, from its exponent bits
     for i in range(len(row)):
         series[i] *= scale[i]
     return series
@@ -202,10 +198,10 @@ def exponentials(row: FloatArray, largest: float, temperature: float) -> FloatAr
 
 @njit(cache=True, fastmath={"contract", "nsz", "reassoc"}, error_model="numpy")
 def rough_sum(row: FloatArray, largest: float) -> float:
-    """Return the sum of exp(score - largest) over a row, float32[V], to 3 in 100; NaN where it holds NaN.
+    """Return the sum of exp(score - largest) over a row, float32[V], with an error of up to 3 %; NaN if it holds NaN.
 
-    Between powers of two a straight line stands for the exponential, as the bits of a float32 do (Schraudolph, "A Fast,
-    Compact Approximation of the Exponential Function", 1999). It takes a third of the time of seven terms of a series.
+    The exponential is linear between powers of two, like the bits of a float32 (Schraudolph, "A Fast, Compact
+    Approximation of the Exponential Function", 1999). It takes a third of the time of `exponentials`' series.
     """
     if not np.isfinite(largest) or has_nan(row):
         return np.nan
@@ -216,4 +212,4 @@ def rough_sum(row: FloatArray, largest: float) -> float:
     values = lines.view(np.float32)
     for i in range(len(row)):
         total += values[i]
-    return max(float(total), 1.0)  # the largest's own
+    return max(float(total), 1.0)  # the largest score contributes 1

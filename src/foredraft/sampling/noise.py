@@ -1,13 +1,13 @@
-"""Noise that belongs to (seed, position, token), and the draw that it decides.
+"""Noise determined by (seed, position, token), and sampling with it.
 
-The token at absolute position `p` is `argmax_v log w[v] + g(seed, p, v)` over weights w, with `g` a standard Gumbel
-value. That is a draw in proportion to the weights, and it does not depend on what was drafted, so plain and speculative
-decoding with one seed agree token for token.
+The token at absolute position `p` is `argmax_v log w[v] + g(seed, p, v)` over weights w, with standard Gumbel values g.
+This samples in proportion to the weights and does not depend on drafts, so plain and speculative decoding with the same
+seed give the same tokens.
 
 Noise comes from Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11): key = the 64-bit
-seed, counter = (token // 4, position, 0, 0), output lane = token % 4. A value is computed for a token alone, so any
-subset of the vocabulary, on any machine, sees the same noise. With u = (lane + 0.5) / 2**32, g = -log(-log(u)); the
-32-bit grid moves no token's probability by more than about 1e-10. Knows weights; not where they come from.
+seed, counter = (token // 4, position, 0, 0), output lane = token % 4. Each value depends on its token alone, so any
+subset of the vocabulary, on any machine, gets the same noise. With u = (lane + 0.5) / 2**32, g = -log(-log(u)); the
+32-bit grid changes no token's probability by more than about 1e-10. Does not depend on where the weights come from.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from numba import njit
 
 from foredraft.graph.tree import FloatArray
 
-_BLOCKS = 64  # Philox blocks worked on together, four tokens each
+_BLOCKS = 64  # Philox blocks computed together, four tokens each; chosen
 
 
 @njit(cache=True, inline="always")
@@ -62,7 +62,7 @@ def gumbel_noise(seed: int, position: int, tokens: npt.NDArray[np.int64]) -> npt
 
 @njit(cache=True)
 def _noise_words(first: int, position: int, k0: np.uint32, k1: np.uint32, lanes: npt.NDArray[np.uint32]) -> None:
-    """Set `lanes`, uint32[4, n], to Philox's output for the n blocks from `first` on; in step, as vectors go."""
+    """Set `lanes`, uint32[4, n], to Philox's output for the n blocks from `first` on, vectorised over the blocks."""
     c0, c1, c2, c3 = lanes[0], lanes[1], lanes[2], lanes[3]
     for i in range(len(c0)):
         c0[i], c1[i], c2[i], c3[i] = np.uint32(first + i), np.uint32(position), np.uint32(0), np.uint32(0)
@@ -75,16 +75,16 @@ def _noise_words(first: int, position: int, k0: np.uint32, k1: np.uint32, lanes:
 
 @njit(cache=True, inline="always")
 def _beyond(word: np.uint32) -> np.float32:
-    """Return 1 - u, times 2^32, a half left out."""
+    """Return (1 - u) * 2^32, without the 0.5."""
     return np.float32(word ^ np.uint32(0xFFFFFFFF))
 
 
 @njit(cache=True)
 def _may_win(weights: FloatArray, lanes: npt.NDArray[np.uint32], bar: float) -> bool:
-    """Say whether one of some weights, float32[4n], may exceed `bar`, without a branch for each, as vectors go."""
-    hits, per_word = np.int32(0), np.float32(bar / 4294967296.0 * (1.0 - 1e-6))  # float32 rounds by less
+    """Return whether a token with one of these weights, float32[4n], may exceed `bar`; vectorised, without branches."""
+    hits, per_word = np.int32(0), np.float32(bar / 4294967296.0 * (1.0 - 1e-6))  # a margin above float32's rounding
     c0, c1, c2, c3 = lanes[0], lanes[1], lanes[2], lanes[3]
-    for i in range(len(c0)):  # all lanes at once, so that the weights are read in order
+    for i in range(len(c0)):  # all four lanes together, so weights are read in order
         hits += np.int32(weights[4 * i] >= per_word * _beyond(c0[i]))
         hits += np.int32(weights[4 * i + 1] >= per_word * _beyond(c1[i]))
         hits += np.int32(weights[4 * i + 2] >= per_word * _beyond(c2[i]))
@@ -96,8 +96,8 @@ def _may_win(weights: FloatArray, lanes: npt.NDArray[np.uint32], bar: float) -> 
 def perturbed_argmax(weights: FloatArray, seed: np.uint64, position: int) -> int:
     """Return argmax over tokens of log(weight) + g(seed, position, token).
 
-    A token can only win if its weight exceeds (1 - u) times the best exp(score) so far, because -log(u) >= 1 - u;
-    that leaves a logarithm to take for a handful of tokens, and no noise where a filter left nothing.
+    A token can win only if its weight exceeds (1 - u) times the best exp(score) so far, as -log(u) >= 1 - u. So few
+    tokens need a logarithm, and fully filtered blocks need no noise.
     """
     k0, k1 = np.uint32(seed & np.uint64(0xFFFFFFFF)), np.uint32(seed >> np.uint64(32))
     best_token, best_score, bar = -1, -np.inf, 0.0
@@ -106,7 +106,7 @@ def perturbed_argmax(weights: FloatArray, seed: np.uint64, position: int) -> int
     for start in range(0, len(weights), max(4 * blocks, 1)):
         stop = min(start + 4 * blocks, len(weights))
         alive = np.int32(0)
-        for token in range(start, stop):  # a count, as compilers turn it into vector instructions
+        for token in range(start, stop):  # compilers vectorise a count
             alive += np.int32(weights[token] > 0)
         if alive == 0:
             continue

@@ -1,11 +1,11 @@
-"""Rejection verification: a drafted token stands with probability min(1, p/q), else what p has more of than q goes on.
+"""Rejection verification: a drafted token is accepted with probability min(1, p/q), else max(p - q, 0) is sampled.
 
-`p` is the target's processed distribution after a row, `q` the one that the drafted token was drawn from. Whatever was
-drafted, the token emitted has exactly the law p: for one candidate by Leviathan et al., "Fast inference from
-transformers via speculative decoding" (2023), and Chen et al., "Accelerating large language model decoding with
-speculative sampling" (2023); for several, drawn without replacement and tried in order, by recursive rejection (Miao et
-al., "SpecInfer", 2024; Jeon et al., "Recursive speculative decoding", 2024). The two halves of the bargain, drawing
-and trying, are both here. Does not know how p or q comes about, or where chance comes from.
+`p` is the target's processed distribution after a row, `q` the distribution of the drafted token. The emitted token has
+exactly the distribution p: with one candidate by Leviathan et al., "Fast inference from transformers via speculative
+decoding" (2023), and Chen et al., "Accelerating large language model decoding with speculative sampling" (2023); with
+several, drawn without replacement and tried in order, by recursive rejection (Miao et al., "SpecInfer", 2024; Jeon et
+al., "Recursive speculative decoding", 2024). Both drawing and verifying are here. Does not depend on how p and q are
+computed, nor on the source of randomness.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ from foredraft.sampling import Probabilities
 from foredraft.sampling.noise import philox
 
 VERIFIER_STREAM = 1
-"""The stream of the seed's noise that verification uses. 0 is matched verification's; drafters take any above 1."""
+"""Noise stream of verification. Matched verification uses stream 0, drafters any above 1."""
 
 
 class Chance(Protocol):
-    """Where randomness comes from: a seed, or a test that goes through every outcome."""
+    """A source of randomness: a seed, or a test that enumerates all outcomes."""
 
     def accept(self, probability: float) -> bool:
         """Return True with this probability."""
@@ -35,15 +35,15 @@ class Chance(Protocol):
 
 
 class SeededChance:
-    """Chance that belongs to (seed, position, stream), and in it to the number of times that it was asked.
+    """Randomness determined by (seed, position, stream) and the number of earlier calls.
 
-    Philox-4x32-10 under the seed with counter = (times asked, position, stream, 0); two output words make a u of 53
-    bits in [0, 1).
+    Philox-4x32-10 with the seed as key and counter = (earlier calls, position, stream, 0); two output words give a u of
+    53 bits in [0, 1).
 
     Args:
         seed: 0 to 2**64 - 1.
-        position: absolute position of the token that is decided.
-        stream: whose noise, so that drafting and verifying never share any.
+        position: absolute position of the token to decide.
+        stream: keeps drafting and verification independent.
     """
 
     def __init__(self, seed: int, position: int, stream: int = VERIFIER_STREAM) -> None:
@@ -58,7 +58,7 @@ class SeededChance:
         """Return a token drawn from `distribution`, float64[V]; never one of probability 0."""
         below = distribution.cumsum()
         token = int(below.searchsorted(self._uniform() * below[-1], side="right"))
-        # the product may round up to the sum itself, after the last token that has any probability
+        # the product may round up to the whole sum, beyond the last token with a probability
         return token if token < len(below) else int(np.flatnonzero(distribution)[-1])
 
     def _uniform(self) -> float:
@@ -73,16 +73,16 @@ def rejection_chooser(
     distribution: Callable[[int, Sequence[int]], Probabilities],
     chance: Callable[[int], Chance],
 ) -> Chooser:
-    """Return what chooses the token after each row of a verification by trying the row's drafted children.
+    """Return a chooser of the token after each row of a verification, which tries the row's drafted children.
 
-    The chosen token is a child's, and the walk goes on there, or one that no child has. A node that a graph reaches by
-    several prefixes stands in the draft once under each, always with the q it was drawn from; a walk meets one of them.
+    A merged graph may contain a draw under several prefixes, always with the q it was drawn from; an accepted path
+    contains only one of them.
 
     Args:
-        draft: what is verified.
+        draft: the verified draft.
         at: absolute position of its root.
-        distribution: the target's after a row after an emitted path, processed: float64[V] with sum 1.
-        chance: what decides at a position; called once for each position.
+        distribution: returns the target's processed distribution after a row and an emitted path: float64[V], sum 1.
+        chance: returns the randomness of a position; called once per position.
     """
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(draft.parents.tolist()):
@@ -96,16 +96,16 @@ def rejection_chooser(
 
 
 def choose_token(p: Probabilities, draft: Draft, siblings: Sequence[int], chance: Chance) -> int:
-    """Return a token whose law is `p`: the first of `siblings` that is accepted, else a draw from what is left of p.
+    """Return a token with distribution `p`: the first accepted one of `siblings`, else a draw from the last residual.
 
     Args:
         p: float64[V] with sum 1, the target's distribution after their parent.
-        draft: the tree; where it has no q, its nodes were chosen rather than drawn: the one-hot case.
-        siblings: nodes of `draft` with one parent, in the order in which they were drawn.
-        chance: decides.
+        draft: the tree; without q its nodes were chosen, not drawn, and q is one-hot.
+        siblings: nodes of `draft` with one parent, in the order drawn.
+        chance: the randomness.
 
     Raises:
-        ValueError: a node that its q cannot have given.
+        ValueError: a node cannot have been drawn from its q.
     """
     for place, node in enumerate(siblings):
         token = int(draft.tokens[node])
@@ -117,9 +117,9 @@ def choose_token(p: Probabilities, draft: Draft, siblings: Sequence[int], chance
 
 
 def residual(p: Probabilities, q: Probabilities) -> Probabilities:
-    """Return max(p - q, 0) with sum 1, float64[V]: the law of what follows a rejected draw from `q`.
+    """Return max(p - q, 0), normalised to sum 1, float64[V]: the distribution after a rejected draw from `q`.
 
-    Where p nowhere exceeds q, as only rounding makes it after a rejection, p itself is returned.
+    If p exceeds q nowhere, which only rounding can cause after a rejection, return p.
     """
     more = np.maximum(p - q, 0.0)
     total = float(more.sum())
@@ -127,27 +127,28 @@ def residual(p: Probabilities, q: Probabilities) -> Probabilities:
 
 
 def as_drawn(row: FloatArray) -> Probabilities:
-    """Return the probabilities, float64[V] with sum 1, that a row of `Draft.q`, float32[V], stands for."""
+    """Return a row of `Draft.q`, float32[V], normalised in float64[V]."""
     exact = row.astype(np.float64)
     return exact / float(exact.sum())
 
 
 def one_hot(token: int, vocabulary: int) -> Probabilities:
-    """Return the law, float64[V], of a token that is certain."""
+    """Return the distribution, float64[V], of a certain token."""
     certain = np.zeros(vocabulary, np.float64)
     certain[token] = 1.0
     return certain
 
 
 def draw_siblings(q: Probabilities, count: int, chance: Chance) -> tuple[IntArray, FloatArray]:
-    """Draw different tokens one after the other, each from what the ones before it leave of `q`.
+    """Draw tokens without replacement from `q`.
 
-    How many there are depends on `count` and on how many tokens `q` allows, not on what is drawn, as the law demands.
+    Their number depends on `count` and on the number of tokens that `q` allows, not on the draws, as exactness
+    requires.
 
     Args:
-        q: float64[V], the draft model's distribution, processed as the target's is.
-        count: how many to draw; fewer where `q` allows fewer tokens.
-        chance: draws; never the verifier's own.
+        q: float64[V], the draft model's distribution, processed like the target's.
+        count: tokens to draw; fewer if `q` allows fewer.
+        chance: the randomness; never the verifier's.
 
     Returns:
         int32[K] tokens, and float32[K, V], the q of each for `Draft.q`.
@@ -156,7 +157,7 @@ def draw_siblings(q: Probabilities, count: int, chance: Chance) -> tuple[IntArra
     tokens: list[int] = []
     rows: list[FloatArray] = []
     while len(tokens) < count and (total := float(left.sum())) > 0:
-        row = (left / total).astype(np.float32)  # the draw is from the row as it travels, rounding included
+        row = (left / total).astype(np.float32)  # the draw uses the rounded row that the verifier gets
         token = chance.draw(as_drawn(row))
         tokens.append(token)
         rows.append(row)
@@ -168,7 +169,7 @@ def _checked(draft: Draft, node: int, earlier: Sequence[int]) -> Probabilities:
     """Return a node's q, float64[V] with sum 1.
 
     Raises:
-        ValueError: it cannot have given the node, or it allows the token of an earlier sibling.
+        ValueError: q gives the node 0, or allows the token of an earlier sibling.
     """
     assert draft.q is not None
     row, token = draft.q[node], int(draft.tokens[node])
@@ -181,6 +182,6 @@ def _checked(draft: Draft, node: int, earlier: Sequence[int]) -> Probabilities:
         if row[other] != 0:
             raise ValueError(
                 f"The q of node {node} gives {row[other]:g} to token {other}, which an earlier sibling has; siblings "
-                "are drawn without replacement, so set it to 0 and divide by the rest."
+                "are drawn without replacement, so set it to 0 and normalise q."
             )
     return as_drawn(row)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foredraft.contracts import Drafter, StepRecord
-from foredraft.drafters.prediction import PREDICTION, ForetoldDrafter
+from foredraft.drafters.prediction import PREDICTION, ChainDrafter
 from foredraft.server.processors import Logprobs, TokenLogprobs
 from foredraft.server.writer import Event
 from foredraft.text import TextStream
@@ -84,7 +84,7 @@ class Choice:
         self.records: list[StepRecord] = []
         self.finish: str | None = None
         self._stream, self._logprobs = TextStream(tokenizer), logprobs
-        self._predicting: ForetoldDrafter | None = None
+        self._predicting: ChainDrafter | None = None
 
     def take(self, event: Event) -> Delta:
         """Return what an event adds, or raise what ended the text instead."""
@@ -105,7 +105,7 @@ class Choice:
 
     def watch(self, drafter: Drafter) -> None:
         """Remember the drafter if it drafts from a prediction."""
-        if isinstance(drafter, ForetoldDrafter):
+        if isinstance(drafter, ChainDrafter):
             self._predicting = drafter
 
     @property

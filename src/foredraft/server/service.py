@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from foredraft.contracts import Drafter
-from foredraft.drafters.prediction import ForetoldDrafter
+from foredraft.drafters.prediction import ChainDrafter
 from foredraft.engine.state import Prepared
 from foredraft.errors import UsageError
 from foredraft.generator import Generator, Prompt
@@ -192,7 +192,7 @@ class Service:
             choice.watch(drafter)
             if constraint is None or generator.method == "none":
                 return drafter
-            return ForetoldDrafter(drafter, constraint, GRAMMAR)
+            return ChainDrafter(drafter, constraint, GRAMMAR)
 
         arguments |= {"processors": processors, "around": around}
         if wanted.ignore_eos:
