@@ -9,15 +9,8 @@ from foredraft.control.levels import Outcome
 from foredraft.control.rules import CaliOptions, CaliRule
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UsageError
-from foredraft.model.heads import (
-    FOLDER,
-    POSITIONS,
-    AgreementPredictor,
-    card_for,
-    load_exit_head,
-    load_predictor,
-    save_head,
-)
+from foredraft.model.head_files import card_for, save_head
+from foredraft.model.heads import POSITIONS, PREDICTOR_FOLDER, AgreementPredictor, load_exit_head, load_predictor
 from support.exits import plain, target_of, written
 from support.families import VOCABULARY
 
@@ -138,7 +131,7 @@ def with_predictor(tmp_path, chance):
     with torch.no_grad():
         predictor.estimate.weight.zero_()
         predictor.target.bias.fill_(float(np.log(chance / (1 - chance))))
-    save_head(folder / FOLDER, card_for(model, "cali", "llama", dtype="float32"), predictor.state_dict())
+    save_head(folder / PREDICTOR_FOLDER, card_for(model, "cali", "llama", dtype="float32"), predictor.state_dict())
     return str(folder)
 
 

@@ -13,16 +13,9 @@ from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UnsupportedModelError, UsageError
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import path_to
-from foredraft.model.heads import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    card_for,
-    fingerprint,
-    load_exit_head,
-    new_exit_head,
-    read_head,
-    save_head,
-)
+from foredraft.model.fingerprint import fingerprint
+from foredraft.model.head_files import CONFIG_FILE, WEIGHTS_FILE, card_for, read_head, save_head
+from foredraft.model.heads import load_exit_head, new_exit_head
 from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
 from foredraft.testing import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in

@@ -402,9 +402,8 @@ def test_the_command_trains_a_head_that_drafts(saved_model, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_command_trains_a_predictor_and_medusa_heads(saved_model, tmp_path, capsys):
-    from foredraft.model.heads import load_predictor
+    from foredraft.model.heads import load_medusa, load_predictor
     from foredraft.model.loading import load_model
-    from foredraft.model.medusa_heads import load_medusa
 
     head, made = tmp_path / "head", tmp_path / "head.run" / "traces"
     assert run_train("eesd", saved_model, data_file(tmp_path), head, *QUICKLY, "--layers", "1") == 0

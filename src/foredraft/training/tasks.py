@@ -13,10 +13,16 @@ import torch
 from torch.nn.functional import cross_entropy, log_softmax
 
 from foredraft.errors import StoreError, UsageError
-from foredraft.model.first_layers import FirstLayers, draft_model, new_first_layers
-from foredraft.model.heads import ExitHead, new_exit_head
+from foredraft.model.heads import (
+    RANKS,
+    ExitHead,
+    FirstLayers,
+    MedusaHeads,
+    draft_model,
+    new_exit_head,
+    new_first_layers,
+)
 from foredraft.model.layers import Passage, model_parts, shorter
-from foredraft.model.medusa_heads import RANKS, MedusaHeads
 from foredraft.model.ranked import places_of, ranked_head
 from foredraft.training import Numbers
 from foredraft.training.traces import Traces
