@@ -137,9 +137,9 @@ def damaged(content, **changes):
     ("damage", "says"),
     [
         (lambda content: damaged(content, model="0" * 64), "was made for another model"),
-        (lambda content: damaged(content, format=2), "no file of skipped layers of format 1"),
-        (lambda content: "[1, 2]", "no file of skipped layers"),
-        (lambda content: content[:40], "is no JSON"),
+        (lambda content: damaged(content, format=2), "not a file of skipped layers of format 1"),
+        (lambda content: "[1, 2]", "not a file of skipped layers"),
+        (lambda content: content[:40], "is not JSON"),
         (
             lambda content: damaged(content, attention=[7]),
             "damaged: attention names layer 7; this model has layers 0 to 1",

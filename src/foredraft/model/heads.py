@@ -236,9 +236,7 @@ class AgreementPredictor(nn.Module):
         super().__init__()
         self.target = nn.Linear(width, POSITIONS)
         self.draft = nn.Linear(width, 1, bias=False)
-        self.estimate = nn.Linear(
-            3, 1, bias=False
-        )  # logit if greedy, logit if sampled, whether sampled
+        self.estimate = nn.Linear(3, 1, bias=False)  # logit if greedy, logit if sampled, whether sampled
         for weight in (self.target.weight, self.target.bias, self.draft.weight):
             nn.init.zeros_(weight)
         with torch.no_grad():
