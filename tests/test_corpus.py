@@ -168,7 +168,7 @@ def test_chats_that_cannot_be_worded_are_counted_or_refused(tmp_path):
 
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": CHAT}))
     assert read(tmp_path / "a.jsonl", render=refuse)[1].unusable_rows == 1
-    with pytest.raises(UsageError, match=r"cannot be worded \(roles must alternate\)"):
+    with pytest.raises(UsageError, match=r"cannot be rendered \(roles must alternate\)"):
         texts(tmp_path / "a.jsonl", render=refuse, strict=True)
 
 
