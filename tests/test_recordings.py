@@ -304,7 +304,7 @@ def test_states_of_several_shapes_are_told_and_run_as_they_are(monkeypatch):
     ids = prompt_of(12)
     cache = prefilled(target, ids[:-1])
     cache.layers[0].values = cache.layers[0].values[..., :4]
-    with pytest.warns(ForedraftWarning, match="keys and values of several shapes"):
+    with pytest.warns(ForedraftWarning, match="values of several shapes"):
         assert target.recordings.forward(lay_out_text(ids[-1:], 11), cache, lambda: None) is None
 
 

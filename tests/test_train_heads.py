@@ -287,7 +287,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(error, model, traces, tmp_path
         raise error
 
     monkeypatch.setattr(loop.torch, "save", full)
-    with pytest.raises(StoreError, match=r"No checkpoint can be written.*the one before stays. Check its free space"):
+    with pytest.raises(StoreError, match=r"No checkpoint can be written.*the previous one stays. Check its free space"):
         loop.write_checkpoint(tmp_path, {})
     assert (tmp_path / loop.CHECKPOINT).read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == [loop.CHECKPOINT]

@@ -24,7 +24,7 @@ from foredraft.sampling.rejection import VERIFIER_STREAM, SeededChance, draw_sib
 
 _FIRST_STREAM = VERIFIER_STREAM + 1  # the verifier's own stream is not shared
 _MOST_ROWS, _STREAMS = 1 << 11, 1 << 31
-_NOISY_TOKENS = 32
+NOISY_TOKENS = 32
 """A row's most probable tokens that noise is added to; less probable ones rarely come out first. Chosen."""
 
 
@@ -89,7 +89,7 @@ def candidates(logits: torch.Tensor, k: int, imitation: Imitation, positions: np
     if imitation.draws:
         return _drawn(logits, k, imitation, positions)
     sampling = imitation.sampling.do_sample
-    tokens, probabilities = top_probabilities(logits, max(k, _NOISY_TOKENS) if sampling else k)
+    tokens, probabilities = top_probabilities(logits, max(k, NOISY_TOKENS) if sampling else k)
     if not np.isfinite(probabilities).all():
         raise NumericsError(_UNUSABLE)
     if imitation.ids is not None:
