@@ -90,7 +90,7 @@ def cases():
     for method, variants in VARIANTS.items():
         for turn, check in enumerate(CHECKS):
             chosen = variants if check in OPTIONS_DECIDE else [variants[turn % len(variants)]]
-            slow = check is checks.drawn_text_keeps_the_targets_law or (
+            slow = check is checks.drawn_text_has_the_targets_distribution or (
                 method in ASK_A_MODEL and check in OPTIONS_DECIDE
             )
             marks = [pytest.mark.slow] if slow else []
@@ -285,7 +285,7 @@ PLANTS = {
     ),
     "counts steps that it says it need not see": (
         lambda: Planted(lambda view, budget, calls: chain(len(calls) % VOCABULARY), needs=Needs(every_step=False)),
-        checks.steps_that_are_not_shown_change_no_draft, "every_step",
+        checks.steps_not_shown_change_no_draft, "every_step",
     ),
     "too many nodes": (lambda: Planted(ignores_the_budget), checks.proposals_stay_within_the_budget, "3 nodes"),
     "too deep": (
@@ -326,7 +326,7 @@ def test_the_checker_catches_drafts_without_a_budget():
         def open(self, context):
             return Eager(None, 2, [])
 
-    with pytest.raises(AssertionError, match="gives no draft"):
+    with pytest.raises(AssertionError, match="must give no draft"):
         checks.no_budget_gives_no_draft(lambda: EagerDrafter(None))
 
 

@@ -559,7 +559,7 @@ def test_the_checker_catches_drafters_that_do_not_obey():
 
     for kind, says in ((Deaf, "obeys"), (Nagging, "asked 2 times"), (Boastful, "estimates are 0 to 1")):
         with pytest.raises(AssertionError, match=says):
-            checks.a_drafter_that_asks_obeys(lambda kind=kind: kind(continuation_of))
+            checks.budget_more_is_obeyed(lambda kind=kind: kind(continuation_of))
 
 
 # --- Self-SD's threshold

@@ -19,7 +19,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 import foredraft
 from foredraft import UsageError
-from foredraft.integrations.kept import ATTRIBUTE, MOST_KEPT, kept_on
+from foredraft.integrations.generator_cache import ATTRIBUTE, MOST_GENERATORS, generators_of
 from foredraft.integrations.prepared import split_filters
 from foredraft.integrations.transformers import last_statistics
 from support import llamas
@@ -286,14 +286,14 @@ def test_statistics_of_the_last_call_are_kept_by_row():
 
 def test_a_drafter_is_made_once_for_a_configuration_and_dropped_with_the_oldest():
     model = tiny_llama()
-    made = [kept_on(model).generator(model, {"table": "none", "depth": depth}) for depth in (3, 3, 4)]
+    made = [generators_of(model).generator(model, {"table": "none", "depth": depth}) for depth in (3, 3, 4)]
     assert made[0] is made[1]
     assert made[0] is not made[2]
-    for depth in range(5, 5 + MOST_KEPT):
-        kept_on(model).generator(model, {"table": "none", "depth": depth})
-    assert kept_on(model).generator(model, {"table": "none", "depth": 3}) is not made[0]
+    for depth in range(5, 5 + MOST_GENERATORS):
+        generators_of(model).generator(model, {"table": "none", "depth": depth})
+    assert generators_of(model).generator(model, {"table": "none", "depth": 3}) is not made[0]
     model.double()
-    assert kept_on(model).generator(model, {"table": "none", "depth": 8}).target.dtype == torch.float64
+    assert generators_of(model).generator(model, {"table": "none", "depth": 8}).target.dtype == torch.float64
 
 
 @pytest.mark.slow

@@ -122,7 +122,7 @@ REFUSED = {
     "method of another type": ({"method": 3}, "it must be a text"),
     "tree_nodes": ({"tree_nodes": 0}, "tree_nodes is 0; it must be a whole number, 1 to 1024"),
     "least_probability": ({"least_probability": 2}, "it must be a number from 0 to 1"),
-    "feedback": ({"method": "adaptix", "feedback": "topk"}, "tells a proposer no probabilities"),
+    "feedback": ({"method": "adaptix", "feedback": "topk"}, "passes a proposer no probabilities"),
 }
 
 
