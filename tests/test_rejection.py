@@ -268,9 +268,8 @@ def unprocessed_q(world):
 
     def rows(draft):
         paths = [draft.tokens[path_to(draft.parents, node)[:-1]] for node in range(len(draft))]
-        return np.stack([drafter.distribution_after(np.array([*PROMPT, *path]), sampled()) for path in paths]).astype(
-            np.float32
-        )
+        found = [drafter.distribution_after(np.array([*PROMPT, *path]), sampled()) for path in paths]
+        return np.stack(found).astype(np.float32)
 
     return with_q(drawn_tree(world, (1, 1)), rows)
 
