@@ -17,7 +17,7 @@ from foredraft.training.layer_search import (
     accepted_by_step,
     agreements,
     measure_skipping,
-    promised,
+    predicted,
     search,
 )
 from support.families import plain, prompt_of, target_of
@@ -45,13 +45,13 @@ def test_steps_are_those_that_drafting_would_take(agreed, levels, accepted):
 
 
 def test_what_is_promised_counts_draft_passes_and_verification():
-    sure = promised([marks("+" * 30)], CURVE, 0.0, 4)
+    sure = predicted([marks("+" * 30)], CURVE, 0.0, 4)
     assert (sure.levels, sure.agreement) == (4, 1.0)
     assert sure.speed_up == pytest.approx(30 / 6)
     # 4 levels: 6 steps, of 4 draft passes each, and one more for each fully accepted draft
-    dear = promised([marks("+" * 30)], CURVE, 0.5, 4)
+    dear = predicted([marks("+" * 30)], CURVE, 0.5, 4)
     assert dear.speed_up == pytest.approx(30 / (6 + 0.5 * (6 * 4 + 6)))
-    never = promised([marks("-" * 10)], CURVE, 0.5, 4)
+    never = predicted([marks("-" * 10)], CURVE, 0.5, 4)
     assert (never.levels, never.speed_up, never.agreement) == (1, pytest.approx(10 / 15), 0.0)
 
 

@@ -78,7 +78,7 @@ def generate(
         if speculative_config:
             raise UsageError(
                 f"speculative_config is {dict(speculative_config)}, but transformers' own assisted decoding is also "
-                "requested (assistant_model, prompt_lookup_num_tokens, use_mtp or assistant_early_exit); give one of them."
+                "requested (assistant_model, prompt_lookup_num_tokens, use_mtp or assistant_early_exit); give only one."
             )
         return model._assisted_decoding(  # noqa: SLF001  # what `generate` calls here has no public name
             input_ids, logits_processor=logits_processor, stopping_criteria=stopping_criteria,

@@ -114,8 +114,7 @@ class Arena:
         Raises:
             OutOfMemoryError: unfinished sequences take too much room.
         """
-        source = self._longest_shared(token_ids[:-1])
-        shared = 0 if source is None else _common(source.tokens, token_ids[:-1])
+        source, shared = self._longest_shared(token_ids[:-1])
         if source in self._idle:
             self._idle.remove(source)
             if shared == source.length:  # nothing to copy
@@ -148,11 +147,11 @@ class Arena:
         lease.place(start, capacity, tokens)
         self._add(lease)
 
-    def _longest_shared(self, token_ids: TokenIds) -> Lease | None:
-        """Return the lease with the longest common prefix, or None if no prefix is worth copying."""
+    def _longest_shared(self, token_ids: TokenIds) -> tuple[Lease | None, int]:
+        """Return the lease with the longest common prefix and its length; None and 0 if none is worth copying."""
         shared = [_common(lease.tokens, token_ids) for lease in self._leases]
         longest = max(shared, default=0)
-        return self._leases[shared.index(longest)] if longest >= _LEAST_SHARED else None
+        return (self._leases[shared.index(longest)], longest) if longest >= _LEAST_SHARED else (None, 0)
 
     def _place(self, capacity: int, keep: Lease | None) -> int:
         """Return the start of a free range of `capacity` slots, growing the store or evicting idle leases if needed.

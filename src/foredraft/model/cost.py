@@ -49,7 +49,7 @@ def measured_cost(target: TorchTarget, folder: Path | None) -> CostCurve:
     curve = _read(path)
     if curve is None:
         curve = measure_cost(target)
-        if is_settled(curve):  # otherwise the machine was busy, and the next process measures again
+        if _is_settled(curve):  # otherwise the machine was busy, and the next process measures again
             _write(path, curve)
     return curve
 
@@ -80,7 +80,7 @@ def measure_cost(
             rounds.append([min(_timed_pass(target, cache, n, context) for _ in range(_REPEATS)) for n in rows[::-1]])
             if perf_counter() - start > seconds:
                 break
-        if is_settled(curve := CostCurve(rows, _typical(rounds)[::-1])):
+        if _is_settled(curve := CostCurve(rows, _typical(rounds)[::-1])):
             break
     return curve
 
@@ -92,7 +92,7 @@ def _typical(rounds: list[list[float]]) -> tuple[float, ...]:
     return tuple((np.median(seconds / level, axis=0) * level.min()).tolist())
 
 
-def is_settled(curve: CostCurve) -> bool:
+def _is_settled(curve: CostCurve) -> bool:
     """Return whether no row count took 10 % longer than the next larger one, which indicates a busy machine."""
     return all(few < 1.1 * more for few, more in itertools.pairwise(curve.seconds))
 

@@ -167,12 +167,12 @@ class RecordedForward:
             partial(self._draw, logits, torch.from_numpy(layout.positions)),
         )
 
-    def _draw(self, logits: torch.Tensor, positions: torch.Tensor, *law: Any) -> list[int] | None:
+    def _draw(self, logits: torch.Tensor, positions: torch.Tensor, *settings: Any) -> list[int] | None:
         """Draw a token after each row on the device; None if that failed, for which one warning is issued."""
         if self._draws is None:
             return None
         try:
-            return self._draws.draw(logits, positions, *law)
+            return self._draws.draw(logits, positions, *settings)
         except Exception as error:  # noqa: BLE001  # as above: the host can draw instead
             self._draws = None
             warnings.warn(

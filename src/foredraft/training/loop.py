@@ -214,14 +214,14 @@ def autocast(device: torch.device, precision: str) -> Any:
 
 def write_checkpoint(run: Path, state: Mapping[str, Any]) -> None:
     """Write `state` (tensors, numbers, strings, lists and dicts of them) as the run's only checkpoint, atomically."""
-    beside = run / f"{CHECKPOINT}.{os.getpid()}{TEMPORARY_SUFFIX}"
+    unfinished = run / f"{CHECKPOINT}.{os.getpid()}{TEMPORARY_SUFFIX}"
     try:
-        with beside.open("wb") as file:
+        with unfinished.open("wb") as file:
             torch.save(dict(state), file)
-        place_file(beside, run / CHECKPOINT)
+        place_file(unfinished, run / CHECKPOINT)
     except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
         why = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
         raise StoreError(
             f"No checkpoint can be written to {run} ({why}); the previous one stays. Check its free space."
@@ -241,8 +241,8 @@ def read_checkpoint(run: Path, identity: Mapping[str, Any]) -> dict[str, Any] | 
         raise StoreError(f"{file} cannot be read ({error}). Remove it to begin the run again.") from error
     different = sorted(key for key in {*saved, *identity} if saved.get(key) != identity.get(key))
     if different:
-        told = "; ".join(f"{key} was {saved.get(key)!r} and is now {identity.get(key)!r}" for key in different)
-        raise UsageError(f"The run {run} was started with other settings: {told}. Give those, or another run folder.")
+        changes = "; ".join(f"{key} was {saved.get(key)!r} and is now {identity.get(key)!r}" for key in different)
+        raise UsageError(f"The run {run} was started with other settings: {changes}. Give those, or another folder.")
     return state
 
 
