@@ -210,7 +210,7 @@ def test_heads_that_do_not_fit_are_refused(heads, tmp_path):
     with pytest.raises(UsageError, match=r"holds no trained head: head.json is missing"):
         load_exit_head(tmp_path, target_of("llama").model)
     with pytest.raises(UsageError, match="is a head for eesd, not for medusa"):
-        read_head(ours, "medusa")
+        read_head(ours, "medusa", target_of("llama").model)
 
 
 def test_a_head_comes_from_the_hub_where_there_is_no_such_folder(heads, monkeypatch):

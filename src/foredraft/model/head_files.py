@@ -115,11 +115,11 @@ def _decoded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def read_head(location: str | Path, kind: str) -> tuple[HeadCard, dict[str, torch.Tensor]]:
-    """Read a head from a folder or the hub.
+def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, dict[str, torch.Tensor]]:
+    """Read a head for `model` from a folder or the hub.
 
     Raises:
-        UsageError: there is no head, or it is of another kind.
+        UsageError: there is no head, it is of another kind, or it was trained for another model.
         StoreError: its files are damaged.
     """
     folder = head_folder(str(location))
@@ -128,16 +128,18 @@ def read_head(location: str | Path, kind: str) -> tuple[HeadCard, dict[str, torc
         card = HeadCard(**{field.name: data[field.name] for field in fields(HeadCard) if field.name in data})
         if card.kind != kind:
             raise UsageError(f"{location} is a head for {card.kind}, not for {kind}.")
-        return card, _decoded(load_tensors((folder / WEIGHTS_FILE).read_bytes()))
+        weights = _decoded(load_tensors((folder / WEIGHTS_FILE).read_bytes()))
     except FileNotFoundError as error:
         raise UsageError(f"{location} holds no trained head: {Path(error.filename).name} is missing.") from error
     except UsageError:  # also a ValueError, so it must come before the next clause
         raise
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise StoreError(f"The head in {location} is damaged ({error}). Train it again, or copy it again.") from error
+    _check_card(card, model, location)
+    return card, weights
 
 
-def check_card(card: HeadCard, model: Any, location: str | Path) -> None:
+def _check_card(card: HeadCard, model: Any, location: str | Path) -> None:
     """Check that a head was trained for this model.
 
     Raises:

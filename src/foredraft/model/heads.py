@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from foredraft.errors import UsageError
-from foredraft.model.head_files import CONFIG_FILE, IDS, HeadCard, check_card, fill, read_head
+from foredraft.model.head_files import CONFIG_FILE, IDS, HeadCard, fill, read_head
 from foredraft.model.layers import model_parts, shorter
 from foredraft.model.ranked import ranked_head
 
@@ -66,8 +66,7 @@ def load_exit_head(location: str | Path, model: Any) -> tuple[HeadCard, ExitHead
         StoreError: its files are damaged.
         UnsupportedModelError: the model's layers are not a plain list.
     """
-    card, weights = read_head(location, "eesd")
-    check_card(card, model, location)
+    card, weights = read_head(location, "eesd", model)
     head = new_exit_head(model, weights.get(IDS))
     fill(head, weights, location)
     return card, head
@@ -131,8 +130,7 @@ def load_draft_model(location: str | Path, model: Any) -> tuple[HeadCard, Any]:
         StoreError: its files are damaged.
         UnsupportedModelError: the model's layers are not a plain list.
     """
-    card, weights = read_head(location, "draft")
-    check_card(card, model, location)
+    card, weights = read_head(location, "draft", model)
     first = new_first_layers(model, card.layers, weights.get(IDS))
     fill(first, weights, location)
     return card, draft_model(model, first)
@@ -176,8 +174,7 @@ def load_medusa(location: str | Path, model: Any) -> tuple[HeadCard, MedusaHeads
         UsageError: there are none, or they were trained for another model.
         StoreError: their files are damaged.
     """
-    card, weights = read_head(location, "medusa")
-    check_card(card, model, location)
+    card, weights = read_head(location, "medusa", model)
     ids = weights.pop(IDS, None)
     heads = MedusaHeads(card.width, card.count)
     fill(heads, {name: weight.float() for name, weight in weights.items()}, location)
@@ -287,8 +284,7 @@ def load_predictor(head: Path, model: Any) -> AgreementPredictor | None:
     folder = head / PREDICTOR_FOLDER
     if not (folder / CONFIG_FILE).is_file():
         return None
-    card, weights = read_head(folder, "cali")
-    check_card(card, model, folder)
+    card, weights = read_head(folder, "cali", model)
     predictor = AgreementPredictor(card.width)
     fill(predictor, {name: weight.float() for name, weight in weights.items()}, folder)
     return predictor.to(model.get_input_embeddings().weight.device).requires_grad_(requires_grad=False)
