@@ -92,7 +92,7 @@ def test_a_file_that_is_no_text_is_counted_and_left_out(tmp_path):
     assert [document.text for document in documents] == ["words"]
     assert (report.binary_files, report.skipped) == (1, 1)
     with pytest.raises(
-        UsageError, match=r"a\.txt, there are zero bytes or control characters, so it is no text in UTF-8"
+        UsageError, match=r"a\.txt, there are zero bytes or control characters, so it is not UTF-8 text"
     ):
         list(read_documents([tmp_path / "a.txt"], report=ReadReport(), strict=True))
 

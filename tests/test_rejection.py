@@ -175,7 +175,7 @@ def law_distance(world, draft):
     law, scores = {}, world.scores(draft)
     for tokens, decided in outcomes(lambda chance: world.emitted(draft, scores, chance)):
         law[tokens] = law.get(tokens, 0.0) + decided
-    actual, expected = world.continued(law, 4), world.going_on({(): 1.0}, 4)
+    actual, expected = world.continued(law, 4), world.continued({(): 1.0}, 4)
     return max(abs(actual.get(text, 0.0) - expected.get(text, 0.0)) for text in actual.keys() | expected.keys())
 
 

@@ -216,7 +216,7 @@ def test_transformers_own_assisted_decoding_keeps_its_meaning(model):
     for flags in ({"prompt_lookup_num_tokens": 3}, {"assistant_model": tiny_llama()}):
         result = model.generate(PROMPT, max_new_tokens=20, custom_generate=foredraft.generate, **flags)
         assert result.tolist() == plain.tolist()
-        with pytest.raises(UsageError, match="give one of them"):
+        with pytest.raises(UsageError, match="give only one"):
             model.generate(PROMPT, max_new_tokens=20, **OURS, **flags)
 
 

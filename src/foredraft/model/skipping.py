@@ -72,7 +72,7 @@ def layer_numbers(given: Any, name: str) -> tuple[int, ...]:
 def default_skipped(layers: int) -> Skipped:
     """Return the default choice: every second layer, starting at a quarter of the way.
 
-    The last layer is kept, because the logits are computed from its output.
+    The last layer is kept in models of three or more layers, because the logits are computed from its output.
     """
     if layers == 1:
         return Skipped((0,), ())
