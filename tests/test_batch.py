@@ -1,4 +1,4 @@
-"""Batches: every text is the one that it would be alone, whoever joins, leaves or drafts beside it."""
+"""Batches: each text equals the one generated alone, whichever other sequences are in the batch."""
 
 import warnings
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ def generator(target, method="prompt_lookup", options=None, nodes=None):
 
 
 def texts(count, seed=0):
-    """Prompts that repeat themselves, of 3 to 200 tokens, and how each is written."""
+    """Repetitive prompts of 3 to 200 tokens, and their sampling options."""
     rng = np.random.default_rng(seed)
     found = []
     for number in range(count):
@@ -66,7 +66,7 @@ def emitted(lane):
     ("method", "nodes"), [("none", None), ("prompt_lookup", 5), ("adaptix", None), ("auto", None)], ids=str
 )
 def test_a_text_does_not_depend_on_its_company(compiled, method, nodes):
-    """Texts join at random steps and are the ones that plain decoding writes alone."""
+    """Texts join at random steps and equal those of plain decoding."""
     given, rng = texts(14), np.random.default_rng(5)
     writer = generator(compiled, method, nodes=nodes)
     batch, lanes = writer.batch(), []
@@ -82,7 +82,7 @@ def test_a_text_does_not_depend_on_its_company(compiled, method, nodes):
 
 
 def test_texts_written_one_by_one_are_the_same(compiled):
-    """A target that is not compiled has a pass for each sequence."""
+    """An uncompiled target runs one pass for each sequence."""
     target = TorchTarget(compiled.model)
     writer = generator(target, "prompt_lookup", nodes=4)
     batch = writer.batch()
@@ -163,7 +163,7 @@ def test_many_prompts_are_written_as_each_alone(compiled):
 
 
 def test_an_arena_keeps_what_it_leases_apart():
-    """Random leases against their own copies: written, committed in part, moved, closed and used again."""
+    """Compare random leases with copies: written, partly committed, moved, closed and reused."""
     rng = np.random.default_rng(2)
     arena = Arena(2, 3, 4, torch.float32, 8192)
     kept = {}

@@ -1,4 +1,4 @@
-"""Cali-TS: the posterior of equations 6 and 7, plain counts, and the predictor that drafts go by."""
+"""Cali-TS: the posterior of equations 6 and 7, plain counts, and the predictor used in drafting."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_the_posterior_is_that_of_a_gaussian_mean():
     for _ in range(5000):
         rule.observe(outcome(3, 1))
     mean, variance = rule.posterior(0.1)
-    assert mean == pytest.approx(0.75, abs=0.01)  # in the end the counts alone
+    assert mean == pytest.approx(0.75, abs=0.01)  # in the limit the counts only
     assert variance < 1e-4
 
 
@@ -58,7 +58,7 @@ def test_a_level_follows_as_often_as_the_last_one_is_predicted_to_be_accepted():
 
 def test_without_an_estimate_the_counts_decide_and_draws_stay_chances():
     rule = CaliRule(CaliOptions(sigma_model=5.0, theta0=1.0), seed=2)
-    assert {rule.more(1, None, None) for _ in range(200)} == {True, False}  # wide draws are clipped, not refused
+    assert {rule.more(1, None, None) for _ in range(200)} == {True, False}  # wide draws are clipped, not rejected
     sure = CaliRule(CaliOptions(sigma_model=1e-6, theta0=1.0), seed=2)
     assert all(sure.more(level, None, None) for level in range(1, 9))
     assert not sure.more(9, 0.0, 0.0)
@@ -122,7 +122,7 @@ def test_a_predictor_looks_at_both_states_and_the_level():
 
 
 def with_predictor(tmp_path, chance):
-    """A head of the tiny llama with a predictor that holds every token to be accepted with the same chance."""
+    """A head of the tiny llama with a predictor that gives every token the same chance of acceptance."""
     model = target_of("llama").model
     _, head = load_exit_head(with_predictor.heads("llama", 1), model)
     folder = tmp_path / "head"
@@ -136,7 +136,7 @@ def with_predictor(tmp_path, chance):
 
 
 def watched_drafts(drafter):
-    """Return the list to which every draft of what `drafter` opens from now on is added."""
+    """Return a list to which every later draft of `drafter` is added."""
     drafts, opened = [], drafter.open
 
     def watched(context):
@@ -157,12 +157,12 @@ def test_drafts_go_by_the_predictor_and_the_text_is_the_same(
     with_predictor.heads = heads
     options = {"head": with_predictor(tmp_path, 0.6), "out_degree": out_degree, "least_share": 0.0}
     if setting != "greedy":
-        options["calibrated"] = True  # a sampled text goes by the head's own estimate, which knows the noise
+        options["calibrated"] = True  # by default, a sampled text uses the head's own estimate
     drafter = make_drafter("eesd", options, Resources(VOCABULARY, target=target_of("llama")))
     drafts = watched_drafts(drafter)
     text, _ = written(drafter.target, "llama", setting, drafter)
     assert text == plain("llama", setting)
-    best = [draft.score.max() for draft in drafts[1:] if len(draft)]  # the first draft knows no state of the target
+    best = [draft.score.max() for draft in drafts[1:] if len(draft)]  # the first draft has no state of the target
     assert np.allclose(best, 0.6, atol=1e-4)
     if out_degree == 1:
         assert np.allclose(drafts[1].score, 0.6 ** np.arange(1, len(drafts[1]) + 1), atol=1e-4)

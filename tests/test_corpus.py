@@ -1,4 +1,4 @@
-"""Reading a corpus: every file kind, every kind of broken input, texts of any length; and the table commands."""
+"""Reading a corpus: file kinds, broken input, texts of any length; and the table commands."""
 
 import gzip
 import json
@@ -220,7 +220,7 @@ def test_consumed_bytes_run_on_over_files(tmp_path):
 
 
 def ids_of(documents, tokenizer, **options):
-    """The ids of each whole document."""
+    """Return the ids of each whole document."""
     symbols = np.concatenate([np.empty(0, np.uint16), *tokenize(documents, tokenizer, END, **options)])
     parts = np.split(symbols, np.flatnonzero(symbols == END) + 1)
     assert len(parts[-1]) == 0
@@ -298,7 +298,7 @@ def run(*arguments):
 
 @pytest.fixture
 def corpus(tmp_path, tokenizer):
-    """A folder with a tokenizer, its settings, and two documents, one of them a chat."""
+    """Return a folder with a tokenizer, its settings, and two documents, one of them a chat."""
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|end|>"}}))
     rows = [{"text": "the cat sat on the mat"}, {"messages": CHAT}]
@@ -329,7 +329,7 @@ def test_build_info_and_check(corpus):
 
 
 def pairs_in(table, tokenizer):
-    """Every bigram of a table, as text."""
+    """Return every bigram of a table, as text."""
     first, second = table.arrays.first, table.arrays.second
     rows = [(a, int(b)) for a in range(table.vocabulary) for b in second[first[a] : first[a + 1]]]
     return {tokenizer.decode(pair, skip_special_tokens=False) for pair in rows}

@@ -1,4 +1,4 @@
-"""Draws where the scores lie: the noise, the filters and the texts of the host's, and recorded on a GPU."""
+"""Sampling on the device: noise, filters and texts equal the host's; and recorded on a GPU."""
 
 import numpy as np
 import pytest
@@ -125,7 +125,7 @@ def assert_told_once(sentence):
         texts = [finished(run) for run in runs]
     assert len(told) == 1
     assert sentence in str(told[0].message)
-    assert caches[-1]().store is not None  # passes go on being recorded
+    assert caches[-1]().store is not None  # passes are still recorded
     assert texts == [finished(begun(TorchTarget(small_model()), length, **sampling)) for length in (20, 25)]
 
 

@@ -1,4 +1,4 @@
-"""EESD: the text of plain decoding; each layer runs once for a row; rejected rows leave no trace; heads fit or not."""
+"""EESD: the text of plain decoding; each layer runs once for a row; rejected rows are discarded; unsuitable heads."""
 
 import functools
 from collections import Counter
@@ -24,7 +24,7 @@ from support.families import LONG, NEW_TOKENS, SETTINGS, VOCABULARY, configurati
 from support.toys import TOY
 
 FAMILIES = ["llama", "qwen3", "gpt2", "gemma2", "gpt_neox", "mistral", "falcon"]
-"""Those of the paper's kind, a sliding window, learned positions, scaled embeddings, layers that return tuples."""
+"""Families: the paper's, a sliding window, learned positions, scaled embeddings, layers that return tuples."""
 SHAPES = {
     "chain": {},
     "tree": {"out_degree": 3, "least_share": 0.0},
@@ -65,7 +65,7 @@ def test_a_split_target_verifies_what_others_drafted(family, name):
 
 
 class LayerCounter:
-    """Counts the rows that each layer of a model has computed, by what the layers are made of: their MLPs."""
+    """Count the rows that each layer of a model has computed, identified by its MLP."""
 
     def __init__(self, model, head):
         self.rows = Counter()
@@ -106,7 +106,7 @@ def test_each_layer_runs_once_for_a_row(shape):
 
 
 def stored(cache, layers):
-    """The keys that a cache holds of its committed tokens, by layer, float[tokens, heads * head_dim]."""
+    """Return the keys of a cache's committed tokens, by layer, float[tokens, heads * head_dim]."""
     found = {}
     for number in layers:
         layer = cache.layers[number]
@@ -137,7 +137,7 @@ def test_rejected_rows_leave_no_trace_in_either_part(family, heads):
 
 
 def test_a_draft_that_the_model_agrees_with_takes_few_steps():
-    """With all layers but the last one before the exit, and that one as the head, drafts are the text."""
+    """With all layers but the last before the exit, and the last as the head, drafts equal the text."""
     base = target_of("llama")
     target = SplitTarget(base, LAYERS - 1, new_exit_head(base.model))
     drafter = make_drafter("eesd", {"head": "none", "layers": 1}, Resources(VOCABULARY, target=base))

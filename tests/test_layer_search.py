@@ -1,4 +1,4 @@
-"""The search for skipped sub-layers: what it counts, what it finds, and what the command says of bad input."""
+"""The search for skipped sub-layers: its counts, its results, and the command's rejection of bad input."""
 
 import functools
 import json
@@ -33,7 +33,7 @@ def marks(text):
 @pytest.mark.parametrize(
     ("agreed", "levels", "accepted"),
     [
-        ("+++++", 2, [2, 2]),  # three tokens, then two: the second step's bonus token lies behind the text
+        ("+++++", 2, [2, 2]),  # three tokens, then two: the second step's bonus token is after the end of the text
         ("---", 4, [0, 0, 0]),
         ("++-+", 4, [2, 1]),
         ("+-+", 1, [1, 1]),
@@ -71,12 +71,12 @@ def test_a_model_agrees_with_its_own_texts_and_less_where_layers_are_missing(sam
     text = plain("llama", 40, "T=1" if sampling.do_sample else "greedy")
     written = WrittenText(np.concatenate([prompt, text]), len(prompt), sampling)
     own = agreements(target, [written])[0].mean()
-    assert own > 0.9 if sampling.do_sample else own == 1.0  # drafts look for a sampled token among the likeliest only
+    assert own > 0.9 if sampling.do_sample else own == 1.0  # drafts are among the most probable tokens
     assert agreements(skipping(target, Skipped((0,), (0,))), [written])[0].mean() < 0.9
 
 
 def planted(good):
-    """Figures that are the better, the more of a set is as `good`."""
+    """Return figures that increase with the similarity of a set to `good`."""
     wanted = [set(good.attention), set(good.mlp)]
 
     def figures(skipped):

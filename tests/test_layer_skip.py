@@ -1,4 +1,4 @@
-"""Layer skipping: what is left out adds nothing, weights are shared, texts are those of plain decoding."""
+"""Layer skipping: skipped sub-layers add nothing, weights are shared, texts equal plain decoding's."""
 
 import copy
 import functools
@@ -25,7 +25,7 @@ OUTPUTS = {
     "gpt2": ("attn.c_proj", "mlp.c_proj"),
     "gpt_neox": ("attention.dense", "mlp.dense_4h_to_h"),
 }
-"""The projections by which a family's sub-layers add to what passes by them, in a layer."""
+"""The output projections of a family's sub-layers, in a layer."""
 
 
 def layer_list(model):
@@ -33,7 +33,7 @@ def layer_list(model):
 
 
 def silenced(target, skipped):
-    """A copy of the model whose skipped sub-layers end in zeros: the same, written as weights."""
+    """Return a copy of the model in which the skipped sub-layers' output projections are zero: the same in weights."""
     model = copy.deepcopy(target.model)
     names = OUTPUTS.get(target.support.family, ("self_attn.o_proj", "mlp.down_proj"))
     for name, numbers in zip(names, (skipped.attention, skipped.mlp), strict=True):
@@ -57,7 +57,7 @@ def test_what_is_skipped_adds_nothing(family, skipped):
         expected = silenced(target, skipped)(torch.from_numpy(ids)[None]).logits[0]
     torch.testing.assert_close(scores(draft, ids), expected, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(scores(draft, ids), before, atol=1e-2)
-    torch.testing.assert_close(scores(target, ids), before, rtol=0, atol=0)  # the target is as it was
+    torch.testing.assert_close(scores(target, ids), before, rtol=0, atol=0)  # the target is unchanged
 
 
 @each_of(FAMILIES)

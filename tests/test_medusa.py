@@ -1,4 +1,4 @@
-"""Medusa: the text of plain decoding; the tree that accuracies give; heads that fit or not."""
+"""Medusa: the text of plain decoding; the tree from the accuracies; heads for this and other models."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_each_level_holds_the_tokens_of_its_head(tmp_path):
 
     drafting = MedusaDrafter(MedusaOptions(), heads, lm_head).open(DraftContext(VOCABULARY))
     ids = np.arange(6, dtype=np.int64)
-    assert len(drafting.propose(SequenceView(ids[:5], 5), Budget(8, 8))) == 0  # no state has been seen
+    assert len(drafting.propose(SequenceView(ids[:5], 5), Budget(8, 8))) == 0  # there is no state yet
     drafting.observe(Verdict((1,), (), EMPTY_DRAFT, 4, hidden=torch.zeros(1, 32)))
     draft = drafting.propose(SequenceView(ids, 5), Budget(24, 8))
     draft.check()
@@ -50,7 +50,7 @@ def test_each_level_holds_the_tokens_of_its_head(tmp_path):
 
 
 def slow_tree(accuracies, nodes, depth):
-    """Every path of ranks, best first, cut: the obvious way."""
+    """All paths of ranks, sorted and cut: the obvious way."""
     paths = {(): 1.0}
     level = [()]
     for head in accuracies[:depth]:

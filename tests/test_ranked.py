@@ -1,4 +1,4 @@
-"""Heads and draft models that score frequent tokens only: plain decoding's text, and files without an LM head."""
+"""Heads and draft models that score frequent tokens only: the text of plain decoding, and files without an LM head."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ from support.families import SETTINGS, VOCABULARY, each_of
 from support.heads import head_of
 
 IDS_KEPT = torch.arange(VOCABULARY - 1, 0, -3)
-"""A third of the tokens, in an order that is not theirs."""
+"""A third of the tokens, not in ascending order."""
 
 
 def head_folder(family, folder):

@@ -1,4 +1,4 @@
-"""foredraft inside transformers' `generate`: the same ids, the same classes, and every option honoured or refused."""
+"""foredraft inside transformers' `generate`: the same ids, the same classes, and every option supported or rejected."""
 
 import copy
 import gc
@@ -42,7 +42,7 @@ def model():
 
 
 def padded(rows, side="left", pad=2):
-    """Rows of several lengths as a batch: ids and mask."""
+    """Return rows of several lengths as a batch: ids and mask."""
     longest = max(map(len, rows))
     ids, mask = torch.full((len(rows), longest), pad), torch.zeros(len(rows), longest, dtype=torch.long)
     for number, row in enumerate(rows):
@@ -62,7 +62,7 @@ def random_rows(seed, count):
 
 
 class AllowEven(LogitsProcessor):
-    """Odd tokens are ruled out, but behind a multiple of five."""
+    """Forbid odd tokens, except after a multiple of five."""
 
     def __call__(self, input_ids, scores):
         scores = scores.clone()
@@ -173,7 +173,7 @@ def test_filters_of_ours_and_processors_of_transformers_choose_the_same_tokens(m
     ours = model.generate(PROMPT, **SAMPLED, **OURS)
     torch.manual_seed(5)
     theirs = model.generate(PROMPT, **SAMPLED, return_dict_in_generate=True, output_scores=True, **OURS)
-    assert ours.tolist() == theirs.sequences.tolist()  # scores are wanted as transformers' processors leave them
+    assert ours.tolist() == theirs.sequences.tolist()  # scores must be those after transformers' processors
 
 
 def test_only_filters_that_mean_the_same_are_taken_over(model):

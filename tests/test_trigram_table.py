@@ -1,4 +1,4 @@
-"""The tri-gram table: counted right whatever the memory given, found again, and refused when damaged or foreign."""
+"""The tri-gram table: correct counts with any memory limit, lookup, and rejection of damaged or foreign files."""
 
 from collections import Counter
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.kernels
 
 
 def successors(table, a, b):
-    """The kept tokens that followed `a, b`, the most probable first."""
+    """Return the stored tokens that followed `a, b`, the most probable first."""
     row = bigram_row(table.arrays.first, table.arrays.second, a, b)
     return table.arrays.tokens[table.arrays.offsets[row] : table.arrays.offsets[row + 1]].tolist() if row >= 0 else []
 
@@ -51,7 +51,7 @@ def names_in(folder):
 
 
 def assert_counted(path, documents, keep, vocabulary=VOCABULARY):
-    """Compare a table with the slow counts, entry by entry."""
+    """Compare a table with naive counts, entry by entry."""
     arrays = check_table(path).arrays
     documents = [ids for ids in documents if ids]
     for width, rows, totals, offsets, tokens, probabilities, kept in (
@@ -258,7 +258,7 @@ def test_info_says_what_was_counted(table):
 
 
 def rewritten(table, path, **changed):
-    """Write a table's arrays again with some changed: sound as a store, whatever it is as a table."""
+    """Rewrite a table with some arrays changed: a valid store, but possibly an invalid table."""
     store = open_store(table)
     with write_store(
         path, KIND, tokenizer_hash=store.tokenizer_hash, vocabulary=store.vocabulary, metadata=store.metadata

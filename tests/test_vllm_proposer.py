@@ -1,4 +1,4 @@
-"""The proposer as vLLM makes and calls it, without vLLM: options, refusals, and a server that lives on."""
+"""The proposer as vLLM makes and calls it, without vLLM: options, rejections, and a server that survives failures."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ def configuration(options=None, most=4, model="nowhere"):
 
 @pytest.fixture
 def vllm(monkeypatch):
-    """A vLLM of which nothing is there but its version."""
+    """Return a vLLM module with nothing but a version."""
     module = ModuleType("vllm")
     module.__version__ = "0.32.0"
     monkeypatch.setitem(sys.modules, "vllm", module)
