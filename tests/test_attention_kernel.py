@@ -52,7 +52,9 @@ def arguments(dtype, heads, key_heads, rows, slots, size):
     [(torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float64, 1e-12)],
     ids=["float32", "bfloat16", "float64"],
 )
-@pytest.mark.parametrize(("heads", "key_heads", "size"), [(6, 2, 64), (4, 4, 48), (4, 2, 128)], ids=["grouped", "ungrouped", "large heads"])
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "size"), [(6, 2, 64), (4, 4, 48), (4, 2, 128)], ids=["grouped", "ungrouped", "large heads"]
+)
 def test_the_kernel_sums_as_its_reference_does(dtype, tolerance, heads, key_heads, size):
     for rows, slots in ((2, 3), (3, 16), (5, 33), (11, 250)):
         given = arguments(dtype, heads, key_heads, rows, slots, size)

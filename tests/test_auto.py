@@ -13,7 +13,7 @@ from foredraft.index.datastore import check_datastore, open_datastore
 from foredraft.index.library import Library
 from foredraft.index.own_words import words_of_table
 from foredraft.index.sources import NEURAL, OWN, SHARED, STORE, WORDS_2
-from foredraft.model.foresight import RolloutDrafting
+from foredraft.model.growth import RolloutDrafting
 from foredraft.testing import CHECKS, check_drafter, sequences_do_not_influence_each_other
 from foredraft.testing import VOCABULARY as TOY_IDS
 from support.documents import random_documents

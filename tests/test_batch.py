@@ -11,10 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from foredraft.api import Generator
 from foredraft.errors import OutOfMemoryError
 from foredraft.model.arena import Arena
+from foredraft.model.batch_target import JointBatch, SequentialBatch, batch_target
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.package import find_compiled
 from foredraft.model.target import TorchTarget
-from foredraft.model.together import OneByOne, Together, batch_target
 from foredraft.sampling import SamplingOptions
 
 VOCABULARY = 97
@@ -70,7 +70,7 @@ def test_a_text_does_not_depend_on_its_company(compiled, method, nodes):
     given, rng = texts(14), np.random.default_rng(5)
     writer = generator(compiled, method, nodes=nodes)
     batch, lanes = writer.batch(), []
-    assert isinstance(batch_target(compiled, 2**20), Together)
+    assert isinstance(batch_target(compiled, 2**20), JointBatch)
     while len(lanes) < len(given) or len(batch):
         while len(lanes) < len(given) and rng.random() < 0.4:
             prompt, sampling, count = given[len(lanes)]
@@ -86,7 +86,7 @@ def test_texts_written_one_by_one_are_the_same(compiled):
     target = TorchTarget(compiled.model)
     writer = generator(target, "prompt_lookup", nodes=4)
     batch = writer.batch()
-    assert isinstance(batch_target(target, 2**20), OneByOne)
+    assert isinstance(batch_target(target, 2**20), SequentialBatch)
     given = texts(4, seed=3)
     lanes = [batch.join(writer.prepare(prompt, how, max_new_tokens=count)) for prompt, how, count in given]
     while len(batch):

@@ -9,15 +9,8 @@ from foredraft.control.levels import Outcome
 from foredraft.control.rules import CaliOptions, CaliRule
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UsageError
-from foredraft.model.heads import (
-    FOLDER,
-    POSITIONS,
-    AgreementPredictor,
-    card_for,
-    load_exit_head,
-    load_predictor,
-    save_head,
-)
+from foredraft.model.head_files import card_for, save_head
+from foredraft.model.heads import POSITIONS, PREDICTOR_FOLDER, AgreementPredictor, load_exit_head, load_predictor
 from support.exits import plain, target_of, written
 from support.families import VOCABULARY
 
@@ -65,7 +58,7 @@ def test_a_level_follows_as_often_as_the_last_one_is_predicted_to_be_accepted():
 
 def test_without_an_estimate_the_counts_decide_and_draws_stay_chances():
     rule = CaliRule(CaliOptions(sigma_model=5.0, theta0=1.0), seed=2)
-    assert {rule.more(1, None, None) for _ in range(200)} == {True, False}  # wide draws are clipped, not refused
+    assert {rule.more(1, None, None) for _ in range(200)} == {True, False}  # wide draws are clipped, not rejected
     sure = CaliRule(CaliOptions(sigma_model=1e-6, theta0=1.0), seed=2)
     assert all(sure.more(level, None, None) for level in range(1, 9))
     assert not sure.more(9, 0.0, 0.0)
@@ -138,12 +131,12 @@ def with_predictor(tmp_path, chance):
     with torch.no_grad():
         predictor.estimate.weight.zero_()
         predictor.target.bias.fill_(float(np.log(chance / (1 - chance))))
-    save_head(folder / FOLDER, card_for(model, "cali", "llama", dtype="float32"), predictor.state_dict())
+    save_head(folder / PREDICTOR_FOLDER, card_for(model, "cali", "llama", dtype="float32"), predictor.state_dict())
     return str(folder)
 
 
 def watched_drafts(drafter):
-    """Return the list to which every draft of what `drafter` opens from now on is added."""
+    """Return a list to which every later draft of `drafter` is added."""
     drafts, opened = [], drafter.open
 
     def watched(context):
@@ -164,7 +157,7 @@ def test_drafts_go_by_the_predictor_and_the_text_is_the_same(
     with_predictor.heads = heads
     options = {"head": with_predictor(tmp_path, 0.6), "out_degree": out_degree, "least_share": 0.0}
     if setting != "greedy":
-        options["calibrated"] = True  # a sampled text goes by the head's own estimate, which knows the noise
+        options["calibrated"] = True  # by default, a sampled text uses the head's own estimate
     drafter = make_drafter("eesd", options, Resources(VOCABULARY, target=target_of("llama")))
     drafts = watched_drafts(drafter)
     text, _ = written(drafter.target, "llama", setting, drafter)

@@ -1,4 +1,4 @@
-"""Every registered drafter keeps every law, and the checker catches drafters that do not."""
+"""Every registered drafter passes every conformance check, and the checks catch faulty drafters."""
 
 import itertools
 
@@ -33,7 +33,7 @@ ADAPTIX = [
         ("best_first", "off", "off", True),
     )
 ]
-"""Every pair of values of two options once: what goes wrong hangs on one option, or on two of them."""
+"""Each pair of values of two options once: most errors depend on one option, or on two."""
 REST = [
     {"store": "none"},
     {"store": "none", "learn": "shared"},
@@ -42,7 +42,7 @@ REST = [
     {"store": "none", "longest": 3, "shortest": 3, "continuation": 2},
     {"store": "none", "weighting": "published"},
 ]
-"""Without a store; tests/test_rest.py has the laws with one."""
+"""Without a store; tests/test_rest.py runs the checks with one."""
 AUTO = [
     {"store": "none", "table": "none"},
     {"store": "none", "table": "none", "learn": "request"},
@@ -56,7 +56,7 @@ AUTO = [
     },
     {"store": "none", "table": "none", "drafter": "layer_skip", "learn": "off"},
 ]  # fmt: skip
-"""Without a store and a table; tests/test_auto.py has the laws with them."""
+"""Without a store and a table; tests/test_auto.py runs the checks with them."""
 VARIANTS = {
     "none": [{}],
     "layer_skip": [{}, {"attention": [0], "least_probability": 0.0, "levels": 3}],
@@ -79,18 +79,18 @@ OPTIONS_DECIDE = (
     checks.greedy_text_equals_plain_decoding,
     checks.sampled_text_equals_plain_decoding,
 )
-"""The laws that are asked of every set of options; each other law is asked of one set of each method, by turns."""
+"""The checks run on every set of options; each other check runs on one set of each method, in rotation."""
 
 
 ASK_A_MODEL = ("draft_model", "draft_tree", "draft_graph", "eesd", "layer_skip")
 
 
 def cases():
-    """(method, options, law) of every test; those that take many texts, or passes of a model, are slow."""
+    """Return (method, options, check) of every test; those that take many texts, or passes of a model, are slow."""
     for method, variants in VARIANTS.items():
         for turn, check in enumerate(CHECKS):
             chosen = variants if check in OPTIONS_DECIDE else [variants[turn % len(variants)]]
-            slow = check is checks.drawn_text_keeps_the_targets_law or (
+            slow = check is checks.drawn_text_has_the_targets_distribution or (
                 method in ASK_A_MODEL and check in OPTIONS_DECIDE
             )
             marks = [pytest.mark.slow] if slow else []
@@ -98,7 +98,7 @@ def cases():
 
 
 def shares(method, options):
-    """Whether one sequence is to profit from another."""
+    """Return whether sequences learn from each other by design."""
     if method == "adaptix":
         return options["share"] and options["learn"] != "off"
     return options.get("learn", "shared" if method == "auto" else None) == "shared"
@@ -114,7 +114,7 @@ RESOURCES = Resources(VOCABULARY, draft_model=lambda _: tiny_draft_model(), targ
 
 
 def with_models(method, options):
-    """Name the draft model or the heads' folder that a method needs, also for one that `auto` blends in."""
+    """Set the draft model or the heads' folder that a method needs, also for one that `auto` blends in."""
     if method.startswith("draft_"):
         return {"model": "tiny", **options}
     if method in tiny_heads():
@@ -148,7 +148,7 @@ def test_every_registered_class_provides_what_the_door_reads(method):
 
 @pytest.fixture
 def steady_seconds(monkeypatch):
-    """Whether a neural drafter is worth its time hangs on a clock; this one's ticks are alike."""
+    """Use a clock with equal ticks: whether `auto` uses a neural drafter depends on measured time."""
     monkeypatch.setattr(auto, "Worth", lambda: Worth(itertools.count(1.0).__next__))
 
 
@@ -193,7 +193,7 @@ def test_the_shipped_drafters_keep_the_laws(make):
 
 
 class Planted:
-    """A drafter with a mistake: `propose(view, budget, calls)` is what each case writes; `calls` is shared state."""
+    """A drafter with a mistake; each case supplies `propose(view, budget, calls)`, where `calls` is shared state."""
 
     name = "planted"
     needs = Needs()
@@ -285,7 +285,7 @@ PLANTS = {
     ),
     "counts steps that it says it need not see": (
         lambda: Planted(lambda view, budget, calls: chain(len(calls) % VOCABULARY), needs=Needs(every_step=False)),
-        checks.steps_that_are_not_shown_change_no_draft, "every_step",
+        checks.steps_not_shown_change_no_draft, "every_step",
     ),
     "too many nodes": (lambda: Planted(ignores_the_budget), checks.proposals_stay_within_the_budget, "3 nodes"),
     "too deep": (
@@ -326,7 +326,7 @@ def test_the_checker_catches_drafts_without_a_budget():
         def open(self, context):
             return Eager(None, 2, [])
 
-    with pytest.raises(AssertionError, match="gives no draft"):
+    with pytest.raises(AssertionError, match="must give no draft"):
         checks.no_budget_gives_no_draft(lambda: EagerDrafter(None))
 
 
@@ -339,7 +339,7 @@ def test_the_checker_catches_a_drafter_that_needs_two_tokens():
     "check", [checks.greedy_text_equals_plain_decoding, checks.sampled_text_equals_plain_decoding], ids=named
 )
 def test_the_checker_catches_a_text_that_differs(check, monkeypatch):
-    """No drafter can change the text of a sound engine, so the engine is made to commit the wrong row."""
+    """Make the engine commit the wrong row, because no drafter can change the text of a correct engine."""
     commit = SequenceState.commit
 
     def commits_a_sibling(seq, verdict):

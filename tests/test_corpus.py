@@ -1,4 +1,4 @@
-"""Reading a corpus: every file kind, every kind of broken input, texts of any length; and the table commands."""
+"""Reading a corpus: file kinds, broken input, texts of any length; and the table commands."""
 
 import gzip
 import json
@@ -92,7 +92,7 @@ def test_a_file_that_is_no_text_is_counted_and_left_out(tmp_path):
     assert [document.text for document in documents] == ["words"]
     assert (report.binary_files, report.skipped) == (1, 1)
     with pytest.raises(
-        UsageError, match=r"a\.txt, there are zero bytes or control characters, so it is no text in UTF-8"
+        UsageError, match=r"a\.txt, there are zero bytes or control characters, so it is not UTF-8 text"
     ):
         list(read_documents([tmp_path / "a.txt"], report=ReadReport(), strict=True))
 
@@ -168,7 +168,7 @@ def test_chats_that_cannot_be_worded_are_counted_or_refused(tmp_path):
 
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": CHAT}))
     assert read(tmp_path / "a.jsonl", render=refuse)[1].unusable_rows == 1
-    with pytest.raises(UsageError, match=r"cannot be worded \(roles must alternate\)"):
+    with pytest.raises(UsageError, match=r"cannot be rendered \(roles must alternate\)"):
         texts(tmp_path / "a.jsonl", render=refuse, strict=True)
 
 
@@ -220,7 +220,7 @@ def test_consumed_bytes_run_on_over_files(tmp_path):
 
 
 def ids_of(documents, tokenizer, **options):
-    """The ids of each whole document."""
+    """Return the ids of each whole document."""
     symbols = np.concatenate([np.empty(0, np.uint16), *tokenize(documents, tokenizer, END, **options)])
     parts = np.split(symbols, np.flatnonzero(symbols == END) + 1)
     assert len(parts[-1]) == 0
@@ -298,7 +298,7 @@ def run(*arguments):
 
 @pytest.fixture
 def corpus(tmp_path, tokenizer):
-    """A folder with a tokenizer, its settings, and two documents, one of them a chat."""
+    """Return a folder with a tokenizer, its settings, and two documents, one of them a chat."""
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|end|>"}}))
     rows = [{"text": "the cat sat on the mat"}, {"messages": CHAT}]
@@ -329,7 +329,7 @@ def test_build_info_and_check(corpus):
 
 
 def pairs_in(table, tokenizer):
-    """Every bigram of a table, as text."""
+    """Return every bigram of a table, as text."""
     first, second = table.arrays.first, table.arrays.second
     rows = [(a, int(b)) for a in range(table.vocabulary) for b in second[first[a] : first[a + 1]]]
     return {tokenizer.decode(pair, skip_special_tokens=False) for pair in rows}

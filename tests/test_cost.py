@@ -1,4 +1,4 @@
-"""What passes cost: measured once a machine, kept where it can be trusted, measured again where it cannot."""
+"""Costs of passes: measured once a machine, and again if the stored figures cannot be used."""
 
 import itertools
 import platform
@@ -20,7 +20,7 @@ def target():
 
 @pytest.fixture
 def passes(monkeypatch):
-    """Replace the clock: a pass takes what `seconds` says of its rows; return the rows that were timed."""
+    """Replace the clock: a pass takes `seconds` of its rows; return the list of rows timed."""
     timed = []
 
     def begin(seconds):

@@ -1,4 +1,4 @@
-"""Draws where the scores lie: the noise, the filters and the texts of the host's, and recorded on a GPU."""
+"""Sampling on the device: noise, filters and texts equal the host's; and recorded on a GPU."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import torch
 from foredraft.contracts import Scores
 from foredraft.errors import ForedraftWarning, NumericsError
 from foredraft.model import device_draw
-from foredraft.model.device_draw import LAW, RowDraws, drawn_rows, gumbel_rows
+from foredraft.model.device_draw import SETTINGS, RowDraws, drawn_rows, gumbel_rows
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.chooser import Sampler, drawn
@@ -20,7 +20,7 @@ SEED = 0xFEDCBA9876543210
 NO_FILTERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
-def law_of(seed=SEED, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+def settings_of(seed=SEED, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     return torch.tensor([seed & 0xFFFFFFFF, seed >> 32, temperature, top_k, top_p, min_p], dtype=torch.float64)
 
 
@@ -42,7 +42,7 @@ def assert_drawn_as_on_the_host(device, dtype, options, rows=96, vocabulary=1003
 def test_noise_is_that_of_the_host(width):
     positions = torch.tensor([0, 1, 77_777, 2**32 - 1])
     expected = [gumbel_noise(SEED, at, np.arange(width)) for at in positions.tolist()]
-    np.testing.assert_allclose(gumbel_rows(positions, width, law_of()).numpy(), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(gumbel_rows(positions, width, settings_of()).numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
 @WITH_FILTERS
@@ -56,7 +56,7 @@ def test_ties_with_the_last_survivor_survive(options):
     row, wanted = np.array([2, 1, 5, 2, 2, 0, 5], np.float32), NO_FILTERS | options | {"temperature": 3.0}
     positions = np.arange(400)
     tokens = drawn_rows(
-        torch.from_numpy(np.tile(row, (400, 1))), torch.from_numpy(positions), law_of(**wanted), filters=True
+        torch.from_numpy(np.tile(row, (400, 1))), torch.from_numpy(positions), settings_of(**wanted), filters=True
     )
     assert tokens.tolist() == [drawn(row, np.uint64(SEED), at + 1, **wanted) for at in positions.tolist()]
 
@@ -65,24 +65,24 @@ def test_ties_with_the_last_survivor_survive(options):
 @pytest.mark.parametrize("filters", [False, True])
 def test_a_row_that_cannot_be_used_is_told_and_spoils_no_other(row, filters):
     logits = torch.tensor([[0.0, 9.0, 0.0, 0.0], row, [0.0, 0.0, 0.0, 90.0]])
-    law = law_of(top_k=2) if filters else law_of(temperature=0.1)
-    tokens = drawn_rows(logits, torch.arange(3), law, filters=filters)
+    settings = settings_of(top_k=2) if filters else settings_of(temperature=0.1)
+    tokens = drawn_rows(logits, torch.arange(3), settings, filters=filters)
     assert tokens.tolist()[1:] == [-1, 3]
 
 
 def test_rows_are_drawn_alike_few_at_a_time(monkeypatch):
     logits = torch.randn(9, 50, generator=torch.Generator().manual_seed(1))
-    whole = drawn_rows(logits, torch.arange(9), law_of(), filters=False)
+    whole = drawn_rows(logits, torch.arange(9), settings_of(), filters=False)
     monkeypatch.setattr(device_draw, "_MOST_AT_ONCE", 100)
-    assert drawn_rows(logits, torch.arange(9), law_of(), filters=False).tolist() == whole.tolist()
+    assert drawn_rows(logits, torch.arange(9), settings_of(), filters=False).tolist() == whole.tolist()
 
 
 @pytest.mark.parametrize("filters", [False, True])
 def test_what_is_recorded_neither_waits_for_values_nor_copies_from_the_host(filters):
     logits, positions = torch.empty(8, 97, device="meta"), torch.empty(8, dtype=torch.int64, device="meta")
-    law = torch.empty(LAW, dtype=torch.float64, device="meta")
+    settings = torch.empty(SETTINGS, dtype=torch.float64, device="meta")
     with torch.inference_mode(), Watch() as watch:
-        assert drawn_rows(logits, positions, law, filters=filters).shape == (8,)
+        assert drawn_rows(logits, positions, settings, filters=filters).shape == (8,)
     assert not watch.seen
 
 
@@ -125,7 +125,7 @@ def assert_told_once(sentence):
         texts = [finished(run) for run in runs]
     assert len(told) == 1
     assert sentence in str(told[0].message)
-    assert caches[-1]().store is not None  # passes go on being recorded
+    assert caches[-1]().store is not None  # passes are still recorded
     assert texts == [finished(begun(TorchTarget(small_model()), length, **sampling)) for length in (20, 25)]
 
 

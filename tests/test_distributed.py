@@ -1,4 +1,4 @@
-"""The same work on Ray: a real local cluster of two workers gives the same files, and outlives a killed worker."""
+"""Corpus work on Ray: a local cluster of two workers gives the same files, also if a worker is killed."""
 
 import functools
 import json
@@ -18,12 +18,12 @@ from foredraft.corpus.words import Words
 from foredraft.errors import ForedraftError, UsageError
 
 WITHOUT_TOKEN = {"RAY_AUTH_MODE": "disabled"}
-"""Else Ray writes an access token into the home folder of whoever runs the tests."""
+"""Otherwise Ray writes an access token into the user's home folder."""
 
 
 @pytest.fixture(scope="module")
 def two_workers():
-    """A cluster of two cores on this machine, which every test here but one shares."""
+    """Start a cluster of two cores on this machine, shared by all tests but one."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in WITHOUT_TOKEN.items():
             patch.setenv(name, value)
@@ -61,7 +61,7 @@ def contents(folder):
 
 
 def finish_unless_first(shard, *, dying, words, folder):
-    """Finish a shard; on the first call for shard number `dying`, be killed while its file is being written."""
+    """Finish a shard; the first call for shard number `dying` kills its process while the file is being written."""
     marker = Path(folder, "died")
     number, shard = shard
 

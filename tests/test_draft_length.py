@@ -556,9 +556,9 @@ def test_the_checker_catches_drafters_that_do_not_obey():
         def _chain(self, view, budget):
             return super()._chain(view, Budget(budget.nodes, budget.depth, lambda chance: budget.more(2.0)))
 
-    for kind, says in ((Deaf, "obeys"), (Nagging, "asked 2 times"), (Boastful, "estimates are 0 to 1")):
+    for kind, says in ((Deaf, "must be obeyed"), (Nagging, "called it 2 times"), (Boastful, "must be 0 to 1")):
         with pytest.raises(AssertionError, match=says):
-            checks.a_drafter_that_asks_obeys(lambda kind=kind: kind(continuation_of))
+            checks.budget_more_is_obeyed(lambda kind=kind: kind(continuation_of))
 
 
 # --- Self-SD's threshold

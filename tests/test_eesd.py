@@ -13,16 +13,9 @@ from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UnsupportedModelError, UsageError
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import path_to
-from foredraft.model.heads import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    card_for,
-    fingerprint,
-    load_exit_head,
-    new_exit_head,
-    read_head,
-    save_head,
-)
+from foredraft.model.fingerprint import fingerprint
+from foredraft.model.head_files import CONFIG_FILE, WEIGHTS_FILE, card_for, read_head, save_head
+from foredraft.model.heads import load_exit_head, new_exit_head
 from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
 from foredraft.testing import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
@@ -31,7 +24,7 @@ from support.families import LONG, NEW_TOKENS, SETTINGS, VOCABULARY, configurati
 from support.toys import TOY
 
 FAMILIES = ["llama", "qwen3", "gpt2", "gemma2", "gpt_neox", "mistral", "falcon"]
-"""Those of the paper's kind, a sliding window, learned positions, scaled embeddings, layers that return tuples."""
+"""Families: the paper's, a sliding window, learned positions, scaled embeddings, layers that return tuples."""
 SHAPES = {
     "chain": {},
     "tree": {"out_degree": 3, "least_share": 0.0},
@@ -72,7 +65,7 @@ def test_a_split_target_verifies_what_others_drafted(family, name):
 
 
 class LayerCounter:
-    """Counts the rows that each layer of a model has computed, by what the layers are made of: their MLPs."""
+    """Count the rows that each layer of a model has computed, identified by its MLP."""
 
     def __init__(self, model, head):
         self.rows = Counter()
@@ -113,7 +106,7 @@ def test_each_layer_runs_once_for_a_row(shape):
 
 
 def stored(cache, layers):
-    """The keys that a cache holds of its committed tokens, by layer, float[tokens, heads * head_dim]."""
+    """Return the keys of a cache's committed tokens, by layer, float[tokens, heads * head_dim]."""
     found = {}
     for number in layers:
         layer = cache.layers[number]
@@ -144,7 +137,7 @@ def test_rejected_rows_leave_no_trace_in_either_part(family, heads):
 
 
 def test_a_draft_that_the_model_agrees_with_takes_few_steps():
-    """With all layers but the last one before the exit, and that one as the head, drafts are the text."""
+    """With all layers but the last before the exit, and the last as the head, drafts equal the text."""
     base = target_of("llama")
     target = SplitTarget(base, LAYERS - 1, new_exit_head(base.model))
     drafter = make_drafter("eesd", {"head": "none", "layers": 1}, Resources(VOCABULARY, target=base))
@@ -217,7 +210,7 @@ def test_heads_that_do_not_fit_are_refused(heads, tmp_path):
     with pytest.raises(UsageError, match=r"holds no trained head: head.json is missing"):
         load_exit_head(tmp_path, target_of("llama").model)
     with pytest.raises(UsageError, match="is a head for eesd, not for medusa"):
-        read_head(ours, "medusa")
+        read_head(ours, "medusa", target_of("llama").model)
 
 
 def test_a_head_comes_from_the_hub_where_there_is_no_such_folder(heads, monkeypatch):

@@ -1,4 +1,4 @@
-"""GGUF files as models: the weights that transformers reads, kept once, whole or not at all."""
+"""GGUF files as models: the weights that transformers reads, stored once and completely."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ NAMES = {
 
 
 def write_gguf(file, *, architecture="llama", tokens=True, file_type=7):
-    """Write a random Llama of the toy's tokenizer, its matrices in eight bits."""
+    """Write a random Llama with the toy's tokenizer and 8-bit matrices."""
     tokenizer = json.loads(Path(TOY, "tokenizer.json").read_text())["model"]
     vocabulary = sorted(tokenizer["vocab"], key=tokenizer["vocab"].get)
     torch.manual_seed(0)

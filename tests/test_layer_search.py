@@ -1,4 +1,4 @@
-"""The search for skipped sub-layers: what it counts, what it finds, and what the command says of bad input."""
+"""The search for skipped sub-layers: its counts, its results, and the command's rejection of bad input."""
 
 import functools
 import json
@@ -17,7 +17,7 @@ from foredraft.training.layer_search import (
     accepted_by_step,
     agreements,
     measure_skipping,
-    promised,
+    predicted,
     search,
 )
 from support.families import plain, prompt_of, target_of
@@ -33,7 +33,7 @@ def marks(text):
 @pytest.mark.parametrize(
     ("agreed", "levels", "accepted"),
     [
-        ("+++++", 2, [2, 2]),  # three tokens, then two: the second step's bonus token lies behind the text
+        ("+++++", 2, [2, 2]),  # three tokens, then two: the second step's bonus token is after the end of the text
         ("---", 4, [0, 0, 0]),
         ("++-+", 4, [2, 1]),
         ("+-+", 1, [1, 1]),
@@ -45,13 +45,13 @@ def test_steps_are_those_that_drafting_would_take(agreed, levels, accepted):
 
 
 def test_what_is_promised_counts_draft_passes_and_verification():
-    sure = promised([marks("+" * 30)], CURVE, 0.0, 4)
+    sure = predicted([marks("+" * 30)], CURVE, 0.0, 4)
     assert (sure.levels, sure.agreement) == (4, 1.0)
     assert sure.speed_up == pytest.approx(30 / 6)
     # 4 levels: 6 steps, of 4 draft passes each, and one more for each fully accepted draft
-    dear = promised([marks("+" * 30)], CURVE, 0.5, 4)
+    dear = predicted([marks("+" * 30)], CURVE, 0.5, 4)
     assert dear.speed_up == pytest.approx(30 / (6 + 0.5 * (6 * 4 + 6)))
-    never = promised([marks("-" * 10)], CURVE, 0.5, 4)
+    never = predicted([marks("-" * 10)], CURVE, 0.5, 4)
     assert (never.levels, never.speed_up, never.agreement) == (1, pytest.approx(10 / 15), 0.0)
 
 
@@ -71,12 +71,12 @@ def test_a_model_agrees_with_its_own_texts_and_less_where_layers_are_missing(sam
     text = plain("llama", 40, "T=1" if sampling.do_sample else "greedy")
     written = WrittenText(np.concatenate([prompt, text]), len(prompt), sampling)
     own = agreements(target, [written])[0].mean()
-    assert own > 0.9 if sampling.do_sample else own == 1.0  # drafts look for a sampled token among the likeliest only
+    assert own > 0.9 if sampling.do_sample else own == 1.0  # drafts are among the most probable tokens
     assert agreements(skipping(target, Skipped((0,), (0,))), [written])[0].mean() < 0.9
 
 
 def planted(good):
-    """Figures that are the better, the more of a set is as `good`."""
+    """Return figures that increase with the similarity of a set to `good`."""
     wanted = [set(good.attention), set(good.mlp)]
 
     def figures(skipped):

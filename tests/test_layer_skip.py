@@ -25,7 +25,7 @@ OUTPUTS = {
     "gpt2": ("attn.c_proj", "mlp.c_proj"),
     "gpt_neox": ("attention.dense", "mlp.dense_4h_to_h"),
 }
-"""The projections by which a family's sub-layers add to what passes by them, in a layer."""
+"""The output projections of a family's sub-layers, in a layer."""
 
 
 def layer_list(model):
@@ -33,7 +33,7 @@ def layer_list(model):
 
 
 def silenced(target, skipped):
-    """A copy of the model whose skipped sub-layers end in zeros: the same, written as weights."""
+    """Return a copy of the model in which the skipped sub-layers' output projections are zero: the same in weights."""
     model = copy.deepcopy(target.model)
     names = OUTPUTS.get(target.support.family, ("self_attn.o_proj", "mlp.down_proj"))
     for name, numbers in zip(names, (skipped.attention, skipped.mlp), strict=True):
@@ -137,9 +137,9 @@ def damaged(content, **changes):
     ("damage", "says"),
     [
         (lambda content: damaged(content, model="0" * 64), "was made for another model"),
-        (lambda content: damaged(content, format=2), "no file of skipped layers of format 1"),
-        (lambda content: "[1, 2]", "no file of skipped layers"),
-        (lambda content: content[:40], "is no JSON"),
+        (lambda content: damaged(content, format=2), "not a file of skipped layers of format 1"),
+        (lambda content: "[1, 2]", "not a file of skipped layers"),
+        (lambda content: content[:40], "is not JSON"),
         (
             lambda content: damaged(content, attention=[7]),
             "damaged: attention names layer 7; this model has layers 0 to 1",

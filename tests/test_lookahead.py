@@ -191,7 +191,7 @@ def test_options_that_mean_nothing_are_refused(options, says):
 
 
 def test_where_nobody_tells_the_targets_best_tokens_it_is_refused():
-    with pytest.raises(UsageError, match="vLLM does not tell"):
+    with pytest.raises(UsageError, match="vLLM does not pass"):
         parse_proposer_options({"method": "lookahead"})
 
 

@@ -11,7 +11,7 @@ from foredraft.drafters import Resources, make_drafter
 from foredraft.drafters.medusa import MedusaDrafter, MedusaOptions
 from foredraft.errors import UsageError
 from foredraft.graph.tree import check_tree, depths, path_to
-from foredraft.model.medusa_heads import load_medusa, static_tree
+from foredraft.model.heads import load_medusa, static_tree
 from support.exits import plain, target_of, written
 from support.families import NEW_TOKENS, SETTINGS, VOCABULARY, each_of
 from support.heads import HEADS, head_of

@@ -1,4 +1,4 @@
-"""Cutting a corpus into shards: every line, row and file is in exactly one of them, however large they may be."""
+"""Cutting a corpus into shards: every line, row and file is in exactly one shard, whatever its size."""
 
 import gzip
 import itertools
@@ -23,7 +23,7 @@ ROWS_TO_SKIP = ["{", '{"text": ""}', "", '"no text"']
 
 
 def read(shards, **options):
-    """The texts of each shard, and what reading them all met."""
+    """Return the texts of each shard, and the reading report of all."""
     report = ReadReport()
     return [[d.text for d in read_documents(shard.parts, report=report, **options)] for shard in shards], report
 
@@ -38,7 +38,7 @@ def flat(lists):
 
 
 def assert_same(files, shard_bytes):
-    """Compare reading in shards with reading the files in one go."""
+    """Compare reading in shards with reading whole files."""
     shards = plan_shards(files, shard_bytes)
     texts, report = read(shards)
     assert (flat(texts), report) == read_whole(files)

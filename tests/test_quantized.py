@@ -1,4 +1,4 @@
-"""Models that transformers loads quantised write the same drafted or not, where a row does not depend on others."""
+"""Quantised transformers models give the same text with and without drafts, if rows do not depend on each other."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_a_model_that_torchao_quantised_writes_the_same_drafted_or_not():
 
 @pytest.mark.parametrize(("settings", "warned"), [({}, 1), ({"llm_int8_threshold": 0.0}, 0)])
 def test_eight_bits_that_depend_on_other_rows_are_named(settings, warned, recwarn):
-    """By its configuration, as bitsandbytes is not installed."""
+    """Test by configuration, as bitsandbytes is not installed."""
     model = tiny_model(configuration("llama"))
     model.config.quantization_config = BitsAndBytesConfig(load_in_8bit=True, **settings)
     TorchTarget(model)

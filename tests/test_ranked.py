@@ -1,4 +1,4 @@
-"""Heads and draft models that score frequent tokens only: plain decoding's text, and files without an LM head."""
+"""Heads and draft models that score frequent tokens only: the text of plain decoding, and files without an LM head."""
 
 import numpy as np
 import pytest
@@ -8,19 +8,19 @@ from safetensors.torch import load_file
 from foredraft.control import FixedControl
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UsageError
-from foredraft.model import heads
+from foredraft.model import head_files
 from foredraft.model.candidates import Imitation, candidates
-from foredraft.model.first_layers import KIND, draft_model, load_draft_model, new_first_layers
+from foredraft.model.head_files import IDS, card_for, save_head, weights_of
 from foredraft.model.heads import (
-    IDS,
-    card_for,
+    MedusaHeads,
+    draft_model,
+    load_draft_model,
     load_exit_head,
+    load_medusa,
     new_exit_head,
-    save_head,
-    weights_of,
+    new_first_layers,
 )
 from foredraft.model.layers import model_parts, shorter
-from foredraft.model.medusa_heads import MedusaHeads, load_medusa
 from foredraft.model.ranked import ranked_head
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
@@ -32,7 +32,7 @@ from support.families import SETTINGS, VOCABULARY, each_of
 from support.heads import head_of
 
 IDS_KEPT = torch.arange(VOCABULARY - 1, 0, -3)
-"""A third of the tokens, in an order that is not theirs."""
+"""A third of the tokens, not in ascending order."""
 
 
 def head_folder(family, folder):
@@ -44,7 +44,7 @@ def head_folder(family, folder):
 
 def draft_folder(family, folder, layers=2):
     model = target_of(family).model
-    card = card_for(model, KIND, family, layers=layers, dtype="float32")
+    card = card_for(model, "draft", family, layers=layers, dtype="float32")
     save_head(folder, card, weights_of(new_first_layers(model, layers, IDS_KEPT)))
     return str(folder)
 
@@ -188,7 +188,7 @@ def test_medusa_heads_bring_the_rows_that_score_them(tmp_path):
 
 
 def test_heads_of_a_checkout_are_found_for_their_own_model_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(heads, "SHIPPED", tmp_path)
+    monkeypatch.setattr(head_files, "SHIPPED", tmp_path)
     head_folder("llama", tmp_path / "some" / "eesd")
     draft_folder("llama", tmp_path / "some" / "draft")
     target = target_of("llama")
@@ -204,7 +204,7 @@ def test_heads_of_a_checkout_are_found_for_their_own_model_only(tmp_path, monkey
 def test_weights_in_eight_bits_are_right_to_half_a_step_of_their_row(tmp_path):
     model = target_of("llama").model
     first = new_first_layers(model, 2, IDS_KEPT)
-    save_head(tmp_path, card_for(model, KIND, "llama", layers=2, dtype="int8"), weights_of(first))
+    save_head(tmp_path, card_for(model, "draft", "llama", layers=2, dtype="int8"), weights_of(first))
     _, drafting = load_draft_model(tmp_path, model)
     loaded, largest = dict(drafting.model.layers.named_parameters()), 127
     for name, weight in first.layers.named_parameters():

@@ -1,4 +1,4 @@
-"""Passes of fixed shapes at fixed addresses: the scores and texts of the model as it is, and recorded on a GPU."""
+"""Passes of fixed shapes at fixed addresses: scores and texts equal the unrecorded model's; and recorded on a GPU."""
 
 import contextlib
 import gc
@@ -49,7 +49,7 @@ def prefilled(target, ids):
 
 
 def assert_same_passes(model, sizes=(0, 1, 2, 9, 40)):
-    """Compare trees and a chain, each behind the root and the first node that were kept of the one before it."""
+    """Compare trees and a chain, each after the root and the first node of the one before, which were kept."""
     rng, ids = np.random.default_rng(4), prompt_of(12)
     plain, target = TorchTarget(model), recorded_target(model)
     expected, given = (prefilled(each, ids[:-1]) for each in (plain, target))
@@ -89,11 +89,11 @@ def test_the_draft_model_may_have_fixed_shapes_too(sampling):
     )
     run = generator.begin(prompt_of(20), SamplingOptions(**sampling), max_new_tokens=48)
     assert list(finished(run)) == written(TorchTarget(small_model()), "none", {}, 0, sampling)
-    assert run.statistics.tokens_per_target_step > 1.3  # it drafts for itself
+    assert run.statistics.tokens_per_target_step > 1.3  # it is its own draft model
 
 
 def grown(target, ids):
-    """The scores of a tree of more than COLUMNS rows, ten a level, and those of the next tree's root and first row."""
+    """Return the scores of a tree of more than COLUMNS rows, ten a level, and of the next tree's root and first row."""
     rollout, scores = Rollout(target, COLUMNS + 20), []
     scores.append(rollout.start(ids))
     for level in range(COLUMNS // 10 + 2):
@@ -144,7 +144,7 @@ def test_the_store_grows_with_a_sequence_and_is_kept_for_the_next(monkeypatch):
         run = begun(target, length)
         assert finished(run) == finished(begun(TorchTarget(small_model()), length))
         capacities.append(caches[-1]().store.shape[2])
-        del run  # and with it its cache
+        del run  # and its cache
     assert capacities == [256, 384, 384]
 
 
@@ -171,7 +171,7 @@ def test_a_sequence_that_made_room_keeps_the_rows_of_its_last_pass():
         cache.commit([0, 2])
     after = lay_out_text(np.array([4]), given.length)
     scores = target.forward(after, given)
-    assert scores.best is None  # as it is: it does not take the store back
+    assert scores.best is None  # unrecorded: it does not take the store back
     torch.testing.assert_close(scores.logits, plain.forward(after, expected).logits, atol=1e-4, rtol=1e-4)
 
 
@@ -227,7 +227,7 @@ def test_scores_that_are_not_the_models_own_are_told_and_not_used(monkeypatch):
 
 @each_of(FULL)
 def test_what_is_recorded_neither_waits_for_values_nor_copies_from_the_host(family):
-    """On torch's device without values, which refuses whatever asks for one."""
+    """Run on torch's meta device, which fails wherever a value is needed."""
     target = recorded_target(tiny_model(configuration(family)))
     keys = prefilled(target, prompt_of(4)).reserved_buffers(0)
     target.model.to("meta")
@@ -304,12 +304,12 @@ def test_states_of_several_shapes_are_told_and_run_as_they_are(monkeypatch):
     ids = prompt_of(12)
     cache = prefilled(target, ids[:-1])
     cache.layers[0].values = cache.layers[0].values[..., :4]
-    with pytest.warns(ForedraftWarning, match="states of several shapes"):
+    with pytest.warns(ForedraftWarning, match="values of several shapes"):
         assert target.recordings.forward(lay_out_text(ids[-1:], 11), cache, lambda: None) is None
 
 
 def on_gpu(name, *_):
-    """The embedded model, which says that it is on a GPU."""
+    """Return the embedded model, with a device that claims to be a GPU."""
     model = load_model(name, "float32", "cpu")
     model.__class__ = type("OnGpu", (type(model),), {"device": property(lambda _: torch.device("cuda"))})
     return model
@@ -318,7 +318,7 @@ def on_gpu(name, *_):
 @pytest.mark.parametrize("asked", [True, "auto"])
 def test_graphs_are_used_on_a_gpu_where_they_are_asked_for(asked, monkeypatch):
     monkeypatch.setattr(api_module, "load_model", on_gpu)
-    monkeypatch.setattr(api_module, "Compilation", None)  # nothing is compiled beside
+    monkeypatch.setattr(api_module, "Compilation", None)  # no compilation in the background
     generator = load(TOY_DRAFT, method="none", compile=asked)
     assert (generator.target.recordings is not None) == (asked is True)
     assert generator.target.compiled is None
@@ -337,7 +337,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
 
 @contextlib.contextmanager
 def exact_products():
-    """Have float32 products computed in float32, and no warning ignored."""
+    """Compute float32 products in float32, and turn every warning into an error."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:

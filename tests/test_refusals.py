@@ -1,4 +1,4 @@
-"""What cannot be honoured is refused in time, and what fails in the middle leaves what was written."""
+"""Unsupported input is rejected early, and a failure during generation keeps what was written."""
 
 import shutil
 from pathlib import Path

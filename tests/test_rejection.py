@@ -113,7 +113,7 @@ def merged(world, width=1, own_q=True, deeper=False):
     drafter, sampling = world.drafter(()), world.setting.sampling
 
     def law(*path):
-        return drafter.law(np.array([*PROMPT, *path], np.int64), sampling)
+        return drafter.distribution_after(np.array([*PROMPT, *path], np.int64), sampling)
 
     def copied(row, *path):
         return row if own_q else law(*path).astype(np.float32)
@@ -175,7 +175,7 @@ def law_distance(world, draft):
     law, scores = {}, world.scores(draft)
     for tokens, decided in outcomes(lambda chance: world.emitted(draft, scores, chance)):
         law[tokens] = law.get(tokens, 0.0) + decided
-    actual, expected = world.going_on(law, 4), world.going_on({(): 1.0}, 4)
+    actual, expected = world.continued(law, 4), world.continued({(): 1.0}, 4)
     return max(abs(actual.get(text, 0.0) - expected.get(text, 0.0)) for text in actual.keys() | expected.keys())
 
 
@@ -200,7 +200,7 @@ def test_whole_texts_keep_the_targets_law_exactly(nodes, widths, name):
     law = {}
     for tokens, probability in outcomes(text):
         law[tokens] = law.get(tokens, 0.0) + probability
-    expected = world.going_on({(): 1.0}, 3)
+    expected = world.continued({(): 1.0}, 3)
     assert max(abs(law.get(key, 0.0) - expected.get(key, 0.0)) for key in law.keys() | expected.keys()) < EXACT
 
 
@@ -268,7 +268,8 @@ def unprocessed_q(world):
 
     def rows(draft):
         paths = [draft.tokens[path_to(draft.parents, node)[:-1]] for node in range(len(draft))]
-        return np.stack([drafter.law(np.array([*PROMPT, *path]), sampled()) for path in paths]).astype(np.float32)
+        found = [drafter.distribution_after(np.array([*PROMPT, *path]), sampled()) for path in paths]
+        return np.stack(found).astype(np.float32)
 
     return with_q(drawn_tree(world, (1, 1)), rows)
 
@@ -686,5 +687,5 @@ def keeps_the_probable(draft):
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", [flattened, keeps_the_probable])
 def test_the_conformance_suite_finds_a_drafter_whose_q_is_not_what_it_drew_from(mistake):
-    with pytest.raises(AssertionError, match="Drawn text keeps the target's law"):
-        checks.drawn_text_keeps_the_targets_law(lambda: Mistaken(mistake))
+    with pytest.raises(AssertionError, match="Drawn text must have the target's distribution"):
+        checks.drawn_text_has_the_targets_distribution(lambda: Mistaken(mistake))

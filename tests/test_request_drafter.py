@@ -1,4 +1,4 @@
-"""Drafting for a server's batch: the drafts of one-sequence drafters, requests found again by content, and guarded."""
+"""Drafting for a server's batch: drafts equal those for single sequences, requests are recognised by content."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ MOST, LONGEST, NODES = 6, 400, 16
 
 
 def text(seed, length, vocabulary=VOCABULARY):
-    """Tokens that repeat themselves, as texts do."""
+    """Return repetitive tokens, as in texts."""
     drawn = np.random.default_rng(seed)
     ids = list(drawn.integers(0, vocabulary, 6))
     while len(ids) < length:
@@ -30,7 +30,7 @@ def text(seed, length, vocabulary=VOCABULARY):
 
 
 class Server:
-    """A batch whose rows grow by tokens of their own texts."""
+    """A batch whose rows grow by the tokens of their texts."""
 
     def __init__(self, texts, rows=None):
         self.texts = texts
@@ -38,7 +38,7 @@ class Server:
         self.lengths = np.zeros(len(self.token_ids), np.int32)
 
     def show(self, lengths, order=None):
-        """Put the first tokens of each text into the rows, and return one sampled token a row."""
+        """Write the first tokens of each text to the rows, and return one sampled token for each row."""
         order = range(len(self.texts)) if order is None else order
         self.token_ids[:] = 0
         for row, (number, length) in enumerate(zip(order, lengths, strict=True)):
@@ -78,7 +78,7 @@ def make(request, store):
 
 
 def drafts_alone(drafter, ids, lengths, vocabulary=VOCABULARY):
-    """What the drafter's own drafting proposes for one text that grows to each of `lengths`, cut to its best chain."""
+    """Return the best chains of the drafter's own drafts for one text that grows to each of `lengths`."""
     drafting, chains, known, last = drafter.open(DraftContext(vocabulary)), [], 0, EMPTY_DRAFT
     for length in lengths:
         view = ids[:length].astype(np.int64)
@@ -114,7 +114,7 @@ def test_a_batch_drafts_what_each_text_is_drafted_alone(make):
 
 @pytest.mark.parametrize("method", ["rest", "auto"])
 def test_segments_with_longer_places_are_searched_too(store, method, monkeypatch):
-    """As one of over two billion tokens has them."""
+    """Segments of over two billion tokens store int64 places."""
 
     def made():
         drafter = make_drafter(method, {"store": store, "learn": "off"}, Resources(VOCABULARY))
@@ -209,7 +209,7 @@ def test_a_long_prompt_is_read_whole(method, length):
 
 
 class FaultyDrafter:
-    """Raises for texts that begin with 9."""
+    """Raise for texts that begin with 9."""
 
     name, needs, source_names = "faulty", Needs(), ("faulty",)
 
@@ -256,11 +256,11 @@ def test_tokens_less_probable_than_asked_are_left_out():
     assert sizes[0] >= sizes[1]
 
 
-# --- which request is which
+# --- matching rows and requests
 
 
 class Noting:
-    """A drafter that notes, by the number of each drafting, the texts that it was shown and what was closed."""
+    """A drafter that records the texts and the closing of each drafting, by its number."""
 
     name, needs, source_names = "noting", Needs(), ("noting",)
 
@@ -288,7 +288,7 @@ class NotingOne:
         return EMPTY_DRAFT
 
     def observe(self, verdict):
-        assert len(self.drafter.texts[self.number][-1]) == verdict.at + 1  # it is told from where it left off
+        assert len(self.drafter.texts[self.number][-1]) == verdict.at + 1  # it begins at the last text's end
 
     def close(self):
         self.drafter.closed.append(self.number)
@@ -307,7 +307,7 @@ def test_the_longest_text_that_fits_is_gone_on_with():
     drafter.step([1, 2], [1, 2, 3, 4])
     drafter.step(None, None)
     drafter.step([1, 2, 3, 4, 5], None)
-    assert drafter.texts[0] == [[1, 2], [1, 2, 3, 4, 5]]  # the row's own, which fits too, is asked first
+    assert drafter.texts[0] == [[1, 2], [1, 2, 3, 4, 5]]  # the row's own request, which fits too, is preferred
     drafter = Noting(3)
     drafter.step(None, [1, 2], [1, 2, 3, 4])
     drafter.step([1, 2, 3, 4, 5], None, None)

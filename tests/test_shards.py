@@ -1,4 +1,4 @@
-"""Token shards: the ids of whole documents, the same whenever they are made, and found again after a kill."""
+"""Token shards: the ids of whole documents, the same at every run, and reused after a kill."""
 
 import json
 import os
@@ -38,7 +38,7 @@ END = VOCABULARY
 
 
 def words(vocabulary=VOCABULARY, **options):
-    """Token `i` is the word `w<i>`; the letter x is taken out, so that a text of it alone has no ids."""
+    """Return a tokenizer whose token `i` is `w<i>`; it drops the letter x, so that a text of x only has no ids."""
     known = {f"w{i}": i for i in [*range(VOCABULARY), vocabulary - 1]}
     tokenizer = Tokenizer(models.WordLevel(known))
     tokenizer.normalizer = normalizers.Replace("x", "")
@@ -65,7 +65,7 @@ def symbols_of(path):
 
 
 def documents_of(paths):
-    """The documents in shards, each as a list of ids."""
+    """Return the documents in shards, each as a list of ids."""
     found = []
     for path in paths:
         symbols = symbols_of(path)

@@ -1,4 +1,4 @@
-"""Texts to learn from: each prompt once, whole texts are held out, and what is not text is counted."""
+"""Training texts: each prompt occurs once, whole texts are held out, and other rows are counted."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from support.tokenizers import pretrained_words
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """Four answers to each of 60 prompts, a chat of a narrator, and a folder of Python files, one below `tests`."""
+    """Write four answers to each of 60 prompts, a chat with a narrator, and Python files, one below `tests`."""
     folder = tmp_path_factory.mktemp("corpus")
     with gzip.open(folder / "chat.jsonl.gz", "wt") as file:
         for number in range(240):
@@ -49,7 +49,7 @@ def test_what_is_not_text_is_left_out_and_counted(corpus):
 
 @pytest.mark.slow
 def test_a_long_text_is_one_source(tmp_path):
-    """The reader gives it in pieces of a few MiB."""
+    """The reader yields it in pieces of a few MiB."""
     path = tmp_path / "long.txt"
     path.write_text("w5 w6 w7 w8\n" * 1_000_000)
     found = list(read_sources(path, pretrained_words(), ReadReport()))

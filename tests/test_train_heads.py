@@ -1,4 +1,4 @@
-"""Training heads: traces, the loop's exact resume, what a bad run leaves behind, and the command."""
+"""Training heads: traces, exact resumption, failed runs, and the command."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def four_layers(family):
 
 
 def silent(*_said):
-    """Progress that nobody reads."""
+    """Ignore progress."""
 
 
 def data_file(tmp_path, texts=60):
@@ -51,7 +51,7 @@ def data_file(tmp_path, texts=60):
 
 
 class Writer:
-    """Writes what a model writes greedily, and counts how often it was asked."""
+    """Write a model's greedy texts, and count the calls."""
 
     def __init__(self, model):
         self.model, self.calls = model, 0
@@ -179,11 +179,11 @@ def test_what_is_kept_of_the_exit_is_what_is_computed(model, traces, tmp_path):
         again = kept.logits(numbers[::-1].copy()).flip(0)
         handle.remove()
     assert not calls
-    assert torch.allclose(again, once, atol=0.3)  # kept in bfloat16
+    assert torch.allclose(again, once, atol=0.3)  # stored in bfloat16
 
 
 def test_the_exit_trained_is_the_exit_that_drafts(model, traces):
-    """The same states through the same head: window rows here, cached rows there."""
+    """Compare the head's output for training windows with that for cached rows."""
     task = exit_task(model, traces)
     target = SplitTarget(TorchTarget(model), 1, task.module.eval())
     ids = np.asarray(traces.windows[2, :-1], np.int64)
@@ -219,7 +219,7 @@ class KilledError(Exception):
 
 
 def killed_at(task, step):
-    """Let the task's loss raise at the given call."""
+    """Make the task's loss raise at the given call."""
     original, calls = task.loss, []
 
     def loss(windows):
@@ -287,7 +287,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(error, model, traces, tmp_path
         raise error
 
     monkeypatch.setattr(loop.torch, "save", full)
-    with pytest.raises(StoreError, match=r"No checkpoint can be written.*the one before stays. Check its free space"):
+    with pytest.raises(StoreError, match=r"No checkpoint can be written.*the previous one stays. Check its free space"):
         loop.write_checkpoint(tmp_path, {})
     assert (tmp_path / loop.CHECKPOINT).read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == [loop.CHECKPOINT]
@@ -391,7 +391,7 @@ def test_the_command_trains_a_head_that_drafts(saved_model, tmp_path, capsys):
     card, _ = load_exit_head(head, load_model(str(saved_model), device="cpu"))
     assert (card.layers, card.dtype) == (1, "bfloat16")
     assert (tmp_path / "head.run" / "curve.png").read_bytes().startswith(b"\x89PNG")
-    # its traces serve again
+    # its traces are reused
     again = tmp_path / "again"
     assert run_train("eesd", saved_model, tmp_path / "head.run" / "traces", again, "--set", "epochs=1") == 0
     asked = ["generate", "--model", str(saved_model), "--method", "eesd"]
@@ -402,9 +402,8 @@ def test_the_command_trains_a_head_that_drafts(saved_model, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_command_trains_a_predictor_and_medusa_heads(saved_model, tmp_path, capsys):
-    from foredraft.model.heads import load_predictor
+    from foredraft.model.heads import load_medusa, load_predictor
     from foredraft.model.loading import load_model
-    from foredraft.model.medusa_heads import load_medusa
 
     head, made = tmp_path / "head", tmp_path / "head.run" / "traces"
     assert run_train("eesd", saved_model, data_file(tmp_path), head, *QUICKLY, "--layers", "1") == 0
@@ -442,7 +441,7 @@ def test_labels_of_agreement_are_those_of_a_slow_comparison(model, traces):
     from foredraft.training.agreement import AgreementTask
 
     task = AgreementTask(model, new_exit_head(model), 1, traces)
-    number = 4  # an even window is looked at greedily
+    number = 4  # even windows are treated as greedy
     target, draft, level, estimate, sampled, label = task.levels(number)
     with torch.no_grad():
         scores = ExitTask(model, 1, traces, loss="tokens", states=None).logits(np.array([number]))[0]

@@ -1,4 +1,4 @@
-"""foredraft inside transformers' `generate`: the same ids, the same classes, and every option honoured or refused."""
+"""foredraft inside transformers' `generate`: the same ids, the same classes, and every option supported or rejected."""
 
 import copy
 import gc
@@ -19,7 +19,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 import foredraft
 from foredraft import UsageError
-from foredraft.integrations.kept import ATTRIBUTE, MOST_KEPT, kept_on
+from foredraft.integrations.generator_cache import ATTRIBUTE, MOST_GENERATORS, generators_of
 from foredraft.integrations.prepared import split_filters
 from foredraft.integrations.transformers import last_statistics
 from support import llamas
@@ -42,7 +42,7 @@ def model():
 
 
 def padded(rows, side="left", pad=2):
-    """Rows of several lengths as a batch: ids and mask."""
+    """Return rows of several lengths as a batch: ids and mask."""
     longest = max(map(len, rows))
     ids, mask = torch.full((len(rows), longest), pad), torch.zeros(len(rows), longest, dtype=torch.long)
     for number, row in enumerate(rows):
@@ -62,7 +62,7 @@ def random_rows(seed, count):
 
 
 class AllowEven(LogitsProcessor):
-    """Odd tokens are ruled out, but behind a multiple of five."""
+    """Forbid odd tokens, except after a multiple of five."""
 
     def __call__(self, input_ids, scores):
         scores = scores.clone()
@@ -173,7 +173,7 @@ def test_filters_of_ours_and_processors_of_transformers_choose_the_same_tokens(m
     ours = model.generate(PROMPT, **SAMPLED, **OURS)
     torch.manual_seed(5)
     theirs = model.generate(PROMPT, **SAMPLED, return_dict_in_generate=True, output_scores=True, **OURS)
-    assert ours.tolist() == theirs.sequences.tolist()  # scores are wanted as transformers' processors leave them
+    assert ours.tolist() == theirs.sequences.tolist()  # scores must be those after transformers' processors
 
 
 def test_only_filters_that_mean_the_same_are_taken_over(model):
@@ -216,7 +216,7 @@ def test_transformers_own_assisted_decoding_keeps_its_meaning(model):
     for flags in ({"prompt_lookup_num_tokens": 3}, {"assistant_model": tiny_llama()}):
         result = model.generate(PROMPT, max_new_tokens=20, custom_generate=foredraft.generate, **flags)
         assert result.tolist() == plain.tolist()
-        with pytest.raises(UsageError, match="give one of them"):
+        with pytest.raises(UsageError, match="give only one"):
             model.generate(PROMPT, max_new_tokens=20, **OURS, **flags)
 
 
@@ -286,14 +286,14 @@ def test_statistics_of_the_last_call_are_kept_by_row():
 
 def test_a_drafter_is_made_once_for_a_configuration_and_dropped_with_the_oldest():
     model = tiny_llama()
-    made = [kept_on(model).generator(model, {"table": "none", "depth": depth}) for depth in (3, 3, 4)]
+    made = [generators_of(model).generator(model, {"table": "none", "depth": depth}) for depth in (3, 3, 4)]
     assert made[0] is made[1]
     assert made[0] is not made[2]
-    for depth in range(5, 5 + MOST_KEPT):
-        kept_on(model).generator(model, {"table": "none", "depth": depth})
-    assert kept_on(model).generator(model, {"table": "none", "depth": 3}) is not made[0]
+    for depth in range(5, 5 + MOST_GENERATORS):
+        generators_of(model).generator(model, {"table": "none", "depth": depth})
+    assert generators_of(model).generator(model, {"table": "none", "depth": 3}) is not made[0]
     model.double()
-    assert kept_on(model).generator(model, {"table": "none", "depth": 8}).target.dtype == torch.float64
+    assert generators_of(model).generator(model, {"table": "none", "depth": 8}).target.dtype == torch.float64
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.kernels
 
 
 def successors(table, a, b):
-    """The kept tokens that followed `a, b`, the most probable first."""
+    """Return the stored tokens that followed `a, b`, the most probable first."""
     row = bigram_row(table.arrays.first, table.arrays.second, a, b)
     return table.arrays.tokens[table.arrays.offsets[row] : table.arrays.offsets[row + 1]].tolist() if row >= 0 else []
 
@@ -51,7 +51,7 @@ def names_in(folder):
 
 
 def assert_counted(path, documents, keep, vocabulary=VOCABULARY):
-    """Compare a table with the slow counts, entry by entry."""
+    """Compare a table with naive counts, entry by entry."""
     arrays = check_table(path).arrays
     documents = [ids for ids in documents if ids]
     for width, rows, totals, offsets, tokens, probabilities, kept in (

@@ -1,4 +1,4 @@
-"""The proposer as vLLM makes and calls it, without vLLM: options, refusals, and a server that lives on."""
+"""The proposer as vLLM makes and calls it, without vLLM: options, rejections, and a server that survives failures."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ def configuration(options=None, most=4, model="nowhere"):
 
 @pytest.fixture
 def vllm(monkeypatch):
-    """A vLLM of which nothing is there but its version."""
+    """Return a vLLM module with nothing but a version."""
     module = ModuleType("vllm")
     module.__version__ = "0.32.0"
     monkeypatch.setitem(sys.modules, "vllm", module)
@@ -122,7 +122,7 @@ REFUSED = {
     "method of another type": ({"method": 3}, "it must be a text"),
     "tree_nodes": ({"tree_nodes": 0}, "tree_nodes is 0; it must be a whole number, 1 to 1024"),
     "least_probability": ({"least_probability": 2}, "it must be a number from 0 to 1"),
-    "feedback": ({"method": "adaptix", "feedback": "topk"}, "tells a proposer no probabilities"),
+    "feedback": ({"method": "adaptix", "feedback": "topk"}, "passes a proposer no probabilities"),
 }
 
 

@@ -1,4 +1,4 @@
-"""A real vLLM server over HTTP: with foredraft's proposer, its texts are those that it writes without."""
+"""A real vLLM server over HTTP: its texts with foredraft's proposer equal those without."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""How text becomes ids: the same in another process, and chats worded as transformers words them."""
+"""How text becomes ids: the same in another process, with chats rendered as transformers renders them."""
 
 import json
 import pickle

@@ -22,13 +22,13 @@ from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.state import Prepared, SequenceState
 from foredraft.errors import UsageError
 from foredraft.generation import Generation, Run, Stream, generation
+from foredraft.model.batch_target import batch_target
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.package import kept_forward
 from foredraft.model.cost import measured_cost
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.target import TorchTarget
-from foredraft.model.together import batch_target
 from foredraft.pairing import pair_draft_model
 from foredraft.request import GenerationArguments, GenerationOptions, checked_text, encoded
 from foredraft.sampling import SEED_LIMIT, LogitsProcessor, SamplingOptions

@@ -12,8 +12,8 @@ import torch
 from foredraft.errors import ForedraftWarning, UsageError
 from foredraft.model.compiled.package import kept_forward
 from foredraft.model.cost import measure_cost
-from foredraft.model.first_layers import load_draft_model
-from foredraft.model.heads import CONFIG_FILE
+from foredraft.model.head_files import CONFIG_FILE
+from foredraft.model.heads import load_draft_model
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.recordings import recorded_forward
 from foredraft.model.target import TorchTarget

@@ -4,12 +4,8 @@ import functools
 
 import torch
 
-from foredraft.model.heads import (
-    card_for,
-    new_exit_head,
-    save_head,
-)
-from foredraft.model.medusa_heads import RANKS, MedusaHeads
+from foredraft.model.head_files import card_for, save_head
+from foredraft.model.heads import RANKS, MedusaHeads, new_exit_head
 from support.exits import target_of
 
 HEADS = 3

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from foredraft.model.heads import card_for, new_exit_head, save_head
-from foredraft.model.medusa_heads import MedusaHeads
+from foredraft.model.head_files import card_for, save_head
+from foredraft.model.heads import MedusaHeads, new_exit_head
 from foredraft.model.target import TorchTarget
 from foredraft.testing import (
     VOCABULARY,

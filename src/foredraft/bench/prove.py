@@ -213,7 +213,7 @@ def prove_rule(rule: Verification, sampling: SamplingOptions) -> list[RuleProof]
 def _p_value(rule: Verification, world: World) -> float:
     """Write short texts with many seeds; return the p-value of their counts under the target's distribution."""
     counts = Counter(_text(rule, world, seed) for seed in range(_TEXTS))
-    exact = world.going_on({(): 1.0}, _LENGTH)
+    exact = world.continued({(): 1.0}, _LENGTH)
     if counts.keys() - exact.keys():
         return 0.0  # a text that the target cannot write
     return chi_square_p([counts[text] for text in exact], [_TEXTS * share for share in exact.values()])

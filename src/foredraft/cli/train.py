@@ -20,7 +20,7 @@ from foredraft.options import options_from
 
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
     from foredraft.api import Generator
-    from foredraft.model.heads import HeadCard
+    from foredraft.model.head_files import HeadCard
     from foredraft.training.loop import Task
     from foredraft.training.traces import Asked, TraceOptions, Traces
 
@@ -89,7 +89,7 @@ def eesd(
     dtype: flags.DtypeOption = "auto",
 ) -> None:
     """Train an early-exit head, for `--method eesd`; the same command goes on where a killed one was."""
-    from foredraft.model.heads import card_for, weights_of
+    from foredraft.model.head_files import card_for, weights_of
     from foredraft.training.tasks import ExitTask
 
     training = _Training(settings, max_minutes, _run_of(out))
@@ -121,7 +121,8 @@ def cali(
 ) -> None:
     """Train a head's predictor of agreement, for the control `cali_ts`."""
     from foredraft.model.fingerprint import fingerprint
-    from foredraft.model.heads import FOLDER, card_for, load_exit_head
+    from foredraft.model.head_files import card_for
+    from foredraft.model.heads import PREDICTOR_FOLDER, load_exit_head
     from foredraft.training.agreement import AgreementTask
 
     folder = Path(head).expanduser()
@@ -134,7 +135,7 @@ def cali(
     card = card_for(transformer, "cali", model, layers=exit_card.layers, dtype="float32")
     identity = {"kind": "cali", "model": card.fingerprint, "head": fingerprint(exit_head)}
     training.train(task, opened, identity)
-    training.save(folder / FOLDER, card, task.module.state_dict())
+    training.save(folder / PREDICTOR_FOLDER, card, task.module.state_dict())
 
 
 @app.command()
@@ -152,15 +153,14 @@ def draft(
     dtype: flags.DtypeOption = "auto",
 ) -> None:
     """Train a draft model of the model's own layers, for `--method draft_model`, `draft_tree` and `draft_graph`."""
-    from foredraft.model.first_layers import KIND
-    from foredraft.model.heads import card_for, weights_of
+    from foredraft.model.head_files import card_for, weights_of
     from foredraft.training.tasks import DraftTask
 
     training = _Training(settings, max_minutes, _run_of(out))
     transformer, opened = training.prepared(model, data, trace_settings, dtype, device)
-    card = card_for(transformer, KIND, model, layers=layers, dtype=_checked_dtype(save_dtype))
+    card = card_for(transformer, "draft", model, layers=layers, dtype=_checked_dtype(save_dtype))
     task = DraftTask(transformer, layers, opened, _scored(opened, vocabulary, transformer))
-    identity = {"kind": KIND, "layers": layers, "vocabulary": vocabulary, "model": card.fingerprint}
+    identity = {"kind": "draft", "layers": layers, "vocabulary": vocabulary, "model": card.fingerprint}
     training.train(task, opened, identity)
     training.save(out, card, weights_of(task.module))
 
@@ -180,7 +180,7 @@ def medusa(
     dtype: flags.DtypeOption = "auto",
 ) -> None:
     """Train Medusa heads, for `--method medusa`, and measure how often each is right."""
-    from foredraft.model.heads import IDS, card_for
+    from foredraft.model.head_files import IDS, card_for
     from foredraft.training.tasks import MedusaTask
     from foredraft.training.traces import chosen_windows
 
@@ -240,7 +240,7 @@ class _Training:
 
     def save(self, out: Path, card: "HeadCard", weights: Any) -> None:
         """Write what was trained, and say how well it went."""
-        from foredraft.model.heads import save_head
+        from foredraft.model.head_files import save_head
 
         save_head(out, card, weights)
         last = self.outcome.history[-1]
@@ -326,7 +326,7 @@ def _assigned(kind: type[T], settings: list[str] | None, what: str) -> T:
 
 
 def _checked_dtype(name: str) -> str:
-    from foredraft.model.heads import INT8
+    from foredraft.model.head_files import INT8
     from foredraft.model.loading import DTYPES
 
     if name not in (*DTYPES, INT8):

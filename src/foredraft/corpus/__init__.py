@@ -1,1 +1,1 @@
-"""From text files to index files: reading, tokenising, counting. No torch."""
+"""From text files to index files: reading, tokenising, counting. Does not depend on torch."""

@@ -1,7 +1,7 @@
-"""The same work on a Ray cluster: a function over many items, each item a task that outlives its worker.
+"""Run a function over many items on a Ray cluster; each item is a task that is retried if its worker dies.
 
-Knows Ray, and how to start and stop a local cluster quietly. Does not know what the function does. All machines must
-see the same folders.
+Starts and stops a local cluster if none is given. All machines must see the same folders under the same paths. Does not
+depend on what the function does.
 """
 
 import contextlib
@@ -17,35 +17,35 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 RETRIES = 3
-"""How often an item is tried again when its worker dies."""
-_TASKS_PER_CPU = 2
-_KNOCK_SECONDS = 10.0
+"""Retries of an item whose worker died."""
+_TASKS_PER_CPU = 2  # tasks submitted ahead of results
+_CONNECT_SECONDS = 10.0
 _OBJECT_STORE_BYTES = 100 << 20  # results are small; Ray's default is a third of the memory
 _VARIABLES = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported over the network
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns that this will be its default
-    "RAYON_NUM_THREADS": "1",  # a task has one core, and the tokenizers library would use them all
+    "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports over the network
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the future default; unset, Ray warns about it
+    "RAYON_NUM_THREADS": "1",  # a task has one core, and the tokenizers library would use all
 }
-"""What the processes of a cluster that is started here find set."""
+"""Environment of the processes of a local cluster."""
 
 
 def map_on_ray(
     function: Callable[[Item], Result], items: Iterable[Item], address: str | None = None
 ) -> Iterator[Result]:
-    """Yield `function(item)` for each item, in order, each worked out in a task of one processor core.
+    """Yield `function(item)` for each item, in order; each call is a task on one processor core.
 
-    An item whose worker dies is tried again, up to three times; what the function raises is raised here at once. So
-    the function should do the same whenever it is called again, and leave nothing half-done that looks finished.
+    An item whose worker dies is retried up to three times. An exception of the function is raised here at once. So the
+    function must give the same result if called again, and must not leave partial output that looks complete.
 
     Args:
         function: picklable; sent to the cluster once.
-        items: picklable; a few more than there are cores are sent at a time.
-        address: of the cluster, as `ray.init` takes it; None starts one on this machine and stops it at the end. A
-            cluster that this process is connected to already is used, and stays.
+        items: picklable; consumed a little ahead of the results.
+        address: of the cluster, as `ray.init` takes it; None starts a local one and stops it at the end. A cluster that
+            this process is already connected to is used, and left running.
 
     Raises:
         UsageError: Ray is not installed, or no cluster answers at the address.
-        ForedraftError: an item's workers kept dying.
+        ForedraftError: an item's workers died at every attempt.
     """
     with _cluster(address) as ray:
         task = ray.remote(num_cpus=1, max_retries=RETRIES)(_call)
@@ -65,21 +65,21 @@ def _call(function: Callable[[Item], Result], item: Item) -> Result:
 
 
 def _result(ray: Any, reference: Any) -> Any:
-    """Wait for a task; raise what its function raised, or a sentence where no worker lived to the end."""
+    """Return a task's result, or raise its function's exception, or a ForedraftError if no worker finished it."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayError as error:
         raise ForedraftError(
-            f"Ray gave a task up after {RETRIES + 1} workers had died ({type(error).__name__}). What was finished is "
+            f"Ray gave up on a task after {RETRIES + 1} workers died ({type(error).__name__}). Finished work is "
             "kept; see Ray's logs for the reason, give the workers more memory, and run the same command again."
         ) from error
 
 
 @contextlib.contextmanager
 def _cluster(address: str | None) -> Iterator[Any]:
-    """Give the `ray` module, connected; whoever connected it disconnects it."""
+    """Yield the connected `ray` module; disconnect at the end if it was not connected before."""
     try:
         with _variables():
             import ray
@@ -93,27 +93,27 @@ def _cluster(address: str | None) -> Iterator[Any]:
         options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
     try:
         try:
-            _knock(address)
+            _check_listening(address)
             with _variables():
                 ray.init(**options)
         except (OSError, ValueError) as error:  # a ConnectionError is an OSError
             where = f"No Ray cluster answers at {address}" if address else "No Ray cluster could be started here"
-            raise UsageError(f"{where} ({error}). Check the address, or do without Ray.") from error
+            raise UsageError(f"{where} ({error}). Check the address, or run without Ray.") from error
         yield ray
     finally:
         ray.shutdown()
 
 
-def _knock(address: str | None) -> None:
-    """Raise OSError where nothing listens at a `host:port`: Ray itself would try for minutes."""
+def _check_listening(address: str | None) -> None:
+    """Raise OSError if nothing listens at a `host:port`; Ray itself would retry for minutes."""
     host, _, port = (address or "").rpartition("://")[2].rpartition(":")
     if host and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
 
 
 @contextlib.contextmanager
 def _variables() -> Iterator[None]:
-    """Set variables, which a cluster's processes inherit, until the block ends; the user's own stay."""
+    """Set `_VARIABLES` in the block, for a cluster's processes to inherit; variables that are set already stay."""
     added = {name: value for name, value in _VARIABLES.items() if name not in os.environ}
     os.environ |= added
     try:

@@ -1,7 +1,7 @@
-"""Documents from text files, JSON lines and Parquet, a piece at a time: which files, and what is in them.
+"""Documents from text files, JSON lines and Parquet, read piece by piece.
 
-Knows file formats; not what the documents are wanted for, how a chat is worded, or any tokenizer. Memory is bounded
-whatever the files' sizes, but for one line of JSON.
+Memory use does not depend on the files' sizes, except for the length of a JSON line. Does not depend on what the
+documents are used for, on chat templates, or on any tokenizer.
 """
 
 import codecs
@@ -21,32 +21,32 @@ from typing import IO, Any, NamedTuple, TypeGuard
 from foredraft.errors import ForedraftWarning, UsageError
 
 Render = Callable[[list[dict[str, str]]], str]
-"""Words a chat, a list of {"role", "content"}, as text; raises ValueError for one that it cannot word."""
+"""Renders a chat, a list of {"role", "content"}, as text; raises ValueError for one that it cannot render."""
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
-_BLOCK_BYTES = 4 << 20
-_PARQUET_ROWS = 256
+_BLOCK_BYTES = 4 << 20  # of a file read at once; also the size of a document's pieces
+_PARQUET_ROWS = 256  # rows read at once
 _CONTROLS = bytes({*range(1, 32), 127} - set(b"\t\n\v\f\r\x1b"))
-_MOST_CONTROLS = 0.02  # of a text's bytes; a twelfth of random bytes are control characters
-_KINDS_NAMED = 3  # of files that are left out
+_MOST_CONTROLS = 0.02  # share of a text file's bytes; random bytes are one twelfth control characters
+_KINDS_NAMED = 3  # in the warning about files of other kinds
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A file to read, or a range of one, as it was when the reading was planned."""
+    """A file to read, or a range of one, as it was when reading was planned."""
 
     path: Path  # the file
     file_bytes: int  # size of the whole file on disk
     mtime_ns: int  # when the file was last written, in nanoseconds since 1970
-    bytes: int  # how many of the file's bytes the part stands for; over a file's parts they add up to `file_bytes`
+    bytes: int  # its share of the file's bytes; a file's parts add up to `file_bytes`
     start: int = 0  # the first byte (.jsonl) or row group (.parquet) of the range; 0 for files of other kinds
     stop: int | None = None  # the byte or row group after the range; None for the end of the file
 
 
 class Document(NamedTuple):
-    """A document, or a piece of one too long to hold, whose rest the next items bring if it is not `complete`.
+    """A document, or a piece of a long one; if not `complete`, the next items continue it.
 
-    `consumed` is how many bytes of all inputs, as they lie on disk (compressed), had been read by its end.
+    `consumed` is the number of input bytes, as stored on disk (compressed), read by its end.
     """
 
     text: str
@@ -56,35 +56,35 @@ class Document(NamedTuple):
 
 @dataclass(slots=True)
 class ReadReport:
-    """What reading met; filled while documents are taken, and added up over parts of a corpus."""
+    """Counts of what was read and skipped; filled during reading, and summed over parts of a corpus."""
 
     files: int = 0  # files opened
     documents: int = 0  # documents read
     broken_lines: int = 0  # lines of .jsonl files that are not JSON
-    unusable_rows: int = 0  # rows without a usable `text` or `messages`, or whose chat could not be worded
+    unusable_rows: int = 0  # rows without a usable `text` or `messages`, or whose chat could not be rendered
     empty_documents: int = 0  # documents of white space only
-    binary_files: int = 0  # .txt, .md and .py files that hold no text
-    held_out: int = 0  # documents that the share to hold out took
-    kept: int = 0  # documents that became ids
-    tokens: int = 0  # their ids, ends of text included
+    binary_files: int = 0  # .txt, .md and .py files that are not text
+    held_out: int = 0  # documents held out
+    kept: int = 0  # documents that were tokenised
+    tokens: int = 0  # their ids, end-of-text ids included
 
     def __add__(self, other: "ReadReport") -> "ReadReport":
         return ReadReport(**{name: count + getattr(other, name) for name, count in asdict(self).items()})
 
     @property
     def left_out(self) -> dict[str, int]:
-        """How many files, lines, rows and documents were left out, by what they are; only what there was."""
+        """The nonzero counts of skipped files, lines, rows and documents, by kind."""
         names = ("broken_lines", "unusable_rows", "empty_documents", "binary_files")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
     @property
     def skipped(self) -> int:
-        """How many there are in `left_out`."""
+        """The sum of `left_out`."""
         return sum(self.left_out.values())
 
 
 def join_messages(messages: list[dict[str, str]]) -> str:
-    """Word a chat as lines `role: content`, where no chat template is known."""
+    """Render a chat as lines `role: content`, for use without a chat template."""
     return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
 
 
@@ -92,13 +92,13 @@ def join_messages(messages: list[dict[str, str]]) -> str:
 
 
 def find_inputs(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """Return the files to read: those given, and those of a supported kind in the folders given, at any depth.
+    """Return the files to read: those given, and those of supported kinds in the folders given, at any depth.
 
     A folder's files come in sorted order, without hidden files and folders, and with a warning about files of other
-    kinds; a file met twice is taken once.
+    kinds. A file that occurs twice is read once.
 
     Raises:
-        UsageError: an input is missing, of an unsupported kind, or a folder without any supported file.
+        UsageError: an input is missing, of an unsupported kind, or a folder without a supported file.
     """
     found: dict[Path, Path] = {}
     for given in map(Path, inputs):
@@ -109,7 +109,7 @@ def find_inputs(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
         elif not input_kind(given):
             raise UsageError(
                 f"The input {given} is of a kind that cannot be read. Give files ending in {', '.join(SUFFIXES)}, "
-                "any but .parquet with .gz after it too, or folders of them."
+                "optionally .gz except for .parquet, or folders of them."
             )
         else:
             files = [given]
@@ -119,7 +119,7 @@ def find_inputs(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Return a folder's files that can be read, and warn about the others."""
+    """Return a folder's readable files, and warn about the others."""
     files, others = [], Counter[str]()
     for path in sorted(folder.rglob("*")):
         if not path.is_file() or any(name.startswith(".") for name in path.relative_to(folder).parts):
@@ -142,7 +142,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a file's name says that it is gzip-compressed."""
+    """Return whether a file's name ends in .gz."""
     return path.name.lower().endswith(".gz")
 
 
@@ -154,7 +154,7 @@ def input_kind(path: Path) -> str:
 
 
 def whole_part(path: Path) -> Part:
-    """Return the part that is all of a file, or raise UsageError where there is none."""
+    """Return a whole file as a part; UsageError if it cannot be read."""
     with _refused(path):
         status = path.stat()
     return Part(path, status.st_size, status.st_mtime_ns, status.st_size)
@@ -162,7 +162,7 @@ def whole_part(path: Path) -> Part:
 
 @contextlib.contextmanager
 def _refused(path: Path) -> Iterator[None]:
-    """Turn what goes wrong in reading a file into a sentence."""
+    """Turn errors in reading a file into a UsageError."""
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -179,18 +179,19 @@ def read_documents(
 ) -> Iterator[Document]:
     """Yield the documents of files or parts of files in order; invalid UTF-8 is replaced.
 
-    A .txt, .md or .py file is one document, in pieces of a few MiB; it is skipped where the first has a zero byte or
-    many control characters. A line of .jsonl or a row of .parquet is one, from its field `text` (a string) or
-    `messages` (a list of {"role", "content"}). A line belongs to the range of a .jsonl file in which it begins.
+    A .txt, .md or .py file is one document, in pieces of a few MiB; it is skipped if the first piece contains a zero
+    byte or many control characters. Each line of .jsonl and row of .parquet is a document, from its field `text` (a
+    string) or `messages` (a list of {"role", "content"}). A line belongs to the range of a .jsonl file in which it
+    begins.
 
     Args:
         inputs: files, or ranges of them.
-        report: counts what is read, and what is skipped; a file counts where its first part is read.
-        render: words a chat.
+        report: counts what is read and skipped; a file is counted with its first part.
+        render: renders chats.
         strict: raise at the first line, row or document that would be skipped.
 
     Raises:
-        UsageError: a file that cannot be read or is not what it was, or what `strict` refuses.
+        UsageError: a file cannot be read or has changed, or `strict` rejects something.
     """
     before = 0
     for part in (each if isinstance(each, Part) else whole_part(each) for each in inputs):
@@ -212,7 +213,7 @@ def row_group_bytes(path: Path) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads one part; `consumed` counts this part's bytes only."""
+    """Reads one part; `consumed` counts the bytes of this part only."""
 
     part: Part
     report: ReadReport
@@ -231,7 +232,7 @@ class _Reader:
         with self.part.path.open("rb") as raw, _unpacked(self.part.path, raw) as file:
             block = file.read(_BLOCK_BYTES)
             if b"\0" in block or len(block) - len(block.translate(None, _CONTROLS)) > _MOST_CONTROLS * len(block):
-                self._skip("binary_files", "there are zero bytes or control characters, so it is no text in UTF-8")
+                self._skip("binary_files", "there are zero bytes or control characters, so it is not UTF-8 text")
                 return
             while following := file.read(_BLOCK_BYTES) if block else b"":
                 held += decoder.decode(block)
@@ -266,7 +267,7 @@ class _Reader:
                 yield from self._row(row, min(raw.tell() - part.start, part.bytes), place)
 
     def parquet(self) -> Iterator[Document]:
-        """Yield one document for each row, reading row group by row group."""
+        """Yield one document for each row, one row group at a time."""
         part = self.part
         with _parquet_file(part.path) as file:
             columns = [name for name in ("text", "messages") if name in file.schema_arrow.names]
@@ -280,7 +281,7 @@ class _Reader:
                 yield from self._row(values, part.bytes * row // rows, f"row {before + row}")
 
     def _row(self, row: Any, consumed: int, place: str) -> Iterator[Document]:
-        """Yield a row's document, if it has one."""
+        """Yield a row's document, or skip the row."""
         text = row.get("text") if isinstance(row, dict) else None
         if not isinstance(text, str):
             messages = row.get("messages") if isinstance(row, dict) else None
@@ -290,7 +291,7 @@ class _Reader:
             try:
                 text = self.render(messages)
             except ValueError as error:
-                self._skip("unusable_rows", f"the chat of {place} cannot be worded ({error})")
+                self._skip("unusable_rows", f"the chat of {place} cannot be rendered ({error})")
                 return
         if text.strip():
             yield Document(text, consumed)
@@ -298,9 +299,9 @@ class _Reader:
             self._skip("empty_documents", f"{place} has no text")
 
     def _skip(self, counter: str, why: str) -> None:
-        """Count what is left out, or refuse it."""
+        """Count a skipped item, or raise UsageError in strict mode."""
         if self.strict:
-            raise UsageError(f"In {self.part.path}, {why}. Mend it, or read without --strict to skip it.")
+            raise UsageError(f"In {self.part.path}, {why}. Fix it, or read without --strict to skip it.")
         setattr(self.report, counter, getattr(self.report, counter) + 1)
 
 
@@ -309,7 +310,7 @@ def _unpacked(path: Path, raw: IO[bytes]) -> IO[bytes]:
 
 
 def _line_start(file: IO[bytes], start: int, stop: float) -> int:
-    """Move `file` to the first line that begins at `start` or later, or past `stop`; return where it is then."""
+    """Move `file` to the first line that begins at `start` or later; return the position, which may be past `stop`."""
     if not start:
         return 0
     file.seek(start - 1)  # a line begins at `start` if the byte before it ends one
@@ -320,7 +321,7 @@ def _line_start(file: IO[bytes], start: int, stop: float) -> int:
 
 @contextlib.contextmanager
 def _parquet_file(path: Path) -> Iterator[Any]:
-    """Open a Parquet file, and turn the library's own errors into sentences."""
+    """Open a Parquet file, and turn the library's errors into UsageErrors."""
     import pyarrow as pa  # slow to import, and few inputs need it
     import pyarrow.parquet as pq
 
@@ -341,7 +342,7 @@ def _is_chat(messages: Any) -> TypeGuard[list[dict[str, str]]]:
 
 
 def _without_surrogates(text: str) -> str:
-    r"""Return `text` with lone surrogates (JSON's ``\ud800``), which no tokenizer takes, replaced by U+FFFD."""
+    r"""Return `text` with lone surrogates (JSON's ``\ud800``), which tokenizers reject, replaced by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -350,7 +351,7 @@ def _without_surrogates(text: str) -> str:
 
 
 def cut_at_line_end(text: str, limit: int) -> int:
-    """Return where to cut `text`, at most at `limit`: after its last line end, else before its last space."""
+    """Return where to cut `text`, at most at `limit`: after the last line end, else before the last space."""
     for mark, after in (("\n", 1), (" ", 0)):
         if (at := text.rfind(mark, 1, limit)) > 0:
             return at + after

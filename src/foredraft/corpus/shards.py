@@ -1,8 +1,7 @@
-"""Shards of a corpus as files of token ids: planned, made one by one, found again after a kill, cut into segments.
+"""Shards of a corpus as files of token ids: planned, made one by one, reused after a kill, and cut into segments.
 
-Knows what a corpus is cut into, the folder of finished shards and what is noted in each. Does not know how the work is
-spread over machines, or how a segment is sorted. The same files give the same shards and segments on every machine that
-has them in the same place; a process's memory does not depend on the size of a shard.
+The same files under the same paths give the same shards and segments on every machine. Memory use does not depend on
+the size of a shard. Does not depend on how the work is distributed over machines, nor on how a segment is sorted.
 """
 
 import contextlib
@@ -40,38 +39,38 @@ KIND = "token-shard"
 SUFFIX = ".tokens"
 SHARD_BYTES = 64 << 20
 _RECIPE = 2
-"""Raised whenever the same text would become other ids, so that nothing finished before is taken for finished."""
-_BLOCK_SYMBOLS = 1 << 20
-_TOLD_BYTES = 1 << 18
+"""Increased whenever the same text would give other ids, so that shards made before are not reused."""
+_BLOCK_SYMBOLS = 1 << 20  # read at once
+_PROGRESS_BYTES = 1 << 18  # between progress reports
 SEGMENT_TOKENS = 64 << 20
-"""Sorting takes 12 bytes of memory a token (18 for vocabularies beyond 65,535), so this is 0.8 GB."""
+"""Sorting takes 12 bytes of memory a token (18 for vocabularies above 65,535), so this is 0.8 GB."""
 
 Spread = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
-"""Applies a function to items, in order, as `map` does; elsewhere."""
+"""Applies a function to items and yields the results in order, like `map`, on other processes or machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Some of the inputs, in order, and what is done with them."""
+    """A part of the inputs, and how it is processed."""
 
     parts: tuple[Part, ...]  # files, or ranges of them
-    hold_out: float = 0.0  # the share of documents that are left out, 0 to 1; which ones depends on their text alone
+    hold_out: float = 0.0  # share of documents to leave out, 0 to 1; which ones depends on their text only
     strict: bool = False  # stop at the first line, row or document that cannot be used, instead of counting it
 
     @property
     def bytes(self) -> int:
-        """How many bytes of the inputs, as they lie on disk, the shard stands for."""
+        """The number of input bytes, as stored on disk, in the shard."""
         return sum(part.bytes for part in self.parts)
 
     def identity(self, words: Words) -> str:
-        """Return 32 hex digits that are others whenever the shard's ids might be."""
+        """Return 32 hex digits that change whenever the shard's ids could change."""
         parts = [[str(part.path), part.file_bytes, part.mtime_ns, part.start, part.stop] for part in self.parts]
         described = json.dumps([_RECIPE, tokenizers.__version__, words.digest, self.hold_out, self.strict, parts])
         return hashlib.sha256(described.encode()).hexdigest()[:32]
 
 
 class FinishedShard(NamedTuple):
-    """A shard's file, what it came to, and whether it was there already."""
+    """A shard's file, its counts, and whether the file existed already."""
 
     path: Path
     report: ReadReport
@@ -86,11 +85,11 @@ def plan_shards(
 ) -> list[Shard]:
     """Cut the files into shards of about `shard_bytes` (on disk; .parquet: unpacked), in order.
 
-    Files of .jsonl are cut into ranges of bytes and .parquet into ranges of row groups; a file of any other kind lies
+    A .jsonl file is cut into ranges of bytes and a .parquet file into ranges of row groups; a file of any other kind is
     in one shard, however large. Small files share a shard.
 
     Raises:
-        UsageError: a file that cannot be read, or a size or share out of range.
+        UsageError: a file cannot be read, or a size or share is out of range.
     """
     if shard_bytes < 1:
         raise UsageError(f"shard_bytes is {shard_bytes}; give the size of a shard in bytes, at least 1.")
@@ -101,7 +100,7 @@ def plan_shards(
 
 
 def _parts(whole: Part, shard_bytes: int) -> Iterator[Part]:
-    """Cut a file into parts of about `shard_bytes`, where its kind allows that."""
+    """Cut a file into parts of about `shard_bytes`, if its kind allows that."""
     kind, size = input_kind(whole.path), whole.file_bytes
     bounds = [0, size]
     if kind == ".jsonl" and not is_packed(whole.path):
@@ -130,20 +129,20 @@ def tokenize_shards(
     spread: Spread | None = None,
     progress: Progress | None = None,
 ) -> Iterator[FinishedShard]:
-    """Yield the shards' files in order, making those that `folder` does not have yet.
+    """Yield the shards' files in order, making those that `folder` does not contain yet.
 
-    A file that is damaged, or of other inputs or words, is not taken for finished.
+    A file that is damaged, or made from other inputs or with another tokenizer, is not reused.
 
     Args:
         shards: from `plan_shards`.
         words: how text becomes ids.
-        folder: made if its own folder exists; seen, as the inputs, under one name wherever `spread` hands work to.
-        spread: such as `map_on_ray`; None works here, on all cores.
-        progress: told how many bytes of the inputs are done, now and then; may raise to stop.
+        folder: created if its parent exists; it and the inputs must have the same paths wherever `spread` runs.
+        spread: such as `map_on_ray`; None works in this process, on all cores.
+        progress: called with the number of input bytes processed; may raise to stop.
 
     Raises:
-        UsageError: an input that cannot be read, or what a strict shard refuses.
-        StoreError: the folder cannot be written to, or another process works in it.
+        UsageError: an input cannot be read, or a strict shard rejects something.
+        StoreError: the folder cannot be written, or another process works in it.
     """
     folder = folder.absolute()
     try:
@@ -167,10 +166,10 @@ def tokenize_shards(
 def finish_shard(
     shard: Shard, words: Words, folder: Path, progress: Callable[[int], None] | None = None
 ) -> FinishedShard:
-    """Return the shard's file in `folder`, made now unless it is there and sound; as `tokenize_shards`.
+    """Return the shard's file in `folder`, making it unless it exists and is sound; as `tokenize_shards`.
 
     The file, a container of kind `token-shard`, holds the array `tokens`: the documents' ids in order, each document
-    followed by the separator V; uint16[n] where V is at most 65,535, else uint32[n].
+    followed by the separator V; uint16[n] if V is at most 65,535, else uint32[n].
     """
     identity = shard.identity(words)
     path = folder / (identity + SUFFIX)
@@ -193,40 +192,40 @@ def finish_shard(
 def _taken(
     documents: Iterable[Document], hold_out: float, report: ReadReport, tell: Callable[[int], None]
 ) -> Iterator[Document]:
-    """Yield the documents that are not held out, count the others, and tell how many bytes are read."""
-    begins, taken, told = True, True, -_TOLD_BYTES
+    """Yield the documents that are not held out, count the others, and report progress in bytes."""
+    begins, taken, reported = True, True, -_PROGRESS_BYTES
     for document in documents:
         if begins:
             taken = not is_held_out(document.text, hold_out)
             report.held_out += not taken
         begins = document.complete
-        if document.consumed - told >= _TOLD_BYTES:
-            told = document.consumed
-            tell(told)
+        if document.consumed - reported >= _PROGRESS_BYTES:
+            reported = document.consumed
+            tell(reported)
         if taken:
             yield document
 
 
 def is_held_out(text: str, share: float) -> bool:
-    """Say whether a document is held out, by its text or first piece. A larger share holds out what a smaller does."""
+    """Return whether a document is held out, by its text or first piece; a larger share includes a smaller one."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2.0**64
 
 
 def has_shards(folder: Path) -> bool:
-    """Whether a folder has finished shards."""
+    """Return whether a folder has finished shards."""
     return any(folder.glob("*" + SUFFIX))
 
 
 def remove_shards(folder: Path) -> None:
-    """Remove the files of `tokenize_shards`, finished or not, and the folder too if nothing else is in it."""
+    """Remove the files of `tokenize_shards`, finished or not, and the folder if it is empty then."""
     for ending in (SUFFIX, SUFFIX + ".lock", SUFFIX + BUILDING_SUFFIX):
         for path in folder.glob("*" + ending):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # it is missing, or someone keeps something in it
+    with contextlib.suppress(OSError):  # the folder is missing or contains other files
         folder.rmdir()
 
 
@@ -237,11 +236,11 @@ def shard_symbols(paths: Iterable[Path]) -> Iterator[Symbols]:
     """Yield the documents of finished shards, in blocks of up to a million symbols.
 
     Raises:
-        StoreError: a file that is missing, damaged, or not a shard.
+        StoreError: a file is missing, damaged, or not a shard.
     """
     for path in paths:
         entry = open_store(path, KIND).entries[0]
-        # Read, not mapped: mapped pages would count as this process's memory until the system takes them back.
+        # read, not mapped: mapped pages would count as this process's memory until the system reclaims them
         for start in range(0, entry.length, _BLOCK_SYMBOLS):
             offset = entry.offset + start * np.dtype(entry.dtype).itemsize
             yield np.fromfile(path, entry.dtype, min(_BLOCK_SYMBOLS, entry.length - start), offset=offset)
@@ -251,7 +250,7 @@ def shard_symbols(paths: Iterable[Path]) -> Iterator[Symbols]:
 
 
 class Stretch(NamedTuple):
-    """Whole documents of a shard: its symbols from `start` to `stop`."""
+    """Whole documents of a shard: its symbols from `start` up to `stop`."""
 
     shard: Path
     start: int
@@ -265,22 +264,22 @@ def build_segment(
     vocabulary: int,
     progress: Progress | None = None,
 ) -> SegmentEntry:
-    """Sort and write the documents of `stretches` as one segment file; as `write_segment`."""
+    """Sort the documents of `stretches`, and write them as one segment file; as `write_segment`."""
     texts = [open_store(shard, KIND, check=False).arrays["tokens"][start:stop] for shard, start, stop in stretches]
     return write_segment(folder, texts, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, progress=progress)
 
 
 def plan_segments(shards: Sequence[Path], separator: int, most: int = SEGMENT_TOKENS) -> Iterator[list[Stretch]]:
-    """Yield which documents make up each segment: as many as fit into `most` symbols (tokens and separators), in order.
+    """Yield the documents of each segment, in order: as many as fit into `most` symbols (tokens and separators).
 
-    A document longer than that has a segment of its own. Shards without documents are passed over.
+    A longer document has a segment of its own. Shards without documents are skipped.
 
     Raises:
         UsageError: `most` is below 1.
         StoreError: a shard is missing or damaged.
     """
     if most < 1:
-        raise UsageError(f"A segment is to have at most {most} tokens; give a number of at least 1.")
+        raise UsageError(f"The maximum size of a segment is {most} tokens; give at least 1.")
     group: list[Stretch] = []
     size = 0
     for shard in shards:
@@ -301,7 +300,7 @@ def plan_segments(shards: Sequence[Path], separator: int, most: int = SEGMENT_TO
 
 
 def _document_ends(shard: Path, separator: int) -> npt.NDArray[np.int64]:
-    """Return the places after each separator."""
+    """Return the index after each separator."""
     ends, at = [np.empty(0, np.int64)], 0
     for symbols in shard_symbols([shard]):
         ends.append(np.flatnonzero(symbols == separator) + at + 1)

@@ -1,8 +1,8 @@
 """Count a corpus into a tri-gram table, in bounded memory.
 
-Every few million tokens, the tri-grams are sorted, counted and put on disk as a sorted run beside the output; at the
-end the runs are merged a range of keys at a time. Knows symbols (tokens and the separator after each document) and the
-table's arrays; not files of text, or what the table is used for.
+Every few million tokens, the tri-grams are sorted, counted and written to disk as a sorted run; at the end the runs are
+merged one range of keys at a time. Works on symbols (tokens and the separator after each document) and the table's
+arrays. Does not depend on text files, or on what the table is used for.
 """
 
 import os
@@ -24,10 +24,10 @@ I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 
 MAX_VOCABULARY = (1 << 21) - 1
-"""Three tokens and a mark for "end of document" are packed into 63 bits."""
+"""A key packs three tokens, or two and the end-of-document mark, into 63 bits."""
 MAX_ENTRIES = (1 << 32) - 1
 """Offsets are uint32."""
-MAX_KEEP = 255
+MAX_KEEP = 255  # successor counts must fit a byte
 _SATURATED = (1 << 32) - 1
 
 
@@ -47,20 +47,20 @@ def count_trigrams(
 ) -> None:
     """Count the documents' tri-grams and write them as a table; none spans two documents.
 
-    The file depends on the documents, `keep` and `least` alone, not on where the blocks are cut. On any failure, the
-    old file stays and the temporary files go.
+    The file depends on the documents, `keep` and `least` only, not on the block boundaries. On failure, an old file
+    stays and temporary files are removed.
 
     Args:
         blocks: from `tokenize` or `shard_symbols`.
-        tokenizer_hash: of the tokenizer that the ids are of.
-        vocabulary: the separator; no id reaches it.
-        out: the file to write; `<out>.lock` and, while building, `<out>.building` lie beside it.
-        keep: the most successors kept of a bigram, 1 to 255.
-        least: bigrams that were followed by a token fewer times are left out.
-        eos_token_id: noted in the file: what was appended to documents that did not end in it; None for none.
-        overwrite: replace a file that exists.
-        metadata: JSON values to note in the file.
-        progress: told how many tri-grams of the runs are merged; may raise to stop.
+        tokenizer_hash: of the ids' tokenizer.
+        vocabulary: the separator; all ids are below it.
+        out: the file to write, with `<out>.lock` and, during the build, `<out>.building` next to it.
+        keep: maximum successors stored for a bigram, 1 to 255.
+        least: a bigram is stored only if a token followed it at least this often.
+        eos_token_id: id that was appended to documents without it, recorded in the file; None for none.
+        overwrite: replace an existing file.
+        metadata: further JSON values for the file.
+        progress: called with the number of tri-grams merged; may raise to stop.
         at_once: tokens counted, and distinct tri-grams merged, in memory; about 60 bytes each.
 
     Raises:
@@ -119,9 +119,9 @@ def _check_arguments(vocabulary: int, keep: int, least: int, eos_token_id: int |
 
 
 def _chunks(blocks: Iterable[Symbols], length: int) -> Iterator[npt.NDArray[Any]]:
-    """Join the blocks; each chunk but the first begins with the last two symbols of the one before.
+    """Yield the blocks joined into chunks; each chunk but the first begins with the last two symbols of the previous.
 
-    So each window of three symbols lies in exactly one chunk.
+    So each window of three symbols is in exactly one chunk.
     """
     held: list[npt.NDArray[Any]] = [np.empty(0, np.uint16)]
     for block in blocks:
@@ -134,9 +134,9 @@ def _chunks(blocks: Iterable[Symbols], length: int) -> Iterator[npt.NDArray[Any]
 
 
 def _counted(symbols: npt.NDArray[Any], end: int, bits: int) -> tuple[U64, I64]:
-    """Return the sorted distinct keys of all windows whose first two symbols are tokens, and how often each occurs.
+    """Return the sorted distinct keys of all windows whose first two symbols are tokens, and their counts.
 
-    The key of `a, b, c` is `a << 2 * bits | b << bits | c`. A last symbol `end` marks where a document ended with
+    The key of `a, b, c` is `a << 2 * bits | b << bits | c`. A last symbol `end` means that a document ended with
     `a, b`: not a tri-gram, but an occurrence of `b` after `a`.
     """
     inside = symbols != end
@@ -160,7 +160,7 @@ class _Run:
         stop = self.length
         if bound is not None:
             stop = min(stop, int(np.searchsorted(self.sample, bound)) * self.stride)
-        # Read, not mapped: mapped pages would count as this process's memory until the system takes them back.
+        # read, not mapped: mapped pages would count as this process's memory until the system reclaims them
         keys = np.fromfile(self.path, np.uint64, max(stop - start, 0), offset=start * 8)
         if bound is not None:
             keys = keys[: np.searchsorted(keys, bound)]
@@ -168,18 +168,18 @@ class _Run:
 
 
 def _spilled(path: Path, keys: U64, counts: I64, stride: int) -> _Run:
-    """Put a run on disk."""
-    with path.open("wb") as file:  # not tofile(), whose error on a full disk does not say that it is full
+    """Write a run to disk."""
+    with path.open("wb") as file:  # tofile() does not report a full disk as such
         file.write(keys.data)
         file.write(counts.astype(np.uint32).data)
     return _Run(path, len(keys), stride, keys[::stride].copy())
 
 
 def _merged(runs: Sequence[_Run], bits: int, samples_at_once: int) -> Iterator[tuple[U64, I64, int]]:
-    """Merge the runs a range of keys at a time, never cutting between keys that differ in their lowest `bits` alone.
+    """Merge the runs one range of keys at a time, never cutting between keys that differ in the lowest `bits` only.
 
-    The ranges are chosen from the runs' samples, so they hold about equally many records whatever the text was. Each
-    yields sorted distinct keys, their counts over all runs, and how many records went into them.
+    The ranges are chosen from the runs' samples, so they hold about equally many records for any text. Yields sorted
+    distinct keys, their counts over all runs, and the number of records merged.
     """
     shift = np.uint64(bits)
     samples = np.sort(np.concatenate([run.sample for run in runs]))
@@ -210,7 +210,7 @@ def _group_sums(counts: npt.NDArray[Any], bounds: I64) -> I64:
 
 
 def _most_frequent(bounds: I64, counts: I64, keep: int) -> I64:
-    """Return each row's `keep` most frequent entries, falling, the first among equals; rows lie between `bounds`."""
+    """Return each row's `keep` most frequent entries, descending, ties in order; rows lie between `bounds`."""
     lengths = np.diff(bounds)
     rows = np.repeat(np.arange(len(lengths)), lengths)
     order = np.lexsort((-counts, rows))
@@ -218,7 +218,7 @@ def _most_frequent(bounds: I64, counts: I64, keep: int) -> I64:
 
 
 def _probabilities(counts: I64, totals: I64) -> npt.NDArray[np.uint16]:
-    """Return `counts / totals` as the table stores it."""
+    """Return `counts / totals` in the table's encoding."""
     return np.maximum(np.rint(counts * FULL_PROBABILITY / totals), 1).astype(np.uint16)  # halves stay exact
 
 
@@ -235,7 +235,7 @@ class _TableWriter:
             writer.append(name, np.zeros(1 if name == "offsets" else 0, dtype))
 
     def add(self, keys: U64, counts: I64) -> None:
-        """Add merged keys, ascending from call to call; all keys of a bigram come in one call."""
+        """Add merged keys, ascending across calls; all keys of a bigram must be in one call."""
         pairs = keys >> self.shift
         bounds = _group_bounds(pairs)
         self._add_pairs(pairs[bounds[:-1]], _group_sums(counts, bounds))
@@ -257,14 +257,14 @@ class _TableWriter:
         self.writer.append("offsets", (before + np.cumsum(lengths)).astype(np.uint32))
 
     def _append_successors(self, prefix: str, bounds: I64, tokens: U64, counts: I64, totals: I64, keep: int) -> I64:
-        """Append each row's most frequent successors; return how many each row kept."""
+        """Append each row's most frequent successors; return the number kept for each row."""
         lengths, kept = np.minimum(np.diff(bounds), keep), _most_frequent(bounds, counts, keep)
         self.writer.append(prefix + "tokens", tokens[kept].astype(self.dtype))
         self.writer.append(prefix + "probabilities", _probabilities(counts[kept], np.repeat(totals, lengths)))
         return lengths
 
     def _add_pairs(self, pairs: U64, counts: I64, last: bool = False) -> None:
-        """Append the successors of every single token that is complete, and hold the others' pairs back."""
+        """Append the successors of every single token that is complete, and keep the remaining pairs for later."""
         pairs, counts = np.concatenate([self.held_pairs, pairs]), np.concatenate([self.held_counts, counts])
         firsts = pairs >> self.shift
         ready = len(pairs) if last or not len(pairs) else int(np.searchsorted(firsts, firsts[-1]))
@@ -279,7 +279,7 @@ class _TableWriter:
         )
 
     def finish(self, token_counts: I64) -> None:
-        """Append what is known only at the end; `token_counts` is int64[V], how often each token occurs."""
+        """Append the arrays known only at the end; `token_counts` is int64[V], each token's occurrences."""
         self._add_pairs(np.empty(0, np.uint64), np.empty(0, np.int64), last=True)
         self.writer.append("first", np.concatenate([[0], np.cumsum(self.row_counts)]).astype(np.uint32))
         self.writer.append("unigram_offsets", np.concatenate([[0], np.cumsum(self.unigram_lengths)]).astype(np.uint32))

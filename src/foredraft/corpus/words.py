@@ -1,7 +1,7 @@
-"""How text becomes ids: a tokenizer, which a hash names, the id that ends a document, and how chats are worded.
+"""How text becomes ids: a tokenizer identified by a hash, the end-of-document id, and the rendering of chats.
 
-Knows the `tokenizers` library, Jinja chat templates, and the files that lie beside a tokenizer.json; not models, or
-where documents come from. All of it is plain data, so that other processes can be handed it.
+Uses the `tokenizers` library, Jinja chat templates, and the files next to a tokenizer.json. Everything is plain data,
+so that it can be sent to other processes. Does not depend on models, or on where documents come from.
 """
 
 import datetime as dt
@@ -24,15 +24,15 @@ from foredraft.errors import UsageError
 from foredraft.index.suffix_array import Symbols, grouped, symbol_dtype
 
 _TODAY = dt.date(2024, 7, 26)
-"""The date that chat templates are told, whatever the day: the same text gives the same ids."""
+"""The date that chat templates see, so that the same text gives the same ids on any day."""
 _GENERATION_TAG = re.compile(r"{%([-+]?)\s*(end)?generation\s*([-+]?)%}")
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
-    """Return the SHA-256, as hex, over all (id, token) pairs in ascending order, added tokens included.
+    """Return the SHA-256, in hex, of all (id, token) pairs in ascending order, added tokens included.
 
-    Each pair is hashed as the id (uint32), the number of bytes of the token (uint32), both little-endian, and the
-    token in UTF-8.
+    Each pair is hashed as the id (uint32), the token's number of bytes (uint32), both little-endian, and the token in
+    UTF-8.
     """
     digest = hashlib.sha256()
     for number, token in sorted((number, token) for token, number in tokenizer.get_vocab(True).items()):
@@ -42,7 +42,7 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
-    """Return a number that every id of the tokenizer is below; ids may have gaps."""
+    """Return a number above every id of the tokenizer; ids may have gaps."""
     highest = max(tokenizer.get_vocab(True).values(), default=-1)
     return max(tokenizer.get_vocab_size(True), highest + 1)
 
@@ -54,8 +54,8 @@ class Words:
     Attributes:
         tokenizer_json: the tokenizer, as the text of a tokenizer.json.
         eos_token_id: appended to every document that does not end in it; None for none.
-        chat_template: the Jinja template that words chats; without one they become lines `role: content`.
-        special_tokens: what the template knows by names such as `bos_token` and `eos_token`.
+        chat_template: the Jinja template that renders chats; without one they become lines `role: content`.
+        special_tokens: template variables such as `bos_token` and `eos_token`.
     """
 
     tokenizer_json: str = field(repr=False)
@@ -65,22 +65,22 @@ class Words:
 
     @cached_property
     def tokenizer_hash(self) -> str:
-        """Which vocabulary the ids belong to."""
+        """Identifies the vocabulary that the ids belong to."""
         return tokenizer_hash(self.tokenizer())
 
     @cached_property
     def vocabulary(self) -> int:
-        """A number that every id is below."""
+        """A number above every id."""
         return vocabulary_size(self.tokenizer())
 
     @cached_property
     def digest(self) -> str:
-        """Hex, over everything that decides what a text becomes."""
+        """A hash, in hex, of everything that determines a text's ids."""
         described = json.dumps([asdict(self), _TODAY.isoformat()], sort_keys=True)
         return hashlib.sha256(described.encode()).hexdigest()
 
     def tokenizer(self) -> Tokenizer:
-        """Return a new tokenizer, which neither pads nor truncates, or raise UsageError where the text is none."""
+        """Return a new tokenizer that neither pads nor truncates; UsageError if its text is invalid."""
         try:
             tokenizer = Tokenizer.from_str(self.tokenizer_json)
         except Exception as error:  # the library raises plain Exception
@@ -90,12 +90,12 @@ class Words:
         return tokenizer
 
     def render(self) -> Render:
-        """Return the function that words chats; raises as `template_render`."""
+        """Return the function that renders chats; raises as `template_render`."""
         return join_messages if self.chat_template is None else template_render(self.chat_template, self.special_tokens)
 
 
 def template_render(source: str, special_tokens: Mapping[str, str]) -> Render:
-    """Return a function that words chats by a Jinja chat template, set up as transformers does.
+    """Return a function that renders chats with a Jinja chat template, configured as in transformers.
 
     Raises:
         UsageError: the source is not a Jinja template.
@@ -111,32 +111,32 @@ def template_render(source: str, special_tokens: Mapping[str, str]) -> Render:
     )
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own escapes for HTML
     environment.globals |= {"raise_exception": refuse, "strftime_now": _TODAY.strftime}
-    # {% generation %} only marks what the model wrote; a condition that holds leaves the same text.
+    # {% generation %} only marks what the model wrote; replaced by a condition that always holds
     plain = _GENERATION_TAG.sub(lambda tag: f"{{%{tag[1]} {'endif' if tag[2] else 'if true'} {tag[3]}%}}", source)
     try:
         template = environment.from_string(plain)
     except jinja2.TemplateError as error:
-        raise UsageError(f"The chat template is not a Jinja template ({error}). Mend it, or move it away.") from error
+        raise UsageError(f"The chat template is not a Jinja template ({error}). Fix it, or move it away.") from error
 
     def render(messages: list[dict[str, str]]) -> str:
-        # fields without a value are left out: a template would write them as "None"
+        # omit fields without a value: a template would render them as "None"
         chat: Sequence[Mapping[str, Any]] = messages
-        said = [{name: value for name, value in message.items() if value is not None} for message in chat]
+        rendered = [{name: value for name, value in message.items() if value is not None} for message in chat]
         try:
             return template.render(
-                messages=said, tools=None, documents=None, add_generation_prompt=False, **special_tokens
+                messages=rendered, tools=None, documents=None, add_generation_prompt=False, **special_tokens
             )
-        except Exception as error:  # a template may raise anything about a chat it does not take
+        except Exception as error:  # a template may raise anything for a chat that it rejects
             raise UsageError(f"the chat template raised {type(error).__name__}: {error}") from error
 
     return render
 
 
 def words_of_file(path: Path) -> Words:
-    """Take a tokenizer.json, or a folder's, and the end-of-text token and the chat template that lie beside it.
+    """Read a tokenizer.json, or a folder's, and the end-of-text token and the chat template next to it.
 
     Raises:
-        UsageError: there is none, or a file beside it is not what its name says.
+        UsageError: there is none, or a file next to it is invalid.
     """
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
@@ -149,7 +149,7 @@ def words_of_file(path: Path) -> Words:
     try:
         config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
     except ValueError as error:
-        raise UsageError(f"{config_file} is not JSON ({error}). Mend it, or move it away.") from error
+        raise UsageError(f"{config_file} is not JSON ({error}). Fix it, or move it away.") from error
     specials = {name: _token(config.get(name)) for name in ("bos_token", "eos_token")}
     eos = specials["eos_token"]
     return Words(
@@ -161,7 +161,7 @@ def words_of_file(path: Path) -> Words:
 
 
 def _token(value: Any) -> str:
-    """Return a special token's text, which tokenizer_config.json holds plain or as {"content": ...}."""
+    """Return a special token's text, which tokenizer_config.json stores as a string or as {"content": ...}."""
     return str((value.get("content") if isinstance(value, dict) else value) or "")
 
 
@@ -178,22 +178,22 @@ def tokenize(
     batch_characters: int = 4 << 20,
     piece_characters: int = 1 << 20,
 ) -> Iterator[Symbols]:
-    """Yield the documents' ids in order, each document followed by the separator V; documents without ids go.
+    """Yield the documents' ids in order, each document followed by the separator V; documents without ids are dropped.
 
-    A long text is cut at line ends before it is tokenised, so tokens that would span such a cut are not seen as one.
-    The `tokenizers` library spreads each batch over the processor's cores, and adds no special tokens.
+    A long text is cut at line ends before tokenisation, so a token never spans such a cut. The `tokenizers` library
+    distributes each batch over the processor's cores, and adds no special tokens.
 
     Args:
         documents: from `read_documents`.
-        tokenizer: its padding and truncation settings are ignored; it is not changed.
-        vocabulary: V, which no id reaches.
+        tokenizer: not changed; its padding and truncation settings are ignored.
+        vocabulary: V, above every id.
         eos_token_id: appended to every document that does not end in it; None for none.
         report: counts documents and tokens.
         batch_characters: documents are tokenised together up to this many characters.
-        piece_characters: the longest text that is tokenised in one go.
+        piece_characters: maximum length of a text that is tokenised at once.
 
     Yields:
-        uint16[n] where V is at most 65,535, else uint32[n]: the ids of a batch.
+        uint16[n] if V is at most 65,535, else uint32[n]: the ids of a batch.
 
     Raises:
         UsageError: an id that is not below the vocabulary.
@@ -201,7 +201,7 @@ def tokenize(
     if tokenizer.padding is not None or tokenizer.truncation is not None:
         tokenizer = Words(tokenizer.to_str()).tokenizer()
     report, dtype = report or ReadReport(), symbol_dtype(vocabulary)
-    last = -1  # id of the document in progress, -1 before its first
+    last = -1  # last id of the current document, -1 before its first
     for batch in grouped(_pieces(documents, piece_characters), lambda piece: len(piece.text), batch_characters):
         encodings = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
         found: list[npt.NDArray[Any]] = []
@@ -228,7 +228,7 @@ def tokenize(
 
 
 def _pieces(documents: Iterable[Document], most: int) -> Iterator[Document]:
-    """Cut documents into pieces of at most so many characters."""
+    """Cut documents into pieces of at most `most` characters."""
     for document in documents:
         text, start = document.text, 0
         while len(text) - start > most:

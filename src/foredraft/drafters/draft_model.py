@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
-from foredraft.model.foresight import RolloutDrafter
-from foredraft.model.growth import GrowthRules
-from foredraft.model.heads import shipped_head
+from foredraft.model.growth import GrowthRules, RolloutDrafter
+from foredraft.model.head_files import shipped_head
 from foredraft.model.target import TorchTarget
 from foredraft.options import shown
 

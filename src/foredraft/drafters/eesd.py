@@ -16,9 +16,9 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs,
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.model.candidates import Candidates, Imitation
-from foredraft.model.foresight import Foresight
-from foredraft.model.growth import GrowthRules
-from foredraft.model.heads import AgreementPredictor, head_folder, load_exit_head, load_predictor, shipped_head
+from foredraft.model.growth import GraphGrower, GrowthRules
+from foredraft.model.head_files import head_folder, shipped_head
+from foredraft.model.heads import AgreementPredictor, load_exit_head, load_predictor
 from foredraft.model.split import ExitModel, SplitCache, SplitTarget
 from foredraft.model.target import TorchTarget
 
@@ -135,7 +135,7 @@ class EesdDrafting:
         calibrate = self._calibrate if predictor is not None else None
         self._target, self._predictor = target, predictor
         self._samples = imitation.sampling.do_sample
-        self._foresight = Foresight(ExitModel(target, context.cache), rules, imitation, context.max_nodes, calibrate)
+        self._grower = GraphGrower(ExitModel(target, context.cache), rules, imitation, context.max_nodes, calibrate)
         self._hidden: torch.Tensor | None = None  # the target's last hidden state at the row that chose the root
         self._length = 0  # length of the sequence at that state
         self._asked = False  # whether a draft was requested in this step
@@ -145,7 +145,7 @@ class EesdDrafting:
         self._asked = budget.nodes > 0
         if self._length != len(view.ids):
             self._hidden = None
-        grown = self._foresight.grow(view.ids, budget)
+        grown = self._grower.grow(view.ids, budget)
         return EMPTY_DRAFT if grown is None else grown.draft(budget.nodes)
 
     def observe(self, verdict: Verdict) -> None:
@@ -155,7 +155,7 @@ class EesdDrafting:
 
     def close(self) -> None:
         """Drop the tree."""
-        self._foresight.close()
+        self._grower.close()
         self._hidden = None
 
     def _calibrate(self, found: Candidates, level: int) -> Candidates:

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
-from foredraft.model.foresight import RolloutDrafter
-from foredraft.model.growth import GrowthRules
+from foredraft.model.growth import GrowthRules, RolloutDrafter
 from foredraft.model.skipping import Skipped, default_skipped, layer_numbers, read_skipped, skipping
 from foredraft.model.target import TorchTarget
 

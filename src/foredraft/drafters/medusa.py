@@ -20,8 +20,8 @@ from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.graph.tree import depths
 from foredraft.model.candidates import Imitation, candidates
-from foredraft.model.heads import shipped_head
-from foredraft.model.medusa_heads import RANKS, MedusaHeads, load_medusa, static_tree
+from foredraft.model.head_files import shipped_head
+from foredraft.model.heads import RANKS, MedusaHeads, load_medusa, static_tree
 from foredraft.model.ranked import ids_of
 from foredraft.model.target import TorchTarget
 

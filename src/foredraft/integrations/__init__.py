@@ -1,1 +1,1 @@
-"""foredraft inside the tools people already use: transformers' `generate`, and vLLM."""
+"""foredraft inside other libraries: transformers' `generate`, and vLLM."""

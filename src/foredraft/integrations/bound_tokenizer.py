@@ -1,6 +1,6 @@
-"""The tokenizer of a model that somebody else has loaded: what tables and stores must have been made with.
+"""The tokenizer of a model that was loaded elsewhere, to check tables and stores against.
 
-Knows where a model was loaded from. Does not know which drafter asks.
+Does not depend on the drafting method.
 """
 
 from collections.abc import Mapping
@@ -10,23 +10,23 @@ from foredraft.errors import UsageError
 from foredraft.model.loading import load_tokenizer
 
 _BOUND = ("table", "store", "memory")
-"""Options that name a file bound to a tokenizer."""
+"""Options that name a file bound to one tokenizer."""
 
 
 def tokenizer_for(name: str, given: Any, options: Mapping[str, Any]) -> Any | None:
-    """Return the tokenizer `given`, an object or a name, or the one found where the model was loaded from, or None.
+    """Return the tokenizer `given`, an object or a name; else the one where the model was loaded from, or None.
 
     Args:
-        name: where the model was loaded from, a folder or a hub id; empty if nowhere.
+        name: the folder or hub id that the model was loaded from; empty if unknown.
         given: None looks there.
-        options: the drafting method's; a file among them that is bound to a tokenizer needs one.
+        options: the drafting method's; if one names a bound file, a tokenizer is required.
 
     Raises:
-        UsageError: a name that cannot be loaded, or no tokenizer for a bound file.
+        UsageError: the named tokenizer cannot be loaded, or a required one is not found.
     """
     if given is not None:
         return load_tokenizer(given) if isinstance(given, str) else given
-    problem = "it was loaded from nowhere."
+    problem = "it was not loaded from a folder or the hub."
     if name:
         try:
             return load_tokenizer(name)

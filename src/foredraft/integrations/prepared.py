@@ -1,7 +1,7 @@
-"""What transformers' `generate` has prepared for a row, as foredraft's engine takes it.
+"""Translates what transformers' `generate` has prepared for a row into what foredraft's engine takes.
 
-Filters that the engine applies itself become sampling options, ends become ids and limits, and all else stays the
-object that transformers made, called with what transformers would call it with: the row's whole padded prefix.
+Filters that the engine implements become sampling options, and stopping criteria become ids and limits where possible.
+The rest is called as transformers would call it, with the row's whole padded prefix.
 """
 
 import copy
@@ -26,25 +26,25 @@ from foredraft.errors import UsageError
 from foredraft.sampling import LEAST_TEMPERATURE, LogitsProcessor
 
 NO_LIMIT = 1 << 40
-"""New tokens at most where nothing sets a limit; the model's window then does."""
+"""Maximum new tokens if nothing sets a limit; the model's window then does."""
 _FILTERS = (
     (TemperatureLogitsWarper, "temperature", LEAST_TEMPERATURE),
     (TopKLogitsWarper, "top_k", 1),
     (TopPLogitsWarper, "top_p", 1e-9),
     (MinPLogitsWarper, "min_p", 0.0),
 )
-"""The filters that the engine has, in the order in which it applies them, and the least value that it takes."""
+"""The filters that the engine implements, in the order of their application, and the least value that it accepts."""
 
 
 def split_filters(processors: Iterable[Any]) -> tuple[LogitsProcessorList, dict[str, Any]]:
-    """Take from the end of `processors` the filters that foredraft's sampling applies itself, in the same order.
+    """Split off the trailing filters in `processors` that the engine implements, in its order.
 
-    Returns the processors that are left, and sampling options by name.
+    Returns the remaining processors, and the sampling options by name.
     """
     left, options = list(processors), {}
     for kind, name, least in reversed(_FILTERS):
         last = left[-1] if left else None
-        # a subclass may do something else, and so may a filter that keeps some tokens in any case
+        # a subclass may behave differently, as does a filter that always keeps some tokens
         if type(last) is not kind or getattr(last, name) < least or getattr(last, "min_tokens_to_keep", 1) != 1:
             continue
         if getattr(last, "filter_value", -math.inf) == -math.inf:
@@ -53,7 +53,7 @@ def split_filters(processors: Iterable[Any]) -> tuple[LogitsProcessorList, dict[
 
 
 def split_criteria(criteria: Iterable[Any]) -> tuple[int | None, tuple[int, ...], StoppingCriteriaList]:
-    """Return the tokens of a row at most, padding included, the ids that end it, and what must be asked every time."""
+    """Return a row's maximum length, padding included, the ids that end it, and the remaining criteria."""
     lengths, eos, others = [], [], StoppingCriteriaList()
     for each in criteria:
         if type(each) is MaxLengthCriteria:
@@ -67,26 +67,26 @@ def split_criteria(criteria: Iterable[Any]) -> tuple[int | None, tuple[int, ...]
 
 @dataclass(slots=True)
 class Row:
-    """One row of a batch: what its processors and criteria see, and what they have made of it."""
+    """One row of a batch: the inputs of its processors and criteria, and their results."""
 
-    number: int  # which row
-    batch: torch.Tensor  # int64[B, L], the prompts as `generate` was given them, padding included
-    length: int  # how many of the row's L ids are its own
-    processors: LogitsProcessorList  # what is left of the prepared ones; own to this row where the batch has several
-    criteria: StoppingCriteriaList  # asked after every token
-    keeps_scores: bool = False  # whether processed scores are wanted
-    keeps_logits: bool = False  # whether scores as the model gave them are wanted
-    tokens: list[int] = field(default_factory=list)  # what was written, as the criteria were told
-    scores: list[torch.Tensor] = field(default_factory=list)  # float32[V] for each token written, if wanted
-    logits: list[torch.Tensor] = field(default_factory=list)  # the same before processing, if wanted
+    number: int  # index of the row
+    batch: torch.Tensor  # int64[B, L], the prompts as passed to `generate`, padding included
+    length: int  # how many of the row's L ids are not padding
+    processors: LogitsProcessorList  # the remaining ones; the row's own copies if the batch has several rows
+    criteria: StoppingCriteriaList  # called after every token
+    keeps_scores: bool = False  # whether processed logits are returned
+    keeps_logits: bool = False  # whether unprocessed logits are returned
+    tokens: list[int] = field(default_factory=list)  # the tokens written
+    scores: list[torch.Tensor] = field(default_factory=list)  # float32[V] for each token, if returned
+    logits: list[torch.Tensor] = field(default_factory=list)  # the same before processing, if returned
 
     def engine_processors(self) -> tuple[LogitsProcessor, ...]:
-        """Return what the engine must call at every emitted position; nothing where there is nothing to do."""
-        wanted = len(self.processors) > 0 or self.keeps_scores or self.keeps_logits
-        return (self._process,) if wanted else ()
+        """Return the processors for the engine to call at every emitted position; none if there is nothing to do."""
+        needed = len(self.processors) > 0 or self.keeps_scores or self.keeps_logits
+        return (self._process,) if needed else ()
 
     def stops(self, token: int) -> bool:
-        """Note an emitted token, and say whether a criterion ends the row with it."""
+        """Record an emitted token, and return whether a criterion ends the row with it."""
         self.tokens.append(token)
         if not self.criteria:
             return False
@@ -96,12 +96,12 @@ class Row:
         return bool(torch.as_tensor(self.criteria(ids, scores)).any())
 
     def _process(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Process float32[1, V] as transformers would, which has the whole batch before it."""
+        """Process float32[1, V] as transformers would, with the whole batch."""
         scores = scores.to(self.batch.device)
         if self.keeps_logits:
             self.logits.append(scores[0].clone())
         if len(self.processors):
-            # processors may index what they hold by row, so this row stands in its own place in a batch of copies
+            # processors may index their data by row, so this row is at its own index in a batch of copies
             prompt = self.batch[self.number : self.number + 1]
             ids = torch.cat([prompt, input_ids[:, self.length :].to(prompt.device)], dim=1)
             rows = len(self.batch)
@@ -113,10 +113,10 @@ class Row:
 
 
 def own_processors(processors: LogitsProcessorList, rows: int, model: Any) -> Sequence[LogitsProcessorList]:
-    """Return the processors of each of `rows` rows: copies where there are several, as some keep a text's state.
+    """Return the processors of each of `rows` rows; copies if there are several, as some processors keep state.
 
     Raises:
-        UsageError: a processor that cannot be copied; those that hold the model hold the same one in their copies.
+        UsageError: a processor cannot be copied. (The model itself is not copied.)
     """
     if rows == 1 or not processors:
         return [processors] * rows
@@ -126,5 +126,5 @@ def own_processors(processors: LogitsProcessorList, rows: int, model: Any) -> Se
         names = ", ".join(type(each).__name__ for each in processors)
         raise UsageError(
             f"The logits processors ({names}) cannot be copied ({error}), and each row of a batch needs its own; "
-            "generate the rows in calls of their own."
+            "generate each row in a separate call."
         ) from error

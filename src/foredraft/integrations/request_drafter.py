@@ -1,7 +1,7 @@
-"""Drafts for a server's batch, step by step: which request is which, what is drafted for it, and when it is forgotten.
+"""Drafts for a server's batches: matches rows to requests, drafts for each request, and forgets finished ones.
 
-vLLM tells a proposer no request ids, and rows move. So a request is known by its content: the text that is a prefix of
-the row's. Chains only: a tree is cut to its best path. Does not know vLLM, whose class hands arrays over.
+vLLM passes a proposer no request ids, and rows move. So a request is recognised by its content: its last known text is
+a prefix of the row's. Only chains are drafted: a tree is cut to its best path. Does not depend on vLLM.
 """
 
 from collections.abc import Sequence
@@ -26,41 +26,40 @@ from foredraft.engine.guard import GuardedDrafter
 from foredraft.graph.tree import IntArray, best_chain, chain_parents
 
 PATIENCE = 64
-"""Steps for which a request is kept that no row goes on with: preempted ones come back, finished ones do not."""
+"""Steps for which an unseen request is kept: preempted ones return, finished ones do not. Chosen."""
 _SPARE = 2
-"""Requests kept for each row of a batch, so that preempted ones are among them."""
+"""Requests kept for each row of a batch, so that preempted ones are included. Chosen."""
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request that is being written."""
+    """A request in progress."""
 
-    drafting: Drafting  # its own
-    prompt_length: int  # its tokens when it was first seen
-    ids: TokenIds  # int64[n], its text when it was last seen
-    chain: Draft = EMPTY_DRAFT  # what was drafted after it
-    seen: int = 0  # the step in which that was
+    drafting: Drafting
+    prompt_length: int  # its tokens when first seen
+    ids: TokenIds  # int64[n], its text when last seen
+    chain: Draft = EMPTY_DRAFT  # the draft after that text
+    seen: int = 0  # the step in which it was last seen
 
-    def goes_on_in(self, ids: TokenIds) -> bool:
+    def continues_in(self, ids: TokenIds) -> bool:
         length = len(self.ids)
         return length <= len(ids) and self.ids[-1] == ids[length - 1] and np.array_equal(self.ids, ids[:length])
 
 
 class RequestDrafter:
-    """Chains for the requests of a server, found again by content at every step.
+    """Drafts chains for the requests of a server, recognised by content at every step.
 
-    What a request is drafted depends on its tokens, on the steps that it was drafted in, with `auto` on how often its
-    sources were right for others, and on nothing that differs between processes: ranks that see the same batches draft
-    the same.
+    A draft depends on the request's tokens, on the steps in which it was drafted for, and with `auto` on how often its
+    sources were right for other requests; never on process state. So ranks that see the same batches draft the same.
 
     Args:
-        drafter: opened for each request; one that raises drafts nothing more for that request, after a warning.
-        vocabulary: ids of the target.
-        most: tokens to draft at most, for a request and step.
-        rows: requests in a batch at most.
-        longest: tokens of a request at most.
+        drafter: opened for each request; if it raises, that request gets no more drafts, after a warning.
+        vocabulary: number of ids of the target.
+        most: maximum drafted tokens for a request and step.
+        rows: maximum requests in a batch.
+        longest: maximum tokens of a request.
         tree_nodes: nodes of the tree that the chain is taken from.
-        least_probability: a token is left out where its chain is less probable than this, by the drafter's estimate.
+        least_probability: the chain ends before a token whose path is less probable, by the drafter's estimate.
     """
 
     def __init__(
@@ -78,10 +77,10 @@ class RequestDrafter:
     def propose(
         self, sampled: Sequence[Sequence[int]], lengths: npt.NDArray[Any], token_ids: IntArray
     ) -> list[list[int]]:
-        """Return a chain for each row of the batch, empty where nothing is drafted.
+        """Return a chain for each row of the batch, empty if nothing is drafted.
 
-        `sampled` holds the tokens that each row got in the last step, none for a prompt that is not read to its end;
-        `lengths`, int[B or more], counts them too. `token_ids` is int32[B or more, L].
+        `sampled` holds the tokens that each row got in the last step, none for a prompt that is not fully read;
+        `lengths`, int[B or more], includes them. `token_ids` is int32[B or more, L].
         """
         wanted = [row for row, new in enumerate(sampled) if len(new) and lengths[row] < self._longest]
         texts = {row: token_ids[row, : lengths[row]].astype(np.int64) for row in wanted}
@@ -89,7 +88,7 @@ class RequestDrafter:
         if not texts:
             return drafts
         self._step += 1
-        self._rows = self._found(texts)
+        self._rows = self._matched(texts)
         for request in self._rows.values():
             request.seen = self._step
         self._forget(len(texts) - len(self._rows))
@@ -105,19 +104,21 @@ class RequestDrafter:
             drafts[row] = request.chain.tokens.tolist()
         return drafts
 
-    def _found(self, texts: dict[int, TokenIds]) -> dict[int, _Request]:
-        """Return the request that each row goes on with, none twice: the row's last one, else the longest that fits."""
-        found = {row: self._rows[row] for row in texts if row in self._rows and self._rows[row].goes_on_in(texts[row])}
+    def _matched(self, texts: dict[int, TokenIds]) -> dict[int, _Request]:
+        """Return each row's request, if known: the row's last one, else the longest that fits; none is used twice."""
+        found = {
+            row: self._rows[row] for row in texts if row in self._rows and self._rows[row].continues_in(texts[row])
+        }
         left = [request for request in self._requests if request not in found.values()]
         for row, ids in texts.items():
-            fitting = [] if row in found else [request for request in left if request.goes_on_in(ids)]
+            fitting = [] if row in found else [request for request in left if request.continues_in(ids)]
             if fitting:
                 found[row] = max(fitting, key=lambda request: len(request.ids))
                 left.remove(found[row])
         return found
 
     def _forget(self, new: int) -> None:
-        """Close the requests that nobody goes on with, and those not seen for longest where `new` others need room."""
+        """Close the requests not seen for `PATIENCE` steps, and the oldest ones if `new` requests need room."""
         self._requests.sort(key=lambda request: request.seen)
         excess = len(self._requests) + new - self._kept
         gone = [
@@ -130,21 +131,21 @@ class RequestDrafter:
             request.drafting.close()
 
     def _chain(self, request: _Request, ids: TokenIds) -> Draft:
-        """Return the best path of what is drafted after a request's text."""
+        """Return the best path of the draft after a request's text."""
         ids.flags.writeable = False
-        # the target adds a token of its own after the draft, which must fit too
+        # the target adds one token after the draft, which must fit too
         depth = min(self._most, self._longest - len(ids) - 1)
         budget = Budget(max(self._tree_nodes, depth) if depth > 0 else 0, depth)
         draft = request.drafting.propose(SequenceView(ids, request.prompt_length), budget)
-        # without scores, all nodes are as good: the deepest path
+        # without scores, all nodes count the same: the deepest path
         score = np.ones(len(draft), np.float32) if draft.score is None else draft.score
         kept = best_chain(draft.parents, score, depth, self._least)
-        # what is observed is at most what was drafted
+        # only the chain is observed, not the whole tree
         return Draft(draft.tokens[kept], chain_parents(len(kept)), None if draft.score is None else score[kept])
 
 
 def _verdict(draft: Draft, ids: TokenIds, known: int) -> Verdict:
-    """Return what became of a chain that was drafted after `ids[:known]`: all tokens but the last may be of it."""
+    """Return the verdict on a chain drafted after `ids[:known]`; the last new token is the target's own."""
     new = tuple(ids[known:].tolist())
     accepted = 0
     while accepted < min(len(new) - 1, len(draft)) and draft.tokens[accepted] == new[accepted]:

@@ -1,8 +1,8 @@
-"""foredraft as the `custom_generate` of transformers: the loop is ours, all that `generate` prepared is honoured.
+"""foredraft as a `custom_generate` of transformers: runs foredraft's loop with everything that `generate` prepared.
 
 `model.generate(**inputs, custom_generate=foredraft.generate, speculative_config={...})`. Rows of a batch are written
-one after the other. What cannot be honoured is refused before the first token. Knows transformers' generation
-interface; does not know how drafts are made or verified.
+one after the other. Unsupported arguments are rejected before the first token. Does not depend on how drafts are made
+or verified.
 """
 
 import inspect
@@ -18,15 +18,15 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import UsageError
-from foredraft.integrations.kept import kept_on
+from foredraft.integrations.generator_cache import generators_of
 from foredraft.integrations.prepared import NO_LIMIT, Row, own_processors, split_criteria, split_filters
 from foredraft.request import checked_ids
 from foredraft.sampling import SamplingOptions
 
-_HONOURED = ("attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache")
-"""What `generate` hands on by itself; anything else was given to the model by the caller."""
+_ACCEPTED = ("attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache")
+"""Model arguments that `generate` adds itself; any other one was passed by the caller."""
 _VERSION = "5"
-"""The major version of transformers whose `generate` this is written for."""
+"""The supported major version of transformers."""
 _OWN_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 
@@ -42,32 +42,32 @@ def generate(
     synced_gpus: bool = False,
     **model_kwargs: Any,
 ) -> Any:
-    """Write after `input_ids`; called by `model.generate(..., custom_generate=foredraft.generate)`.
+    """Continue `input_ids`; called by `model.generate(..., custom_generate=foredraft.generate)`.
 
     Sampling is matched: with the same `torch.manual_seed`, the text is the same with every method of foredraft. Each
-    call that samples draws one seed a row from torch's default generator. `assistant_model`,
-    `prompt_lookup_num_tokens` and the other flags of assisted decoding have transformers itself write.
+    call that samples draws one seed a row from torch's default generator. With `assistant_model`,
+    `prompt_lookup_num_tokens` or another option of assisted decoding, transformers itself generates.
 
     Args:
         model: a causal language model in evaluation mode.
-        input_ids: int64[B, L], padded on either side where `attention_mask` says so.
+        input_ids: int64[B, L], padded on either side according to `attention_mask`.
         logits_processor: transformers' list, called for each row at every emitted position.
-        stopping_criteria: transformers' list, asked after every token of a row.
+        stopping_criteria: transformers' list, called after every token of a row.
         generation_config: as `generate` has prepared it.
-        speculative_config: as `foredraft.load` takes it; `tokenizer`, an object or a name, may be given too.
-        streamer: is handed each token as soon as it is known; for one row.
+        speculative_config: as `foredraft.load` takes it; may also contain `tokenizer`, an object or a name.
+        streamer: receives each token as soon as it is known; for one row only.
         assistant_model: transformers' own, see above.
         synced_gpus: must be False.
-        **model_kwargs: the attention mask, and what else `generate` hands on by itself.
+        **model_kwargs: the attention mask, and other arguments that `generate` adds itself.
 
     Returns:
-        int64[B, L + new], rows that ended earlier padded as transformers does; or a `GenerateDecoderOnlyOutput` with
-        `return_dict_in_generate`, without a cache.
+        int64[B, L + new], shorter rows padded as transformers does; or with `return_dict_in_generate` a
+        `GenerateDecoderOnlyOutput` without a cache.
 
     Raises:
-        UsageError: what cannot be honoured.
-        UnsupportedModelError: a model that cannot be verified as a tree.
-        StoreError: a table or store that is damaged or belongs to another tokenizer.
+        UsageError: an argument is not supported.
+        UnsupportedModelError: the model cannot be verified as a tree.
+        StoreError: a table or store is damaged or belongs to another tokenizer.
     """
     _refuse_version()
     dropped = _dropped_arguments(inspect.currentframe())
@@ -77,18 +77,17 @@ def generate(
     if mode == GenerationMode.ASSISTED_GENERATION:
         if speculative_config:
             raise UsageError(
-                f"speculative_config is {dict(speculative_config)} and transformers' own assisted decoding is asked "
-                "for too (assistant_model, prompt_lookup_num_tokens, use_mtp or assistant_early_exit); give one of "
-                "them."
+                f"speculative_config is {dict(speculative_config)}, but transformers' own assisted decoding is also "
+                "requested (assistant_model, prompt_lookup_num_tokens, use_mtp or assistant_early_exit); give only one."
             )
-        return model._assisted_decoding(  # noqa: SLF001  # there is no public way to what `generate` itself calls here
+        return model._assisted_decoding(  # noqa: SLF001  # what `generate` calls here has no public name
             input_ids, logits_processor=logits_processor, stopping_criteria=stopping_criteria,
             generation_config=generation_config, synced_gpus=synced_gpus, streamer=streamer, inputs_tensor=input_ids,
             assistant_model=assistant, **model_kwargs,
         )  # fmt: skip
     _refuse(model, input_ids, generation_config, mode, streamer, synced_gpus, model_kwargs)
-    kept = kept_on(model)
-    generator = kept.generator(model, speculative_config or {})
+    cache = generators_of(model)
+    generator = cache.generator(model, speculative_config or {})
     prompts = _prompts(input_ids, model_kwargs, generator.target.vocabulary)
     max_length, eos, criteria = split_criteria(stopping_criteria)
     sampling, rows = _rows(model, input_ids, prompts, logits_processor, generation_config, criteria)
@@ -98,7 +97,7 @@ def generate(
             prompt, options, max_new_tokens=limit, eos=eos, processors=row.engine_processors(), stop=row.stops
         )
         for prompt, options, row in zip(prompts, sampling, rows, strict=True)
-    ]  # a prompt that does not fit is refused before any row is written
+    ]  # all prompts are checked before any row is written
     for run in runs:
         for record in run.steps():
             if streamer is not None:
@@ -106,19 +105,19 @@ def generate(
                     streamer.put(torch.tensor([token]))
         if streamer is not None:
             streamer.end()
-    kept.last = tuple(run.statistics for run in runs)
+    cache.last = tuple(run.statistics for run in runs)
     return _output(input_ids, rows, generation_config)
 
 
 def last_statistics(model: Any) -> tuple[Statistics, ...]:
-    """Return what the last call of `generate` on `model` came to, one record a row; nothing before the first."""
-    return kept_on(model).last
+    """Return the statistics of the last call of `generate` on `model`, one record for each row; empty before it."""
+    return generators_of(model).last
 
 
 def _rows(
     model: Any, input_ids: torch.Tensor, prompts: Sequence[Any], processors: Any, config: Any, criteria: Any
 ) -> tuple[list[SamplingOptions], list[Row]]:
-    """Return for each row how its tokens are chosen, and what it hands to processors and criteria."""
+    """Return each row's sampling options, and its processors and criteria."""
     keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
     keeps_logits = bool(config.return_dict_in_generate and config.output_logits)
     left, filters = (processors, {}) if keeps_scores or not config.do_sample else split_filters(processors)
@@ -144,7 +143,7 @@ def _output(input_ids: torch.Tensor, rows: Sequence[Row], config: Any) -> Any:
     if pad is None and any(len(row.tokens) < longest for row in rows):
         raise UsageError(
             f"The rows of this batch ended after {sorted({len(row.tokens) for row in rows})} tokens and there is no id "
-            "to fill the shorter ones with; give pad_token_id."
+            "to pad the shorter ones with; give pad_token_id."
         )
     new = np.full((len(rows), longest), 0 if pad is None else int(pad), np.int64)
     for row in rows:
@@ -152,7 +151,7 @@ def _output(input_ids: torch.Tensor, rows: Sequence[Row], config: Any) -> Any:
     sequences = torch.cat([input_ids, torch.from_numpy(new).to(input_ids.device)], dim=1)
     if not config.return_dict_in_generate:
         return sequences
-    kind: Any = GenerateDecoderOnlyOutput  # its annotations promise tuples of one
+    kind: Any = GenerateDecoderOnlyOutput  # its annotations require tuples of one
     return kind(
         sequences=sequences,
         scores=_by_step([row.scores for row in rows], longest) if rows[0].keeps_scores else None,
@@ -160,17 +159,17 @@ def _output(input_ids: torch.Tensor, rows: Sequence[Row], config: Any) -> Any:
     )
 
 
-def _by_step(kept: Sequence[Sequence[torch.Tensor]], longest: int) -> tuple[torch.Tensor, ...]:
-    """Return float32[B, V] for each step; zeros where a row had ended."""
-    nothing = torch.zeros_like(next(row[0] for row in kept if row))
-    return tuple(torch.stack([row[step] if step < len(row) else nothing for row in kept]) for step in range(longest))
+def _by_step(values: Sequence[Sequence[torch.Tensor]], longest: int) -> tuple[torch.Tensor, ...]:
+    """Return float32[B, V] for each step; zeros for rows that had ended."""
+    nothing = torch.zeros_like(next(row[0] for row in values if row))
+    return tuple(torch.stack([row[step] if step < len(row) else nothing for row in values]) for step in range(longest))
 
 
 def _dropped_arguments(frame: FrameType | None) -> Mapping[str, Any]:
-    """Return `generate`'s own arguments that it does not hand to a callable: `streamer` and `assistant_model`.
+    """Return `generate`'s arguments that it does not pass to a callable: `streamer` and `assistant_model`.
 
-    transformers 5 keeps of them only what its `_sample` does not name (`_extract_generation_mode_kwargs`). They are
-    read where they stand, in the frame of the `generate` that called: right above, or after a wrapper or two.
+    transformers 5 passes only those that its `_sample` does not have (`_extract_generation_mode_kwargs`). The others
+    are read from the stack frame of the calling `generate`, which is one to four frames up, because of wrappers.
     """
     code = inspect.unwrap(GenerationMixin.generate).__code__
     for _ in range(4):
@@ -181,13 +180,13 @@ def _dropped_arguments(frame: FrameType | None) -> Mapping[str, Any]:
 
 
 def _refuse_version() -> None:
-    import transformers  # here: where its parts were imported first, another module takes its place later
+    import transformers  # not at the top: importing its parts may replace the module later
 
     version = transformers.__version__
     if version.partition(".")[0] != _VERSION:
         raise UsageError(
             f"This is transformers {version}, and foredraft.generate is written for transformers {_VERSION}; "
-            f"install transformers {_VERSION}, or a foredraft that knows this one."
+            f"install transformers {_VERSION}, or a foredraft that supports this version."
         )
 
 
@@ -195,8 +194,8 @@ def _refuse(
     model: Any, input_ids: torch.Tensor, config: Any, mode: GenerationMode, streamer: Any, synced_gpus: bool,
     model_kwargs: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """Refuse what cannot be honoured, with the remedy."""
-    foreign = [name for name, value in model_kwargs.items() if value is not None and name not in _HONOURED]
+    """Raise UsageError for unsupported arguments, with the remedy."""
+    foreign = [name for name, value in model_kwargs.items() if value is not None and name not in _ACCEPTED]
     outputs = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name, None)]
     cache = config.cache_implementation
     refusals = (
@@ -204,7 +203,7 @@ def _refuse(
          "use greedy decoding or sampling with num_beams=1, or leave custom_generate out"),
         (model.training, "a model in training mode", "call model.eval() first"),
         (synced_gpus, "synced_gpus", "leave it out, and shard the model with device_map"),
-        (bool(foreign), f"{', '.join(foreign)} (passed on to the model)", "give input_ids and attention_mask only"),
+        (bool(foreign), f"{', '.join(foreign)} (model arguments)", "give input_ids and attention_mask only"),
         (input_ids.shape[1] == 0, "inputs_embeds alone", "give input_ids"),
         (bool(outputs) and config.return_dict_in_generate, " and ".join(outputs),
          "run the finished sequences through the model once for them"),
@@ -215,8 +214,8 @@ def _refuse(
         (streamer is not None and len(input_ids) > 1, f"a streamer for {len(input_ids)} rows",
          "stream one row a call"),
     )  # fmt: skip
-    for refused, what, remedy in refusals:
-        if refused:
+    for is_refused, what, remedy in refusals:
+        if is_refused:
             raise UsageError(f"foredraft.generate does not take {what}; {remedy}.")
     _refuse_positions(model_kwargs)
 
@@ -229,6 +228,6 @@ def _refuse_positions(model_kwargs: Mapping[str, Any]) -> None:
     expected = shown.long().cumsum(-1) - 1
     if positions.shape != expected.shape or bool(((positions != expected) & (shown != 0)).any()):
         raise UsageError(
-            "foredraft.generate does not take position_ids of your own: each row's tokens stand at 0, 1, 2, ...; leave "
+            "foredraft.generate does not take position_ids of your own: each row's positions are 0, 1, 2, ...; leave "
             "them out."
         )

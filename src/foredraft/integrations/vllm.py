@@ -1,8 +1,8 @@
 """foredraft's training-free drafters inside vLLM, as a proposer of its `custom_class` interface.
 
 `speculative_config={"method": "custom_class", "model": "foredraft.integrations.vllm.Proposer",
-"num_speculative_tokens": k}`. Reads vLLM's configuration and hands arrays over; what is drafted is `request_drafter`'s.
-vLLM itself is imported for its version only.
+"num_speculative_tokens": k}`. Reads vLLM's configuration and passes arrays to `request_drafter`, which drafts. vLLM
+itself is imported for its version only.
 """
 
 import importlib
@@ -25,27 +25,27 @@ from foredraft.options import nearest, options_from, shown, whole_number
 from foredraft.standard_library import resources_for
 
 SUPPORTED = ("0.32", "0.33")
-"""Versions of vLLM whose proposer interface is the one below. Others are refused."""
+"""Versions of vLLM with the proposer interface below; others are rejected."""
 MOST_TOKENS = 128
-"""vLLM's rejection sampler takes no more drafted tokens (its `MAX_SPEC_LEN`)."""
+"""The limit of vLLM's rejection sampler (its `MAX_SPEC_LEN`)."""
 OPTIONS_VARIABLE = "FOREDRAFT_VLLM_OPTIONS"
-"""Names a JSON file with the options, where `additional_config` does not hold them."""
+"""Environment variable that names a JSON file with the options, as an alternative to `additional_config`."""
 KEY = "foredraft"
-"""The options' place in `additional_config`."""
+"""The options' key in `additional_config`."""
 _FED_BACK = ("feedback", "feedback_weight", "feedback_top_k")
-"""Options that say what is made of the target's own probabilities."""
+"""Options that use the target's probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProposerOptions:
-    """What the options say, but for the method's own."""
+    """The proposer's options; others are the method's."""
 
     method: str = "auto"  # the drafting method
-    tree_nodes: int = 16  # of which the best path is drafted; larger trees gain little for that one path
-    least_probability: float = 0.0  # a token is left out where its path is less probable, by the drafter's estimate
+    tree_nodes: int = 16  # nodes of the tree whose best path is drafted; larger trees hardly improve that path
+    least_probability: float = 0.0  # the chain ends before a token whose path is less probable, by the drafter
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of their range."""
+        """Raise UsageError for values out of range."""
         if not 1 <= self.tree_nodes <= 1024:
             raise UsageError(f"tree_nodes is {self.tree_nodes}; it must be a whole number, 1 to 1024.")
         if not 0 <= self.least_probability <= 1:
@@ -53,11 +53,11 @@ class ProposerOptions:
 
 
 class Proposer:
-    """What vLLM calls: `propose` after every step, the rest once; made from a `vllm.config.VllmConfig`.
+    """The class that vLLM creates with its `vllm.config.VllmConfig`; it calls `propose` after every step.
 
     Raises:
-        UsageError: another version of vLLM, an option that cannot be honoured, or more tokens than vLLM verifies.
-        StoreError: a table or store that is damaged or belongs to another tokenizer.
+        UsageError: another version of vLLM, an unsupported option, or more tokens than vLLM verifies.
+        StoreError: a table or store is damaged or belongs to another tokenizer.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -78,10 +78,10 @@ class Proposer:
         self._warned = False
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to load: tables are mapped already. Takes and ignores what vLLM passes."""
+        """Do nothing: tables are mapped already. Ignores what vLLM passes."""
 
     def dummy_run(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to warm up: kernels are compiled already. Takes and ignores what vLLM passes."""
+        """Do nothing: kernels are compiled already. Ignores what vLLM passes."""
 
     def propose(
         self,
@@ -90,21 +90,21 @@ class Proposer:
         token_ids_cpu: Any,
         slot_mappings: Any = None,  # noqa: ARG002  # vLLM's signature
     ) -> list[list[int]]:
-        """Return a chain for each row of the batch, empty where nothing is drafted; never raises.
+        """Return a chain for each row of the batch, empty if nothing is drafted; never raises.
 
         Args:
-            sampled_token_ids: what each row got in the last step; nothing for unfinished prompts.
+            sampled_token_ids: the tokens that each row got in the last step; empty for unfinished prompts.
             num_tokens_no_spec: int32[B], tokens of each row.
             token_ids_cpu: int32[B, max_model_len], the rows.
             slot_mappings: not used.
         """
         try:
             return self._requests.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-        except Exception as error:  # noqa: BLE001  # the server lives on without drafts
+        except Exception as error:  # noqa: BLE001  # the server continues without drafts
             if not self._warned:
                 self._warned = True
                 warnings.warn(
-                    f"foredraft's proposer failed ({told(error)}), so steps for which it does are "
+                    f"foredraft's proposer failed ({told(error)}), so the steps in which it fails are "
                     "decoded without drafts; the texts are the same.",
                     ForedraftWarning,
                     stacklevel=2,
@@ -113,23 +113,23 @@ class Proposer:
 
 
 def check_version(version: str | None) -> None:
-    """Refuse a version of vLLM with another proposer interface, or None where vLLM is not installed.
+    """Check the version of vLLM; None means that vLLM is not installed.
 
     Raises:
-        UsageError: with the versions that are supported.
+        UsageError: it has another proposer interface; the message names the supported versions.
     """
     known = ", ".join(SUPPORTED)
     if version is None:
         raise UsageError(f"vLLM is not installed; foredraft's proposer runs inside vLLM {known}: install one of them.")
     if ".".join(version.split(".")[:2]) not in SUPPORTED:
         raise UsageError(
-            f"This is vLLM {version}, and foredraft's proposer knows the interface of vLLM {known}, which vLLM calls "
-            "experimental; install one of them, or a foredraft that knows this one."
+            f"This is vLLM {version}, and foredraft's proposer supports the interface of vLLM {known}, which vLLM "
+            "calls experimental; install one of them, or a foredraft that supports this version."
         )
 
 
 def checked_most(given: Any) -> int:
-    """Return `num_speculative_tokens`, or raise UsageError where vLLM would not verify so many."""
+    """Return `num_speculative_tokens`; UsageError if vLLM would not verify so many."""
     most = whole_number(given)
     if most is None or not 1 <= most <= MOST_TOKENS:
         raise UsageError(
@@ -140,10 +140,10 @@ def checked_most(given: Any) -> int:
 
 
 def read_options(additional_config: Any, environment: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the options from `additional_config`, or from the file that the environment names.
+    """Return the options from `additional_config`, or from the file that the environment variable names.
 
     Raises:
-        UsageError: both are given, or the file cannot be read, or either holds no mapping.
+        UsageError: both are given, the file cannot be read, or either is not a mapping.
     """
     given = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
     path = environment.get(OPTIONS_VARIABLE)
@@ -166,57 +166,57 @@ def read_options(additional_config: Any, environment: Mapping[str, str]) -> Mapp
 
 
 def parse_proposer_options(given: Mapping[str, Any]) -> tuple[ProposerOptions, dict[str, Any]]:
-    """Return the proposer's options and the method's own.
+    """Return the proposer's options and the method's.
 
     Raises:
-        UsageError: an unknown option, or a value that cannot be honoured.
+        UsageError: an unknown option, or an unsupported value.
     """
     names = [field.name for field in fields(ProposerOptions)]
     options = options_from(ProposerOptions, {key: given[key] for key in names if key in given}, "foredraft's proposer")
     own = {key: value for key, value in given.items() if key not in names}
-    theirs = [field.name for field in fields(drafter_class(options.method).Options)]
+    method_names = [field.name for field in fields(drafter_class(options.method).Options)]
     for key in own:
-        if key not in theirs and (hint := nearest(key, names)):
+        if key not in method_names and (hint := nearest(key, names)):
             raise UsageError(f"foredraft's proposer has no option {key!r}.{hint}")
     parse_options(options.method, own)
-    _refuse_untold(options.method, own)
+    _check_available(options.method, own)
     return options, own
 
 
-def _refuse_untold(method: str, own: Mapping[str, Any]) -> None:
-    """Refuse what lives on numbers that vLLM does not tell a proposer."""
+def _check_available(method: str, own: Mapping[str, Any]) -> None:
+    """Raise UsageError for options and methods that need values which vLLM does not pass to a proposer."""
     for key in _FED_BACK:
         if own.get(key) not in (None, "off"):
-            raise UsageError(f"{key} is {shown(own[key])}, and vLLM tells a proposer no probabilities; leave it out.")
+            raise UsageError(f"{key} is {shown(own[key])}, and vLLM passes a proposer no probabilities; leave it out.")
     if own.get("drafter") is not None:
         raise UsageError(
             f"drafter is {shown(own['drafter'])}, and vLLM runs the model itself, apart from a proposer; leave it out."
         )
     if method == "lookahead":
         raise UsageError(
-            "Method 'lookahead' lives on the model's best token after every drafted one, which vLLM does not tell a "
+            "Method 'lookahead' needs the model's best token after every drafted one, which vLLM does not pass to a "
             "proposer; choose auto, adaptix, rest or prompt_lookup."
         )
 
 
 def served_drafter(method: str, own: Mapping[str, Any], tokenizer: str, vocabulary: int) -> Drafter:
-    """Make the drafter for a served model.
+    """Create the drafter for a served model.
 
     Raises:
-        UsageError: an option that cannot be honoured, or a drafter that needs what vLLM does not tell.
-        StoreError: a table or store that is damaged or belongs to another tokenizer.
+        UsageError: an unsupported option, or a drafter that needs values which vLLM does not pass.
+        StoreError: a table or store is damaged or belongs to another tokenizer.
     """
     drafter = make_drafter(method, own, resources_for(vocabulary, tokenizer_for(tokenizer, None, own)))
     if drafter.needs.hidden:
         raise UsageError(
-            f"Method {method!r} needs the model's hidden states, which vLLM does not tell a proposer; choose "
+            f"Method {method!r} needs the model's hidden states, which vLLM does not pass to a proposer; choose "
             "auto, adaptix, rest or prompt_lookup."
         )
     return drafter
 
 
 def _compile(requests: RequestDrafter, longest: int) -> None:
-    """Draft once for a text of one token and once for a longer one, so that no request waits for the compiler."""
+    """Draft once for a text of one token and once for a longer one, so that no request waits for compilation."""
     token_ids = np.ones((1, longest), np.int32)
     for length in (1, min(8, longest - 1)):
         requests.propose([[1]], np.array([length], np.int32), token_ids)

@@ -1,7 +1,7 @@
-"""One store of keys and values for many sequences: each has a range of slots of its own, its lease.
+"""Keys and values of many sequences in one store: each sequence leases its own range of slots.
 
-What a finished sequence left stays until its room is needed, so that a sequence which begins with the same tokens goes
-on from there. Knows slots and tokens; not the model, nor who is served first.
+A finished sequence's slots are kept until their room is needed, so that a new sequence with the same prefix can reuse
+them. Does not depend on the model, nor on scheduling.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from foredraft.contracts import TokenIds
 from foredraft.errors import OutOfMemoryError
 from foredraft.model.kv_cache import BLOCK, kept_rows, move_rows, slots_of, whole_blocks
 
-_FIRST_SLOTS = 16 * BLOCK
+_FIRST_SLOTS = 16 * BLOCK  # allocated at first; chosen
 _LEAST_SHARED = 16
-"""Tokens: a shorter common beginning is computed as quickly as it is copied."""
+"""Tokens; a shorter common prefix is computed as fast as it is copied."""
 
 
 class Lease:
@@ -23,44 +23,44 @@ class Lease:
 
     Attributes:
         start: its first slot.
-        capacity: how many it has.
-        length: how many of them are committed.
+        capacity: number of slots.
+        length: number of committed tokens.
     """
 
     def __init__(self, arena: "Arena", start: int, capacity: int, tokens: TokenIds) -> None:
         self._arena = arena
         self._last: TokenIds = tokens[:0]
-        self.stand(start, capacity, tokens)
+        self.place(start, capacity, tokens)
 
-    def stand(self, start: int, capacity: int, tokens: TokenIds) -> None:
-        """Have this range of slots from now on, with these tokens committed."""
+    def place(self, start: int, capacity: int, tokens: TokenIds) -> None:
+        """Set the range of slots, with `tokens` committed."""
         self.start, self.capacity, self.length = start, capacity, len(tokens)
         self._tokens = np.empty(capacity, np.int64)
         self._tokens[: len(tokens)] = tokens
 
     @property
     def tokens(self) -> TokenIds:
-        """The ids of what is committed, int64[length]."""
+        """The committed ids, int64[length]."""
         return self._tokens[: self.length]
 
     def reserve(self, token_ids: TokenIds) -> None:
-        """Make room behind what is committed for the rows of a pass; may move the lease.
+        """Make room for the rows of a pass after the committed ones; may move the lease.
 
         Args:
-            token_ids: int64[R], theirs.
+            token_ids: int64[R], of the rows.
 
         Raises:
-            OutOfMemoryError: the arena has none.
+            OutOfMemoryError: the arena is full.
         """
         self._last = token_ids
         if self.length + len(token_ids) > self.capacity:
             self._arena.move(self, self.length + len(token_ids))
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Keep these rows of the last pass, ascending, and forget its others.
+        """Commit these rows of the last pass, ascending, and discard its others.
 
         Raises:
-            ValueError: rows that are not ascending, or beyond the last pass.
+            ValueError: rows that are not ascending, or not rows of the last pass.
         """
         kept = kept_rows(rows, len(self._last))
         if len(kept) and kept[-1] >= len(kept):
@@ -74,53 +74,52 @@ class Arena:
     """Slots for many sequences.
 
     Attributes:
-        most_slots: never hold more.
-        buffers: of every layer, all keys and then all values, float[1, heads, slots, size] each.
-        bits: the same memory as `move_rows` takes it, uint16[2 L, heads, slots, W].
+        most_slots: maximum number of slots.
+        buffers: all layers' keys, then all layers' values, float[1, heads, slots, size] each.
+        bits: the same memory in the form that `move_rows` takes, uint16[2 L, heads, slots, W].
 
     Args:
-        layers: how many layers the model has.
+        layers: number of layers.
         heads: key heads of each.
         size: of a head.
         dtype: of keys and values; 16 or 32 bits.
-        most_slots: never hold more.
+        most_slots: maximum number of slots.
     """
 
     def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype, most_slots: int) -> None:
         self.most_slots = most_slots
-        self._leases: list[Lease] = []  # ascending by start
-        self._idle: list[Lease] = []  # of them, those of finished sequences; the longest unused first
+        self._leases: list[Lease] = []  # all, ascending by start
+        self._idle: list[Lease] = []  # those of finished sequences, the least recently used first
         self._store = torch.empty((2 * layers, heads, 0, size), dtype=dtype)
         self.buffers: list[torch.Tensor] = []
         self.bits = slots_of(self._store)
 
     @property
     def slots(self) -> int:
-        """How many slots there are."""
+        """The number of slots allocated."""
         return int(self._store.shape[2])
 
     @property
     def used(self) -> int:
-        """How many slots are leased to sequences that are not finished."""
+        """The number of slots leased to unfinished sequences."""
         return sum(lease.capacity for lease in self._leases if lease not in self._idle)
 
     def open(self, token_ids: TokenIds, capacity: int) -> Lease:
-        """Lease slots to a sequence; what it shares with an earlier one is committed already.
+        """Lease slots to a sequence; a prefix shared with an earlier sequence is committed already.
 
         Args:
-            token_ids: int64[n], how it begins; the last one is the root, which is never committed.
-            capacity: tokens that it may come to have; the lease grows where there are more.
+            token_ids: int64[n], the sequence so far; the last token is the root, which is never committed.
+            capacity: expected number of tokens; the lease grows if there are more.
 
         Raises:
-            OutOfMemoryError: there is no room while others have theirs.
+            OutOfMemoryError: unfinished sequences take too much room.
         """
-        source = self._longest_shared(token_ids[:-1])
-        shared = 0 if source is None else _common(source.tokens, token_ids[:-1])
+        source, shared = self._longest_shared(token_ids[:-1])
         if source in self._idle:
             self._idle.remove(source)
-            if shared == source.length:  # all that is there is wanted: nothing is copied
+            if shared == source.length:  # nothing to copy
                 return source
-            self._idle.append(source)  # not to be evicted for the room of its own copy
+            self._idle.append(source)  # most recently used, so that it is not evicted before it is copied
         capacity = whole_blocks(max(capacity, len(token_ids)))
         lease = Lease(self, self._place(capacity, keep=source), capacity, token_ids[:shared])
         self._add(lease)
@@ -129,33 +128,35 @@ class Arena:
         return lease
 
     def close(self, lease: Lease) -> None:
-        """Take back the lease of a finished sequence; its tokens may serve another."""
+        """Take back the lease of a finished sequence; later ones may reuse its tokens."""
         if lease.length >= _LEAST_SHARED:
             self._idle.append(lease)
         else:
             self._leases.remove(lease)
 
     def move(self, lease: Lease, needed: int) -> None:
-        """Give a lease a larger range, with what it has committed.
+        """Move a lease and its committed tokens to a range of at least `needed` slots.
 
         Raises:
-            OutOfMemoryError: there is none.
+            OutOfMemoryError: there is no room.
         """
         capacity = whole_blocks(needed + needed // 4)
         start, tokens = self._place(capacity, keep=lease), lease.tokens
         self._copy(lease.start, start, lease.length)
         self._leases.remove(lease)
-        lease.stand(start, capacity, tokens)
+        lease.place(start, capacity, tokens)
         self._add(lease)
 
-    def _longest_shared(self, token_ids: TokenIds) -> Lease | None:
-        """Return the lease that has the longest beginning in common with these ids, if it is worth copying."""
+    def _longest_shared(self, token_ids: TokenIds) -> tuple[Lease | None, int]:
+        """Return the lease with the longest common prefix and its length; None and 0 if none is worth copying."""
         shared = [_common(lease.tokens, token_ids) for lease in self._leases]
         longest = max(shared, default=0)
-        return self._leases[shared.index(longest)] if longest >= _LEAST_SHARED else None
+        return (self._leases[shared.index(longest)], longest) if longest >= _LEAST_SHARED else (None, 0)
 
     def _place(self, capacity: int, keep: Lease | None) -> int:
-        """Return where so many slots are free, after growing or evicting as need be.
+        """Return the start of a free range of `capacity` slots, growing the store or evicting idle leases if needed.
+
+        The lease `keep` is not evicted.
 
         Raises:
             OutOfMemoryError: there is no room.
@@ -198,7 +199,7 @@ class Arena:
 
 
 def _common(one: TokenIds, other: TokenIds) -> int:
-    """Return how many tokens two texts begin with alike."""
+    """Return the length of the common prefix."""
     count = min(len(one), len(other))
     differing = np.flatnonzero(one[:count] != other[:count])
     return int(differing[0]) if len(differing) else count

@@ -1,8 +1,8 @@
-"""What a draft model thinks may come next: a row's best tokens and how probable each is, in one transfer a level.
+"""A draft model's candidate tokens after each row, with their probabilities, in one device transfer a level.
 
 Under matched verification a sampling target takes the token with the largest log-probability plus noise, and the noise
-is known (sampling/): the draft model adds the same noise, and so agrees with the target as often as their
-distributions allow. Knows logits and the options of sampling; not the tree.
+is known (sampling/). The draft model adds the same noise, so the two agree as often as their distributions allow.
+Depends on logits and sampling options, not on the tree.
 """
 
 from collections.abc import Mapping
@@ -22,22 +22,22 @@ from foredraft.sampling.logits import top_probabilities
 from foredraft.sampling.noise import gumbel_noise
 from foredraft.sampling.rejection import VERIFIER_STREAM, SeededChance, draw_siblings
 
-_FIRST_STREAM = VERIFIER_STREAM + 1
+_FIRST_STREAM = VERIFIER_STREAM + 1  # the verifier's own stream is not shared
 _MOST_ROWS, _STREAMS = 1 << 11, 1 << 31
-_LOOKED_AT = 32
-"""Tokens of a row that noise may bring to the top; less probable ones seldom are."""
+NOISY_TOKENS = 32
+"""A row's most probable tokens that noise is added to; less probable ones rarely come out first. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Imitation:
-    """How the target chooses, as far as a draft model imitates it.
+    """How the target chooses tokens, as far as a draft model imitates it.
 
     Attributes:
-        sampling: the options in force.
-        draws: whether nodes are drawn, for rejection verification, rather than chosen.
-        draft: the number of the draft: each draws afresh.
-        vocabulary: the ids that the target scores; None for all of the draft model's.
-        ids: int32[N], the token of each score of the draft model's; None where the i-th score is the i-th token's.
+        sampling: the options in effect.
+        draws: whether nodes are drawn, for rejection verification, instead of chosen.
+        draft: number of the draft in the sequence; each uses a fresh random stream.
+        vocabulary: number of ids that the target scores; None for all of the draft model's.
+        ids: int32[N], the token of each of the draft model's logits; None if they are 0, 1, 2, ...
     """
 
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
@@ -48,7 +48,7 @@ class Imitation:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], seed: int, vocabulary: int, ids: IntArray | None = None) -> "Imitation":
-        """Return what `DraftContext.settings` ask for."""
+        """Return the imitation for `DraftContext.settings`."""
         names = ("do_sample", "temperature", "top_k", "top_p", "min_p")
         sampling = SamplingOptions(seed=seed, **{name: settings[name] for name in names if name in settings})
         draws = sampling.do_sample and settings.get("verification") == "rejection"
@@ -56,12 +56,12 @@ class Imitation:
 
 
 class Candidates(NamedTuple):
-    """What may follow each of R rows.
+    """Candidates after each of R rows.
 
     Attributes:
-        tokens: int32[R, k]; -1 where a row allows fewer.
+        tokens: int32[R, k]; -1 where filters leave fewer than k.
         probabilities: float32[R, k], 0 where there is no token.
-        q: float32[R, k, V], what each token was drawn from; None where they were chosen.
+        q: float32[R, k, V], the distribution that each token was drawn from; None if they were chosen.
     """
 
     tokens: IntArray
@@ -70,26 +70,26 @@ class Candidates(NamedTuple):
 
 
 def candidates(logits: torch.Tensor, k: int, imitation: Imitation, positions: npt.NDArray[np.int64]) -> Candidates:
-    """Return `k` candidates for each row: its likeliest tokens, the likeliest first, or tokens drawn one by one.
+    """Return `k` candidates for each row: its most probable tokens, the most probable first, or drawn ones.
 
-    A chosen token's probability is that the target takes it, going by this row and, when sampling, by the noise; a
-    drawn one's, what the row gives it.
+    A chosen token's probability is that the target takes it, estimated from this row and, when sampling, from the
+    noise. A drawn token's is its probability in the row.
 
     Args:
-        logits: float[R, V], of the draft model; float[R, N] where `imitation.ids` names the tokens.
-        k: how many a row.
-        imitation: how the target will choose.
-        positions: int64[R], the absolute position of the token that follows each row.
+        logits: float[R, V], of the draft model; float[R, N] if `imitation.ids` names the tokens.
+        k: candidates for each row.
+        imitation: how the target chooses.
+        positions: int64[R], the absolute position of the token after each row.
 
     Raises:
-        NumericsError: scores from which no token can be chosen.
+        NumericsError: logits from which no token can be chosen.
     """
     if imitation.ids is None:
         logits = logits[:, : imitation.vocabulary]
     if imitation.draws:
         return _drawn(logits, k, imitation, positions)
     sampling = imitation.sampling.do_sample
-    tokens, probabilities = top_probabilities(logits, max(k, _LOOKED_AT) if sampling else k)
+    tokens, probabilities = top_probabilities(logits, max(k, NOISY_TOKENS) if sampling else k)
     if not np.isfinite(probabilities).all():
         raise NumericsError(_UNUSABLE)
     if imitation.ids is not None:
@@ -122,10 +122,10 @@ def _drawn(logits: torch.Tensor, k: int, imitation: Imitation, positions: npt.ND
         if not len(weights):
             raise NumericsError(_UNUSABLE)
         q = weights.astype(np.float64) / weights.sum(dtype=np.float64)
-        tokens, laws = draw_siblings(q, k, SeededChance(options.seed, position, stream + row))
+        tokens, distributions = draw_siblings(q, k, SeededChance(options.seed, position, stream + row))
         found.tokens[row, : len(tokens)] = tokens
         found.probabilities[row, : len(tokens)] = q[tokens]
-        found.q[row, : len(tokens)] = laws
+        found.q[row, : len(tokens)] = distributions
     return found
 
 

@@ -1,6 +1,6 @@
-"""What one forward pass costs on this machine by its number of rows: measured once, kept in the cache folder.
+"""The time of one forward pass on this machine as a function of its rows: measured once, stored in the cache folder.
 
-Knows the target and the clock. Does not know what the budget rule makes of the figures.
+Depends on the target and the clock, not on how the figures are used.
 """
 
 import contextlib
@@ -25,23 +25,23 @@ from foredraft.model.rounding import dtype_name
 from foredraft.model.target import TorchTarget
 
 ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64)
-"""Row counts that are timed: powers of two, and one more where kernels often go on to a larger block."""
+"""Row counts that are timed: powers of two, and one more row where kernels often switch to a larger block."""
 
-_FEW_ROWS = (1, 16, 64)  # of a model whose pass takes over a tenth of the time that there is
+_FEW_ROWS = (1, 16, 64)  # if one pass takes over a tenth of the time allowed
 _CONTEXT = 128  # tokens in the cache
-_SECONDS = 1.5
+_SECONDS = 1.5  # time for one measurement; this and the next three are chosen
 _MOST_ROUNDS = 12
-_REPEATS = 4  # passes of a row count in a round
-_MOST_TRIES = 3  # of a busy machine
+_REPEATS = 4  # passes of a row count in a round, of which the fastest counts
+_MOST_TRIES = 3  # measurements on a busy machine
 _FORMAT = 3
 
 
 def measured_cost(target: TorchTarget, folder: Path | None) -> CostCurve:
-    """Return the target's cost curve: from `folder` if it was measured there on this machine, else measured now.
+    """Return the target's cost curve: from `folder` if it was measured on this machine before, else measured now.
 
     Args:
         target: the model, on its device.
-        folder: where figures are kept; None keeps none. A file that cannot be read is measured anew and replaced.
+        folder: where curves are stored; None stores none. An unreadable file is measured again and replaced.
     """
     if folder is None:
         return measure_cost(target)
@@ -49,7 +49,7 @@ def measured_cost(target: TorchTarget, folder: Path | None) -> CostCurve:
     curve = _read(path)
     if curve is None:
         curve = measure_cost(target)
-        if is_settled(curve):  # else the machine was too busy, and the next process measures again
+        if _is_settled(curve):  # otherwise the machine was busy, and the next process measures again
             _write(path, curve)
     return curve
 
@@ -57,56 +57,56 @@ def measured_cost(target: TorchTarget, folder: Path | None) -> CostCurve:
 def measure_cost(
     target: TorchTarget, rows: tuple[int, ...] = ROWS, seconds: float = _SECONDS, context: int = _CONTEXT
 ) -> CostCurve:
-    """Time forward passes of `rows` rows behind `context` tokens, for about `seconds` in all.
+    """Time forward passes of `rows` rows after `context` tokens, for about `seconds` in all.
 
-    Row counts take turns, round after round, and it is their proportions within a round that count: a machine runs
-    slower for seconds, and the least time of each might be of different spells. What other processes add to a pass is
-    not a cost of its rows, so of a few passes the quickest counts. A curve that still falls somewhere shows a busy
-    machine, and is measured on. On a slow model only a few row counts are timed.
+    A machine can be slow for seconds at a time, and the minimum time of each row count might come from different
+    phases. So the row counts take turns, round after round, and their proportions within a round count. The fastest of
+    a few passes counts, because delays from other processes are not a cost of the rows. A curve that falls anywhere
+    indicates a busy machine: the measurement is repeated. On a slow model only a few row counts are timed.
     """
     window = target.window or 4096
     context = min(context, max(1, window - max(rows) - 1))
     rows = tuple(count for count in rows if context + count <= window) or (1,)
     cache = target.new_cache()
     target.prefill(np.arange(context, dtype=np.int64) % target.vocabulary, cache)
-    _timed_pass(target, cache, 1, context)  # the first pass may set things up, or be recorded
+    _timed_pass(target, cache, 1, context)  # the first pass may set things up or record the pass
     if _timed_pass(target, cache, 1, context) > seconds / 10:
         rows = tuple(count for count in rows if count in _FEW_ROWS) or rows[:1]
     rounds: list[list[float]] = []
     for _ in range(_MOST_TRIES):
         start = perf_counter()
         for _ in range(_MOST_ROUNDS):
-            # several, as when steps follow each other: the first one finds other things cached
+            # several in a row, as in decoding: the first finds other data in the CPU caches
             rounds.append([min(_timed_pass(target, cache, n, context) for _ in range(_REPEATS)) for n in rows[::-1]])
             if perf_counter() - start > seconds:
                 break
-        if is_settled(curve := CostCurve(rows, _usual(rounds)[::-1])):
+        if _is_settled(curve := CostCurve(rows, _typical(rounds)[::-1])):
             break
     return curve
 
 
-def _usual(rounds: list[list[float]]) -> tuple[float, ...]:
-    """Return the seconds of the quickest round, in the usual proportions of all."""
+def _typical(rounds: list[list[float]]) -> tuple[float, ...]:
+    """Return the seconds of the fastest round, in the median proportions of all rounds."""
     seconds = np.array(rounds)
     level = np.exp(np.log(seconds).mean(axis=1, keepdims=True))
     return tuple((np.median(seconds / level, axis=0) * level.min()).tolist())
 
 
-def is_settled(curve: CostCurve) -> bool:
-    """Say whether no number of rows took a tenth longer than the next larger one, as on a busy machine."""
+def _is_settled(curve: CostCurve) -> bool:
+    """Return whether no row count took 10 % longer than the next larger one, which indicates a busy machine."""
     return all(few < 1.1 * more for few, more in itertools.pairwise(curve.seconds))
 
 
 def sound_curve(rows: Iterable[int], seconds: Iterable[float]) -> CostCurve:
-    """Return a curve from figures that were kept.
+    """Return a stored curve, checked.
 
     Raises:
-        ValueError: they are not those of a cost curve.
+        ValueError: the numbers are not a cost curve.
     """
     curve = CostCurve(tuple(map(int, rows)), tuple(map(float, seconds)))
     ascending = curve.rows[:1] == (1,) and all(few < more for few, more in itertools.pairwise(curve.rows))
     if not (ascending and len(curve.rows) == len(curve.seconds) and all(0 < each < 1e4 for each in curve.seconds)):
-        raise ValueError(f"{curve.rows} and {curve.seconds} are no cost curve.")
+        raise ValueError(f"{curve.rows} and {curve.seconds} are not a cost curve.")
     return curve
 
 
@@ -120,7 +120,7 @@ def _timed_pass(target: TorchTarget, cache: object, rows: int, context: int) -> 
 
 
 def _identity(target: TorchTarget) -> str:
-    """Name the model, its dtype and device, the threads and the machine: what a measured cost is true of."""
+    """Return a hash of what the cost depends on: model, dtype, device, threads and machine."""
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.processor()
     parts = (
         _FORMAT, architecture(target.model.config), dtype_name(target.model), str(target.device),
@@ -139,6 +139,6 @@ def _read(path: Path) -> CostCurve | None:
 
 
 def _write(path: Path, curve: CostCurve) -> None:
-    with contextlib.suppress(OSError):  # nowhere to keep figures is no reason not to generate
+    with contextlib.suppress(OSError):  # generation works without stored figures
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, json.dumps({"rows": curve.rows, "seconds": curve.seconds}).encode())

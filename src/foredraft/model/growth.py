@@ -1,17 +1,18 @@
-"""How a draft model's graph grows: level by level, pruned by probability, until drafting more is not worth while.
+"""Drafting with a causal language model: a chain, a tree, or a graph whose repeated n-grams are expanded once.
 
-Gong et al., "Graph-Structured Speculative Decoding" (ACL Findings 2024), section 4.2. A tree is a graph that merges
-nothing, and a chain is a tree of out-degree 1. Knows a rollout and the rules of growth; not the target, nor how the
-graph is cut to its budget afterwards.
+Gong et al., "Graph-Structured Speculative Decoding" (ACL Findings 2024), section 4.2. A tree is a graph without merged
+nodes, and a chain is a tree of out-degree 1. Each step grows a graph level by level, pruned by probability, in a KV
+cache that follows the sequence. Does not depend on the target, nor on where the draft model comes from.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from foredraft.contracts import Budget, Draft, TokenIds
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Target, TokenIds, Verdict
 from foredraft.errors import UsageError
 from foredraft.graph.dag import DraftGraph, add_level, empty_graph, leaves
 from foredraft.graph.tree import FloatArray, IntArray
@@ -20,19 +21,19 @@ from foredraft.model.candidates import Candidates, Imitation, candidates
 from foredraft.model.rollout import Rollout
 
 Calibrate = Callable[[Candidates, int], Candidates]
-"""Gives the candidates of a level, 1 for the first, other probabilities."""
+"""Corrects the probabilities of a level's candidates; the first level is 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthRules:
-    """What limits a graph.
+    """Limits of a graph. The defaults of the first four are those of the paper's appendix B.
 
     Attributes:
-        out_degree: children of a node at most; k in the paper.
-        least_probability: a node below this is a leaf; theta_prob.
-        least_share: a node below this share of its best sibling is a leaf; theta_sib.
-        most_levels: levels at most.
-        tau: length of the grams that are drafted once; 0 for none.
+        out_degree: maximum children of a node; k in the paper.
+        least_probability: a node below this probability is not expanded; theta_prob.
+        least_share: a node below this share of its best sibling's probability is not expanded; theta_sib.
+        most_levels: maximum depth.
+        tau: length of the n-grams that are expanded once; 0 merges nothing.
     """
 
     out_degree: int = 4
@@ -42,10 +43,10 @@ class GrowthRules:
     tau: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse values out of range, by the names that the drafters' options have.
+        """Check the ranges; messages use the names of the drafters' options.
 
         Raises:
-            UsageError: naming it.
+            UsageError: naming the value that is out of range.
         """
         counts = (("levels", self.most_levels, 1, 64), ("out_degree", self.out_degree, 1, 32), ("tau", self.tau, 0, 8))
         for name, number, least, most in counts:
@@ -58,13 +59,14 @@ class GrowthRules:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """A graph as it grew.
+    """A finished graph.
 
     Attributes:
         graph: its nodes.
-        rows: int32[N], the rollout's row of each node; -1 for one that was not put through the model.
-        q: float32[V] for each node, the distribution that it was drawn from; empty where nodes were chosen.
-        depth: how deep a draft of it may be: what loans add to the levels is not wanted where `budget.more` ended them.
+        rows: int32[N], the rollout's row of each node; -1 for a node that was not run through the model.
+        q: float32[V] for each node, the distribution that it was drawn from; empty if nodes were chosen, not drawn.
+        depth: maximum depth of a draft made from it. Merged nodes can lead deeper than the levels that were grown,
+            which is not wanted if `budget.more` ended the growth.
     """
 
     graph: DraftGraph
@@ -73,7 +75,7 @@ class Grown:
     depth: int
 
     def rows_along(self, tokens: tuple[int, ...]) -> list[int]:
-        """Return the rows on the path of `tokens` from the root, up to the first token that has none."""
+        """Return the rows on the path of `tokens` from the root, up to the first token without a row."""
         parents, drafted = (each[: self.graph.size].tolist() for each in (self.graph.parents, self.graph.tokens))
         child_of = {edge: node for node, edge in enumerate(zip(parents, drafted, strict=True))}
         found: list[int] = []
@@ -86,10 +88,10 @@ class Grown:
         return found
 
     def draft(self, limit: int) -> Draft:
-        """Return the graph as a tree of at most `limit` nodes; those of source 1 were reached through a loan.
+        """Return the graph as a tree of at most `limit` nodes; nodes of source 1 were reached through a merged node.
 
-        Chosen nodes are cut by the probability of their paths. Drawn ones are cut in order: which of them are kept must
-        not depend on what they are. They are drawn without loans, as a copy deeper in the tree would.
+        Chosen nodes are cut by the probability of their paths. Drawn nodes are cut in the order in which they were
+        drawn, because whether one is kept must not depend on its token. Graphs of drawn nodes contain no merged ones.
         """
         if self.q:
             graph, kept = self.graph, min(self.graph.size, limit)
@@ -112,14 +114,14 @@ def grow(
     most_rows: int,
     calibrate: Calibrate | None = None,
 ) -> Grown:
-    """Grow a graph behind `ids`, int64[n].
+    """Grow a graph after `ids`, int64[n].
 
-    It ends when the budget's depth or `most_levels` is reached, no node is left to expand, `budget.more` says so, or
-    `most_rows` rows have been put through the model; the most probable nodes of a level are expanded first.
-    `calibrate` is asked about chosen candidates, never about drawn ones.
+    Growth ends at the budget's depth or `most_levels`, when no node is left to expand, when `budget.more` returns
+    False, or after `most_rows` rows of the model; the most probable nodes of a level are expanded first. `calibrate` is
+    called for chosen candidates, never for drawn ones.
 
     Raises:
-        NumericsError: scores from which no token can be chosen.
+        NumericsError: logits from which no token can be chosen.
     """
     k = min(rules.out_degree, budget.nodes)
     graph = empty_graph(ids[-max(rules.tau, 1) :], rules.tau, (most_rows + 1) * k)
@@ -129,7 +131,7 @@ def grow(
     used = 0
     depth = min(budget.depth, rules.most_levels)
     if rules.out_degree == 1:
-        depth = min(depth, budget.nodes)  # a chain's further levels would be cut
+        depth = min(depth, budget.nodes)  # further levels of a chain would be cut
     for level in range(depth):
         positions = np.full(len(frontier), len(ids) + level, np.int64)
         found = candidates(logits, k, imitation, positions)
@@ -149,11 +151,113 @@ def grow(
 
 
 def _add(grown: Grown, frontier: IntArray, found: Candidates, rules: GrowthRules, most_open: int) -> IntArray:
-    """Add the candidates as children of `frontier`; return which are to be expanded."""
+    """Add the candidates as children of `frontier`; return the nodes to expand."""
     leaf = leaves(found.probabilities, rules.least_probability, rules.least_share)
-    real = found.tokens >= 0  # a distribution may allow fewer tokens than were asked for
+    real = found.tokens >= 0  # filters may leave fewer than k tokens
     parents = np.broadcast_to(frontier[:, None], found.tokens.shape)[real]
     opened = add_level(grown.graph, parents, found.tokens[real], found.probabilities[real], leaf[real], most_open)
     if found.q is not None:
         grown.q.extend(found.q[real])
     return opened
+
+
+class GraphGrower:
+    """Grows the graphs of one sequence, and keeps the draft model's cache in step with it.
+
+    Args:
+        model: the draft model.
+        rules: limits of a graph.
+        imitation: how the target chooses tokens.
+        most_rows: maximum rows that a step runs through the model.
+        calibrate: corrects the candidates' probabilities.
+    """
+
+    def __init__(
+        self,
+        model: Target,
+        rules: GrowthRules,
+        imitation: Imitation,
+        most_rows: int,
+        calibrate: Calibrate | None = None,
+    ) -> None:
+        self._model = model
+        self._rules = rules
+        self._imitation = imitation
+        self._most_rows = max(most_rows, 1)
+        self._calibrate = calibrate
+        self._rollout = Rollout(model, self._most_rows)
+        self._grown: Grown | None = None
+
+    def grow(self, ids: TokenIds, budget: Budget) -> Grown | None:
+        """Grow a graph after `ids`, int64[n]; None if they fill the model's window or contain ids unknown to it.
+
+        Raises:
+            NumericsError: logits from which no token can be chosen.
+        """
+        self._grown = None
+        window = self._model.window
+        depth = budget.depth if window is None else min(budget.depth, window - len(ids))
+        unknown = ids[self._rollout.committed :].max(initial=0) >= self._model.vocabulary
+        if budget.nodes <= 0 or depth <= 0 or unknown:
+            return None
+        budget = dataclasses.replace(budget, depth=depth)
+        self._imitation = dataclasses.replace(self._imitation, draft=self._imitation.draft + 1)
+        rows = min(self._most_rows, budget.nodes)
+        self._grown = grow(self._rollout, ids, self._rules, budget, self._imitation, rows, self._calibrate)
+        return self._grown
+
+    def keep(self, tokens: Sequence[int]) -> None:
+        """Commit the cached rows of `tokens`, the accepted tokens after the last graph's root."""
+        if self._grown is not None:
+            self._rollout.keep(self._grown.rows_along(tuple(tokens)))
+        self._grown = None
+
+    def close(self) -> None:
+        """Release the cache's memory."""
+        self._rollout = Rollout(self._model, 1)
+        self._grown = None
+
+
+class RolloutDrafter:
+    """Any drafter that drafts with a causal language model.
+
+    Args:
+        sources: names for `Draft.source`, the method's own first.
+        rules: limits of its graphs.
+        model: the draft model.
+        ids: int32[N], the token of each of its logits; None if they are 0, 1, 2, ...
+    """
+
+    def __init__(self, sources: tuple[str, ...], rules: GrowthRules, model: Any, ids: IntArray | None = None) -> None:
+        self.name = sources[0]
+        self.source_names = sources
+        self._rules, self._model, self._ids = rules, model, ids
+        # skipped steps are read at the next `propose`; each level costs a pass, so the control must end levels early
+        self.needs = Needs(every_step=False, control="cost_aware", models=(model,))
+
+    def open(self, context: DraftContext) -> "RolloutDrafting":
+        """Begin drafting for one sequence."""
+        return RolloutDrafting(self._model, self._rules, context, self._ids)
+
+
+class RolloutDrafting:
+    """Drafting for one sequence."""
+
+    def __init__(self, model: Any, rules: GrowthRules, context: DraftContext, ids: IntArray | None = None) -> None:
+        imitation = Imitation.of(context.settings, context.seed, context.vocabulary, ids)
+        # merging would make it depend on a drawn token whether it is kept, which changes the distribution
+        rules = dataclasses.replace(rules, tau=0) if imitation.draws else rules
+        self._grower = GraphGrower(model, rules, imitation, context.max_nodes)
+
+    def propose(self, view: SequenceView, budget: Budget) -> Draft:
+        """Grow a graph after the sequence, and return its most probable paths as a tree."""
+        grown = self._grower.grow(view.ids, budget)
+        return EMPTY_DRAFT if grown is None else grown.draft(budget.nodes)
+
+    def observe(self, verdict: Verdict) -> None:
+        """Keep the cached rows of the accepted path."""
+        self._grower.keep(verdict.tokens[:-1])
+
+    def close(self) -> None:
+        """Release the cache's memory."""
+        self._grower.close()

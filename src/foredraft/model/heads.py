@@ -1,78 +1,39 @@
-"""Trained heads as files and as modules: early exits (EESD), predictors of agreement (Cali-TS), Medusa.
+"""Trained modules that draft: early exits (EESD), agreement predictors (Cali-TS), draft models, Medusa heads.
 
-A head is a folder with `head.json`, which says whose it is, and `head.safetensors`. Where the file holds `lm_head.ids`,
-the head scores those tokens only (model/ranked.py); where it holds no weight of an LM head, the target's own rows are
-used. Knows states, weights and files; not how a head drafts or how it is trained.
+Builds them from a target and loads them from their files (model/head_files.py). Does not depend on how they draft or
+how they are trained.
 """
 
 import copy
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import nn
 
-from foredraft.atomic_file import write_file
-from foredraft.errors import StoreError, UsageError
-from foredraft.model.fingerprint import fingerprint
-from foredraft.model.layers import model_parts
+from foredraft.errors import UsageError
+from foredraft.model.head_files import CONFIG_FILE, IDS, HeadCard, fill, read_head
+from foredraft.model.layers import model_parts, shorter
 from foredraft.model.ranked import ranked_head
 
-CONFIG_FILE, WEIGHTS_FILE = "head.json", "head.safetensors"
-
-SHIPPED = Path(__file__).parents[3] / "models"
-"""Heads that come with a checkout of the repository, MODEL/METHOD each; they are not in the wheel."""
-
 POSITIONS = 10
-"""Levels of a draft that a predictor of agreement tells apart."""
-INT8 = "int8"
-_LARGEST, _MATRIX, _SCALE = 127.0, 2, ".scale"
-_LM_HEAD = "lm_head."
-IDS = "lm_head.ids"
-"""The tensor of a file that says which tokens a head scores."""
-FOLDER = "agreement"
-"""Where, in a head's folder, its predictor lies."""
-_LEAST = 1e-4  # estimates are kept so far from 0 and 1
-
-
-@dataclass(frozen=True, slots=True)
-class HeadCard:
-    """Whose head it is.
-
-    Attributes:
-        kind: "eesd", "cali" or "medusa".
-        base_model: the name under which its model was loaded when it was trained.
-        fingerprint: of that model's weights, see `fingerprint`.
-        vocabulary: ids that it scores.
-        width: of the hidden states.
-        layers: layers before the exit (N); 0 for heads on the last one.
-        dtype: of its weights, "bfloat16" for instance; "int8" rounds matrices by row in the file only.
-        count: how many heads; 1 but for Medusa.
-    """
-
-    kind: str
-    base_model: str
-    fingerprint: str
-    vocabulary: int
-    width: int
-    layers: int
-    dtype: str
-    count: int = 1
+"""Draft levels that an agreement predictor distinguishes; deeper ones count as the last (EESD, equation 5)."""
+PREDICTOR_FOLDER = "agreement"
+"""Subfolder of a head's folder that holds its agreement predictor."""
+RANKS = 10
+"""Number of a Medusa head's best tokens whose accuracies are stored."""
+_MARGIN = 1e-4  # estimates are clamped to this distance from 0 and 1, so that their logits are finite
 
 
 class ExitHead(nn.Module):
-    """An early exit: one layer of the target's own kind, its final norm, and an LM head of its own.
+    """An early exit: one layer of the target's kind, a final norm, and an LM head.
 
     Args:
-        layer: takes the exit's states and whatever the model gives a layer.
-        norm: takes the layer's output.
-        lm_head: scores it.
+        layer: applied to the exit's hidden states.
+        norm: applied to the layer's output.
+        lm_head: scores the normalised output.
     """
 
     def __init__(self, layer: nn.Module, norm: nn.Module, lm_head: nn.Module) -> None:
@@ -81,197 +42,188 @@ class ExitHead(nn.Module):
 
 
 def new_exit_head(model: Any, ids: torch.Tensor | None = None) -> ExitHead:
-    """Return a head that begins as the model's last layer, final norm and LM head; nothing is shared with the model.
+    """Return a frozen head initialised with copies of the model's last layer, final norm and LM head.
 
     Args:
         model: the target.
         ids: int64[N], the tokens that the head scores; None for all.
 
     Raises:
-        UnsupportedModelError: the model's layers are no plain list.
-        UsageError: ids that the model does not have.
+        UnsupportedModelError: the model's layers are not a plain list.
+        UsageError: the model does not have these ids.
     """
     parts = model_parts(model)
-    layer, norm = (
-        copy.deepcopy(each) for each in (model.get_submodule(parts.layers)[-1], model.get_submodule(parts.norm))
-    )
-    return ExitHead(layer, norm, new_lm_head(model, ids)).requires_grad_(requires_grad=False)
-
-
-def new_lm_head(model: Any, ids: torch.Tensor | None) -> nn.Module:
-    """Return a copy of the model's LM head, or of its rows for the tokens `ids`, int64[N].
-
-    Raises:
-        UsageError: ids that the model does not have.
-    """
-    return copy.deepcopy(model.get_output_embeddings()) if ids is None else ranked_head(model, ids)
-
-
-def weights_of(head: nn.Module) -> dict[str, torch.Tensor]:
-    """Return a head's weights as its file holds them: a frozen LM head is the target's, and only its ids are kept."""
-    frozen = {
-        name for name, weight in head.named_parameters() if name.startswith(_LM_HEAD) and not weight.requires_grad
-    }
-    return {name: weight for name, weight in head.state_dict().items() if name not in frozen}
-
-
-def card_for(
-    model: Any, kind: str, base_model: str, *, layers: int = 0, dtype: str = "bfloat16", count: int = 1
-) -> HeadCard:
-    """Return the card of a new head of `model`, loaded under the name `base_model`."""
-    vocabulary, width = model.get_output_embeddings().weight.shape
-    return HeadCard(kind, base_model, fingerprint(model), vocabulary, width, layers, dtype, count)
-
-
-def save_head(folder: Path, card: HeadCard, weights: Mapping[str, torch.Tensor]) -> None:
-    """Write a head; the files that were there stay until the new ones are complete.
-
-    Raises:
-        StoreError: the folder cannot be written.
-    """
-    tensors = {name: weight.contiguous() for name, weight in _stored(weights, card.dtype)}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / WEIGHTS_FILE, save_tensors(tensors, {"format": "pt"}))
-        write_file(folder / CONFIG_FILE, (json.dumps(asdict(card), indent=2) + "\n").encode())
-    except OSError as error:
-        raise StoreError(f"No head can be written to {folder} ({error.strerror}). Check its free space.") from error
-
-
-def _stored(weights: Mapping[str, torch.Tensor], dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a file; in eight bits each row of a matrix is whole numbers and a scale; ids stay."""
-    for name, weight in weights.items():
-        values = weight.detach().cpu()
-        if not values.is_floating_point():
-            yield name, values
-        elif dtype != INT8:
-            yield name, values.to(getattr(torch, dtype))
-        elif values.dim() < _MATRIX:
-            yield name, values.to(torch.bfloat16)
-        else:
-            scale = (values.float().abs().amax(-1, keepdim=True) / _LARGEST).clamp_min(1e-30)
-            yield name, (values.float() / scale).round().to(torch.int8)
-            yield name + _SCALE, scale
-
-
-def _loaded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the weights that a file's tensors stand for."""
-    scales = {name: tensors.pop(name) for name in list(tensors) if name.endswith(_SCALE)}
-    return {
-        name: weight.float() * scales[name + _SCALE] if name + _SCALE in scales else weight
-        for name, weight in tensors.items()
-    }
-
-
-def read_head(location: str | Path, kind: str) -> tuple[HeadCard, dict[str, torch.Tensor]]:
-    """Read a head from a folder or the hub.
-
-    Raises:
-        UsageError: there is none, or it is of another kind.
-        StoreError: its files are damaged.
-    """
-    folder = head_folder(str(location))
-    try:
-        data = json.loads((folder / CONFIG_FILE).read_text())
-        card = HeadCard(**{field.name: data[field.name] for field in fields(HeadCard) if field.name in data})
-        if card.kind != kind:
-            raise UsageError(f"{location} is a head for {card.kind}, not for {kind}.")
-        return card, _loaded(load_tensors((folder / WEIGHTS_FILE).read_bytes()))
-    except FileNotFoundError as error:
-        raise UsageError(f"{location} holds no trained head: {Path(error.filename).name} is missing.") from error
-    except UsageError:  # which is a ValueError too
-        raise
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise StoreError(f"The head in {location} is damaged ({error}). Train it again, or copy it again.") from error
-
-
-def check_card(card: HeadCard, model: Any, location: str | Path) -> None:
-    """Refuse a head that was trained for another model.
-
-    Raises:
-        UsageError: naming both.
-    """
-    vocabulary, width = model.get_output_embeddings().weight.shape
-    for name, theirs, ours in (("vocabulary", card.vocabulary, vocabulary), ("width", card.width, width)):
-        if theirs != ours:
-            raise UsageError(
-                f"The head in {location} was trained for {card.base_model}, with a {name} of {theirs}; this model's is "
-                f"{ours}. Train one for it: foredraft train {card.kind}."
-            )
-    if card.fingerprint != fingerprint(model):
-        raise UsageError(
-            f"The head in {location} was trained for {card.base_model}, whose weights are not this model's. Train one "
-            f"for it: foredraft train {card.kind}."
-        )
+    last, norm = model.get_submodule(parts.layers)[-1], model.get_submodule(parts.norm)
+    head = ExitHead(copy.deepcopy(last), copy.deepcopy(norm), _new_lm_head(model, ids))
+    return head.requires_grad_(requires_grad=False)
 
 
 def load_exit_head(location: str | Path, model: Any) -> tuple[HeadCard, ExitHead]:
-    """Read an early-exit head, in the model's dtype and on its device.
+    """Load an early-exit head, in the model's dtype and on its device.
 
     Raises:
         UsageError: there is none, or it was trained for another model.
         StoreError: its files are damaged.
-        UnsupportedModelError: the model's layers are no plain list.
+        UnsupportedModelError: the model's layers are not a plain list.
     """
-    card, weights = read_head(location, "eesd")
-    check_card(card, model, location)
+    card, weights = read_head(location, "eesd", model)
     head = new_exit_head(model, weights.get(IDS))
     fill(head, weights, location)
     return card, head
 
 
-def fill(module: nn.Module, weights: Mapping[str, torch.Tensor], location: str | Path) -> None:
-    """Put a head's weights into `module`; an LM head of which the file holds no weight stays as it is.
+def _new_lm_head(model: Any, ids: torch.Tensor | None) -> nn.Module:
+    """Return a copy of the model's LM head, or of its rows for the tokens `ids`, int64[N]."""
+    return copy.deepcopy(model.get_output_embeddings()) if ids is None else ranked_head(model, ids)
+
+
+class FirstLayers(nn.Module):
+    """The trained part of a draft model made of a target's first layers and its last one.
+
+    The embeddings are the target's own; they are shared in memory and not stored in the head's file.
+
+    Args:
+        layers: of the target's kind.
+        norm: applied to the last layer's output.
+        lm_head: the target's, or its rows for the most frequent tokens.
+    """
+
+    def __init__(self, layers: nn.ModuleList, norm: nn.Module, lm_head: nn.Module) -> None:
+        super().__init__()
+        self.layers, self.norm, self.lm_head = layers, norm, lm_head
+
+
+def new_first_layers(model: Any, count: int, ids: torch.Tensor | None = None) -> FirstLayers:
+    """Return copies of the target's first `count - 1` layers, its last layer and its norm, frozen.
+
+    Args:
+        model: the target.
+        count: layers of the draft model.
+        ids: int64[N], the tokens that it scores; None for all.
 
     Raises:
-        StoreError: a weight is missing, unknown, of another shape, or not finite.
+        UsageError: `count` is not between 1 and the target's layers less one, or the model does not have these ids.
+        UnsupportedModelError: the model's layers are not a plain list.
     """
-    bad = [name for name, weight in weights.items() if not torch.isfinite(weight).all()]
-    own = {name: weight for name, weight in module.state_dict().items() if name.startswith(_LM_HEAD) and name != IDS}
-    try:
-        module.load_state_dict({**({} if own.keys() & weights.keys() else own), **weights})
-    except RuntimeError as error:
-        raise StoreError(f"The head in {location} is damaged: {str(error).splitlines()[-1].strip()}") from error
-    if bad:
-        raise StoreError(f"The head in {location} is damaged: {bad[0]} holds NaN or infinity.")
+    parts = model_parts(model)
+    if not 1 <= count < parts.count:
+        raise UsageError(f"layers is {count}; a draft model of this one has 1 to {parts.count - 1}.")
+    own = model.get_submodule(parts.layers)
+    layers = nn.ModuleList(copy.deepcopy(each) for each in (*own[: count - 1], own[-1]))
+    norm = copy.deepcopy(model.get_submodule(parts.norm))
+    return FirstLayers(layers, norm, _new_lm_head(model, ids)).requires_grad_(requires_grad=False)
 
 
-def shipped_head(method: str, model: Any) -> Path | None:
-    """Return the folder of the head that this checkout holds for a method and exactly this model; None without one."""
-    cards = sorted(SHIPPED.glob(f"*/{method}/{CONFIG_FILE}"))
-    own = fingerprint(model) if cards else ""
-    return next((card.parent for card in cards if json.loads(card.read_text())["fingerprint"] == own), None)
+def draft_model(model: Any, first: FirstLayers) -> Any:
+    """Return a model of the target's kind that runs these layers and shares the target's embeddings."""
+    parts = model_parts(model)
+    *before, last = first.layers
+    layers = {**dict(enumerate(before)), parts.count - 1: last}
+    return shorter(model, parts, layers, {parts.norm: first.norm, parts.lm_head: first.lm_head})
 
 
-def head_folder(location: str) -> Path:
-    """Return the folder of a head: as it is named, or fetched from the hub.
+def load_draft_model(location: str | Path, model: Any) -> tuple[HeadCard, Any]:
+    """Load a draft model for `model`, in its dtype and on its device.
 
     Raises:
-        UsageError: it cannot be fetched.
+        UsageError: there is none, or it was trained for another model.
+        StoreError: its files are damaged.
+        UnsupportedModelError: the model's layers are not a plain list.
     """
-    path = Path(location).expanduser()
-    if path.exists() or location.startswith((".", "/", "~")) or location.count("/") != 1:
-        return path
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    card, weights = read_head(location, "draft", model)
+    first = new_first_layers(model, card.layers, weights.get(IDS))
+    fill(first, weights, location)
+    return card, draft_model(model, first)
 
-    try:
-        return Path(snapshot_download(location, allow_patterns=[f"**{CONFIG_FILE}", f"**{WEIGHTS_FILE}"]))
-    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UsageError(
-            f"There is no folder {location}, and no head of that name could be fetched from the hub: {first}"
-        ) from error
+
+class MedusaHeads(nn.Module):
+    """Medusa's heads: residual blocks on the target's last hidden state that score the tokens after the next one.
+
+    Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (ICML 2024), section
+    2.1: head k is h + SiLU(W_k h), scored by the target's LM head, which all heads share. The heads' accuracies,
+    measured on held-out text, are stored with them and determine the draft tree.
+
+    Args:
+        width: of the hidden states.
+        count: number of heads (K).
+
+    Attributes:
+        accuracies: float32[K, RANKS], how often a head's i-th best token is the target's; zeros before measurement.
+    """
+
+    accuracies: torch.Tensor
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        blocks = [nn.Linear(width, width) for _ in range(count)]
+        for block in blocks:  # with zero weights, a head is the LM head itself
+            nn.init.zeros_(block.weight)
+            nn.init.zeros_(block.bias)
+        self.blocks = nn.ModuleList(blocks)
+        self.register_buffer("accuracies", torch.zeros(count, RANKS))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the LM head's inputs, float[K, ..., D], for states float[..., D]."""
+        return torch.stack([hidden + nn.functional.silu(block(hidden)) for block in self.blocks])
+
+
+def load_medusa(location: str | Path, model: Any) -> tuple[HeadCard, MedusaHeads, nn.Module]:
+    """Load Medusa heads, in the model's dtype and on its device, and the LM head that scores their outputs.
+
+    Raises:
+        UsageError: there are none, or they were trained for another model.
+        StoreError: their files are damaged.
+    """
+    card, weights = read_head(location, "medusa", model)
+    ids = weights.pop(IDS, None)
+    heads = MedusaHeads(card.width, card.count)
+    fill(heads, {name: weight.float() for name, weight in weights.items()}, location)
+    lm_head = model.get_output_embeddings() if ids is None else ranked_head(model, ids)
+    return card, heads.to(lm_head.weight.device, lm_head.weight.dtype).requires_grad_(requires_grad=False), lm_head
+
+
+def static_tree(
+    accuracies: npt.NDArray[np.float32], nodes: int, depth: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Return the tree of ranks with the highest products of accuracies along its paths, best node first.
+
+    Args:
+        accuracies: float32[K, I], of each head's i-th best token.
+        nodes: at most.
+        depth: at most.
+
+    Returns:
+        parents int32[N] (-1 below the root), ranks int32[N] (index among the best tokens of the head at the node's
+        depth), and score float32[N], the product along the path. A parent comes before its children.
+    """
+    parents, ranks, score, level = [-1], [0], [1.0], [0]
+    # candidate nodes: (score, parent, rank)
+    candidates: list[tuple[float, int, int]] = [(float(accuracies[0, 0]), 0, 0)] if depth > 0 else []
+    while candidates and len(parents) <= nodes:
+        best = max(range(len(candidates)), key=lambda i: candidates[i][0])
+        chance, parent, rank = candidates.pop(best)
+        if chance <= 0:
+            break
+        parents.append(parent)
+        ranks.append(rank)
+        score.append(chance)
+        head = level[parent]
+        level.append(head + 1)
+        if rank + 1 < accuracies.shape[1]:  # its next sibling
+            candidates.append((score[parent] * float(accuracies[head, rank + 1]), parent, rank + 1))
+        if head + 1 < min(depth, len(accuracies)):  # its first child
+            candidates.append((chance * float(accuracies[head + 1, 0]), len(parents) - 1, 0))
+    return np.array(parents[1:], np.int32) - 1, np.array(ranks[1:], np.int32), np.array(score[1:], np.float32)
 
 
 class AgreementPredictor(nn.Module):
-    """How likely the target is to agree with a drafted token: Cali-TS's theta_M.
+    """Estimates the probability that the target agrees with a drafted token: Cali-TS's theta_M.
 
-    EESD (Liu et al. 2024), equation 5: Sigmoid(W_p (W^i H_T, H_D)), with H_T the target's last hidden state at the
-    token that gave the root, H_D the head's at the i-th drafted one, and i at most 10. W_p and W^i are both linear, so
-    only their product counts: a vector for each i is kept here, instead of ten matrices. Beside the states, the head's
-    own estimate of its token is looked at (ours): apart for greedy texts, where it is the token's probability, and for
-    sampled ones, where it is known which noise the target will add.
+    EESD (Liu et al. 2024), equation 5: Sigmoid(W_p (W^i H_T, H_D)). H_T is the target's last hidden state at the token
+    that gave the root, H_D the head's at the i-th drafted token, and i is at most 10. W_p and W^i are both linear, so
+    only their product matters: one vector for each i is stored, instead of ten matrices. Our addition: the head's own
+    estimate of its token is an input too, weighted separately for greedy texts (where it is the token's probability)
+    and sampled ones (where it includes the noise that the target will add).
 
     Args:
         width: of the hidden states.
@@ -281,11 +233,11 @@ class AgreementPredictor(nn.Module):
         super().__init__()
         self.target = nn.Linear(width, POSITIONS)
         self.draft = nn.Linear(width, 1, bias=False)
-        self.estimate = nn.Linear(3, 1, bias=False)  # its logit when greedy, its logit when sampled, whether sampled
+        self.estimate = nn.Linear(3, 1, bias=False)  # logit if greedy, logit if sampled, whether sampled
         for weight in (self.target.weight, self.target.bias, self.draft.weight):
             nn.init.zeros_(weight)
         with torch.no_grad():
-            self.estimate.weight.copy_(torch.tensor([[1.0, 1.0, 0.0]]))  # begins as the head's own estimate
+            self.estimate.weight.copy_(torch.tensor([[1.0, 1.0, 0.0]]))  # initially returns the head's own estimate
 
     def forward(
         self,
@@ -300,41 +252,39 @@ class AgreementPredictor(nn.Module):
         Args:
             target: float[R, D], the target's last hidden states.
             draft: float[R, D], the head's.
-            level: int64[R], how deep each token is drafted, 1 for the first.
-            estimate: float[R], how likely the head holds its token to be, 0 to 1.
-            sampled: float[R], 1 where the target samples and 0 where it is greedy.
+            level: int64[R], depth of each drafted token, from 1.
+            estimate: float[R], the head's own estimate for its token, 0 to 1.
+            sampled: float[R], 1 if the target samples, 0 if it is greedy.
         """
-        place = level.clamp(1, POSITIONS) - 1
-        seen = self.target(target).gather(1, place[:, None])[:, 0] + self.draft(draft)[:, 0]
-        own = torch.logit(estimate, eps=_LEAST)
-        looked_at = torch.stack([own * (1 - sampled), own * sampled, sampled], dim=-1)
-        return seen + self.estimate(looked_at)[:, 0]  # type: ignore[no-any-return]  # a module's output is Any
+        position = level.clamp(1, POSITIONS) - 1
+        from_states = self.target(target).gather(1, position[:, None])[:, 0] + self.draft(draft)[:, 0]
+        own = torch.logit(estimate, eps=_MARGIN)
+        inputs = torch.stack([own * (1 - sampled), own * sampled, sampled], dim=-1)
+        return from_states + self.estimate(inputs)[:, 0]  # type: ignore[no-any-return]  # a module's output is Any
 
     @torch.inference_mode()
     def chances(
         self, target: torch.Tensor, draft: torch.Tensor, level: int, estimate: torch.Tensor, *, sampled: bool
     ) -> torch.Tensor:
-        """Return theta_M of each row of one level, float[R], for one state of the target's, float[D]."""
+        """Return theta_M, float[R], for the rows of one level and one target state, float[D]."""
         levels = torch.full((len(draft),), level, device=draft.device)
         estimate = estimate.to(draft.device)
-        how = torch.full_like(estimate, float(sampled))
-        logits = self(target.float().expand(len(draft), -1), draft.float(), levels, estimate, how)
+        is_sampled = torch.full_like(estimate, float(sampled))
+        logits = self(target.float().expand(len(draft), -1), draft.float(), levels, estimate, is_sampled)
         return torch.sigmoid(logits)
 
 
 def load_predictor(head: Path, model: Any) -> AgreementPredictor | None:
-    """Read the predictor of a head, or return None where it has none.
+    """Load the agreement predictor of the head in a folder; None if it has none.
 
     Raises:
         UsageError: it was trained for another model.
         StoreError: its files are damaged.
     """
-    folder = head / FOLDER
+    folder = head / PREDICTOR_FOLDER
     if not (folder / CONFIG_FILE).is_file():
         return None
-    card: HeadCard
-    card, weights = read_head(folder, "cali")
-    check_card(card, model, folder)
+    card, weights = read_head(folder, "cali", model)
     predictor = AgreementPredictor(card.width)
     fill(predictor, {name: weight.float() for name, weight in weights.items()}, folder)
     return predictor.to(model.get_input_embeddings().weight.device).requires_grad_(requires_grad=False)

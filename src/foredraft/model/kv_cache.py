@@ -1,9 +1,9 @@
-"""The target's key-value cache: preallocated in blocks, written past the committed length, committed by gathering.
+"""The target's KV cache: pfreshd in blocks, written after the committed length, committed by gathering rows.
 
-There is no rollback. A forward pass writes its rows behind what is committed; the accepted rows are gathered down and
-the length moves; the others are overwritten by the next pass. Rows may be held for the passes that follow, so that a
-tree can grow level by level before any of it is committed. A sliding-window layer keeps its window and some slack,
-not the whole context. Does not know what the rows mean or how a mask is made.
+There is no rollback. A forward pass writes its rows after the committed ones. To commit, the accepted rows are gathered
+down and the length increases; the next pass overwrites the others. Rows may be held for the next passes, so that a tree
+can grow level by level before any of it is committed. A sliding-window layer stores its window and some slack, not the
+whole context. Does not depend on the rows' meaning, nor on how masks are made.
 """
 
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ BLOCK = 256
 
 
 def whole_blocks(slots: int) -> int:
-    """Return how many slots are allocated where so many are needed."""
+    """Return a number of slots rounded up to whole blocks."""
     return -(-slots // BLOCK) * BLOCK
 
 
 class Span:
-    """The slots that all layers of one attention type use alike.
+    """The slots of all layers with the same attention type.
 
     Attributes:
-        window: how many positions a query sees, itself included; None for full attention.
+        window: number of positions that a query sees, itself included; None for full attention.
         base: absolute position of the token in slot 0.
-        stored: how many slots are in use; slot `j` holds the token at position `base + j`, except for rows held: the
-            last `TreeCache.held` slots in use, which are committed to no position yet.
-        capacity: how many slots are allocated.
+        stored: number of slots in use. Slot `j` holds the token at position `base + j`, except for the last
+            `TreeCache.held` slots in use, which hold uncommitted rows.
+        capacity: number of slots allocated.
     """
 
     def __init__(self, window: int | None) -> None:
@@ -41,17 +41,17 @@ class Span:
         self.capacity = 0
 
     def surplus(self, rows: int) -> int:
-        """Return how many leading slots must go so that `rows` more fit without growing; 0 while there is room."""
+        """Return the number of leading slots to drop so that `rows` more fit without growing; 0 while there is room."""
         if self.window is None or self.stored + rows <= self.capacity:
             return 0
         return max(0, self.stored - (self.window - 1))
 
     def needed_capacity(self, rows: int) -> int:
-        """Return the slots to allocate for `rows` more, growing by at least a quarter so that copying stays rare."""
+        """Return the capacity for `rows` more slots, growing by at least a quarter so that copying stays rare."""
         needed = self.stored + rows
         if needed <= self.capacity:
             return self.capacity
-        if self.window is not None:  # slack of one window: shifting down then happens once a window, not every step
+        if self.window is not None:  # slack of one window: slots are shifted once a window, not every step
             return whole_blocks(max(needed, min(2 * self.window, needed + self.window)))
         return whole_blocks(max(needed, self.capacity + self.capacity // 4))
 
@@ -59,7 +59,7 @@ class Span:
 class TreeLayer(CacheLayerMixin):
     """One layer's keys and values, [1, heads, capacity, head_dim] each, allocated at the first write.
 
-    Derives from transformers' layer class because `Cache` promises its users layers of that kind.
+    Derives from transformers' layer class because `Cache` requires it.
     """
 
     is_compileable = False
@@ -79,7 +79,7 @@ class TreeLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the rows' states behind what is committed; return all that these rows may attend to."""
+        """Write the rows' states after the committed ones; return all states that these rows may attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start = self.span.stored
@@ -89,18 +89,18 @@ class TreeLayer(CacheLayerMixin):
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
     def move(self, keys: torch.Tensor, values: torch.Tensor, start: int, stop: int) -> None:
-        """Copy the slots from `start` to `stop` to the front of these buffers, and use them from now on."""
+        """Copy the slots from `start` to `stop` to the front of these buffers, and use the buffers from now on."""
         for old, new in ((self.keys, keys), (self.values, values)):
             kept = old[:, :, start:stop]
             new[:, :, : stop - start] = kept.clone() if new is old else kept
         self.keys, self.values = keys, values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of visible slots and the position of the first."""
+        """Return the number of visible slots and the position of the first one."""
         return self.span.stored + query_length, self.span.base
 
     def get_seq_length(self) -> int:
-        """Return how many tokens are committed, those that left a sliding window included."""
+        """Return the number of committed tokens, including those that left a sliding window."""
         return self.span.base + self.span.stored
 
     def get_max_length(self) -> int:
@@ -111,16 +111,16 @@ class TreeLayer(CacheLayerMixin):
 
 
 def allocated(like: torch.Tensor, capacity: int) -> torch.Tensor:
-    """Return a buffer of so many slots for states of this shape, float[1, heads, any number, head_dim]."""
+    """Return a buffer of `capacity` slots for states of this shape, float[1, heads, any number, head_dim]."""
     # zeros, because a masked slot is still multiplied by weight 0, and 0 * NaN is NaN
     return like.new_zeros((*like.shape[:-2], capacity, like.shape[-1]))
 
 
 def kept_rows(rows: Sequence[int], count: int) -> npt.NDArray[np.int64]:
-    """Return the rows of a pass that are to be committed, int64[n], of `count` that there are.
+    """Return the rows to commit, int64[n], checked against the `count` rows that exist.
 
     Raises:
-        ValueError: they are not ascending, or not there.
+        ValueError: they are not ascending, or do not exist.
     """
     kept = np.array(rows, np.int64)
     if len(kept) and not (kept[0] >= 0 and kept[-1] < count and (np.diff(kept) > 0).all()):
@@ -129,10 +129,10 @@ def kept_rows(rows: Sequence[int], count: int) -> npt.NDArray[np.int64]:
 
 
 def slots_of(buffers: torch.Tensor) -> npt.NDArray[np.uint16]:
-    """Return keys or values on the CPU in units of 16 bits, in the same memory, as `move_rows` takes them.
+    """Return keys or values on the CPU as 16-bit units, a view of the same memory, as `move_rows` takes them.
 
     Args:
-        buffers: [B, heads, C, head_dim], row by row, of 16 bits or a multiple.
+        buffers: [B, heads, C, head_dim], contiguous, of 16 bits or a multiple.
 
     Returns:
         uint16[B, heads, C, head_dim or a multiple].
@@ -142,11 +142,11 @@ def slots_of(buffers: torch.Tensor) -> npt.NDArray[np.uint16]:
 
 @njit(cache=True)
 def move_rows(slots: npt.NDArray[np.uint16], start: int, rows: npt.NDArray[np.int64]) -> None:
-    """Copy the slots `start + rows` to `start` and on; torch takes several times as long for it.
+    """Copy the slots `start + rows` to `start` onwards; several times faster than torch.
 
     Args:
         slots: uint16[B, heads, C, W], what `slots_of` returns.
-        start: where the rows go.
+        start: the first destination slot.
         rows: int64[n], ascending.
     """
     for buffer in range(slots.shape[0]):
@@ -156,22 +156,22 @@ def move_rows(slots: npt.NDArray[np.uint16], start: int, rows: npt.NDArray[np.in
 
 
 def _gather(slots: torch.Tensor, start: int, rows: npt.NDArray[np.int64]) -> None:
-    """Do the same with float[B, heads, C, head_dim] on any device."""
+    """Do the same for float[B, heads, C, head_dim] on any device."""
     index = torch.from_numpy(rows + start).to(slots.device)
     slots[:, :, start : start + len(rows)] = slots.index_select(2, index)
 
 
 class TreeCache(Cache):
-    """The cache of one sequence. Derives from transformers' `Cache`, which models are written against.
+    """The cache of one sequence. Derives from transformers' `Cache`, which its models require.
 
     Args:
         windows: for each layer, its sliding window, or None for full attention.
 
     Attributes:
         spans: the slots, by window.
-        length: how many tokens are committed.
-        held: how many rows are held: written, visible to later passes, and not committed.
-        store: the one tensor that every layer's slots lie in, where `move_into` gave one and they still do.
+        length: number of committed tokens.
+        held: number of rows held: written, visible to later passes, and not committed.
+        store: the tensor that holds every layer's slots, if `move_into` set one and it is still in use; else None.
     """
 
     def __init__(self, windows: Sequence[int | None]) -> None:
@@ -182,19 +182,19 @@ class TreeCache(Cache):
         self.length = 0
         self.held = 0
         self._rows = 0  # of the last pass
-        self._buffers: list[torch.Tensor] = []  # as long as no layer gets others
-        # of each span, as long: the slots on the CPU, and the buffers elsewhere
+        self._buffers: list[torch.Tensor] = []  # cleared when a layer gets new ones
+        # by window, cleared likewise: the slots on the CPU, and the buffers on other devices
         self._slots: dict[int | None, tuple[list[npt.NDArray[np.uint16]], list[torch.Tensor]]] = {}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002  # transformers' signature
-        """Return how many tokens are committed."""
+        """Return the number of committed tokens."""
         return self.length
 
     def take_shapes(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
-        """Lay out every layer before anything is written to it, on the CPU.
+        """Initialise every layer on the CPU before anything is written to it.
 
         Args:
-            shapes: for each layer, its key heads and their size.
+            shapes: for each layer, its number of key heads and their size.
             dtype: of keys and values.
         """
         for layer, (heads, size) in zip(self._tree_layers, shapes, strict=True):
@@ -202,9 +202,9 @@ class TreeCache(Cache):
             layer.lazy_initialization(nothing, nothing)
 
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` more rows, growing full layers and shifting sliding ones when they are full.
+        """Make room for `rows` more rows, growing full-attention layers and shifting sliding ones when they are full.
 
-        Rows that are to be held need their room before the first of them: slots cannot be shifted under them.
+        Room for all rows that will be held must be reserved before the first of them: held rows cannot be shifted.
         """
         for span in self.spans.values():
             drop = span.surplus(rows) if not self.held else 0
@@ -225,8 +225,7 @@ class TreeCache(Cache):
     def reserved_buffers(self, rows: int) -> list[torch.Tensor]:
         """Make room for `rows` more rows, and return the buffers of every layer: all keys, then all values.
 
-        Empty until every layer was written to once, or told its shape, as only then it is known what the buffers look
-        like.
+        Returns an empty list until every layer was written to once or `take_shapes` was called.
         """
         self.reserve(rows)
         if not self._buffers and all(layer.is_initialized for layer in self._tree_layers):
@@ -236,30 +235,30 @@ class TreeCache(Cache):
 
     @torch.inference_mode()
     def move_into(self, store: torch.Tensor) -> None:
-        """Keep all slots in `store` from now on, float[2 L, heads, C, head_dim]: the keys of L layers, then the values.
+        """Move all slots into `store`, float[2 L, heads, C, head_dim]: the keys of L layers, then the values.
 
-        For caches without sliding windows, whose layers are of one shape and were all written to.
+        Only for caches without sliding windows whose layers have one shape and were all written to.
         """
         (span,) = self.spans.values()
         parts = [half.split(1) for half in store.chunk(2)]
         for layer, keys, values in zip(self._tree_layers, *parts, strict=True):
             layer.move(keys, values, 0, span.stored)
-        store[:, :, span.stored :] = 0  # whatever another sequence left there: weight 0 times NaN is NaN
+        store[:, :, span.stored :] = 0  # remains of another sequence may be NaN, and weight 0 times NaN is NaN
         span.capacity, self.store, self._buffers, self._slots = store.shape[2], store, [], {}
 
     def move_out(self) -> None:
-        """Keep all slots in buffers of the layers' own again."""
+        """Move all slots back into buffers of each layer."""
         (span,) = self.spans.values()
         self._resize(span, 0, whole_blocks(span.stored + self._rows))
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Keep these rows, ascending, of those held and then those of the last pass; forget the others.
+        """Commit these rows, ascending, of the held rows and then the last pass; discard the others.
 
         Raises:
-            ValueError: rows that are not ascending, or beyond the last pass.
+            ValueError: rows that are not ascending, or do not exist.
         """
         kept = kept_rows(rows, self.held + self._rows)
-        if len(kept) and kept[-1] >= len(kept):  # rows that are left out lie between them
+        if len(kept) and kept[-1] >= len(kept):  # the kept rows are not already at the front
             self._gather(kept)
         for span in self.spans.values():
             span.stored += len(kept) - self.held
@@ -268,9 +267,9 @@ class TreeCache(Cache):
 
     @torch.inference_mode()
     def _gather(self, rows: npt.NDArray[np.int64]) -> None:
-        """Move these rows, int64[n], down to the first of the rows held or of the last pass."""
+        """Move these rows, int64[n], down to the first held row, or the first row of the last pass."""
         if self.store is not None:
-            _gather(self.store, self.length, rows)  # no window: slots are positions
+            _gather(self.store, self.length, rows)  # without windows, slots are positions
             return
         for window, span in self.spans.items():
             if window not in self._slots:
@@ -287,7 +286,7 @@ class TreeCache(Cache):
                 _gather(buffer, span.stored - self.held, rows)
 
     def hold(self) -> None:
-        """Keep the rows of the last pass in sight of the passes that follow, until `commit` says which of them stay."""
+        """Keep the rows of the last pass visible to the next passes until `commit` selects from them."""
         for span in self.spans.values():
             span.stored += self._rows
         self.held += self._rows
@@ -295,11 +294,11 @@ class TreeCache(Cache):
 
     @torch.inference_mode()
     def _resize(self, span: Span, drop: int, capacity: int) -> None:
-        """Give up the first `drop` slots; keep the others, those of the last pass included, in so many slots."""
-        anew = capacity != span.capacity or self.store is not None
+        """Drop the first `drop` slots; move the others, including the last pass's, into `capacity` slots."""
+        fresh = capacity != span.capacity or self.store is not None
         for layer in self._tree_layers:
             if layer.span is span and layer.is_initialized:
-                keys, values = (allocated(each, capacity) if anew else each for each in (layer.keys, layer.values))
+                keys, values = (allocated(each, capacity) if fresh else each for each in (layer.keys, layer.values))
                 layer.move(keys, values, drop, min(span.stored + self._rows, span.capacity))
         self.store, self._buffers, self._slots = None, [], {}
         span.base += drop

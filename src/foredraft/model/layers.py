@@ -1,7 +1,7 @@
 """A model's list of layers, and copies of the model that share its weights but run other layers.
 
-A copy is shallow: modules are new, their weights are the model's own, so that its own forward embeds, scales, masks and
-rotates as ever. Knows transformers' modules; not what the layers are replaced for.
+A copy is shallow: its modules are new and its weights are the model's, so the model's own forward code runs.
+Does not depend on what the layers are replaced for.
 """
 
 import copy
@@ -19,13 +19,13 @@ from foredraft.errors import UnsupportedModelError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """Where a model keeps what an early exit needs, as paths of module names.
+    """The modules that an early exit needs, as paths of module names.
 
     Attributes:
         layers: the list of layers.
-        norm: what normalises the last layer's output.
-        lm_head: what scores it.
-        count: how many layers there are.
+        norm: applied to the last layer's output.
+        lm_head: scores the norm's output.
+        count: number of layers.
     """
 
     layers: str
@@ -34,10 +34,10 @@ class ModelParts:
     count: int
 
     def check_exit(self, layers: int) -> None:
-        """Refuse an exit behind `layers` layers where there is none before it, or none behind.
+        """Check that an exit after `layers` layers has at least one layer before and one after it.
 
         Raises:
-            UsageError: N out of range.
+            UsageError: it does not.
         """
         if not 1 <= layers < self.count:
             raise UsageError(f"layers is {layers}; this model has {self.count}, so it must be 1 to {self.count - 1}.")
@@ -47,7 +47,7 @@ def model_parts(model: Any) -> ModelParts:
     """Find a causal language model's layers, final norm and language model head.
 
     Raises:
-        UnsupportedModelError: the layers are no plain list, or are spread over devices by hooks.
+        UnsupportedModelError: the layers are not a plain list, or hooks spread them over devices.
     """
     family, count = str(model.config.model_type), int(model.config.num_hidden_layers)
     lists = [
@@ -73,28 +73,28 @@ def model_parts(model: Any) -> ModelParts:
 
 
 def with_modules(model: Any, replaced: Mapping[str, nn.Module]) -> Any:
-    """Return a copy of `model` with other modules at some paths; all weights that are not replaced are shared."""
-    twin = _shallow(model)
+    """Return a copy of `model` with other modules at some paths; all other weights are shared."""
+    copied = _shallow(model)
     for path, module in replaced.items():
-        owner = twin
+        owner = copied
         *above, name = path.split(".")
         for step in above:
             own = _shallow(getattr(owner, step))
             setattr(owner, step, own)
             owner = own
         setattr(owner, name, module)
-    return twin
+    return copied
 
 
 class Passage:
-    """Where hidden states enter a part of a model that begins late, or come out of one that ends early.
+    """The hidden states that enter a model part without the first layers, or leave one without the last.
 
     Args:
-        enters: whether they enter, in the place of what the embeddings give.
+        enters: whether they enter, replacing the embeddings' output.
 
     Attributes:
         enters: the same.
-        states: float[B, R, D], of a pass: given before it, or there after it.
+        states: float[B, R, D], of one pass: set before the pass if they enter, after it if they leave.
     """
 
     def __init__(self, *, enters: bool) -> None:
@@ -102,49 +102,49 @@ class Passage:
         self.states = torch.empty(0)
 
     def into(self, layer: nn.Module) -> nn.Module:
-        """Return a copy of a layer that takes its input from here."""
-        twin = _shallow(layer)
-        vars(twin)["_forward_pre_hooks"] = OrderedDict(vars(layer)["_forward_pre_hooks"])
-        twin.register_forward_pre_hook(lambda _layer, inputs: (self.states, *inputs[1:]))
-        return twin  # type: ignore[no-any-return]  # a module's copy is Any
+        """Return a copy of a layer that reads its input from `states`."""
+        copied = _shallow(layer)
+        vars(copied)["_forward_pre_hooks"] = OrderedDict(vars(layer)["_forward_pre_hooks"])
+        copied.register_forward_pre_hook(lambda _layer, inputs: (self.states, *inputs[1:]))
+        return copied  # type: ignore[no-any-return]  # a module's copy is Any
 
     def out_of(self, layer: nn.Module) -> nn.Module:
-        """Return a copy of a layer that leaves its output here besides."""
+        """Return a copy of a layer that also writes its output to `states`."""
 
         def leave(_layer: nn.Module, _inputs: object, output: Any) -> None:
             self.states = output[0] if isinstance(output, tuple) else output
 
-        twin = _shallow(layer)
-        vars(twin)["_forward_hooks"] = OrderedDict(vars(layer)["_forward_hooks"])
-        twin.register_forward_hook(leave)
-        return twin  # type: ignore[no-any-return]  # the same
+        copied = _shallow(layer)
+        vars(copied)["_forward_hooks"] = OrderedDict(vars(layer)["_forward_hooks"])
+        copied.register_forward_hook(leave)
+        return copied  # type: ignore[no-any-return]  # the same
 
 
 def shorter(
     model: Any, parts: ModelParts, layers: Mapping[int, nn.Module], replaced: Mapping[str, nn.Module] | None = None
 ) -> Any:
-    """Return a model of the same kind that runs fewer layers, whose keys and values lie in the cache from 0 on.
+    """Return a model of the same kind with fewer layers, numbered from 0 in the KV cache.
 
     Args:
         model: whose weights are shared.
-        parts: what `model_parts` says of it.
-        layers: the layers in order, by the place of the layer in `model` whose kind they are of.
-        replaced: further modules, by path.
+        parts: `model_parts` of it.
+        layers: the layers in order, by the index of the layer in `model` that they correspond to.
+        replaced: other modules to replace, by path.
     """
     config = copy.deepcopy(model.config)
-    numbered = nn.ModuleList(_numbered(layer, place, config) for place, layer in enumerate(layers.values()))
-    twin = with_modules(model, {parts.layers: numbered, **(replaced or {})})
+    numbered = nn.ModuleList(_numbered(layer, index, config) for index, layer in enumerate(layers.values()))
+    result = with_modules(model, {parts.layers: numbered, **(replaced or {})})
     config.num_hidden_layers = len(layers)
     kinds = getattr(config, "layer_types", None)
     if kinds:
-        config.layer_types = [kinds[place] for place in layers]
-    twin.config = twin.base_model.config = config
-    return twin
+        config.layer_types = [kinds[index] for index in layers]
+    result.config = result.base_model.config = config
+    return result
 
 
 @contextmanager
 def scored_states(model: Any) -> Iterator[list[torch.Tensor]]:
-    """Collect what the model's LM head scores until the block ends: float[B, R, D], its last hidden states."""
+    """Collect the inputs of the model's LM head in the block: its last hidden states, float[B, R, D]."""
     found: list[torch.Tensor] = []
     handle = model.get_output_embeddings().register_forward_pre_hook(lambda _module, inputs: found.append(inputs[0]))
     try:
@@ -153,32 +153,34 @@ def scored_states(model: Any) -> Iterator[list[torch.Tensor]]:
         handle.remove()
 
 
-def standing_in(layer: nn.Module, forward: Callable[..., Any]) -> nn.Module:
-    """Return what stands in for a module: its attributes, none of its weights, and `forward` for its own."""
-    twin: nn.Module = _shallow(layer)
-    for what in ("_modules", "_forward_hooks", "_forward_pre_hooks"):
-        vars(twin)[what] = OrderedDict()  # weights that nobody runs can be freed, and hooks are the layer's own
-    twin.forward = forward
-    return twin
+def with_forward(module: nn.Module, forward: Callable[..., Any]) -> nn.Module:
+    """Return a copy of a module with its attributes, another forward, and neither weights nor hooks."""
+    copied: nn.Module = _shallow(module)
+    for name in ("_modules", "_forward_hooks", "_forward_pre_hooks"):
+        vars(copied)[name] = OrderedDict()  # so that unused weights can be freed
+    copied.forward = forward
+    return copied
 
 
-def _numbered(module: nn.Module, place: int, config: Any) -> nn.Module:
-    """Return a copy of a layer for a model of that configuration, its keys and values at `place` in the cache."""
-    twin = _shallow(module)
-    vars(twin).update({name: what for name, what in (("layer_idx", place), ("config", config)) if name in vars(twin)})
-    modules = vars(twin)["_modules"]
-    modules |= {name: _numbered(child, place, config) for name, child in modules.items() if child is not None}
-    return twin  # type: ignore[no-any-return]  # a module's copy is Any
+def _numbered(module: nn.Module, index: int, config: Any) -> nn.Module:
+    """Return a copy of a layer, with its submodules, for a model of that configuration and cache layer `index`."""
+    copied = _shallow(module)
+    own = vars(copied)
+    own.update({name: value for name, value in (("layer_idx", index), ("config", config)) if name in own})
+    own["_modules"] |= {
+        name: _numbered(child, index, config) for name, child in own["_modules"].items() if child is not None
+    }
+    return copied  # type: ignore[no-any-return]  # a module's copy is Any
 
 
 def _shallow(module: nn.Module) -> Any:
-    twin = copy.copy(module)
-    vars(twin)["_modules"] = dict(vars(module)["_modules"])  # else a module set in the twin would be set in both
-    return twin
+    copied = copy.copy(module)
+    vars(copied)["_modules"] = dict(vars(module)["_modules"])  # else a module set in the copy would be set in both
+    return copied
 
 
 def _norms(model: Any, layers: str) -> list[str]:
-    """Return the paths of what may be the final norm: beside the list, a norm that is not the embedding's."""
+    """Return the paths of possible final norms: siblings of the list named as norms, except the embedding's."""
     owner, _, _ = layers.rpartition(".")
     names = [name for name, _ in model.get_submodule(owner).named_children()]
     return [

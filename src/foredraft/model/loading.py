@@ -1,6 +1,6 @@
-"""Load a model or a tokenizer by name or path, and say in a sentence what stood in the way.
+"""Load a model or a tokenizer by name or path, with clear messages on failure.
 
-Knows transformers' loaders, GGUF files and the name of the default model. Does not know what the model is for.
+Uses transformers' loaders and knows the default model's name. Does not depend on what the model is used for.
 """
 
 import socket
@@ -27,7 +27,7 @@ DTYPES = {
 
 
 class LoadingOptions(TypedDict, total=False):
-    """What transformers' `from_pretrained` is given besides the name and the dtype; see its documentation."""
+    """Further arguments of transformers' `from_pretrained`; see its documentation."""
 
     device_map: Any
     revision: str
@@ -37,20 +37,20 @@ class LoadingOptions(TypedDict, total=False):
 
 
 _FOR_ALL = ("revision", "trust_remote_code")
-"""Of the loading options, what configurations and tokenizers take too."""
-_HUB_SECONDS = 5.0  # a connection that takes longer downloads no model either
+"""Loading options that configurations and tokenizers accept too."""
+_HUB_SECONDS = 5.0  # connection timeout; a slower connection could not download a model either
 
 
 def load_tokenizer(model: str, **options: Unpack[LoadingOptions]) -> Any:
     """Load the tokenizer of `smollm2`, a GGUF file, a hub id, or a folder.
 
     Raises:
-        UsageError: nothing of that name can be loaded.
+        UsageError: it cannot be loaded.
     """
-    from transformers import AutoTokenizer  # slow to import; help pages do without it
+    from transformers import AutoTokenizer  # slow to import, and help pages do not need it
 
     location, given = located(model), _chosen(options, _FOR_ALL)
-    with _as_sentence("tokenizer", model):
+    with _usage_errors("tokenizer", model):
         return AutoTokenizer.from_pretrained(location, **given)
 
 
@@ -59,18 +59,18 @@ def load_config(model: str, **options: Unpack[LoadingOptions]) -> Any:
 
     Args:
         model: `smollm2`, a GGUF file, a hub id, or a folder.
-        **options: what transformers is given besides.
+        **options: passed to transformers.
 
     Raises:
-        UsageError: nothing of that name, or an option that it does not know.
+        UsageError: it cannot be loaded, or transformers does not know an option.
         UnsupportedModelError: transformers has no causal language model class for it.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     location, given = located(model), _chosen(options, _FOR_ALL)
-    with _as_sentence("model", model):
+    with _usage_errors("model", model):
         config = AutoConfig.from_pretrained(location, **given)
-    known = AutoModelForCausalLM._model_mapping  # noqa: SLF001  # the only place that says so without building the model
+    known = AutoModelForCausalLM._model_mapping  # noqa: SLF001  # the only way to know without building the model
     if type(config) not in known:
         raise UnsupportedModelError(
             f"{model} is a {config.model_type} model, which transformers has no causal language model for; foredraft "
@@ -80,7 +80,7 @@ def load_config(model: str, **options: Unpack[LoadingOptions]) -> Any:
 
 
 def build_without_weights(config: Any) -> Any:
-    """Build the model of a configuration without memory for its weights, for what its shapes tell."""
+    """Build the model of a configuration on the meta device, to inspect its shapes."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -95,11 +95,11 @@ def load_model(
     Args:
         model: `smollm2`, a GGUF file, a hub id, or a folder.
         dtype: a torch dtype or its name; "auto" takes the checkpoint's.
-        device: where to put it, "auto" to spread it over what there is (accelerate), None for the first GPU or the CPU.
-        **options: what transformers is given besides; `device_map` takes the place of `device`.
+        device: a torch device; None is the first GPU or the CPU; "auto" spreads the model over devices (accelerate).
+        **options: passed to transformers; `device_map` replaces `device`.
 
     Raises:
-        UsageError: nothing of that name, an unknown dtype, or a device that is not there.
+        UsageError: it cannot be loaded, or the dtype or device does not exist.
         UnsupportedModelError: transformers has no causal language model class for it.
     """
     from transformers import AutoModelForCausalLM
@@ -110,8 +110,8 @@ def load_model(
     chosen_device = _device(device)
     if chosen_device == "auto":
         given.setdefault("device_map", "auto")
-    load_config(model, **options)  # refuses before anything large is read
-    with _as_sentence("model", model), no_progress_bar():
+    load_config(model, **options)  # fails before anything large is read
+    with _usage_errors("model", model), no_progress_bar():
         loaded = AutoModelForCausalLM.from_pretrained(location, dtype=chosen_dtype, **given)
     if "device_map" not in given and "quantization_config" not in given:
         loaded = loaded.to(chosen_device)  # type: ignore[arg-type]  # transformers wraps the method and drops its self
@@ -119,10 +119,10 @@ def load_model(
 
 
 def located(model: str) -> str:
-    """Return what transformers takes for a model: a folder, or a hub id.
+    """Return the folder or hub id to pass to transformers.
 
     Raises:
-        UsageError: no such file or folder, or one that holds no model; and what `gguf_folder` raises.
+        UsageError: no such file or folder, a folder without a model, or whatever `gguf_folder` raises.
     """
     path = smollm2_file() if model == SMOLLM2 else Path(model).expanduser()
     if path.suffix.lower() == SUFFIX:
@@ -139,17 +139,17 @@ def located(model: str) -> str:
 
 
 def _check_hub(model: str) -> None:
-    """Refuse at once what could only come from a hub that cannot be reached: its library tries for a minute.
+    """Fail fast if a model could only come from a hub that cannot be reached; its library retries for a minute.
 
     Raises:
-        UsageError: the hub cannot be reached, and nothing of the model is cached.
+        UsageError: the hub cannot be reached, and the model is not cached.
     """
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
         cached = isinstance(try_to_load_from_cache(model, "config.json"), str)
-    except HFValidationError:  # no name of a model; transformers says why
+    except HFValidationError:  # not a valid model name; transformers explains why
         return
     if cached or constants.HF_HUB_OFFLINE or getproxies():
         return
@@ -164,15 +164,15 @@ def _check_hub(model: str) -> None:
 
 
 def _chosen(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Return those of the options that have one of the names.
+    """Return the options among `names` that are set.
 
     Raises:
-        UsageError: an option that `LoadingOptions` does not have.
+        UsageError: `LoadingOptions` does not have an option.
     """
     for name in options:
         if name not in LoadingOptions.__annotations__:
             raise UsageError(
-                f"foredraft.load has no option {name!r}.{nearest(name, LoadingOptions.__annotations__)} It hands on to "
+                f"foredraft.load has no option {name!r}.{nearest(name, LoadingOptions.__annotations__)} It passes to "
                 f"transformers: {', '.join(LoadingOptions.__annotations__)}."
             )
     return {name: options[name] for name in names if options.get(name) is not None}
@@ -203,11 +203,11 @@ def _device(device: str | None) -> str:
 
 
 @contextmanager
-def _as_sentence(what: str, model: str) -> Iterator[None]:
-    """Turn what transformers raises where nothing can be loaded into a sentence.
+def _usage_errors(what: str, model: str) -> Iterator[None]:
+    """Turn transformers' loading errors into a UsageError.
 
     Raises:
-        UsageError: that sentence.
+        UsageError: loading failed.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""Which slots each row of a pass may attend to, as what transformers adds to attention scores.
+"""Attention masks: which slots each row of a pass may attend to, as values added to attention scores.
 
-Every mask of the package is made here. Knows layouts and the slots of a cache; not the model.
+All masks of the package are made here, from layouts and cache slots. Does not depend on the model.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from foredraft.model.kv_cache import Span
 
 
 def seen_rows(layout: Layout) -> BoolArray:
-    """Return bool[R, H + R]: which of the H rows held and then of its own R each row of a pass may attend to."""
+    """Return which of the H held rows and its own R rows each row of a pass may attend to, bool[R, H + R]."""
     return np.tri(layout.rows, dtype=np.bool_) if layout.ancestors is None else layout.ancestors
 
 
 def attention_mask(layout: Layout, span: Span, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return the additive mask [1, 1, R, S + R]: 0 where a row may attend, else the dtype's least value.
+    """Return the additive mask [1, 1, R, S + R]: 0 where a row may attend, else the dtype's lowest value.
 
     Args:
         layout: R rows.
-        span: S slots are stored, those of the rows held included.
+        span: with S slots stored, held rows included.
         dtype: of the mask.
-        device: where it is wanted.
+        device: of the mask.
     """
     committed = span.stored - len(layout.held)
     mask = joined_mask([layout], [committed], dtype)
@@ -37,12 +37,12 @@ def attention_mask(layout: Layout, span: Span, dtype: torch.dtype, device: torch
 
 
 def joined_mask(layouts: Sequence[Layout], committed: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return the additive mask of several sequences' rows, [1, 1, R, W]; columns are the row's own sequence's slots.
+    """Return the additive mask of several sequences' rows, [1, 1, R, W]; a row's columns are its sequence's slots.
 
     Args:
         layouts: R rows in all.
-        committed: how many slots each sequence has committed; the rows held and the pass's own follow, and W is the
-            most of all these together.
+        committed: number of slots that each sequence has committed. Its held rows and the pass's own follow; W is the
+            largest sum of the three.
         dtype: of the mask.
     """
     rows = sum(layout.rows for layout in layouts)
@@ -58,23 +58,23 @@ def joined_mask(layouts: Sequence[Layout], committed: Sequence[int], dtype: torc
 
 
 def first_slots(rows: int, count: int) -> torch.Tensor:
-    """Return the ranges of a pass whose rows all look at the first `count` slots, int64[2, R]: starts and counts."""
+    """Return ranges for a pass whose rows all attend to the first `count` slots, int64[2, R]: starts and counts."""
     return torch.tensor([[0], [count]]).repeat(1, rows)
 
 
 def slot_mask(committed: torch.Tensor, sees: torch.Tensor, visible: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the same mask made on the device alone, for passes that are recorded.
+    """Return the additive mask of one sequence, computed on the device, for passes that are recorded.
 
     Args:
-        committed: int64[], how many slots every row sees.
-        sees: bool[R, C], which of those behind them each row sees besides; none that follow.
-        visible: how many slots there are.
-        dtype: the mask's.
+        committed: int64[], number of slots that every row sees.
+        sees: bool[R, C], which of the C slots after those each row sees; later slots are masked.
+        visible: number of slots.
+        dtype: of the mask.
 
     Returns:
-        float[1, 1, R, visible], 0 where a row may attend, else the dtype's least value.
+        float[1, 1, R, visible], 0 where a row may attend, else the dtype's lowest value.
     """
-    behind = torch.arange(visible, device=sees.device) - committed
-    chosen = sees.index_select(1, behind.clamp(0, sees.shape[1] - 1)) & (behind < sees.shape[1])
+    after = torch.arange(visible, device=sees.device) - committed
+    chosen = sees.index_select(1, after.clamp(0, sees.shape[1] - 1)) & (after < sees.shape[1])
     mask = torch.zeros(chosen.shape, dtype=dtype, device=sees.device)
-    return mask.masked_fill_(~(chosen | (behind < 0)), torch.finfo(dtype).min)[None, None]
+    return mask.masked_fill_(~(chosen | (after < 0)), torch.finfo(dtype).min)[None, None]

@@ -1,8 +1,8 @@
-"""An LM head for the most frequent tokens only: a drafting step need not score a whole vocabulary.
+"""An LM head for the most frequent tokens only, so that a drafting step need not score the whole vocabulary.
 
 Zhao et al., "FR-Spec: Accelerating Large-Vocabulary Language Models via Frequency-Ranked Speculative Sampling" (ACL
-2025). What is drafted is verified by the target, which scores every token, so that a text cannot tell. Knows an LM head
-and ids; not where the ids come from, or what is drafted.
+2025). The target still scores every token when it verifies, so the text does not change. Does not depend on how the
+tokens were selected, nor on how drafts are made.
 """
 
 from typing import Any
@@ -16,12 +16,12 @@ from foredraft.graph.tree import IntArray
 
 
 class RankedHead(nn.Linear):
-    """Some rows of an LM head, the most frequent tokens' first.
+    """Rows of an LM head, the most frequent token's first.
 
     Args:
         width: of the hidden states (D).
         ids: int64[N], the token of each row.
-        bias: whether there is one.
+        bias: whether it has a bias.
 
     Attributes:
         ids: int32[N], as given.
@@ -36,17 +36,15 @@ class RankedHead(nn.Linear):
 
 @torch.no_grad()
 def ranked_head(model: Any, ids: torch.Tensor) -> RankedHead:
-    """Return the rows of the model's LM head for these tokens, int64[N]: a copy, in its dtype and on its device.
+    """Return a frozen copy of the rows of the model's LM head for these tokens, int64[N].
 
     Raises:
-        UsageError: ids that the model does not have, or one twice.
+        UsageError: the model does not have an id, or an id occurs twice.
     """
     whole = model.get_output_embeddings()
     vocabulary, width = whole.weight.shape
     if not len(ids) or len(ids.unique()) != len(ids) or int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
-        raise UsageError(
-            f"The {len(ids)} tokens that are to be scored must be different ids below {vocabulary}, and at least one."
-        )
+        raise UsageError(f"The {len(ids)} tokens to score must be different ids below {vocabulary}, and at least one.")
     bias = getattr(whole, "bias", None)
     head = RankedHead(width, ids, bias=bias is not None).to(whole.weight.device, whole.weight.dtype)
     rows = ids.long().to(whole.weight.device)
@@ -57,7 +55,7 @@ def ranked_head(model: Any, ids: torch.Tensor) -> RankedHead:
 
 
 def ids_of(lm_head: Any) -> IntArray | None:
-    """Return the token of each score, int32[N]; None where the i-th score is the i-th token's."""
+    """Return the token of each logit, int32[N]; None if they are 0, 1, 2, ..."""
     if not isinstance(lm_head, RankedHead):
         return None
     found: IntArray = lm_head.ids.cpu().numpy()
@@ -65,7 +63,7 @@ def ids_of(lm_head: Any) -> IntArray | None:
 
 
 def places_of(lm_head: Any, vocabulary: int) -> torch.Tensor | None:
-    """Return where each token of a vocabulary is scored, int64[vocabulary]; -1 where it is not; None where all are."""
+    """Return the index of each token's logit, int64[vocabulary], -1 for tokens without one; None if all have one."""
     if not isinstance(lm_head, RankedHead):
         return None
     places = torch.full((vocabulary,), -1, dtype=torch.int64, device=lm_head.ids.device)
@@ -74,7 +72,7 @@ def places_of(lm_head: Any, vocabulary: int) -> torch.Tensor | None:
 
 
 def in_full(scores: np.ndarray, ids: IntArray, vocabulary: int) -> np.ndarray:
-    """Return scores, float32[R, N], as those of a whole vocabulary, float32[R, vocabulary]: -inf for the others."""
+    """Return logits, float32[R, N], for the whole vocabulary, float32[R, vocabulary]: -inf for tokens not in `ids`."""
     whole = np.full((len(scores), vocabulary), -np.inf, np.float32)
     whole[:, ids] = scores
     return whole

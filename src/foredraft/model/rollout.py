@@ -1,8 +1,8 @@
-"""A draft model's tree, grown level by level in its own cache: one forward pass and one transfer a level.
+"""A draft model's tree, grown level by level in its own KV cache: one forward pass and one device transfer a level.
 
-The tree's rows are held in the cache, uncommitted, while it grows; after verification the rows of the accepted path
-stay and the others go, so that no accepted token is computed twice. Knows a causal language model and its cache. Does
-not know which nodes are worth expanding, nor how the target chooses.
+While the tree grows, its rows are held in the cache uncommitted. After verification the rows of the accepted path are
+committed and the others discarded, so that no accepted token is computed twice. Does not depend on which nodes are
+worth expanding, nor on how the target chooses tokens.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from foredraft.graph.tree import BoolArray, IntArray
 class Rollout:
     """One sequence's tree in a draft model.
 
-    A tree begins with `start`, grows with `expand` and ends with `keep`. Rows are numbered in the order in which they
-    were expanded, from 0 on; -1 is the root.
+    A tree begins with `start`, grows with `expand` and ends with `keep`. Rows are numbered from 0 in the order of
+    expansion; -1 is the root.
 
     Args:
         model: the draft model.
-        most_rows: rows of a tree at most; room for them is made once, at its start.
+        most_rows: maximum rows of a tree; room for them is reserved when it starts.
     """
 
     def __init__(self, model: Target, most_rows: int) -> None:
@@ -36,23 +36,23 @@ class Rollout:
 
     @property
     def committed(self) -> int:
-        """How many tokens of the sequence lie in the cache."""
+        """The number of the sequence's tokens in the cache."""
         return int(self._cache.length)
 
     @torch.inference_mode()
     def start(self, ids: TokenIds) -> torch.Tensor:
-        """Bring the cache up to a sequence and begin a tree at its end.
+        """Extend the cache to the end of a sequence and begin a tree there.
 
         Args:
-            ids: int64[n], n at least 1; begins with what the cache holds.
+            ids: int64[n], n at least 1; must begin with the tokens in the cache.
 
         Returns:
-            float[1, V], the model's scores after the last of `ids`, the root.
+            float[1, V], the model's logits after the last of `ids`, the root.
         """
         self._end_tree()
-        if self._cache.length >= len(ids):  # the root's scores are wanted, so it must not lie there yet
+        if self._cache.length >= len(ids):  # the root must not be in the cache yet, because its logits are needed
             raise ValueError(f"The cache holds {self._cache.length} tokens, and the sequence has {len(ids)}.")
-        new = ids[self._cache.length :].copy()  # torch takes no read-only arrays
+        new = ids[self._cache.length :].copy()  # torch rejects read-only arrays
         self._model.prefill(new[:-1], self._cache)
         self._cache.reserve(self._most_rows + 1)
         scores = self._model.forward(lay_out_text(new[-1:], self._cache.length), self._cache)
@@ -61,17 +61,17 @@ class Rollout:
 
     @torch.inference_mode()
     def expand(self, tokens: IntArray, parents: IntArray) -> torch.Tensor:
-        """Put the next rows of the tree through the model.
+        """Run the next rows of the tree through the model.
 
         Args:
             tokens: int32[R], of each row.
-            parents: int32[R], the row that each follows, -1 for the root; rows of earlier calls.
+            parents: int32[R], each row's parent row, -1 for the root; rows of earlier calls.
 
         Returns:
-            float[R, V], the model's scores after each, on its device.
+            float[R, V], the model's logits after each row, on its device.
 
         Raises:
-            ValueError: more rows than there is room for.
+            ValueError: more than `most_rows` rows.
         """
         held, rows, at = len(self._parents), len(tokens), self._cache.length
         if held + rows > self._most_rows:
@@ -91,15 +91,15 @@ class Rollout:
         return scores.logits
 
     def keep(self, path: Sequence[int]) -> None:
-        """End the tree: commit the rows `path`, from the root's child down, and forget the others.
+        """End the tree: commit the rows `path`, from the root's child downwards, and discard the others.
 
         Raises:
-            ValueError: rows that are no path from the root.
+            ValueError: the rows are not a path from the root.
         """
         before = -1
         for row in path:
             if self._parents[row] != before:
-                raise ValueError(f"Rows {list(path)} are no path: row {row} follows {self._parents[row]}.")
+                raise ValueError(f"Rows {list(path)} are not a path: row {row} follows {self._parents[row]}.")
             before = row
         self._cache.commit(path)
         self._forget()

@@ -1,9 +1,9 @@
-"""The target with some of its sub-layers left out: a draft model that shares every weight with it.
+"""The target with some of its sub-layers skipped: a draft model that shares every weight with it.
 
 Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (ACL 2024). A
-sub-layer, attention or MLP, adds to what passes by it; left out, it adds nothing. Which ones a model can do without is
-a file: JSON, bound to the model by its fingerprint. Knows how families name their sub-layers. Does not know how they
-are found.
+sub-layer, attention or MLP, adds to the residual stream; skipped, it adds nothing. The choice for a model is stored in
+a JSON file that names the model's fingerprint. Contains the sub-layer names of model families. Does not depend on how
+the choice is made.
 """
 
 import json
@@ -18,7 +18,7 @@ from torch import nn
 from foredraft.atomic_file import write_file
 from foredraft.errors import StoreError, UnsupportedModelError, UsageError
 from foredraft.model.fingerprint import fingerprint
-from foredraft.model.layers import model_parts, shorter, standing_in, with_modules
+from foredraft.model.layers import model_parts, shorter, with_forward, with_modules
 from foredraft.model.target import TorchTarget
 from foredraft.options import shown, whole_number
 
@@ -27,7 +27,7 @@ _KIND, _FORMAT = "foredraft layer-skip", 1
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Which sub-layers are left out, by the number of their layer, 0 for the first.
+    """The skipped sub-layers, by layer number from 0.
 
     Attributes:
         attention: ascending.
@@ -38,7 +38,7 @@ class Skipped:
     mlp: tuple[int, ...]
 
     def check(self, layers: int) -> None:
-        """Refuse what a model of so many layers does not have, and leaving everything out, or nothing.
+        """Check against a model of `layers` layers; neither all nor none of the sub-layers may be skipped.
 
         Raises:
             UsageError: naming the layer.
@@ -54,10 +54,10 @@ class Skipped:
 
 
 def layer_numbers(given: Any, name: str) -> tuple[int, ...]:
-    """Return a list of layers as ascending numbers; None gives none.
+    """Return a list of layers as ascending numbers; None is the empty list.
 
     Raises:
-        UsageError: something that is no list of whole numbers, or one of them twice.
+        UsageError: it is not a list of whole numbers, or a number occurs twice.
     """
     numbers = (
         [whole_number(each) for each in given] if isinstance(given, Sequence) and not isinstance(given, str) else None
@@ -70,9 +70,9 @@ def layer_numbers(given: Any, name: str) -> tuple[int, ...]:
 
 
 def default_skipped(layers: int) -> Skipped:
-    """Return what is skipped unless anything else is known: every second layer from a quarter of the way on.
+    """Return the default choice: every second layer, starting at a quarter of the way.
 
-    The last one stays, as the scores are made of what it says.
+    The last layer is kept in models of three or more layers, because the logits are computed from its output.
     """
     if layers == 1:
         return Skipped((0,), ())
@@ -81,11 +81,11 @@ def default_skipped(layers: int) -> Skipped:
 
 
 def skipping(target: TorchTarget, skipped: Skipped) -> TorchTarget:
-    """Return a model that is `target` without the sub-layers `skipped`; it shares all weights, and has its own caches.
+    """Return `target` without the sub-layers `skipped`; weights are shared, caches are not.
 
     Raises:
-        UsageError: layers that the target does not have.
-        UnsupportedModelError: a family whose sub-layers are not known, or layers that are no plain list.
+        UsageError: the target does not have these layers.
+        UnsupportedModelError: the family's sub-layers are not known, or the layers are not a plain list.
     """
     model = target.model
     names = _names(target.support.family)
@@ -105,7 +105,7 @@ def skipping(target: TorchTarget, skipped: Skipped) -> TorchTarget:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """A family's names within a layer; the norms are those that serve one sub-layer only."""
+    """A family's module names within a layer; the norms are those used by one sub-layer only."""
 
     attention: str
     mlp: str
@@ -136,9 +136,9 @@ def _names(family: str) -> _Names:
 
 
 def _without(layer: nn.Module, name: str, instead: Any, norms: tuple[str, ...]) -> Any:
-    """Return a layer whose sub-layer adds nothing, and whose norms of it have nothing to do."""
+    """Return a copy of a layer without one sub-layer and its norms."""
     return with_modules(
-        layer, {name: standing_in(getattr(layer, name), instead), **{norm: nn.Identity() for norm in norms}}
+        layer, {name: with_forward(getattr(layer, name), instead), **{norm: nn.Identity() for norm in norms}}
     )
 
 
@@ -151,7 +151,7 @@ def _no_mlp(hidden_states: torch.Tensor) -> torch.Tensor:
 
 
 def write_skipped(path: Path, skipped: Skipped, model: Any, about: Mapping[str, Any]) -> None:
-    """Write which sub-layers `model` can do without, and what is known `about` it; an old file stays until then.
+    """Write a choice for `model`, with further JSON fields `about`. An old file is replaced once this one is complete.
 
     Raises:
         StoreError: the file cannot be written.
@@ -167,10 +167,10 @@ def write_skipped(path: Path, skipped: Skipped, model: Any, about: Mapping[str, 
 
 
 def read_skipped(path: Path, model: Any) -> Skipped:
-    """Return the sub-layers that a file names for `model`.
+    """Read the choice for `model` from a file.
 
     Raises:
-        StoreError: no such file, one of another kind or version, a damaged one, or one of another model.
+        StoreError: the file is missing, damaged, of another kind or version, or for another model.
     """
     try:
         content = json.loads(path.read_text())
@@ -180,10 +180,10 @@ def read_skipped(path: Path, model: Any) -> Skipped:
             "train layer-skip."
         ) from error
     except ValueError as error:
-        raise StoreError(f"{path} is no JSON ({error}); make it anew with foredraft train layer-skip.") from error
+        raise StoreError(f"{path} is not JSON ({error}); make it again with foredraft train layer-skip.") from error
     if not isinstance(content, dict) or (content.get("kind"), content.get("format")) != (_KIND, _FORMAT):
         raise StoreError(
-            f"{path} is no file of skipped layers of format {_FORMAT}; make one with foredraft train layer-skip."
+            f"{path} is not a file of skipped layers of format {_FORMAT}; make one with foredraft train layer-skip."
         )
     if content.get("model") != fingerprint(model):
         raise StoreError(f"{path} was made for another model; make one for this model with foredraft train layer-skip.")
@@ -193,5 +193,5 @@ def read_skipped(path: Path, model: Any) -> Skipped:
         )
         skipped.check(int(model.config.num_hidden_layers))
     except UsageError as error:
-        raise StoreError(f"{path} is damaged: {error} Make it anew with foredraft train layer-skip.") from error
+        raise StoreError(f"{path} is damaged: {error} Make it again with foredraft train layer-skip.") from error
     return skipped

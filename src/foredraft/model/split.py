@@ -1,10 +1,10 @@
-"""A target in two parts: its first layers draft through an early exit, and verification goes on where they stopped.
+"""A target in two parts: its first layers draft through an early exit, and verification continues from their states.
 
 Liu et al., "Speculative Decoding via Early-exiting for Faster LLM Inference with Thompson Sampling Control Mechanism"
-(EESD, ACL Findings 2024), section 3.1: what the first N layers have computed for a drafted token is not computed again.
-Each part has a cache of its own. Rows that were drafted are held in the first one; a verification takes their states
-from there, puts the rows that are missing through the first layers, and all of them through the rest. Knows a target
-and a head; neither how drafts grow nor what is accepted.
+(EESD, ACL Findings 2024), section 3.1: what the first N layers computed for a drafted token is not computed again.
+Each part has its own KV cache. Drafted rows are held in the first one. A verification reuses their states, runs the
+missing rows through the first layers, and all rows through the rest. Does not depend on how drafts grow or which tokens
+are accepted.
 """
 
 import warnings
@@ -31,44 +31,44 @@ _ROOT_ROW = 0
 
 
 class SplitCache:
-    """One sequence's memory of a split target.
+    """One sequence's caches in a split target, and the exit's states of its uncommitted rows.
 
     Args:
         first: an empty cache of the layers up to the exit, and of the head's own layer.
-        rest: one of the layers behind it; holds the root only once it is verified.
+        rest: an empty cache of the layers after the exit; holds the root only after verification.
 
     Attributes:
-        first: as given.
-        rest: as given.
+        first: the same.
+        rest: the same.
     """
 
     def __init__(self, first: TreeCache, rest: TreeCache) -> None:
         self.first, self.rest = first, rest
-        self._states: list[torch.Tensor] = []  # of the root and then of the rows held, [r, D] each
-        self._row_of: dict[tuple[int, int], int] = {}  # by the row above (-1 above the root) and the token
+        self._states: list[torch.Tensor] = []  # of the root and then of the held rows, [r, D] each
+        self._row_of: dict[tuple[int, int], int] = {}  # by parent row (-1 for the root's) and token
         self._positions: list[int] = []
         self._verified: list[int] = []  # the row of each row of the last verification
 
     @property
     def length(self) -> int:
-        """How many tokens are committed."""
+        """The number of committed tokens."""
         return self.rest.length
 
     def begin(self, layout: Layout, states: torch.Tensor) -> None:
-        """Take note of the root's states, float[1, D], its row being 0."""
+        """Store the root's states, float[1, D]; the root is row 0."""
         self._states, self._row_of, self._verified = [states], {(-1, int(layout.token_ids[0])): _ROOT_ROW}, []
         self._positions = [int(layout.positions[0])]
 
     def add(self, layout: Layout, states: torch.Tensor) -> None:
-        """Take note of the states, float[R, D], of rows that are now held."""
+        """Store the states, float[R, D], of rows that are now held."""
         start = len(self._positions)
         self._positions += layout.positions.tolist()
         for row, (above, token) in enumerate(zip(_rows_above(layout), layout.token_ids.tolist(), strict=True)):
-            self._row_of[above + 1, token] = start + row  # a layout behind the root counts from the root's child on
+            self._row_of[above + 1, token] = start + row  # in a layout after the root, row 0 is the root's child
         self._states.append(states)
 
     def knows_root(self, layout: Layout) -> bool:
-        """Say whether the root has been put through the first layers already.
+        """Return whether the root was run through the first layers already.
 
         Raises:
             ValueError: another root was.
@@ -82,7 +82,7 @@ class SplitCache:
         return True
 
     def missing(self, layout: Layout) -> Layout | None:
-        """Find the rows of a verification among those known; lay out those that are not, behind the root."""
+        """Match a verification's rows with the stored ones; return a layout of the missing rows, or None."""
         known = len(self._positions)
         rows: list[int] = []
         new: list[int] = []
@@ -97,8 +97,8 @@ class SplitCache:
             return None
         sees: BoolArray = np.zeros((len(new), known - 1 + len(new)), np.bool_)
         for i, row in enumerate(new):
-            behind_root = np.ones(row) if layout.ancestors is None else layout.ancestors[row, 1 : row + 1]
-            sees[i, [rows[other + 1] - 1 for other in np.flatnonzero(behind_root)]] = True
+            after_root = np.ones(row) if layout.ancestors is None else layout.ancestors[row, 1 : row + 1]
+            sees[i, [rows[other + 1] - 1 for other in np.flatnonzero(after_root)]] = True
         held = np.array(self._positions[1:], np.int64)
         return Layout(layout.token_ids[new], layout.positions[new], sees, layout.at + 1, held)
 
@@ -108,10 +108,10 @@ class SplitCache:
         return states if self._verified == list(range(len(states))) else states[self._verified]
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Keep these rows of the last verification, root first, in both parts, and forget all others.
+        """Commit these rows of the last verification, root first, in both parts; discard all others.
 
         Raises:
-            ValueError: the root is not among them, or they are not ascending.
+            ValueError: the root is missing, or the rows are not ascending.
         """
         rows = list(rows)
         if rows[:1] != [_ROOT_ROW]:
@@ -122,24 +122,24 @@ class SplitCache:
 
 
 class SplitTarget:
-    """A target whose first layers are run apart; both parts compiled, where they were compiled as the target was.
+    """A target whose first layers run separately. Both parts are compiled if the target and they were.
 
     Args:
-        target: whole.
-        layers: how many layers lie before the exit (N).
-        head: drafts from the exit's states; None takes the target's own norm and LM head, without a layer.
+        target: the whole model.
+        layers: layers before the exit (N).
+        head: drafts from the exit's states; None uses the target's own norm and LM head, without a layer.
 
     Attributes:
-        first: the part that ends in the exit: N layers, the head's, its scores.
-        rest: the part that goes on from the exit's states.
-        vocabulary: how many ids it scores.
-        window: the most tokens a sequence may have, or None.
+        first: the first N layers, the head's layer, and its LM head.
+        rest: the remaining layers, which start from the exit's states.
+        vocabulary: number of ids that it scores.
+        window: maximum tokens of a sequence, or None.
         drafted_ids: int32[N], the tokens that the head scores; None for all.
-        exit_hidden: float[R, D], what the head's LM head scored in its last pass.
+        exit_hidden: float[R, D], the inputs of the head's LM head in its last pass.
 
     Raises:
         UsageError: N out of range.
-        UnsupportedModelError: a model that does not come apart.
+        UnsupportedModelError: the model cannot be split.
     """
 
     def __init__(self, target: TorchTarget, layers: int, head: ExitHead | None) -> None:
@@ -176,40 +176,40 @@ class SplitTarget:
 
     @torch.inference_mode()
     def prefill(self, token_ids: TokenIds, cache: SplitCache) -> None:
-        """Put `token_ids`, int64[n], into both parts behind what they hold, and commit them."""
+        """Run `token_ids`, int64[n], through both parts after the tokens in the cache, and commit them."""
         for start in range(0, len(token_ids), MOST_ROWS):
             chunk = token_ids[start : start + MOST_ROWS]
             layout = lay_out_text(chunk, cache.length)
-            self._entry.states = self.leave(layout, cache.first)[None]
+            self._entry.states = self.exit_states(layout, cache.first)[None]
             cache.first.commit(range(len(chunk)))
             self.rest.run(layout, cache.rest)
             cache.rest.commit(range(len(chunk)))
 
     @torch.inference_mode()
-    def leave(self, layout: Layout, first: TreeCache) -> torch.Tensor:
-        """Put rows through the first layers and the head's; return the exit's states, float[R, D]."""
+    def exit_states(self, layout: Layout, first: TreeCache) -> torch.Tensor:
+        """Run rows through the first layers and the head; return the exit's states, float[R, D]."""
         self.first.run(layout, first)
         return self._exit.states[0]
 
     @torch.inference_mode()
     def draft(self, layout: Layout, first: TreeCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Do what `leave` does; return the states and the head's scores, float[R, V], or [R, N] of `drafted_ids`."""
+        """Do the same; return the states and the head's logits, float[R, V], or [R, N] of `drafted_ids`."""
         scores = self.first.forward(layout, first, hidden=True)
-        assert scores.hidden is not None, "they were asked for"
+        assert scores.hidden is not None, "requested with hidden=True"
         self.exit_hidden = scores.hidden
         return self._exit.states[0], scores.logits
 
     @torch.inference_mode()
     def forward(self, layout: Layout, cache: SplitCache, *, hidden: bool = False) -> Scores:
-        """Score every row of `layout`, starting from what the drafting left; nothing is committed until `commit`."""
+        """Score every row of `layout`, reusing the drafted rows' states; nothing is committed until `commit`."""
         if not cache.knows_root(layout):
             root = lay_out_text(layout.token_ids[:1], layout.at)
-            states = self.leave(root, cache.first)
+            states = self.exit_states(root, cache.first)
             cache.first.commit([0])
             cache.begin(root, states)
         missing = cache.missing(layout)
         if missing is not None:
-            states = self.leave(missing, cache.first)
+            states = self.exit_states(missing, cache.first)
             cache.first.hold()
             cache.add(missing, states)
         self._entry.states = cache.verified_states()[None]
@@ -217,10 +217,10 @@ class SplitTarget:
 
     @torch.inference_mode()
     def _probe(self, target: TorchTarget) -> None:
-        """Compare the two parts with the whole on a few tokens: what one layer hands another besides may be missing.
+        """Compare the split with the whole model on a few tokens: layers may exchange more than hidden states.
 
         Raises:
-            UnsupportedModelError: the scores differ.
+            UnsupportedModelError: the logits differ.
         """
         ids = np.arange(1, 6, dtype=np.int64) % self.vocabulary
         layout = lay_out(int(ids[3]), np.array([0, ids[4]], np.int32), np.array([-1, -1], np.int32), at=3)
@@ -238,15 +238,15 @@ class SplitTarget:
 
 
 class ExitModel:
-    """The first part as one sequence's draft model: what a rollout grows a tree in.
+    """The first part as one sequence's draft model, in which a rollout grows a tree.
 
     Args:
         target: both parts.
         cache: the sequence's.
 
     Attributes:
-        vocabulary: how many ids it scores.
-        window: the most tokens a sequence may have, or None.
+        vocabulary: number of ids that it scores.
+        window: maximum tokens of a sequence, or None.
     """
 
     def __init__(self, target: SplitTarget, cache: SplitCache) -> None:
@@ -254,22 +254,22 @@ class ExitModel:
         self._target, self._cache = target, cache
 
     def new_cache(self) -> TreeCache:
-        """Return the cache of the first part, which is there already."""
+        """Return the existing cache of the first part."""
         return self._cache.first
 
     def prefill(self, token_ids: TokenIds, cache: TreeCache) -> None:
-        """Do nothing: what is committed went through the first layers, drafted or not.
+        """Do nothing: committed tokens went through the first layers already, drafted or not.
 
         Raises:
-            ValueError: there are tokens that did not.
+            ValueError: some tokens did not.
         """
         if len(token_ids):
             raise ValueError(
-                f"{len(token_ids)} tokens behind the {cache.length} known were not put through the first layers."
+                f"{len(token_ids)} tokens after the {cache.length} known ones were not run through the first layers."
             )
 
     def forward(self, layout: Layout, cache: TreeCache, *, hidden: bool = False) -> Scores:
-        """Score rows, and keep the exit's states of each for the verification."""
+        """Score rows, and store their exit states for the verification."""
         states, logits = self._target.draft(layout, cache)
         if cache.held or layout.ancestors is not None:
             self._cache.add(layout, states)
@@ -279,7 +279,7 @@ class ExitModel:
 
 
 def _rows_above(layout: Layout) -> list[int]:
-    """Return the row that each row follows, those held counted first; -1 where none of them does."""
+    """Return each row's parent row, counting held rows first; -1 for rows whose parent is neither held nor in it."""
     if layout.ancestors is None:
         return list(range(-1, layout.rows - 1))
     positions: npt.NDArray[np.int64] = np.concatenate([layout.held, layout.positions])

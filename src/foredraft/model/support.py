@@ -1,4 +1,4 @@
-"""Which models can be verified as a tree, and a sentence for each that cannot.
+"""Which models can be verified as a tree, and the reason for each that cannot.
 
 Reads a transformers configuration only; does not load or run the model.
 """
@@ -13,7 +13,7 @@ TESTED_FAMILIES = frozenset(
     ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "gptj", "opt", "phi",
      "phi3", "falcon", "olmo2", "stablelm", "granite", "mixtral", "gpt_oss", "smollm3", "cohere2")
 )  # fmt: skip
-"""Families whose tree rows are compared with plain decoding in the project's tests."""
+"""Families for which the project's tests compare tree rows with plain decoding."""
 
 _ENCODER_FAMILIES = frozenset(
     {
@@ -30,15 +30,15 @@ _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What foredraft knows of a model from its configuration.
+    """Properties of a model, from its configuration.
 
     Attributes:
         family: transformers' `model_type`.
         layer_types: for each layer, `full_attention` or `sliding_attention`.
         windows: for each layer, its sliding window, or None.
-        window: the most tokens a sequence may have, or None where the configuration sets no limit.
+        window: maximum tokens of a sequence, or None if the configuration sets no limit.
         window_note: why `window` is smaller than the model's own, or an empty string.
-        tested: whether the family is one of `TESTED_FAMILIES`.
+        tested: whether the family is in `TESTED_FAMILIES`.
     """
 
     family: str
@@ -50,10 +50,10 @@ class Support:
 
 
 def inspect(config: Any) -> Support:
-    """Say what `config`, a transformers configuration, allows.
+    """Return what a transformers configuration supports.
 
     Raises:
-        UnsupportedModelError: with the reason, and the layer where one layer is the reason.
+        UnsupportedModelError: with the reason, and the layer if one layer is the reason.
     """
     family = str(getattr(config, "model_type", "unknown"))
     layers = _layer_types(config)
@@ -80,17 +80,17 @@ def inspect(config: Any) -> Support:
 
 
 def warn_where_rows_depend(config: Any) -> None:
-    """Warn of a model whose drafted text may not be plain decoding's, as a row of it depends on those beside it.
+    """Warn if a row's logits depend on the other rows of a pass, so that drafted text may differ from plain decoding.
 
-    bitsandbytes multiplies the columns in which any row of a pass holds a large number apart (LLM.int8, Dettmers et al.
-    2022, section 3.2), and rounds the others to eight bits: with other rows, other columns.
+    bitsandbytes multiplies columns that contain a large value in any row of the pass separately, and rounds the others
+    to eight bits (LLM.int8, Dettmers et al. 2022, section 3.2): other rows change which columns these are.
     """
     settings: Any = getattr(config, "quantization_config", None)
     if getattr(settings, "load_in_8bit", False) and getattr(settings, "llm_int8_threshold", 0.0) > 0:
         warnings.warn(
-            f"This model's eight bits (bitsandbytes, llm_int8_threshold {settings.llm_int8_threshold}) round a token's "
-            "numbers by what stands in the same pass, so drafted texts may differ from plain decoding's. Load it with "
-            "llm_int8_threshold=0.0, and they are the same.",
+            f"This model's 8-bit quantisation (bitsandbytes, llm_int8_threshold {settings.llm_int8_threshold}) rounds "
+            "a token's values depending on the other tokens of the pass, so drafted texts may differ from plain "
+            "decoding's. Load it with llm_int8_threshold=0.0 to make them equal.",
             ForedraftWarning,
             stacklevel=2,
         )
@@ -101,7 +101,7 @@ def _refuse_other_kinds(config: Any, family: str) -> None:
         raise UnsupportedModelError(f"{family} is an encoder-decoder model; foredraft supports decoder-only models.")
     if family in _ENCODER_FAMILIES and not getattr(config, "is_decoder", False):
         raise UnsupportedModelError(
-            f"This {family} model is an encoder, whose tokens see what follows them; foredraft supports "
+            f"This {family} model is an encoder, whose tokens attend to later ones; foredraft supports "
             "decoder-only models."
         )
     if family in _STATEFUL_FAMILIES or any(getattr(config, mark, None) is not None for mark in _STATEFUL_MARKS):
@@ -112,7 +112,7 @@ def _refuse_other_kinds(config: Any, family: str) -> None:
     attention = getattr(config, "attn_config", None)
     if family in _ALIBI_FAMILIES or getattr(config, "alibi", False) or getattr(attention, "alibi", False):
         raise UnsupportedModelError(
-            f"This {family} model uses ALiBi, which it derives from a row's place in the batch and not from its "
+            f"This {family} model uses ALiBi, which it derives from a row's index in the pass and not from its "
             "position, so the rows of a tree would be scored wrongly; use a model with rotary or learned positions."
         )
     for part in ("vision_config", "audio_config", "speech_config"):
@@ -128,7 +128,7 @@ def _layer_types(config: Any) -> list[str]:
     if not isinstance(count, int):
         raise UnsupportedModelError(
             f"The configuration of this {getattr(config, 'model_type', 'unknown')} model names no num_hidden_layers, "
-            "so its layers cannot be told apart."
+            "so its layer types are unknown."
         )
     declared = getattr(config, "layer_types", None)
     if declared:

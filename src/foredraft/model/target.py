@@ -1,7 +1,7 @@
-"""The target: any transformers causal language model, scored row by row of a layout with its own attention.
+"""The target: any transformers causal language model, which scores the rows of a layout.
 
-A prepared four-dimensional mask, explicit positions and our cache are all it takes; no model's code is forked. Does
-not know how rows were drafted or which of them will be kept.
+It runs the model's own code with a prepared four-dimensional mask, explicit positions and our KV cache. Does not depend
+on how rows were drafted or which of them will be kept.
 """
 
 import copy
@@ -27,9 +27,9 @@ from foredraft.model.rounding import relative_error, within_rounding
 from foredraft.model.support import Support, inspect, warn_where_rows_depend
 
 PREFILL_ROWS = 512
-"""Prompts are fed to the model as it is in stretches of this many tokens, which bounds the mask's memory."""
+"""Tokens of a pass of an uncompiled model in prefill; limits the mask's memory. Chosen."""
 
-_MASKED_KERNELS = (None, "eager", "sdpa")
+_MASKED_KERNELS = (None, "eager", "sdpa")  # attention kernels that take a prepared mask
 
 
 class TorchTarget:
@@ -43,14 +43,14 @@ class TorchTarget:
     Attributes:
         compiled: as given; may be set between passes.
         recordings: the same.
-        passage: where hidden states enter a part of a model, or come out of one; None for a whole one.
-        support: what its configuration allows.
-        vocabulary: how many ids it knows; it scores them all, unless `ids` says which.
-        ids: int32[N], the token of each score, for a draft model that scores frequent tokens only; else None.
-        window: the most tokens a sequence may have, or None.
+        passage: the hidden states that enter or leave, if the model is a part of one; None for a whole model.
+        support: properties from its configuration.
+        vocabulary: number of ids that it knows; it scores them all unless `ids` is set.
+        ids: int32[N], the token of each logit, for a draft model that scores frequent tokens only; else None.
+        window: maximum tokens of a sequence, or None.
 
     Raises:
-        UnsupportedModelError: a model whose rows cannot be verified as a tree.
+        UnsupportedModelError: the model's rows cannot be verified as a tree.
     """
 
     def __init__(
@@ -69,31 +69,31 @@ class TorchTarget:
         self.vocabulary = int((model.get_output_embeddings().weight if self.ids is None else embedding).shape[0])
         self.device: torch.device = embedding.device
         self.dtype: torch.dtype = _compute_dtype(model)
-        self._scores_last = "logits_to_keep" in signature(model.forward).parameters  # alone, if told to
+        self._can_score_last = "logits_to_keep" in signature(model.forward).parameters
         if not self.support.tested:
             self._probe()
 
     def new_cache(self) -> TreeCache:
         """Return an empty cache for one sequence."""
         cache = TreeCache(self.support.windows)
-        if self.compiled is not None:  # which writes to buffers that are there
+        if self.compiled is not None:  # compiled code writes to existing buffers
             cache.take_shapes(self.compiled.record.shapes, self.dtype)
         return cache
 
     def with_model(self, model: Any, passage: Passage | None = None) -> "TorchTarget":
-        """Return a target that runs `model`, made of this one's by layers.py; compiled as this one is, if it was."""
-        twin = copy.copy(self)
-        twin.compiled = kept_forward(model, passage) if self.compiled is not None else None
-        twin.model, twin.recordings, twin.passage = model, None, passage
-        twin.support, twin.ids = inspect(model.config), ids_of(model.get_output_embeddings())
-        return twin
+        """Return a target for `model`, a copy or part of this one's; compiled if this one is and its package exists."""
+        other = copy.copy(self)
+        other.compiled = kept_forward(model, passage) if self.compiled is not None else None
+        other.model, other.recordings, other.passage = model, None, passage
+        other.support, other.ids = inspect(model.config), ids_of(model.get_output_embeddings())
+        return other
 
     @torch.inference_mode()
     def prefill(self, token_ids: TokenIds, cache: TreeCache) -> None:
-        """Put `token_ids`, int64[n], into the cache behind what it holds, and commit them.
+        """Run `token_ids`, int64[n], through the model after the tokens in the cache, and commit them.
 
         Raises:
-            OutOfMemoryError: there is no memory for them.
+            OutOfMemoryError: there is not enough memory.
         """
         compiled = self.compiled is not None and self.compiled.package_for(MOST_ROWS) is not None
         most = MOST_ROWS if compiled else PREFILL_ROWS
@@ -105,12 +105,12 @@ class TorchTarget:
 
     @torch.inference_mode()
     def forward(self, layout: Layout, cache: TreeCache, *, hidden: bool = False) -> Scores:
-        """Score every row of `layout`; its states lie behind the committed ones until `cache.commit`.
+        """Score every row of `layout`; the rows stay after the committed ones until `cache.commit`.
 
         Raises:
-            OutOfMemoryError: there is no memory for the pass, or for the cache to grow.
+            OutOfMemoryError: there is not enough memory for the pass, or for the cache to grow.
         """
-        with _memory_told(layout.rows, cache.length):
+        with _out_of_memory(layout.rows, cache.length):
             compiled = self._run_compiled(layout, cache)
             if compiled is not None:
                 return Scores(compiled[0], compiled[1] if hidden else None)
@@ -126,21 +126,22 @@ class TorchTarget:
 
     @torch.inference_mode()
     def run(self, layout: Layout, cache: TreeCache) -> None:
-        """Put rows through the model for what they leave behind; only the last one is scored.
+        """Run rows through the model for their keys, values and states; only the last row is scored.
 
         Raises:
-            OutOfMemoryError: there is no memory for them.
+            OutOfMemoryError: there is not enough memory.
         """
-        with _memory_told(layout.rows, cache.length):
+        with _out_of_memory(layout.rows, cache.length):
             if self._run_compiled(layout, cache, scored=1) is None:
                 self._run(layout, cache, scored=1)
 
     def _run(self, layout: Layout, cache: TreeCache, *, scored: int | None = None) -> Any:
-        """Run the model as it is; the last `scored` rows are scored, where it can be told."""
+        """Run the uncompiled model; only the last `scored` rows are scored, if the model supports that."""
         cache.reserve(layout.rows)
-        options = {} if scored is None or not self._scores_last else {"logits_to_keep": scored}
+        options = {} if scored is None or not self._can_score_last else {"logits_to_keep": scored}
         return self.model(
-            input_ids=torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device),  # states that enter replace them
+            # hidden states that enter replace the embeddings of these ids
+            input_ids=torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device),
             attention_mask=self._masks(layout, cache),
             position_ids=torch.from_numpy(layout.positions).unsqueeze(0).to(self.device),
             past_key_values=cache,
@@ -151,10 +152,10 @@ class TorchTarget:
     def _run_compiled(
         self, layout: Layout, cache: TreeCache, *, scored: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Run a pass with what was compiled, and score its last rows, or all.
+        """Run a pass with the compiled forward, and score its last `scored` rows, or all.
 
         Returns:
-            Scores and states of the rows that are scored; None where the model as it is takes the pass.
+            Logits and hidden states of the scored rows; None if the uncompiled model must run the pass.
         """
         package = self.compiled.package_for(layout.rows) if self.compiled is not None else None
         if package is None:
@@ -173,22 +174,22 @@ class TorchTarget:
 
     def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:
         if layout.rows == 1 and not cache.held and all(window is None for window in cache.spans):
-            return None  # one row sees everything; without a mask, attention need not repeat grouped keys and values
+            return None  # one row sees all; unmasked attention need not repeat grouped keys and values
         masks = {window: attention_mask(layout, span, self.dtype, self.device) for window, span in cache.spans.items()}
         kinds = dict(zip(self.support.layer_types, self.support.windows, strict=True))
         return masks[self.support.windows[0]] if len(kinds) == 1 else {kind: masks[kinds[kind]] for kind in kinds}
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Compare tree rows with plain rows on a few tokens: an untested family is refused if they differ.
+        """Compare tree rows with plain rows on a few tokens, for an untested family.
 
         Raises:
-            UnsupportedModelError: a fork in the tree, or the position of a row, changes the scores.
+            UnsupportedModelError: the logits depend on a fork in the tree, or on a row's index.
         """
         ids = np.arange(1, 7, dtype=np.int64) % self.vocabulary
         tree = self.new_cache()
         self.prefill(ids[:4], tree)
-        # the root, a wrong guess beside it, and the right path behind the wrong guess
+        # the root, a wrong guess, and the right token after the wrong guess's row
         layout = lay_out(int(ids[4]), np.array([0, ids[5]], np.int32), np.array([-1, -1], np.int32), at=4)
         forked = self.forward(layout, tree).logits[2].float()
         plain = self.new_cache()
@@ -204,21 +205,21 @@ class TorchTarget:
 
 
 @contextmanager
-def _memory_told(rows: int, context: int) -> Iterator[None]:
-    """Turn torch's errors of memory that cannot be allocated into a sentence."""
+def _out_of_memory(rows: int, context: int) -> Iterator[None]:
+    """Turn torch's allocation errors into an OutOfMemoryError."""
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
         raise OutOfMemoryError(
-            f"There is no memory left for {rows} more rows behind {context} tokens; ask for fewer tokens, or use a "
+            f"There is no memory left for {rows} more rows after {context} tokens; ask for fewer tokens, or use a "
             "smaller model or dtype."
         ) from error
 
 
 def _check_model(model: Any) -> None:
-    """Refuse what cannot score a tree before its configuration is looked at.
+    """Check what the configuration does not show.
 
     Raises:
         UnsupportedModelError: no language model head, or an attention kernel that takes no prepared mask.
@@ -239,6 +240,6 @@ def _check_model(model: Any) -> None:
 
 
 def _compute_dtype(model: Any) -> torch.dtype:
-    """Return the dtype of the model's activations: that of its first normal floating-point weight."""
+    """Return the dtype of the model's activations: that of its first floating-point weight of ordinary precision."""
     usual = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
     return next((each.dtype for each in model.parameters() if each.dtype in usual), torch.get_default_dtype())

@@ -1,7 +1,7 @@
-"""For tests of drafters and engines: a toy target, scripted drafters, and the laws that every drafter keeps.
+"""Tools for testing drafters and engines: a toy target, scripted drafters, and conformance checks.
 
-A drafter of your own is tested with `check_drafter(make)`, where `make` returns a fresh one for `VOCABULARY` ids. Does
-not know any particular drafter, text, or a model with weights.
+To test a drafter, call `check_drafter(make)`, where `make` returns a new one for `VOCABULARY` ids. Does not depend on
+any particular drafter, on text, or on a model with weights.
 """
 
 from foredraft.testing.checks import CHECKS, MakeDrafter, check_drafter, sequences_do_not_influence_each_other

@@ -1,7 +1,7 @@
-"""The laws that every drafter keeps, each a function whose name is the law.
+"""Conformance checks for drafters; each function is named after the property that it checks.
 
-`check_drafter` runs all of `CHECKS`; parametrise a test over them to see each law by name. Knows the contracts and
-the engine; does not know any particular drafter, text, or a model with weights.
+`check_drafter` runs all of `CHECKS`; parametrise a test over them to see each by name. Does not depend on any
+particular drafter, on text, or on a model with weights.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -33,14 +33,14 @@ from foredraft.testing.scripted import OracleDrafter
 from foredraft.testing.toy import VOCABULARY, ToyTarget
 
 MakeDrafter = Callable[[], Drafter]
-"""Returns a fresh drafter for a target of `VOCABULARY` ids."""
+"""Returns a new drafter for a target of `VOCABULARY` ids."""
 
 
 def check_drafter(make: MakeDrafter, *, shared: bool = False) -> None:
-    """Run every check on drafters that `make` returns; `shared` where they learn across sequences on purpose.
+    """Run every check on drafters that `make` returns; set `shared` if they learn across sequences by design.
 
     Raises:
-        AssertionError: naming the law that does not hold.
+        AssertionError: naming the property that does not hold.
     """
     for check in CHECKS:
         if not (shared and check is sequences_do_not_influence_each_other):
@@ -55,8 +55,8 @@ def proposals_are_valid_trees(make: MakeDrafter) -> None:
             step.draft.check()
             check_draft(step.draft, VOCABULARY, len(drafter.source_names))
         except ValueError as error:
-            sentence = f"Proposals are valid trees of a vocabulary of {VOCABULARY}; of this one: {error}"
-            raise AssertionError(sentence) from error
+            message = f"Proposals must be valid trees of a vocabulary of {VOCABULARY}; this one is not: {error}"
+            raise AssertionError(message) from error
 
 
 def proposals_stay_within_the_budget(make: MakeDrafter) -> None:
@@ -64,20 +64,22 @@ def proposals_stay_within_the_budget(make: MakeDrafter) -> None:
     for nodes, depth in ((1, 1), (1, 9), (3, 2), (7, 7), (20, 3), (64, 64)):
         for step in _steps(make(), Budget(nodes, depth)):
             budget, draft = step.budget, step.draft
-            _require(len(draft) <= budget.nodes, f"Proposals stay within {budget}; this one has {len(draft)} nodes.")
+            _require(
+                len(draft) <= budget.nodes, f"Proposals must stay within {budget}; this one has {len(draft)} nodes."
+            )
             deepest = _deepest(draft)
-            _require(deepest <= budget.depth, f"Proposals stay within {budget}; this one is {deepest} deep.")
+            _require(deepest <= budget.depth, f"Proposals must stay within {budget}; this one is {deepest} deep.")
 
 
 def no_budget_gives_no_draft(make: MakeDrafter) -> None:
-    """Where no node or no depth is asked for, the draft is empty."""
+    """If no nodes or no depth are allowed, the draft is empty."""
     for budget in (Budget(0, 8), Budget(8, 0), Budget(0, 0)):
         for step in _steps(make(), budget):
-            _require(not len(step.draft), f"{budget} gives no draft; this one has {len(step.draft)} nodes.")
+            _require(not len(step.draft), f"{budget} must give no draft; this one has {len(step.draft)} nodes.")
 
 
-def steps_that_are_not_shown_change_no_draft(make: MakeDrafter) -> None:
-    """A drafter that need not see every step drafts the same whether or not it sees those without a budget."""
+def steps_not_shown_change_no_draft(make: MakeDrafter) -> None:
+    """A drafter with `needs.every_step` False drafts the same whether or not it sees the steps without a budget."""
     if make().needs.every_step:
         return
     shown, not_shown = (_shown(_steps(make(), control=_NowAndThen(8), every_step=each)) for each in (True, False))
@@ -88,10 +90,10 @@ def steps_that_are_not_shown_change_no_draft(make: MakeDrafter) -> None:
     )
 
 
-def a_drafter_that_asks_obeys(make: MakeDrafter) -> None:
-    """Where a drafter asks `Budget.more`, it asks once a level, from the first one down, and a refusal ends the draft.
+def budget_more_is_obeyed(make: MakeDrafter) -> None:
+    """A drafter that calls `Budget.more` calls it once after each level, and stops drafting when it returns False.
 
-    Drafters that do not ask are cut by the control.
+    Drafters that do not call it are cut by the control.
     """
     for allowed in (0, 1, 3):
         asked: list[float | None] = []
@@ -105,18 +107,18 @@ def a_drafter_that_asks_obeys(make: MakeDrafter) -> None:
         drafting.close()
         if not asked:
             continue
-        refused = len(asked) > allowed  # a drafter that was not may know further levels without asking: a graph's loans
+        refused = len(asked) > allowed  # otherwise the draft may be deeper: merged nodes of a graph need no call
         _require(
             not refused or (len(asked) == allowed + 1 and _deepest(draft) <= len(asked)),
-            f"A drafter that asks obeys; with {allowed} more levels allowed, this one asked {len(asked)} "
+            f"Budget.more must be obeyed; with {allowed} more levels allowed, this drafter called it {len(asked)} "
             f"times and drafted {_deepest(draft)} levels.",
         )
         known = all(chance is None or 0 <= chance <= 1 for chance in asked)
-        _require(known, f"A drafter that asks obeys, and its estimates are 0 to 1, or None; these are {asked}.")
+        _require(known, f"Estimates given to Budget.more must be 0 to 1, or None; these are {asked}.")
 
 
 def the_view_is_left_as_it_was(make: MakeDrafter) -> None:
-    """A drafter reads the sequence and changes nothing in it."""
+    """A drafter does not change the sequence that it reads."""
     drafting = _opened(make(), _PROMPT[:1])
     for length in range(1, len(_PROMPT) + 1):
         ids = _PROMPT[:length].copy()
@@ -125,19 +127,19 @@ def the_view_is_left_as_it_was(make: MakeDrafter) -> None:
         try:
             drafting.propose(SequenceView(view, length), Budget(8, 8))
         except ValueError as error:
-            raise AssertionError(f"The view is left as it was, and read without writing: {error}") from error
-        _require(np.array_equal(ids, _PROMPT[:length]), f"The view is left as it was; {length} ids were changed.")
+            raise AssertionError(f"The view must not be written to: {error}") from error
+        _require(np.array_equal(ids, _PROMPT[:length]), f"The view must not be written to; {length} ids were changed.")
     drafting.close()
 
 
 def the_same_seed_gives_the_same_drafts(make: MakeDrafter) -> None:
-    """Two fresh drafters propose the same for the same sequence and seed."""
+    """Two new drafters propose the same for the same sequence and seed."""
     first, second = (_shown(_steps(make())) for _ in range(2))
-    _require(first == second, "The same seed gives the same drafts; two fresh drafters differ.")
+    _require(first == second, "The same seed must give the same drafts; two new drafters differ.")
 
 
 def sequences_do_not_influence_each_other(make: MakeDrafter) -> None:
-    """What one sequence drafts is the same alone, after another sequence, and beside one."""
+    """A sequence's drafts are the same alone, after another sequence, and interleaved with one."""
     alone = _shown(_steps(make()))
     drafter = make()
     for _ in _running(Recorder(drafter), _OTHER_PROMPT):
@@ -145,24 +147,24 @@ def sequences_do_not_influence_each_other(make: MakeDrafter) -> None:
     after = _shown(_steps(drafter))
     _require(after == alone, "Sequences do not influence each other; one drafts differently after another one.")
     drafter = make()
-    beside = Recorder(drafter)
-    for _ in zip(_running(beside), _running(Recorder(drafter), _OTHER_PROMPT), strict=False):
+    interleaved = Recorder(drafter)
+    for _ in zip(_running(interleaved), _running(Recorder(drafter), _OTHER_PROMPT), strict=False):
         pass
-    found = _shown(beside.steps)
+    found = _shown(interleaved.steps)
     _require(found == alone[: len(found)], "Sequences do not influence each other, but two open ones do.")
 
 
 def a_sequence_of_one_token_is_drafted_for(make: MakeDrafter) -> None:
-    """A prompt of one token is decoded like any other."""
+    """A prompt of one token works like any other."""
     try:
         same = _equals_plain(make(), _PROMPT[:1], SamplingOptions())
     except Exception as error:
-        raise AssertionError(f"A sequence of one token is drafted for; this raised {error!r}.") from error
-    _require(same, "A sequence of one token is drafted for; its text differs from plain decoding.")
+        raise AssertionError(f"A sequence of one token must be drafted for; this raised {error!r}.") from error
+    _require(same, "A sequence of one token must be drafted for; its text differs from plain decoding.")
 
 
 def greedy_text_equals_plain_decoding(make: MakeDrafter) -> None:
-    """Without sampling, the text is the target's own most probable continuation, however drafts are verified."""
+    """Without sampling, the text is the target's most probable continuation under every kind of verification."""
     verifications: tuple[Verification, ...] = ("matched", "rejection")
     for verification in verifications:
         same = _equals_plain(make(), _PROMPT, SamplingOptions(), verification)
@@ -170,21 +172,24 @@ def greedy_text_equals_plain_decoding(make: MakeDrafter) -> None:
 
 
 def sampled_text_equals_plain_decoding(make: MakeDrafter) -> None:
-    """With one seed, the text is the same as without drafting."""
+    """With the same seed, the text is the same as without drafting."""
     for options in (SamplingOptions(do_sample=True, seed=7), SamplingOptions(True, temperature=0.6, top_p=0.9, seed=8)):
         _require(
             _equals_plain(make(), _PROMPT, options), f"Sampled text equals plain decoding; with {options} it differs."
         )
 
 
-def drawn_text_keeps_the_targets_law(make: MakeDrafter) -> None:
-    """A drafter that gives q under rejection verification has drawn from it."""
+def drawn_text_has_the_targets_distribution(make: MakeDrafter) -> None:
+    """A drafter that supplies q under rejection verification has drawn its nodes from q."""
     departure = _departure(make(), _PROMPT)
-    _require(departure < 1, f"Drawn text keeps the target's law; chi-square is {departure:.1f} times what it may be.")
+    _require(
+        departure < 1,
+        f"Drawn text must have the target's distribution; chi-square is {departure:.1f} times the limit.",
+    )
 
 
 def close_can_be_called_twice(make: MakeDrafter) -> None:
-    """Closing is safe to repeat, and safe before anything was proposed."""
+    """Closing twice is safe, also before the first proposal."""
     drafter = make()
     for proposes in (False, True):
         drafting = _opened(drafter, _PROMPT)
@@ -194,7 +199,7 @@ def close_can_be_called_twice(make: MakeDrafter) -> None:
             drafting.close()
             drafting.close()
         except Exception as error:
-            raise AssertionError(f"close() can be called twice; it raised {error!r}.") from error
+            raise AssertionError(f"close() must be callable twice; it raised {error!r}.") from error
 
 
 CHECKS: list[Callable[[MakeDrafter], None]] = [
@@ -202,30 +207,30 @@ CHECKS: list[Callable[[MakeDrafter], None]] = [
     proposals_are_valid_trees,
     proposals_stay_within_the_budget,
     no_budget_gives_no_draft,
-    steps_that_are_not_shown_change_no_draft,
-    a_drafter_that_asks_obeys,
+    steps_not_shown_change_no_draft,
+    budget_more_is_obeyed,
     the_same_seed_gives_the_same_drafts,
     sequences_do_not_influence_each_other,
     a_sequence_of_one_token_is_drafted_for,
     greedy_text_equals_plain_decoding,
     sampled_text_equals_plain_decoding,
-    drawn_text_keeps_the_targets_law,
+    drawn_text_has_the_targets_distribution,
     close_can_be_called_twice,
 ]
-"""Every law, as a function of `make` that raises AssertionError where it does not hold."""
+"""All checks; each takes `make` and raises AssertionError if its property does not hold."""
 
 _BINS, _MOST = 10, 45.0
-"""Chi-square with 9 degrees of freedom exceeds 45 with a chance of 1e-6."""
+"""Bins of the chi-square test; with 9 degrees of freedom, 45 is exceeded with probability 1e-6."""
 _TEXTS, _NEW_TOKENS = 100, 12
-_SOON = 5
-"""Texts without a drawn node, after which there will be none."""
+_FIRST_TEXTS = 5
+"""If these contain no drawn node, the drafter draws none."""
 _PROMPT: TokenIds = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 3, 1, 4, 1, 5], np.int64)
 _OTHER_PROMPT: TokenIds = np.array([2, 7, 1, 8, 2, 8, 1, 4, 1, 6, 5, 3, 1, 4], np.int64)
 _PROMPT.flags.writeable = _OTHER_PROMPT.flags.writeable = False
 
 
 class _NowAndThen(FixedControl):
-    """Allows a draft in one step of three."""
+    """Allows a draft in one step out of three."""
 
     _steps = 0
 
@@ -235,7 +240,7 @@ class _NowAndThen(FixedControl):
 
 
 def _running(recorder: Recorder, prompt: TokenIds = _PROMPT, control: Control | None = None) -> Iterator[SequenceState]:
-    """Write greedily; yield the sequence after each step."""
+    """Decode greedily; yield the sequence after each step."""
     control = control or FixedControl(16)
     return steps_of(recorder, target_of(recorder), prompt, SamplingOptions(), control=control)
 
@@ -243,7 +248,7 @@ def _running(recorder: Recorder, prompt: TokenIds = _PROMPT, control: Control | 
 def _steps(
     drafter: Drafter, budget: Budget | None = None, control: Control | None = None, *, every_step: bool = True
 ) -> list[Step]:
-    """Write greedily with `drafter`, within `budget` where one is given; return the steps in which it was asked."""
+    """Decode greedily with `drafter`, within `budget` if given; return the steps in which it was called."""
     recorder = Recorder(drafter, budget, every_step=every_step)
     for _ in _running(recorder, control=control or FixedControl(16 if budget is None else budget.nodes)):
         pass
@@ -258,17 +263,17 @@ def _shown(steps: Iterable[Step]) -> list[tuple[list[int], list[int], list[int]]
 def _equals_plain(
     drafter: Drafter, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched"
 ) -> bool:
-    """Say whether the text with `drafter` is what its target writes after `prompt` by itself."""
+    """Return whether the text with `drafter` is the text that its target writes without drafts."""
     *_, seq = steps_of(drafter, target_of(drafter), prompt, options, verification)
     target = target_of(drafter)
     if isinstance(target, ToyTarget) and not options.do_sample:
         return np.array_equal(seq.emitted, target.greedy(prompt, NEW_TOKENS))  # without any of the engine
-    *_, plain = steps_of(OracleDrafter(lambda _ids: ()), target, prompt, options)  # which drafts nothing
+    *_, plain = steps_of(OracleDrafter(lambda _ids: ()), target, prompt, options)  # drafts nothing
     return np.array_equal(seq.emitted, plain.emitted)
 
 
 def _opened(drafter: Drafter, prompt: TokenIds) -> Drafting:
-    """Open a drafting for a sequence that is prefilled."""
+    """Open a drafting for a prefilled sequence."""
     return drafter.open(begun(target_of(drafter), prompt, SamplingOptions())[1])
 
 
@@ -276,36 +281,37 @@ def _deepest(draft: Draft) -> int:
     return int(depths(draft.parents).max()) if len(draft) else 0
 
 
-def _require(holds: bool, sentence: str) -> None:
+def _require(holds: bool, message: str) -> None:
     if not holds:
-        raise AssertionError(sentence)
+        raise AssertionError(message)
 
 
 def _departure(drafter: Drafter, prompt: TokenIds) -> float:
     """Return how far texts under rejection verification are from the target's distribution; above 1 is too far.
 
-    Where a token was emitted after a node with drawn children, u is where it falls in the target's distribution p
-    there, each token spread over its own share, in three orders: by p, by q, and by q/p. If q is what the drafter drew
-    from, u is uniform in each: its chi-square is compared with the most that it may be. It is 0 where nothing is drawn.
+    For each token emitted after a node with drawn children, u is its position in the cumulative distribution of the
+    target's p there, randomised within the token's probability, in three orders of the tokens: by p, by q, and by q/p.
+    If the drafter drew from q, u is uniform in each order. The result is the chi-square statistic relative to its
+    limit; 0 if nothing is drawn.
     """
     target, recorder = target_of(drafter), Recorder(drafter)
     spread = np.random.default_rng(0)
-    places: list[tuple[float, ...]] = []
+    positions: list[tuple[float, ...]] = []
     for seed in range(_TEXTS):
         options = SamplingOptions(do_sample=True, temperature=1.5, top_p=0.95, seed=seed)
         *_, seq = steps_of(recorder, target, prompt, options, "rejection", _NEW_TOKENS)
-        if seed == _SOON and not places:
+        if seed == _FIRST_TEXTS and not positions:
             return 0.0
         rows = target.forward(lay_out_text(seq.view().ids.copy(), 0), target.new_cache()).logits.numpy()
         for step in recorder.steps:
             if step.verdict is not None:
-                places += _places(step.verdict, rows, options, spread)
-    expected = len(places) / _BINS
-    counts = [np.histogram(each, bins=_BINS, range=(0, 1))[0] for each in zip(*places, strict=True)]
+                positions += _positions(step.verdict, rows, options, spread)
+    expected = len(positions) / _BINS
+    counts = [np.histogram(each, bins=_BINS, range=(0, 1))[0] for each in zip(*positions, strict=True)]
     return max(float(((each - expected) ** 2).sum() / expected) for each in counts) / _MOST
 
 
-def _places(
+def _positions(
     verdict: Verdict, rows: np.ndarray, options: SamplingOptions, spread: np.random.Generator
 ) -> list[tuple[float, ...]]:
     """Return u in each order for each token of the verdict that was emitted after a node with drawn children."""
@@ -317,10 +323,10 @@ def _places(
         p = distribution(rows[verdict.at + number], options)
         q = as_drawn(verdict.draft.q[children[0]])
         by_ratio = np.divide(q, p, out=np.zeros_like(q), where=p > 0)
-        found.append(tuple(_place(p, order, token, spread) for order in (p, q, by_ratio)))
+        found.append(tuple(_position(p, order, token, spread) for order in (p, q, by_ratio)))
     return found
 
 
-def _place(p: Probabilities, order: Probabilities, token: int, spread: np.random.Generator) -> float:
+def _position(p: Probabilities, order: Probabilities, token: int, spread: np.random.Generator) -> float:
     before, same = p[order > order[token]].sum(), p[order == order[token]].sum()
     return float(before + spread.random() * same)

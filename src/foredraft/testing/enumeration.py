@@ -1,8 +1,8 @@
-"""Exact distributions of small texts: every draft that can be drawn times everything that verification can decide.
+"""Exact distributions of short texts: enumerates every draft that can be drawn and every outcome of its verification.
 
-A step's outcomes are enumerated, each with its exact probability; after what the step emits, plain decoding goes on.
-Under a sound rule the first tokens are then distributed as the target's, up to rounding. Knows the engine and its
-verifier; target and draft model are tables of random scores on a few tokens.
+Each outcome of a step has its exact probability; plain decoding continues after the emitted tokens. If the verification
+is correct, the first tokens have the target's distribution, up to rounding. Runs the engine's state and its verifier;
+target and draft model are tables of random logits on a few tokens.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ _TARGET, _DRAFT_MODEL = 1, 2
 
 
 class Script:
-    """Chance that follows written choices, one for each question, then takes the first option, noting the others."""
+    """A source of chance that follows given choices, then takes the first option, and records the alternatives."""
 
     def __init__(self, choices: Sequence[int]) -> None:
         self._choices = list(choices)
@@ -62,7 +62,7 @@ class Script:
 
 
 def outcomes(run: Callable[[Script], T]) -> Iterator[tuple[T, float]]:
-    """Yield what `run(chance)` returns for everything that chance can do, each with its probability."""
+    """Yield the result of `run(chance)` for every possible outcome of chance, with its probability."""
     unexplored: list[list[int]] = [[]]
     while unexplored:
         script = Script(unexplored.pop())
@@ -72,7 +72,7 @@ def outcomes(run: Callable[[Script], T]) -> Iterator[tuple[T, float]]:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """How tokens are chosen, by target and draft model alike; the draft model does not know the processors.
+    """How target and draft model choose tokens; only the target uses the processors.
 
     `processors` are transformers' logits processors, `eos` the ids that end a text.
     """
@@ -83,7 +83,7 @@ class Setting:
 
 
 class World:
-    """A target and a draft model that are tables of random scores on `vocabulary` tokens."""
+    """A target and a draft model that are tables of random logits on `vocabulary` tokens."""
 
     def __init__(self, vocabulary: int, setting: Setting) -> None:
         self.vocabulary = vocabulary
@@ -91,7 +91,7 @@ class World:
         self._rows: dict[tuple[int, ...], FloatArray] = {}
 
     def target_row(self, prefix: Sequence[int]) -> FloatArray:
-        """Return the target's scores after `prefix`, float32[V]."""
+        """Return the target's logits after `prefix`, float32[V]."""
         return self._row(_TARGET, prefix)
 
     def drafter(self, widths: Sequence[int], chance: Callable[[int], Chance] | None = None) -> DrawingDrafter:
@@ -99,7 +99,7 @@ class World:
         return DrawingDrafter(lambda ids: self._row(_DRAFT_MODEL, ids.tolist()), widths, chance)
 
     def conditional(self, text: Text) -> Probabilities:
-        """Return what plain decoding draws after the prompt and `text` from, without any of the code under test."""
+        """Return plain decoding's distribution after the prompt and `text`, without the code under test."""
         sampling, prefix = self.setting.sampling, np.array([*PROMPT, *text], np.int64)
         row = self.target_row(prefix.tolist()).copy()
         if sampling.repetition_penalty != 1:
@@ -111,8 +111,8 @@ class World:
         weights = filter_row(row, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         return np.asarray(weights.astype(np.float64) / weights.astype(np.float64).sum())
 
-    def going_on(self, shares: dict[Text, float], length: int) -> dict[Text, float]:
-        """Return how the first `length` tokens are distributed where plain decoding goes on after each text."""
+    def continued(self, shares: dict[Text, float], length: int) -> dict[Text, float]:
+        """Return the distribution of the first `length` tokens if plain decoding continues each text."""
         whole: dict[Text, float] = {}
         unfinished = list(shares.items())
         while unfinished:
@@ -130,7 +130,7 @@ class World:
         return Scores(torch.from_numpy(np.stack([self.target_row([*PROMPT.tolist(), *path]) for path in paths])))
 
     def emitted(self, draft: Draft, scores: Scores, chance: Chance) -> Text:
-        """Return what one step emits, through the engine's own state and verifier."""
+        """Return the tokens that one step emits, using the engine's state and verifier."""
         setting = self.setting
         cache: Any = None  # nothing is committed
         seq = SequenceState(
@@ -148,7 +148,7 @@ class World:
 
 
 class TableTarget(ToyTarget):
-    """A toy target that knows the scores of a `World`; texts are short enough to be seen whole."""
+    """A toy target with the logits of a `World`; it sees the whole text, which is short."""
 
     _ORDER = 99
 
@@ -161,7 +161,7 @@ class TableTarget(ToyTarget):
 
 
 def drawn_tree(world: World, widths: Sequence[int]) -> Iterator[tuple[Draft, float]]:
-    """Yield every tree of these widths that the world's draft model can draw, each with its probability."""
+    """Yield every tree of these widths that the world's draft model can draw, with its probability."""
     context = DraftContext(world.vocabulary, settings=dataclasses.asdict(world.setting.sampling))
 
     def draw(chance: Script) -> Draft:
@@ -174,7 +174,7 @@ def drawn_tree(world: World, widths: Sequence[int]) -> Iterator[tuple[Draft, flo
 
 
 def distance(world: World, drafts: Iterable[tuple[Draft, float]], length: int = 3) -> float:
-    """Return how far a step's texts, cut to `length`, are from the target's distribution, by the worst text.
+    """Return the largest deviation of a step's texts, cut to `length`, from the target's distribution.
 
     Args:
         world: target and draft model.
@@ -182,15 +182,15 @@ def distance(world: World, drafts: Iterable[tuple[Draft, float]], length: int = 
         length: tokens of the texts.
 
     Raises:
-        AssertionError: the probabilities do not add up to one, or no draft was ever accepted where tokens are sampled.
+        AssertionError: the probabilities do not sum to one, or no draft is ever accepted when sampling.
     """
     shares: dict[Text, float] = {}
     for draft, drawn in drafts:
         scores = world.scores(draft)
         for tokens, decided in outcomes(partial(world.emitted, draft, scores)):
             shares[tokens] = shares.get(tokens, 0.0) + drawn * decided
-    assert abs(sum(shares.values()) - 1) < 1e-12, "the probabilities of all outcomes must add up to one"
-    actual, expected = world.going_on(shares, length), world.going_on({(): 1.0}, length)
+    assert abs(sum(shares.values()) - 1) < 1e-12, "the probabilities of all outcomes must sum to one"
+    actual, expected = world.continued(shares, length), world.continued({(): 1.0}, length)
     assert not world.setting.sampling.do_sample or any(len(tokens) > 1 for tokens in shares), (
         "something must be accepted"
     )

@@ -1,6 +1,6 @@
-"""Texts written with a drafter on the toy target, or on its own, and a record of what was drafted on the way.
+"""Decode with a drafter on the toy target, or on the drafter's own, and record its drafts.
 
-Knows the engine; does not know what the record should look like, nor any particular drafter.
+Depends on the engine, not on what the record should contain or on any particular drafter.
 """
 
 import dataclasses
@@ -29,12 +29,12 @@ from foredraft.sampling import SamplingOptions
 from foredraft.testing.toy import ToyTarget
 
 NEW_TOKENS = 48
-_NODES = 12
+_NODES = 12  # budget of a step without a control
 
 
 @dataclasses.dataclass(slots=True)
 class Step:
-    """What a drafter was asked in a step: after ids, int64[n]; what it proposed; and what became of it."""
+    """One call of a drafter: the ids, int64[n], and budget given, its draft, and the verdict."""
 
     ids: TokenIds
     budget: Budget
@@ -43,15 +43,15 @@ class Step:
 
 
 class Recorder:
-    """A drafter that notes what another one is asked and proposes.
+    """A drafter that records the calls of another one.
 
     Args:
         drafter: the other.
-        budget: what it is asked for at most, whatever the control says; None for what the control says.
-        every_step: whether it is shown steps without a budget.
+        budget: an upper limit on the control's budget; None for none.
+        every_step: whether it is called in steps without a budget.
 
     Attributes:
-        steps: those in which it was asked, of the sequence that was opened last.
+        steps: the calls for the sequence opened last.
     """
 
     name: ClassVar[str] = "recorder"
@@ -64,24 +64,24 @@ class Recorder:
         self.steps: list[Step] = []
 
     def open(self, context: DraftContext) -> "Recorder":
-        """Open the other for a sequence; there is one at a time."""
+        """Open the other for a sequence; only one is open at a time."""
         self._drafting, self._vocabulary, self.steps = self._drafter.open(context), context.vocabulary, []
         return self
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Return what the other proposes; nothing where the engine would refuse it."""
+        """Return the other's draft, or an empty one if the engine would reject it."""
         if self._budget is not None:
             budget = Budget(min(budget.nodes, self._budget.nodes), min(budget.depth, self._budget.depth))
         draft = self._drafting.propose(view, budget)
         self.steps.append(Step(view.ids.copy(), budget, draft))
         try:
             check_draft(draft, self._vocabulary, len(self.source_names))
-        except ValueError:  # the law that it breaks is named by the check that reads the step
+        except ValueError:  # the check that reads the step reports it
             return EMPTY_DRAFT
         return draft
 
     def observe(self, verdict: Verdict) -> None:
-        """Note and hand on the verdict."""
+        """Record the verdict, and pass it on."""
         self.steps[-1].verdict = verdict
         self._drafting.observe(verdict)
 
@@ -91,7 +91,7 @@ class Recorder:
 
 
 def target_of(drafter: Drafter) -> Target:
-    """Return the target that a drafter drafts with the layers of, or the toy."""
+    """Return the target whose layers a drafter drafts with, or the toy."""
     return drafter.needs.target or ToyTarget()
 
 
@@ -99,7 +99,7 @@ def begun(
     target: Target, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched",
     new_tokens: int = NEW_TOKENS,
 ) -> tuple[SequenceState, DraftContext]:  # fmt: skip
-    """Return a prefilled sequence of `target`, and what a drafter is told of it."""
+    """Return a prefilled sequence of `target`, and a drafter's context for it."""
     seq = SequenceState(prompt, target.new_cache(), options, max_new_tokens=new_tokens, verification=verification)
     prefill(seq, target)
     settings = {**dataclasses.asdict(options), "verification": verification}
@@ -110,7 +110,7 @@ def steps_of(
     drafter: Drafter, target: Target, prompt: TokenIds, options: SamplingOptions,
     verification: Verification = "matched", new_tokens: int = NEW_TOKENS, control: Control | None = None,
 ) -> Iterator[SequenceState]:  # fmt: skip
-    """Write after `prompt` with `drafter`; yield the sequence after each step."""
+    """Decode after `prompt` with `drafter`; yield the sequence after each step."""
     seq, context = begun(target, prompt, options, verification, new_tokens)
     for _ in decode(seq, drafter, control or FixedControl(_NODES), target, context):
         yield seq

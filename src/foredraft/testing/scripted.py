@@ -1,6 +1,6 @@
-"""Scripted drafters: always right, always wrong, random, or drawn from a draft model, to drive an engine to its edges.
+"""Scripted drafters for testing engines: always right, always wrong, random, or drawn from a draft model.
 
-Know what a function tells them about the text; do not know the target or the engine.
+Depend on a function of the text, not on the target or the engine.
 """
 
 import dataclasses
@@ -18,49 +18,49 @@ from foredraft.sampling.rejection import VERIFIER_STREAM, Chance, SeededChance, 
 from foredraft.testing.toy import VOCABULARY, ToyTarget
 
 Continuation = Callable[[TokenIds], Sequence[int]]
-"""From the ids so far to those that the target will write next, as many as are known."""
+"""From the ids so far to the ids that the target will write next, as many as are known."""
 LogitsOf = Callable[[TokenIds], FloatArray]
-"""From the ids so far, int64[n], to scores of the next one, float32[V]."""
+"""From the ids so far, int64[n], to the logits of the next one, float32[V]."""
 
 
 def continuation_in(text: TokenIds) -> Continuation:
-    """Return the continuation within one known text, int64[n]: prompt and answer; nothing after any other prefix."""
+    """Return the continuation within a known text, int64[n], prompt and answer; empty after any other prefix."""
     return lambda ids: text[len(ids) :].tolist() if np.array_equal(text[: len(ids)], ids) else []
 
 
 def logits_of(target: ToyTarget) -> LogitsOf:
-    """Return the scores of a toy target: as a draft model, one with another seed than the target's."""
+    """Return the logits of a toy target; with another seed than the target's, it is a draft model."""
 
     def logits(ids: TokenIds) -> FloatArray:
         row: FloatArray = target.forward(lay_out_text(ids[-3:], 0), target.new_cache()).logits[-1].numpy()
-        return row  # the toy looks back no further
+        return row  # the toy depends on the last three tokens only
 
     return logits
 
 
 class ScriptedDrafting:
-    """A drafting that asks a function, gives the empty draft without a budget, and learns nothing."""
+    """Drafting that calls a function, unless the budget is empty, and learns nothing."""
 
     def __init__(self, propose: Callable[[SequenceView, Budget], Draft]) -> None:
         self._propose = propose
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Return what the function says; the empty draft without a budget."""
+        """Return the function's draft, or the empty draft without a budget."""
         return self._propose(view, budget) if budget.nodes > 0 and budget.depth > 0 else EMPTY_DRAFT
 
     def observe(self, verdict: Verdict) -> None:
         """Learn nothing."""
 
     def close(self) -> None:
-        """Nothing to forget."""
+        """Do nothing."""
 
 
 class OracleDrafter:
     """Proposes what the target will write, so that everything is accepted.
 
     Args:
-        continuation_of: knows what the target will write.
-        distractors: wrong siblings in front of each right token.
+        continuation_of: returns what the target will write.
+        distractors: number of wrong siblings before each right token.
         vocabulary: for the wrong siblings.
     """
 
@@ -84,9 +84,9 @@ class OracleDrafter:
 
 
 class AdversaryDrafter:
-    """Proposes valid trees that are always wrong: what the target will write, after a first token that it will not.
+    """Proposes valid trees that are always wrong: a token that the target will not write, then what it will write.
 
-    Nothing is drafted where `continuation_of` knows nothing.
+    Drafts nothing if `continuation_of` returns nothing.
     """
 
     name: ClassVar[str] = "adversary"
@@ -105,13 +105,13 @@ class AdversaryDrafter:
         if not right:
             return EMPTY_DRAFT
         chain = [(right[0] + 1) % self._vocabulary, *right][: min(budget.nodes, budget.depth)]
-        beside = [(right[0] + 2) % self._vocabulary] if len(chain) < budget.nodes else []
-        parents = np.concatenate([chain_parents(len(chain)), np.full(len(beside), -1, np.int32)])
-        return Draft(np.array(chain + beside, np.int32), parents)
+        sibling = [(right[0] + 2) % self._vocabulary] if len(chain) < budget.nodes else []
+        parents = np.concatenate([chain_parents(len(chain)), np.full(len(sibling), -1, np.int32)])
+        return Draft(np.array(chain + sibling, np.int32), parents)
 
 
 class RandomTreeDrafter:
-    """Proposes random valid trees of random size, the empty one included; `seed` and the sequence's decide them all."""
+    """Proposes random valid trees of random size, sometimes empty; `seed` and the sequence's seed determine them."""
 
     name: ClassVar[str] = "random_tree"
     source_names: Sequence[str] = ("random_tree",)
@@ -126,7 +126,7 @@ class RandomTreeDrafter:
         return ScriptedDrafting(lambda _view, budget: self._tree(generator, budget))
 
     def _tree(self, generator: np.random.Generator, budget: Budget) -> Draft:
-        nodes: dict[tuple[int, int], int] = {}  # parents and tokens, and how deep each is
+        nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> depth
         for _ in range(int(generator.integers(0, budget.nodes + 1))):
             node = int(generator.integers(-1, len(nodes))), int(generator.integers(0, self._vocabulary))
             depth = 1 if node[0] < 0 else list(nodes.values())[node[0]] + 1
@@ -137,12 +137,12 @@ class RandomTreeDrafter:
 
 
 class DrawingDrafter:
-    """Draws a tree, level by level, siblings without replacement, each node with its q: for rejection verification.
+    """Draws a tree with q for rejection verification, level by level, siblings without replacement.
 
     Args:
         logits_of: the draft model.
         widths: children of the root, of each of its children, and so on.
-        chance: what draws in the n-th proposal of a sequence, counted from 0; None takes the sequence's seed.
+        chance: random source of the n-th proposal of a sequence, counted from 0; None uses the sequence's seed.
     """
 
     name: ClassVar[str] = "drawing"
@@ -155,14 +155,14 @@ class DrawingDrafter:
         self._logits_of, self._widths, self._chance = logits_of, tuple(widths), chance
 
     def open(self, context: DraftContext) -> ScriptedDrafting:
-        """Return a drafting that processes its scores as the target's will be."""
+        """Return a drafting that processes its logits with the target's sampling options."""
         known = {field.name for field in dataclasses.fields(SamplingOptions)} & context.settings.keys()
         options = SamplingOptions(**{name: context.settings[name] for name in known})
         proposals = 0
 
         def propose(view: SequenceView, budget: Budget) -> Draft:
             nonlocal proposals
-            # a stream for each proposal, as what is drawn must be fresh
+            # a new stream for each proposal, because draws must be fresh
             seeded = SeededChance(context.seed, len(view.ids), VERIFIER_STREAM + 1 + proposals)
             chance = seeded if self._chance is None else self._chance(proposals)
             proposals += 1
@@ -170,8 +170,8 @@ class DrawingDrafter:
 
         return ScriptedDrafting(propose)
 
-    def law(self, ids: TokenIds, options: SamplingOptions) -> Probabilities:
-        """Return what a token after `ids`, int64[n], is drawn from, float64[V]."""
+    def distribution_after(self, ids: TokenIds, options: SamplingOptions) -> Probabilities:
+        """Return the distribution that a token after `ids`, int64[n], is drawn from, float64[V]."""
         row = self._logits_of(ids).copy()
         if options.repetition_penalty != 1.0:
             penalize(row, ids, options.repetition_penalty)
@@ -186,7 +186,8 @@ class DrawingDrafter:
             below = []
             for parent, prefix in level:
                 room = min(width, budget.nodes - len(tokens))
-                for token, row in zip(*draw_siblings(self.law(prefix, options), room, chance), strict=True):
+                siblings = draw_siblings(self.distribution_after(prefix, options), room, chance)
+                for token, row in zip(*siblings, strict=True):
                     below.append((len(tokens), np.append(prefix, np.int64(token))))
                     tokens.append(int(token))
                     parents.append(parent)

@@ -1,6 +1,6 @@
-"""A toy target, in microseconds: what a model is to the engine, without weights.
+"""A toy target without weights, whose passes take microseconds.
 
-Knows ids, layouts and a cache of its own; does not know drafters or the engine.
+Has its own cache. Does not depend on drafters or the engine.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from foredraft.contracts import Scores, TokenIds
 from foredraft.graph.layout import Layout, lay_out_text
 
 VOCABULARY = 32
-"""Ids that `ToyTarget` scores unless told otherwise, and that `check_drafter` decodes with."""
+"""Default number of ids of `ToyTarget`; `check_drafter` uses it."""
 
 U64 = npt.NDArray[np.uint64]
 
@@ -27,12 +27,12 @@ class ToyCache:
         self._rows = 0
 
     def write(self, token_ids: TokenIds) -> None:
-        """Put the rows of one pass after what is committed."""
+        """Write the rows of one pass after the committed ones."""
         self.slots = np.concatenate([self.slots[: self.length], token_ids])
         self._rows = len(token_ids)
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Keep these rows of the last pass, in order; raise ValueError where they are not ascending, or beyond it."""
+        """Commit these rows of the last pass; ValueError if they are not ascending or do not exist."""
         kept = list(rows)
         if kept != sorted(set(kept)) or any(not 0 <= row < self._rows for row in kept):
             raise ValueError(f"Rows {kept} must be ascending and below {self._rows}, the rows of the last pass.")
@@ -42,11 +42,11 @@ class ToyCache:
 
 
 class ToyTarget:
-    """A target without weights: its scores hash the last three tokens of a row's own path.
+    """A target without weights: its logits hash the last three tokens of a row's own path.
 
-    The path is read through the cache and the ancestor mask, so a wrong commit or a wrong mask changes the scores. One
-    successor of each token is favoured, so that texts repeat themselves in part and can be drafted. Another seed is
-    another target; `window` is the most tokens of a sequence, or None.
+    The path is read through the cache and the ancestor mask, so a wrong commit or a wrong mask changes the logits. One
+    successor of each token is favoured, so that texts repeat themselves in part and can be drafted. Another seed gives
+    another target; `window` is the maximum number of tokens of a sequence, or None.
     """
 
     _FAVOUR = 4.0
@@ -63,15 +63,15 @@ class ToyTarget:
         return ToyCache()
 
     def prefill(self, token_ids: TokenIds, cache: ToyCache) -> None:
-        """Put `token_ids`, int64[n], into the cache and commit them."""
+        """Write `token_ids`, int64[n], to the cache and commit them."""
         cache.write(token_ids)
         cache.commit(range(len(token_ids)))
 
     def forward(self, layout: Layout, cache: ToyCache, *, hidden: bool = False) -> Scores:
-        """Score every row: float32[R, V], and float32[R, 8] states when asked for.
+        """Score every row: logits float32[R, V], and on request states float32[R, 8].
 
         Raises:
-            ValueError: rows that do not stand directly after what they may attend to.
+            ValueError: a row's position is not the one after the rows that it may attend to.
         """
         self.forwards += 1
         cache.write(layout.token_ids)
@@ -80,14 +80,16 @@ class ToyTarget:
         for row in range(layout.rows):
             seen = np.flatnonzero(mask[row])
             if layout.at != cache.length or layout.positions[row] != cache.length + len(seen) - 1:
-                raise ValueError(f"Row {row} is at {layout.positions[row]}, not after the rows {seen} that it sees.")
+                raise ValueError(
+                    f"Row {row} is at {layout.positions[row]}, not after rows {seen}, which it attends to."
+                )
             visible = np.concatenate([cache.slots[: cache.length], cache.slots[cache.length + seen]])
             rows[row] = self._row(visible[-self._ORDER :])
         states = torch.from_numpy(rows[:, :8].copy()) if hidden else None
         return Scores(torch.from_numpy(rows), states)
 
     def greedy(self, prefix: TokenIds, count: int) -> list[int]:
-        """Return the `count` most probable tokens after `prefix`, one by one, without any of the engine."""
+        """Return the `count` most probable tokens after `prefix`, one by one, without using the engine."""
         ids = prefix.tolist()
         for _ in range(count):
             cache = self.new_cache()
@@ -107,7 +109,7 @@ class ToyTarget:
 
 
 def _mixed(state: U64) -> U64:
-    """Return splitmix64's finaliser of each value; multiplication wraps, on arrays without a warning."""
+    """Return splitmix64's finaliser of each value; array multiplication wraps without a warning."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))

@@ -1,8 +1,8 @@
-"""Which sub-layers a model can do without: searched by what skipping saves and by what the rest still says alike.
+"""Search for the sub-layers that a model can skip, by the speed-up that skipping them promises.
 
 Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (ACL 2024),
-which searches by timing whole generations. Here the model's own texts are read once through each candidate, and the
-steps that it would have saved are counted: that is as true, and quicker. Knows models, token ids and seconds; no text.
+searches by timing whole generations. Here each candidate reads the model's own texts once, and the steps that it would
+have saved are counted, which measures the same and is faster. Works on models, token ids and seconds, not on text.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,15 +21,16 @@ from foredraft.model.skipping import Skipped, default_skipped, skipping
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 
-_ANEW = 0.25  # share of trials that begin anew; the others change the best set so far
-_MOST_CHANGES = 3
-_LEAST_SHARE, _MOST_SHARE = 0.1, 0.7  # of the sub-layers, where a trial begins anew
-_MOST_REDRAWN = 200  # sets in a row that were tried already, before the search ends
-_SECONDS = 0.5  # that each kind of pass is timed for
+# Parameters of the search; chosen.
+_RESTARTS = 0.25  # share of trials that draw a new set; the others change the best set so far
+_MOST_CHANGES = 3  # sub-layers changed in a trial
+_LEAST_SHARE, _MOST_SHARE = 0.1, 0.7  # of the sub-layers, in a new set
+_MOST_REDRAWN = 200  # consecutive known sets after which the search ends
+_SECONDS = 0.5  # time to measure each kind of pass
 
 
 class WrittenText(NamedTuple):
-    """A text that the model wrote: ids, int64[n], of which the first are the prompt, and how they were chosen."""
+    """A text that the model wrote: ids, int64[n], prompt included, and the sampling options used."""
 
     ids: TokenIds
     prompt_length: int
@@ -38,29 +39,29 @@ class WrittenText(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SkippingCosts:
-    """What the whole model's passes take, and the shares of one that one layer's attention and MLP have."""
+    """Times of the whole model's passes, and the shares of a pass that one layer's attention and MLP take."""
 
     curve: CostCurve
     attention: float
     mlp: float
 
     def draft_cost(self, skipped: Skipped) -> float:
-        """Return what a pass of one row takes without the sub-layers `skipped`, as a share of a whole one."""
+        """Return the cost of a one-row pass without the sub-layers `skipped`, relative to the whole model's."""
         return 1.0 - self.attention * len(skipped.attention) - self.mlp * len(skipped.mlp)
 
 
 @dataclass(frozen=True, slots=True)
 class SkippingFigures:
-    """What a set of skipped sub-layers promises."""
+    """Predicted results of a set of skipped sub-layers."""
 
     speed_up: float  # decode time of plain decoding over that of drafting, at the best number of drafted tokens
     levels: int  # that number
-    agreement: float  # share of the texts' tokens that the draft model would have drafted, each after the text so far
-    draft_cost: float  # seconds of one of its passes over those of a whole one
+    agreement: float  # share of the texts' tokens that the draft model predicts after the text before them
+    draft_cost: float  # time of one of its passes over that of a whole one
 
 
 class Found(NamedTuple):
-    """The best set that a search found, what it promises on the texts searched with, and how many sets were tried."""
+    """The best set found, its predicted results on the texts searched with, and the number of sets tried."""
 
     skipped: Skipped
     figures: SkippingFigures
@@ -71,27 +72,27 @@ def measure_skipping(target: TorchTarget) -> SkippingCosts:
     """Time passes of the model: whole, without all attention, without all MLPs, and without nearly everything.
 
     Raises:
-        UnsupportedModelError: a model whose sub-layers cannot be left out.
+        UnsupportedModelError: the model's sub-layers cannot be skipped.
     """
     layers = int(target.model.config.num_hidden_layers)
     every = tuple(range(layers))
     curve = measure_cost(target)
-    passes = {(layers, layers): target}  # by attentions and MLPs that are left
+    passes = {(layers, layers): target}  # by the numbers of attention and MLP sub-layers left
     for skipped in (Skipped(every, ()), Skipped((), every), Skipped(every, every[:-1])):
         left = layers - len(skipped.attention), layers - len(skipped.mlp)
         if sum(left):
             passes[left] = skipping(target, skipped)
     seconds = [measure_cost(each, (1,), _SECONDS).seconds[0] for each in passes.values()]
-    terms = np.array([(1, *left) for left in passes], np.float64)  # what remains whatever is skipped, and each kind
+    terms = np.array([(1, *left) for left in passes], np.float64)  # a constant, and the cost of each kind
     shares = np.maximum(np.linalg.lstsq(terms, np.array(seconds), rcond=None)[0], 0.0)
     shares /= terms[0] @ shares
     return SkippingCosts(curve, float(shares[1]), float(shares[2]))
 
 
 def agreements(draft: TorchTarget, texts: Sequence[WrittenText]) -> list[BoolArray]:
-    """Return, for each written token of each text, whether `draft` would have drafted it after the text so far.
+    """Return, for each written token of each text, whether `draft` would draft it after the text before it.
 
-    A sampled token is drafted with the noise that chose it, as drafters do under matched verification.
+    Sampled tokens are drafted with the noise that chose them, as under matched verification.
     """
     found = []
     for text in texts:
@@ -104,27 +105,27 @@ def agreements(draft: TorchTarget, texts: Sequence[WrittenText]) -> list[BoolArr
     return found
 
 
-def promised(agreed: Sequence[BoolArray], curve: CostCurve, draft_cost: float, most_levels: int) -> SkippingFigures:
-    """Return what drafting would save of plain decoding's time, at the best fixed number of drafted tokens.
+def predicted(agreed: Sequence[BoolArray], curve: CostCurve, draft_cost: float, most_levels: int) -> SkippingFigures:
+    """Return the predicted speed-up over plain decoding at the best fixed number of drafted tokens.
 
     Args:
         agreed: from `agreements`.
-        curve: what the model's passes take.
-        draft_cost: of a draft pass, as a share of one of them with one row.
-        most_levels: drafted tokens a step at most.
+        curve: times of the model's passes.
+        draft_cost: of a draft pass, relative to the model's pass of one row.
+        most_levels: maximum drafted tokens a step.
     """
     passes = curve.table(most_levels + 1)
     tokens, agreement, found = sum(map(len, agreed)), float(np.concatenate(list(agreed)).mean()), []
     for levels in range(1, most_levels + 1):
         accepted = np.concatenate([accepted_by_step(each, levels) for each in agreed])
-        drafting = levels * len(accepted) + (accepted == levels).sum()  # one more to catch up, where all were accepted
+        drafting = levels * len(accepted) + (accepted == levels).sum()  # one more pass after each fully accepted draft
         seconds = len(accepted) * passes[levels + 1] + drafting * draft_cost * passes[1]
         found.append(SkippingFigures(float(tokens * passes[1] / seconds), levels, agreement, draft_cost))
     return max(found, key=lambda each: each.speed_up)
 
 
 def accepted_by_step(agreed: BoolArray, levels: int) -> npt.NDArray[np.int64]:
-    """Return how many drafted tokens each step would accept, where `levels` are drafted a step."""
+    """Return the number of drafted tokens that each step accepts if `levels` tokens are drafted a step."""
     steps, place = [], 0
     while place < len(agreed):
         ahead = agreed[place : place + levels]
@@ -136,9 +137,9 @@ def accepted_by_step(agreed: BoolArray, levels: int) -> npt.NDArray[np.int64]:
 def figures_of(
     target: TorchTarget, skipped: Skipped, texts: Sequence[WrittenText], costs: SkippingCosts, most_levels: int
 ) -> SkippingFigures:
-    """Return what a set promises on some texts."""
+    """Return the predicted results of a set on some texts."""
     agreed = agreements(skipping(target, skipped), texts)
-    return promised(agreed, costs.curve, costs.draft_cost(skipped), most_levels)
+    return predicted(agreed, costs.curve, costs.draft_cost(skipped), most_levels)
 
 
 def search(
@@ -149,10 +150,10 @@ def search(
     seed: int = 0,
     tried: Callable[[int, SkippingFigures], bool] = lambda _number, _best: True,
 ) -> Found:
-    """Search for the set with the best promised speed-up: sets drawn anew, and the best one changed a little.
+    """Search for the set with the best predicted speed-up, among new random sets and small changes of the best one.
 
-    Begins with `default_skipped`. What is tried depends on nothing but the seed and the figures. `tried` is told how
-    many sets were tried and the best figures, after each; False ends the search.
+    Begins with `default_skipped`. The sets tried depend only on the seed and the figures. After each, `tried` receives
+    the number of sets tried and the best figures; if it returns False, the search ends.
     """
     generator = np.random.default_rng(seed)
     start = default_skipped(layers)
@@ -169,9 +170,9 @@ def search(
 
 
 def _next(generator: np.random.Generator, best: BoolArray, known: set[bytes]) -> BoolArray | None:
-    """Return a set that was not tried yet; None where none is found."""
+    """Return a set that was not tried yet, or None if none is found."""
     for _ in range(_MOST_REDRAWN):
-        if generator.random() < _ANEW:
+        if generator.random() < _RESTARTS:
             marks = generator.random(len(best)) < generator.uniform(_LEAST_SHARE, _MOST_SHARE)
         else:
             changed = generator.permutation(len(best))[: generator.integers(1, _MOST_CHANGES + 1)]
@@ -183,7 +184,7 @@ def _next(generator: np.random.Generator, best: BoolArray, known: set[bytes]) ->
 
 
 def _marks(skipped: Skipped, layers: int) -> BoolArray:
-    """Return bool[2 * layers]: attention, then MLPs."""
+    """Return whether each sub-layer is skipped, bool[2 * layers]: attention, then MLPs."""
     marks = np.zeros(2 * layers, np.bool_)
     marks[list(skipped.attention)] = True
     marks[[layers + number for number in skipped.mlp]] = True

@@ -1,8 +1,8 @@
-"""The loop that trains: AdamW, warm-up and cosine decay, checkpoints by the clock, an exact resume, a loss curve.
+"""The training loop: AdamW, warm-up and cosine decay, timed checkpoints, exact resumption, a loss curve.
 
-Which windows a step sees depends on the seed and the step alone, and nothing else is drawn. So a run that was killed
-and resumed ends with the weights of one that was not; with a time limit the schedule follows the clock instead. Does
-not know what a task makes of the windows.
+The windows of a step depend only on the seed and the step, and there is no other randomness. So a run that was killed
+and resumed ends with the same weights as an uninterrupted one, unless a time limit is set: the schedule then follows
+the clock. Does not depend on what a task computes from the windows.
 """
 
 import contextlib
@@ -25,43 +25,43 @@ from foredraft.training.traces import Traces, chosen_windows
 
 CHECKPOINT = "checkpoint.pt"
 _EVALUATED = 64
-"""Held-out windows that agreement is measured on, at most."""
+"""Maximum number of held-out windows on which agreement is measured."""
 
 
 class Task(Protocol):
-    """What is trained, and what of traces it learns."""
+    """A module to train, and its loss on traces."""
 
     @property
     def module(self) -> torch.nn.Module:
-        """The module whose parameters that require a gradient are trained, in float32."""
+        """The module; its parameters that require a gradient are trained, in float32."""
         ...
 
     def loss(self, windows: Numbers) -> torch.Tensor:
-        """Return the mean loss of the windows with these numbers, a scalar that can be differentiated."""
+        """Return the mean loss of these windows, a differentiable scalar."""
         ...
 
     def agreement(self, windows: Numbers) -> float:
-        """Return how often what is trained says what it should, 0 to 1."""
+        """Return the share of correct predictions on these windows, 0 to 1."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """How a head is trained."""
+    """Hyperparameters."""
 
-    epochs: float = 4.0  # times that every window is seen, if the time suffices
-    micro_batch: int = 8  # windows of one pass
+    epochs: float = 4.0  # passes over all windows, if time allows
+    micro_batch: int = 8  # windows of one forward pass
     accumulation: int = 1  # passes whose gradients are averaged into a step
     rate: float = 1e-3  # peak learning rate of AdamW
     warmup: float = 0.03  # share of the run in which the rate rises from 0
-    floor: float = 0.05  # share of the peak that is left at the end of the cosine
+    floor: float = 0.05  # share of the peak rate at the end of the cosine
     weight_decay: float = 0.01  # decoupled
-    clip: float = 1.0  # the gradient's largest norm; 0 for any
+    clip: float = 1.0  # maximum norm of the gradient; 0 for no limit
     precision: str = "bfloat16"  # "bfloat16" (autocast; the weights stay float32) or "float32"
     seed: int = 0  # of the order of windows
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
+        """Raise UsageError for invalid values."""
         check_numbers(self, ("micro_batch", "accumulation"), ("epochs", "rate"), ("warmup", "floor"))
         if self.precision not in ("bfloat16", "float32"):
             raise UsageError(f"precision is {self.precision!r}; it may be bfloat16 or float32.")
@@ -76,18 +76,18 @@ class LoopOptions:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What of a run follows the clock; may change when it is resumed."""
+    """Time limits of a run; may change when it is resumed."""
 
-    max_minutes: float = math.inf  # of training, checkpoints' and earlier sessions' included
+    max_minutes: float = math.inf  # of training, including checkpoints and earlier sessions
     checkpoint_minutes: float = 2.0  # between checkpoints, each with a measurement on the held-out windows
     now: Callable[[], float] = time.monotonic  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run went: optimiser steps, minutes of training, and its history.
+    """Results of a run: optimiser steps, minutes of training, and its history.
 
-    At each measurement the history notes step, minutes, mean loss since the last one, agreement and tokens per second.
+    Each measurement records step, minutes, mean loss since the previous one, agreement and tokens per second.
     """
 
     steps: int
@@ -102,19 +102,19 @@ def train(
     """Train, or resume, the run in the folder `run`; the task's module holds the result.
 
     Args:
-        task: what is trained.
-        run: holds the checkpoint; made if needed.
-        traces: what the task learns from.
-        texts: which of them, as `chosen_windows` takes it.
-        options: how.
-        clock: when to stop, and when to write.
-        identity: what else decides the weights; a checkpoint of another is refused.
-        tell: shows progress.
+        task: the module and its loss.
+        run: folder of the checkpoint; created if needed.
+        traces: the training data.
+        texts: which texts to train on, as for `chosen_windows`.
+        options: hyperparameters.
+        clock: time limits.
+        identity: other settings that determine the weights; a checkpoint with different ones is rejected.
+        tell: reports progress.
 
     Raises:
-        UsageError: no window to learn from, or a checkpoint of other settings.
-        NumericsError: the loss is no longer a number; the last checkpoint stays.
-        StoreError: a checkpoint is damaged or cannot be written; the one before stays.
+        UsageError: there is no window to learn from, or a checkpoint has other settings.
+        NumericsError: the loss is not finite; the last checkpoint stays.
+        StoreError: a checkpoint is damaged or cannot be written; the previous one stays.
     """
     trained, held = chosen_windows(traces, texts)
     run.mkdir(parents=True, exist_ok=True)
@@ -141,14 +141,14 @@ def train(
 
 
 def windows_at(windows: Numbers, seed: int, first: int, count: int) -> Numbers:
-    """Return the windows from place `first` of a run on, int64[count]; the seed shuffles them anew in each epoch."""
-    epochs, places = np.divmod(np.arange(first, first + count), len(windows))
+    """Return `count` windows from index `first` of a run, int64[count]; each epoch is shuffled with the seed."""
+    epochs, indices = np.divmod(np.arange(first, first + count), len(windows))
     shuffled = {epoch: np.random.default_rng([seed, epoch]).permutation(windows) for epoch in set(epochs.tolist())}
-    return np.array([shuffled[epoch][place] for epoch, place in zip(epochs.tolist(), places, strict=True)], np.int64)
+    return np.array([shuffled[epoch][index] for epoch, index in zip(epochs.tolist(), indices, strict=True)], np.int64)
 
 
 class _Progress:
-    """A run as far as it has come: continued from its checkpoint where there is one."""
+    """The state of a run, loaded from its checkpoint if there is one."""
 
     def __init__(self, task: Task, run: Path, options: LoopOptions, identity: Mapping[str, Any]) -> None:
         self._task, self._run, self._options, self._identity = task, run, options, identity
@@ -163,10 +163,10 @@ class _Progress:
             task.module.load_state_dict(state["module"])
             self._optimizer.load_state_dict(state["optimizer"])
             self.step, self.minutes, self.history = state["step"], state["minutes"], list(state["history"])
-        self.measured_at, self._losses = self.minutes, list[float]()  # minutes, and the losses since then
+        self.measured_at, self._losses = self.minutes, list[float]()  # last measurement, and the losses since
 
     def advance(self, windows: Numbers, rate: float) -> None:
-        """Do one optimiser step on these windows; where the loss is not finite, nothing is moved."""
+        """Do one optimiser step on these windows; if the loss is not finite, no weight changes."""
         options, weights, total = self._options, self._weights, 0.0
         for part in np.split(windows, options.accumulation):
             with autocast(weights[0].device, options.precision):
@@ -188,7 +188,7 @@ class _Progress:
         self._losses.append(total)
 
     def measure(self, held: Numbers, step_tokens: int) -> None:
-        """Put how things stand into the history; a step sees `step_tokens`."""
+        """Append a measurement to the history; a step uses `step_tokens` tokens."""
         chosen = held[:: max(1, len(held) // _EVALUATED)][:_EVALUATED]
         with torch.no_grad(), autocast(self._weights[0].device, self._options.precision):
             agreement = self._task.agreement(chosen) if len(chosen) else math.nan
@@ -203,51 +203,51 @@ class _Progress:
 
     def save(self) -> None:
         states = {"module": self._task.module.state_dict(), "optimizer": self._optimizer.state_dict()}
-        place = {"step": self.step, "minutes": self.minutes, "history": self.history}
-        write_checkpoint(self._run, {"identity": self._identity, **place, **states})
+        position = {"step": self.step, "minutes": self.minutes, "history": self.history}
+        write_checkpoint(self._run, {"identity": self._identity, **position, **states})
 
 
 def autocast(device: torch.device, precision: str) -> Any:
-    """Return the context in which a pass is calculated."""
+    """Return the context manager in which a pass is computed."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
 def write_checkpoint(run: Path, state: Mapping[str, Any]) -> None:
     """Write `state` (tensors, numbers, strings, lists and dicts of them) as the run's only checkpoint, atomically."""
-    beside = run / f"{CHECKPOINT}.{os.getpid()}{TEMPORARY_SUFFIX}"
+    unfinished = run / f"{CHECKPOINT}.{os.getpid()}{TEMPORARY_SUFFIX}"
     try:
-        with beside.open("wb") as file:
+        with unfinished.open("wb") as file:
             torch.save(dict(state), file)
-        place_file(beside, run / CHECKPOINT)
-    except (OSError, RuntimeError) as error:  # torch's own writer raises the latter where the disk is full
+        place_file(unfinished, run / CHECKPOINT)
+    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
         why = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
         raise StoreError(
-            f"No checkpoint can be written to {run} ({why}); the one before stays. Check its free space."
+            f"No checkpoint can be written to {run} ({why}); the previous one stays. Check its free space."
         ) from error
 
 
 def read_checkpoint(run: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the run's checkpoint on the CPU, or None when it has none yet; another `identity` is refused."""
+    """Return the run's checkpoint on the CPU, or None; UsageError if its `identity` differs."""
     file = run / CHECKPOINT
     if not file.is_file():
         return None
     try:
-        # Tensors and plain values only: a checkpoint from a stranger cannot run code.
+        # weights_only loads tensors and plain values only: a stranger's checkpoint cannot run code
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         saved = state["identity"]
-    except Exception as error:  # torch raises whatever its unpickler or zip reader does
+    except Exception as error:  # torch passes on any error of its unpickler or zip reader
         raise StoreError(f"{file} cannot be read ({error}). Remove it to begin the run again.") from error
     different = sorted(key for key in {*saved, *identity} if saved.get(key) != identity.get(key))
     if different:
-        told = "; ".join(f"{key} was {saved.get(key)!r} and is now {identity.get(key)!r}" for key in different)
-        raise UsageError(f"The run {run} was begun with other settings: {told}. Give those, or another run folder.")
+        changes = "; ".join(f"{key} was {saved.get(key)!r} and is now {identity.get(key)!r}" for key in different)
+        raise UsageError(f"The run {run} was started with other settings: {changes}. Give those, or another folder.")
     return state
 
 
 def draw_curve(history: Sequence[Mapping[str, float]], path: Path) -> bool:
-    """Draw loss and held-out agreement over the minutes, as PNG; return False without matplotlib or any history."""
+    """Plot loss and held-out agreement over time as PNG; return False without matplotlib or without history."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

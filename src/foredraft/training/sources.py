@@ -1,6 +1,6 @@
-"""Texts to learn from, as token ids, and which of them are held out: always whole ones.
+"""Training texts as token ids, and their split into training and held-out texts; texts are never divided.
 
-Knows rows with `messages` or `text`, and a tokenizer. Does not know models or batches.
+Reads rows with `messages` or `text`, with a tokenizer. Does not depend on models or batches.
 """
 
 import hashlib
@@ -14,22 +14,22 @@ from foredraft.corpus.documents import ReadReport, find_inputs, join_messages, r
 from foredraft.errors import UsageError
 
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
-"""Folders of a source tree that are not read: tests repeat themselves, and installed packages have other licences."""
+"""Folders of a source tree that are skipped: tests are repetitive, and installed packages have other licences."""
 
 _CHAT_MARK = "\0messages\0"
 _PROMPT_OF_TEXT = 48
-"""Tokens of a text that is no chat which the target is given to go on from."""
-_LONGEST_OPEN = 1024
+"""Maximum tokens of a plain text's prompt, which the target continues; chosen."""
+_LONGEST_OPEN = 1024  # maximum tokens of a text used as it is; chosen
 
 
 class Source(NamedTuple):
-    """A text to learn from.
+    """A training text.
 
     Attributes:
-        key: decides whether it is held out: the first message of a chat, the text otherwise. Were chats held out one by
-            one, other answers to the same question would be trained on, and the held-out loss would flatter.
-        prompt: int[n], what the target is given.
-        text: int[m], the whole of it, ended.
+        key: determines whether it is held out: the first message of a chat, otherwise the text. If chats were held out
+            individually, other answers to the same question would be trained on, and the held-out loss be too low.
+        prompt: int[n], the prompt for the target.
+        text: int[m], the whole text, with an end-of-text token.
     """
 
     key: str
@@ -40,8 +40,8 @@ class Source(NamedTuple):
 def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Source]:
     """Yield the texts of a file (.jsonl, .parquet, .py, .txt, .md; see `corpus.documents`) or of a folder of them.
 
-    Each prompt comes once. In a folder, what lies below a folder named in `LEFT_OUT` is not read. Rows that are not
-    text and chats with other roles than user and assistant are left out and counted in `report`.
+    Each prompt occurs once. In a folder, the folders named in `LEFT_OUT` are skipped. Rows that are not text and chats
+    with roles other than user and assistant are skipped and counted in `report`.
 
     Raises:
         UsageError: the path is missing, damaged, or of an unknown kind.
@@ -52,7 +52,7 @@ def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Sou
     seen, begins = set(), True
     for piece in read_documents(files, report=report, render=_chat_as_text):
         skipped, begins = not begins, piece.complete
-        if skipped:  # the first piece of a text is longer than any source
+        if skipped:  # only a text's first piece is used
             continue
         is_chat = piece.text.startswith(_CHAT_MARK)
         chat = json.loads(piece.text.removeprefix(_CHAT_MARK)) if is_chat else []
@@ -72,19 +72,19 @@ def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Sou
 
 
 def in_turns(readers: Iterable[Iterator[Source]]) -> Iterator[Source]:
-    """Yield one source of each reader in turn, until all are read."""
+    """Yield one source of each reader in turn until all are exhausted."""
     for turn in zip_longest(*readers):
         yield from (source for source in turn if source is not None)
 
 
 def is_held_out(key: str, one_in: int = 50) -> bool:
-    """Say whether sources of `key` are held out: its hash, white space and case apart, is 0 modulo `one_in`."""
+    """Return whether sources of `key` are held out: its hash, ignoring white space and case, is 0 modulo `one_in`."""
     plain = " ".join(key.split()).casefold()
     return int.from_bytes(hashlib.blake2b(plain.encode(), digest_size=8).digest(), "big") % one_in == 0
 
 
 def _chat_as_text(messages: list[dict[str, str]]) -> str:
-    """Word a chat so that its messages can be had back; the reader counts chats with other roles and goes on."""
+    """Encode a chat as text that can be decoded; the reader counts and skips chats with other roles."""
     for message in messages:
         if message["role"] not in ("user", "assistant"):
             raise UsageError(f"A message has the role {message['role']!r}; it may be user or assistant.")
@@ -92,7 +92,7 @@ def _chat_as_text(messages: list[dict[str, str]]) -> str:
 
 
 def _templated(tokenizer: Any, messages: list[dict[str, str]], *, ask: bool) -> list[int]:
-    """Return a chat's ids, in the words of the tokenizer's template if it has one."""
+    """Return a chat's ids, rendered with the tokenizer's chat template if it has one."""
     if getattr(tokenizer, "chat_template", None):
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
         return list(tokenizer(text, add_special_tokens=False).input_ids)

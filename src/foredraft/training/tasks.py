@@ -1,7 +1,7 @@
-"""What is trained on traces: an early-exit head, a draft model of the target's own layers, and Medusa's heads.
+"""Training tasks: an early-exit head, a draft model of the target's own layers, and Medusa's heads.
 
-All learn the target's distribution, as far as the traces hold it; what they share with the target stays frozen. Knows
-traces and a model's layers; not the loop.
+All learn the target's distribution, as recorded in the traces; weights shared with the target are frozen. Does not
+depend on the training loop.
 """
 
 from collections.abc import Callable
@@ -13,36 +13,43 @@ import torch
 from torch.nn.functional import cross_entropy, log_softmax
 
 from foredraft.errors import StoreError, UsageError
-from foredraft.model.first_layers import FirstLayers, draft_model, new_first_layers
-from foredraft.model.heads import ExitHead, new_exit_head
+from foredraft.model.heads import (
+    RANKS,
+    ExitHead,
+    FirstLayers,
+    MedusaHeads,
+    draft_model,
+    new_exit_head,
+    new_first_layers,
+)
 from foredraft.model.layers import Passage, model_parts, shorter
-from foredraft.model.medusa_heads import RANKS, MedusaHeads
 from foredraft.model.ranked import places_of, ranked_head
 from foredraft.training import Numbers
 from foredraft.training.traces import Traces
 
 LOSSES = ("distribution", "tokens")
-_DEEPER = 0.8
+_LOSS_DECAY = 0.8  # of each further Medusa head; Medusa, section 2.2.1
 
 
 class ExitTask:
-    """An early-exit head in training, after the frozen first layers (EESD, Liu et al. 2024, section 3.2).
+    """Trains an early-exit head on the frozen first layers (EESD, Liu et al. 2024, section 3.2).
 
-    The exit's states of a window are computed once and kept in a file. Only the first layers and the head stay in
-    memory, once the caller lets go of the model.
+    The exit's states of a window are computed once and stored in a file. Only the first layers and the head stay in
+    memory once the caller releases the model.
 
     Args:
         model: the target.
         layers: before the exit (N).
-        traces: what to learn from.
-        loss: "distribution" (the target's, of its most probable tokens) or "tokens" (the next token; the paper's).
-        states: the file that keeps the exit's states; None computes them anew each time.
-        ids: int64[N], the tokens that the head scores, with the target's own LM head, which is not trained then; None
-            trains an LM head of its own for all of them.
+        traces: the training data.
+        loss: "distribution" (cross-entropy to the target's most probable tokens) or "tokens" (the next token; the
+            paper's).
+        states: file for the exit's states; None recomputes them each time.
+        ids: int64[N], the tokens that the head scores, with the target's frozen LM head; None trains an LM head for all
+            tokens.
 
     Raises:
         UsageError: N out of range, or an unknown loss.
-        UnsupportedModelError: the model's layers are no plain list.
+        UnsupportedModelError: the model's layers are not a plain list.
         StoreError: the states' file cannot be written.
     """
 
@@ -70,8 +77,8 @@ class ExitTask:
             model, parts, {parts.count - 1: self._exit.into(self.module.layer)},
             {parts.norm: self.module.norm, parts.lm_head: self.module.lm_head},
         )  # fmt: skip
-        self._known = np.zeros(len(traces.windows), np.bool_)  # windows whose states this run has put into the file
-        self._kept = None if states is None else _states_file(states, (len(traces.windows), traces.window, width))
+        self._stored = np.zeros(len(traces.windows), np.bool_)  # windows whose states this run has stored
+        self._file = None if states is None else _states_file(states, (len(traces.windows), traces.window, width))
 
     def loss(self, windows: Numbers) -> torch.Tensor:
         """Return the mean loss over the tokens of these windows."""
@@ -86,21 +93,21 @@ class ExitTask:
         return _agreement_of(self.logits, windows, self._traces, self._ids)
 
     def logits(self, windows: Numbers) -> torch.Tensor:
-        """Return the head's scores, float[B, T, V], or [B, T, N] of the tokens that it scores."""
+        """Return the head's logits, float[B, T, V], or [B, T, N] of the tokens that it scores."""
         inputs = self._traces.inputs(windows, self._device)
         self._exit.states = self._states(windows, inputs)
         return self._after(**inputs).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
 
     @torch.no_grad()
     def _states(self, windows: Numbers, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return the exit's states, float32[B, T, D], from the file where it holds them, in bfloat16."""
-        if self._kept is not None and self._known[windows].all():
-            return torch.from_numpy(self._kept[windows]).view(torch.bfloat16).float().to(self._device)
-        with torch.autocast(self._device.type, enabled=False):  # as they are when drafting
+        """Return the exit's states, float32[B, T, D]; the file stores them in bfloat16."""
+        if self._file is not None and self._stored[windows].all():
+            return torch.from_numpy(self._file[windows]).view(torch.bfloat16).float().to(self._device)
+        with torch.autocast(self._device.type, enabled=False):  # computed as when drafting
             states = self._first(**inputs).last_hidden_state
-        if self._kept is not None:
-            self._kept[windows] = states.to(torch.bfloat16).view(torch.int16).cpu().numpy()
-            self._known[windows] = True
+        if self._file is not None:
+            self._file[windows] = states.to(torch.bfloat16).view(torch.int16).cpu().numpy()
+            self._stored[windows] = True
         return states.float()  # type: ignore[no-any-return]  # transformers' outputs are Any
 
 
@@ -115,14 +122,14 @@ def _states_file(file: Path, shape: tuple[int, int, int]) -> np.memmap[Any, np.d
 
 
 class DraftTask:
-    """A draft model in training, made of `layers` of the target's own; embeddings and LM head stay the target's.
+    """Trains a draft model of `layers` of the target's layers; embeddings and LM head stay the target's.
 
     It scores the tokens `ids`, int64[N], or all. DistillSpec (Zhou et al., ICLR 2024) finds that a draft model learns
-    best what the target says of texts like those that will be drafted, which the target's own are.
+    best from the target's distribution on texts like those to be drafted, such as the target's own.
 
     Raises:
         UsageError: layers out of range.
-        UnsupportedModelError: the model's layers are no plain list.
+        UnsupportedModelError: the model's layers are not a plain list.
     """
 
     module: FirstLayers  # its layers and norm, float32
@@ -149,10 +156,10 @@ class DraftTask:
 
 
 class MedusaTask:
-    """`count` Medusa heads in training, on the target's last hidden states (Cai et al. 2024, section 2.2.1).
+    """Trains `count` Medusa heads on the target's last hidden states (Cai et al. 2024, section 2.2.1).
 
-    The loss of head k is weighed by 0.8 to the power k, as deeper heads are less sure. They score the tokens `ids`,
-    int64[N], or all.
+    The loss of head k is weighted by 0.8 to the power k, as deeper heads are less accurate. They score the tokens
+    `ids`, int64[N], or all.
     """
 
     module: MedusaHeads  # float32
@@ -166,9 +173,9 @@ class MedusaTask:
         self.module = MedusaHeads(self._lm_head.weight.shape[1], count).to(self._device)
 
     def loss(self, windows: Numbers) -> torch.Tensor:
-        """Return the heads' weighed loss over the tokens of these windows."""
+        """Return the heads' weighted loss over the tokens of these windows."""
         losses = [
-            _DEEPER**head * _loss_of(scores, windows, self._traces, self._places, slice(head, None))
+            _LOSS_DECAY**head * _loss_of(scores, windows, self._traces, self._places, slice(head, None))
             for head, scores in enumerate(self._scores(windows), 1)
         ]
         return torch.stack(losses).sum()
@@ -190,8 +197,8 @@ class MedusaTask:
         return found / len(windows)
 
     def _scores(self, windows: Numbers) -> list[torch.Tensor]:
-        """Return the scores of head k = 1, 2, ..., float[B, T - k, V], which foresee the labels from place k on."""
-        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):  # as they are when drafting
+        """Return the logits of head k = 1, 2, ..., float[B, T - k, V], which predict the labels from position k on."""
+        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):  # computed as when drafting
             output = self._model.base_model(**self._traces.inputs(windows, self._device))
         states = self.module(output.last_hidden_state.float()).to(self._lm_head.weight.dtype)
         return [self._lm_head(each[:, :-head]) for head, each in enumerate(states, 1)]
@@ -200,7 +207,7 @@ class MedusaTask:
 def _loss_of(
     logits: torch.Tensor, windows: Numbers, traces: Traces, scored: torch.Tensor | None, places: slice = slice(None)
 ) -> torch.Tensor:
-    """Return the mean loss of scores, float[B, T, N], for these places of the windows."""
+    """Return the mean loss of logits, float[B, T, N], for these positions of the windows."""
     labels = traces.labels(windows, logits.device, places)
     return distribution_loss(logits.flatten(0, 1).float(), *labels, scored)
 
@@ -208,7 +215,7 @@ def _loss_of(
 def _agreement_of(
     logits: Callable[[Numbers], torch.Tensor], windows: Numbers, traces: Traces, ids: torch.Tensor | None
 ) -> float:
-    """Return how often the best token of one window's scores is the target's."""
+    """Return how often the best token of one window's logits is the target's, over these windows."""
     right = 0
     for number in windows.tolist():
         chosen = logits(np.array([number]))[0].argmax(dim=-1).cpu()
@@ -220,14 +227,14 @@ def _agreement_of(
 def distribution_loss(
     logits: torch.Tensor, top_ids: torch.Tensor, top_probabilities: torch.Tensor, places: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the mean cross-entropy to a distribution of which only the top is known; the rest counts as one token.
+    """Return the mean cross-entropy to a distribution whose top is known; the remaining mass counts as one token.
 
     Args:
         logits: float[R, V].
         top_ids: int64[R, K].
         top_probabilities: float[R, K].
-        places: int64[vocabulary], where each token is scored, -1 where it is not; None where all are. What the target
-            gives a token that is not scored is no part of the loss.
+        places: int64[vocabulary], index of each token's logit, -1 for tokens without one; None if all have one. The
+            target's probability of a token without a logit is not part of the loss.
     """
     left = (1 - top_probabilities.sum(-1)).clamp_min(0)
     scored = torch.ones_like(top_ids, dtype=torch.bool)

@@ -1,13 +1,12 @@
-"""Traces for training heads: texts that the target wrote itself, open texts, and what the target would have said there.
+"""Traces for training: texts that the target wrote, open texts, and the target's predictions at each position.
 
 Self-distillation as in EESD (Liu et al. 2024), section 3.2: greedy and sampled texts of the target, mixed with open
-text. Beside each token lie the target's most probable next tokens, so that a head can learn its distribution without
-the target in memory. Knows files, a tokenizer, a model for the labels, and a function that writes; not which head
-learns from them.
+text. The target's most probable next tokens are stored for each position, so that training does not need the target in
+memory. Does not depend on what is trained.
 
-A folder holds `texts.jsonl` (what was written so far; a killed run goes on after its last whole line), and once it is
+A folder holds `texts.jsonl` (the texts so far; a killed run continues after the last whole line), and once it is
 complete `windows.npy` int32[W, T + 1], `kinds.npy` uint8[W], `held.npy` bool[W], `top_ids.npy` int32[W, T, K],
-`top_probabilities.npy` float16[W, T, K] and, last of all, `manifest.json`.
+`top_probabilities.npy` float16[W, T, K] and, last, `manifest.json`.
 """
 
 import json
@@ -31,15 +30,15 @@ KINDS = ("greedy", "sampled", "open")
 MANIFEST, TEXTS = "manifest.json", "texts.jsonl"
 FORMAT = 1
 _LABELLED_TOKENS = 4096
-"""Tokens of one pass that makes labels."""
+"""Tokens of one labelling pass; chosen."""
 
 TOGETHER = 128
-"""Texts that are asked for at once: what a killed run writes again."""
-_GOLDEN = (5**0.5 - 1) / 2
+"""Texts that are written together: the most that a killed run has to write again."""
+_GOLDEN = (5**0.5 - 1) / 2  # multiples of it modulo 1 are evenly distributed
 
 
 class Asked(NamedTuple):
-    """A text that the target is to write: the prompt's ids, whether it is sampled, and the seed of its noise."""
+    """A request for a text by the target: the prompt's ids, whether to sample, and the seed."""
 
     prompt: list[int]
     sampled: bool
@@ -47,25 +46,25 @@ class Asked(NamedTuple):
 
 
 Write = Callable[[Sequence[Asked], int], list[list[int]]]
-"""Writes texts of so many new tokens at most; returns the new ids of each."""
+"""Writes texts of at most this many new tokens; returns each text's new ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """What traces are made of."""
+    """Composition of traces."""
 
-    written_tokens: int = 200_000  # tokens that the target writes, prompts included, about
-    open_tokens: int = 200_000  # tokens of open text at most
-    greedy_share: float = 0.5  # of the target's texts; the others are sampled, as small models loop when greedy
-    temperature: float = 0.7  # of the sampled ones
-    answer_tokens: int = 160  # new tokens of a text at most
+    written_tokens: int = 200_000  # approximate tokens written by the target, prompts included
+    open_tokens: int = 200_000  # maximum tokens of open text
+    greedy_share: float = 0.5  # of the target's texts; the rest is sampled, as small models loop when greedy
+    temperature: float = 0.7  # of sampled texts
+    answer_tokens: int = 160  # maximum new tokens of a text
     window: int = 256  # tokens of a training window
-    top_k: int = 16  # the target's most probable tokens that are kept of each position
-    hold_out_one_in: int = 25  # texts of a prompt are held out when the prompt's hash is 0 modulo this
+    top_k: int = 16  # number of the target's most probable tokens stored for each position
+    hold_out_one_in: int = 25  # a prompt's texts are held out if the prompt's hash is 0 modulo this
     seed: int = 0  # of the sampled texts
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
+        """Raise UsageError for invalid values."""
         check_numbers(self, ("answer_tokens", "window", "top_k"), ("temperature",), ("greedy_share",))
         if self.written_tokens < 0 or self.open_tokens < 0 or self.written_tokens + self.open_tokens == 0:
             raise UsageError("Give written_tokens or open_tokens, or both; neither may be negative.")
@@ -77,11 +76,11 @@ class TraceOptions:
 class Traces:
     """Traces, opened; the arrays are memory-mapped."""
 
-    windows: npt.NDArray[np.int32]  # int32[W, T + 1], ids; a window's last one is a label only
+    windows: npt.NDArray[np.int32]  # int32[W, T + 1], ids; a window's last one is only a label
     kinds: npt.NDArray[np.uint8]  # uint8[W], indices into `KINDS`
     held: npt.NDArray[np.bool_]  # bool[W], whether the window is held out
     top_ids: npt.NDArray[np.int32]  # int32[W, T, K], the target's most probable tokens after each position
-    top_probabilities: npt.NDArray[np.float16]  # float16[W, T, K], theirs under the plain softmax
+    top_probabilities: npt.NDArray[np.float16]  # float16[W, T, K], their probabilities by the softmax
     fingerprint: str  # of the target's weights
 
     @property
@@ -90,7 +89,7 @@ class Traces:
         return int(self.windows.shape[1]) - 1
 
     def learned(self, texts: str) -> npt.NDArray[np.bool_]:
-        """Say which windows are not held out and of the `texts` asked for: "written" by the target, "open" or "all"."""
+        """Return which windows are for training, of `texts` "written" by the target, "open", or "all", bool[W]."""
         is_open = self.kinds == KINDS.index("open")
         return ~self.held & (is_open if texts == "open" else ~is_open if texts == "written" else True)
 
@@ -101,7 +100,7 @@ class Traces:
     def labels(
         self, windows: Numbers, device: torch.device, places: slice = slice(None)
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the top tokens of these places of the windows, int64[R, K], and their probabilities, float32[R, K]."""
+        """Return the top tokens at these positions, int64[R, K], and their probabilities, float32[R, K]."""
         ids, probabilities = self.top_ids[windows][:, places], self.top_probabilities[windows][:, places]
         return (
             torch.from_numpy(ids.astype(np.int64)).to(device).flatten(0, 1),
@@ -110,9 +109,9 @@ class Traces:
 
 
 def frequent_tokens(traces: Traces, count: int, vocabulary: int) -> npt.NDArray[np.int64]:
-    """Return the `count` tokens that the texts to learn from hold most often, int64[count], the most frequent first.
+    """Return the `count` most frequent tokens of the training windows, int64[count], the most frequent first.
 
-    Those that the target wrote count first; open texts, and then the smaller id, decide between equal ones.
+    Tokens are ordered by their count in the target's texts, then in open texts, then by id.
     """
     written, opened = (
         np.bincount(traces.windows[traces.learned(texts)].reshape(-1), minlength=vocabulary)
@@ -122,18 +121,18 @@ def frequent_tokens(traces: Traces, count: int, vocabulary: int) -> npt.NDArray[
 
 
 def inputs_of(ids: npt.NDArray[np.int32], device: torch.device) -> dict[str, Any]:
-    """Return what a transformers model is called with to score `ids`, int32[B, T], without a cache."""
+    """Return a transformers model's arguments to score `ids`, int32[B, T], without a cache."""
     known = torch.from_numpy(ids.astype(np.int64)).to(device)
     return {"input_ids": known, "attention_mask": torch.ones_like(known), "use_cache": False}
 
 
 def is_traces(folder: Path) -> bool:
-    """Say whether `folder` holds complete traces."""
+    """Return whether `folder` holds complete traces."""
     return (folder / MANIFEST).is_file() and (folder / TEXTS).is_file()
 
 
 def chosen_windows(traces: Traces, texts: str) -> tuple[Numbers, Numbers]:
-    """Return the numbers of the windows to learn from, of the `texts` asked for, and of all those held out.
+    """Return the numbers of the training windows of the kind `texts`, and of all held-out windows.
 
     Raises:
         UsageError: `texts` is not "all", "written" or "open", or there is no such window.
@@ -150,23 +149,23 @@ def chosen_windows(traces: Traces, texts: str) -> tuple[Numbers, Numbers]:
 def write_texts(
     folder: Path, sources: Iterable[Source], write: Write, options: TraceOptions, identity: str, tell: Tell
 ) -> None:
-    """Let the target write after the sources' prompts until there is enough; what is there already counts.
+    """Let the target continue the sources' prompts until there are enough tokens, counting texts written before.
 
     Raises:
         UsageError: the folder holds texts of another model or with other options.
-        StoreError: nothing can be written there.
+        StoreError: the folder cannot be written.
     """
     head = {"format": FORMAT, "fingerprint": identity, "options": asdict(options)}
     known = _known_texts(folder, head)
     done = 1 + max((int(text["source"]) for text in known), default=-1)
-    tokens: Counter[bool] = Counter()  # of open texts, and of those that the target wrote
+    tokens: Counter[bool] = Counter()  # of open texts (True), and of the target's (False)
     for text in known:
         tokens[text["kind"] == "open"] += len(text["ids"])
     try:
         with (folder / TEXTS).open("a") as file:
-            left = islice(enumerate(sources), done, None)
+            remaining = islice(enumerate(sources), done, None)
             while tokens[False] < options.written_tokens or tokens[True] < options.open_tokens:
-                group = list(islice(left, TOGETHER))
+                group = list(islice(remaining, TOGETHER))
                 if not group:
                     break
                 for text in _texts_of(group, write, options, tokens):
@@ -182,12 +181,12 @@ def write_texts(
 
 
 def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, tell: Tell) -> Traces:
-    """Pack the texts into windows, and put the target's most probable tokens beside each position.
+    """Pack the texts into windows, and store the target's most probable tokens at each position.
 
     Raises:
-        UsageError: too little text to fill a window.
-        NumericsError: the target's scores are not finite.
-        StoreError: nothing can be written there.
+        UsageError: the texts do not fill a window.
+        NumericsError: the target's logits are not finite.
+        StoreError: the folder cannot be written.
     """
     head = {"format": FORMAT, "fingerprint": identity, "options": asdict(options)}
     windows, kinds, held = _packed(_known_texts(folder, head), options.window)
@@ -242,7 +241,7 @@ def open_traces(folder: Path) -> Traces:
 def _texts_of(
     group: list[tuple[int, Source]], write: Write, options: TraceOptions, tokens: Mapping[bool, int]
 ) -> Iterator[dict[str, Any]]:
-    """Yield what numbered sources give, as far as it is wanted: the target's text for each, and the source's own."""
+    """Yield the texts of numbered sources, as long as they are needed: the target's text for each, and its own."""
     asked = [Asked(source.prompt, not _is_greedy(n, options), options.seed + n) for n, source in group]
     written = write(asked, options.answer_tokens) if tokens[False] < options.written_tokens else []
     for place, (number, source) in enumerate(group):
@@ -255,12 +254,12 @@ def _texts_of(
 
 
 def _is_greedy(number: int, options: TraceOptions) -> bool:
-    """Say whether a source's text is greedy: evenly spread, whatever the number of files that take turns."""
+    """Return whether a source's text is greedy; evenly spread, whatever the number of readers that take turns."""
     return number * _GOLDEN % 1 >= 1 - options.greedy_share
 
 
 def _known_texts(folder: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the texts in a folder, which is begun if it is new; a line that a kill cut short is removed."""
+    """Return the texts in a folder, after creating it or removing an incomplete last line."""
     file = folder / TEXTS
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -290,7 +289,7 @@ def _known_texts(folder: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _packed(
     texts: list[dict[str, Any]], window: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
-    """Return windows, their kinds, and which are held out; those of one side and kind follow one another."""
+    """Return windows, their kinds, and which are held out; a window never mixes kinds, or held-out and other texts."""
     found, kinds, held = [np.empty((0, window + 1), np.int32)], [], []
     for side in (False, True):
         for number, kind in enumerate(KINDS):

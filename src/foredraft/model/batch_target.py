@@ -1,8 +1,8 @@
-"""Passes over the rows of several sequences at once: one forward, each row over its own sequence's slots.
+"""Forward passes over the rows of several sequences at once, each row attending to its own sequence's slots.
 
-Where the forward is compiled with kernels in which a row comes out the same whatever rows stand beside it, a batch
-is one pass over slots of one arena. Elsewhere a batch is a pass for each sequence: slower, and the same text. Does not
-know what the rows mean, or which sequences a batch is made of.
+If the compiled kernels give a row the same bits whatever other rows are in the pass, a batch is one pass over slots of
+one arena. Otherwise each sequence gets its own pass: slower, with the same text. Does not depend on what the rows mean,
+nor on how a batch is put together.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from foredraft.model.mask import joined_mask
 from foredraft.model.target import PREFILL_ROWS, TorchTarget
 
 
-class OneByOne:
-    """A target that gives each sequence of a batch a pass of its own.
+class SequentialBatch:
+    """Runs a pass for each sequence of a batch.
 
     Args:
         target: the model.
@@ -36,10 +36,10 @@ class OneByOne:
         return self._target.new_cache()
 
     def close(self, _cache: Any) -> None:
-        """Do nothing: the cache goes with its sequence."""
+        """Do nothing: the cache is freed with its sequence."""
 
     def reserve(self, _cache: Any, _layout: Layout) -> None:
-        """Do nothing: the pass makes the room."""
+        """Do nothing: the pass reserves its own room."""
 
     def forward(
         self, layouts: Sequence[Layout], caches: Sequence[Any], scored: Sequence[bool], *, hidden: bool = False
@@ -55,13 +55,13 @@ class OneByOne:
         return found
 
 
-class Together:
-    """A compiled target that scores a batch in one pass.
+class JointBatch:
+    """Runs a batch in one pass of a compiled target.
 
     Args:
         target: the model.
-        compiled: its forward, in which a row has the bits that it has alone.
-        most_bytes: of keys and values.
+        compiled: its compiled forward, in which a row has the same bits alone and in a batch.
+        most_bytes: for keys and values.
     """
 
     def __init__(self, target: TorchTarget, compiled: CompiledForward, most_bytes: int) -> None:
@@ -74,19 +74,19 @@ class Together:
 
     @property
     def memory_use(self) -> float:
-        """The share of the slots that is leased to sequences that are not finished."""
+        """The share of the slots that is leased to unfinished sequences."""
         return self._arena.used / self._arena.most_slots
 
     def open(self, token_ids: TokenIds, capacity: int) -> Lease:
-        """Lease slots, with what an earlier sequence left of the same tokens."""
+        """Lease slots; a prefix shared with an earlier sequence is reused."""
         return self._arena.open(token_ids, capacity)
 
     def close(self, cache: Lease) -> None:
-        """Take the slots back."""
+        """Return the slots."""
         self._arena.close(cache)
 
     def reserve(self, cache: Lease, layout: Layout) -> None:
-        """Make room for the rows of a pass; may move what is there."""
+        """Make room for the rows of a pass; may move the lease."""
         cache.reserve(layout.token_ids)
 
     @torch.inference_mode()
@@ -106,8 +106,8 @@ class Together:
             torch.from_numpy(np.concatenate([np.arange(first, first + count) for first, count in firsts])),
             torch.from_numpy(np.repeat(np.stack([starts, committed + rows]), rows, axis=1)),
         ]
-        package = batch_package(self._compiled, sum(rows))
-        assert package is not None  # of which `batch_target` makes sure
+        package = _batch_package(self._compiled, sum(rows))
+        assert package is not None, "`batch_target` has checked it"
         logits, states = package.library.run([*arguments, *self._arena.buffers])
         found: list[Scores | None] = []
         start = 0
@@ -118,20 +118,20 @@ class Together:
         return found
 
 
-def batch_package(compiled: CompiledForward, rows: int) -> LoadedPackage | None:
-    """Return the package for a pass over several sequences, whether or not the model as it is were quicker."""
+def _batch_package(compiled: CompiledForward, rows: int) -> LoadedPackage | None:
+    """Return the package for a pass over several sequences, even if the uncompiled model would be faster."""
     for package, record in zip(compiled.packages, compiled.record.packages, strict=True):
         if package.ranges and record.least_rows <= rows <= record.most_rows:
             return package
     return None
 
 
-def batch_target(target: TorchTarget, most_bytes: int) -> Together | OneByOne:
-    """Return what runs a target's batches: in one pass where a row has the bits that it has alone, else one by one."""
+def batch_target(target: TorchTarget, most_bytes: int) -> JointBatch | SequentialBatch:
+    """Return what runs a target's batches: a `JointBatch` where it gives the same bits, else a `SequentialBatch`."""
     compiled = target.compiled
     if compiled is None or not compiled.record.same_bits or set(target.support.windows) != {None}:
-        return OneByOne(target)
-    of_one_shape = len(set(compiled.record.shapes)) == 1
-    if not of_one_shape or not all(batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS)):
-        return OneByOne(target)
-    return Together(target, compiled, most_bytes)
+        return SequentialBatch(target)
+    one_shape = len(set(compiled.record.shapes)) == 1
+    if not one_shape or not all(_batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS)):
+        return SequentialBatch(target)
+    return JointBatch(target, compiled, most_bytes)

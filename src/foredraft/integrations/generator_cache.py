@@ -1,7 +1,7 @@
-"""What is kept between two calls of `model.generate`: the generators made for a model, on the model itself.
+"""Generators that are reused across calls of `model.generate`, stored as an attribute of the model.
 
-An attribute of the model, and no registry: it goes when the model goes, and copies and pickles of the model are made
-without it. Knows models and generators; not what they write.
+There is no global registry: they are freed with the model, and copies and pickles of the model do not contain them.
+Does not depend on what the generators write.
 """
 
 import threading
@@ -15,12 +15,12 @@ from foredraft.model.target import TorchTarget
 from foredraft.speculation import parse_speculation
 
 ATTRIBUTE = "_foredraft"
-"""Where a model keeps what was made for it."""
-MOST_KEPT = 4
-"""Configurations whose drafters are kept for a model; of more, the one used longest ago is dropped."""
+"""The attribute's name."""
+MOST_GENERATORS = 4
+"""Generators stored for a model; the least recently used one is dropped. Chosen."""
 
 
-class Kept:
+class GeneratorCache:
     """The generators of one model, by configuration, and `last`, the last call's statistics of each row."""
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class Kept:
         self._made: list[tuple[tuple[Any, ...], Generator]] = []
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        # drafters hold locks and mapped files, and belong to one model: copies and pickles get None in their place
+        # drafters hold locks and mapped files, and belong to one model: copies and pickles contain None instead
         return type(None), ()
 
     def generator(self, model: Any, config: Mapping[str, Any]) -> Generator:
-        """Return the generator for a configuration: the one made for it before, or a new one.
+        """Return the generator for a configuration, an existing or a new one.
 
-        A model that was moved, cast or resized since is another model. Raises as `make_generator`.
+        A model that was moved, cast or resized since gets a new one. Raises as `make_generator`.
         """
         state = _state_of(model)
         with self._lock:
@@ -44,31 +44,31 @@ class Kept:
                     self._made.append(self._made.pop(number))
                     return generator
             generator = make_generator(model, config)
-            # a copy, which the caller cannot change any more; models in it stay what they are
+            # a copy, so that the caller's later changes do not matter; models in it are not copied
             copied = {name: dict(value) if isinstance(value, Mapping) else value for name, value in config.items()}
-            self._made = [*self._made, ((state, copied), generator)][-MOST_KEPT:]
+            self._made = [*self._made, ((state, copied), generator)][-MOST_GENERATORS:]
             return generator
 
 
-def kept_on(model: Any) -> Kept:
-    """Return what is kept on a model, which is nothing at first."""
-    kept = vars(model).get(ATTRIBUTE)
-    if not isinstance(kept, Kept):
-        kept = Kept()
-        setattr(model, ATTRIBUTE, kept)
-    return kept
+def generators_of(model: Any) -> GeneratorCache:
+    """Return a model's generator cache, a new one if it has none."""
+    cache = vars(model).get(ATTRIBUTE)
+    if not isinstance(cache, GeneratorCache):
+        cache = GeneratorCache()
+        setattr(model, ATTRIBUTE, cache)
+    return cache
 
 
 def make_generator(model: Any, config: Mapping[str, Any]) -> Generator:
-    """Make a generator for a causal language model of transformers as it stands in memory, in evaluation mode.
+    """Create a generator for a transformers causal language model in memory, in evaluation mode.
 
-    `config` is `speculative_config` as `foredraft.load` takes it, and `tokenizer`: an object or a name. Without it, the
-    tokenizer is looked for where the model was loaded from.
+    `config` is `speculative_config` as `foredraft.load` takes it, plus `tokenizer`, an object or a name. Without it,
+    the tokenizer is loaded from where the model was loaded.
 
     Raises:
-        UsageError: an unknown name, option or value, or a file bound to a tokenizer and no tokenizer to be found.
-        UnsupportedModelError: a model that cannot be verified as a tree.
-        StoreError: a table or store that is damaged or belongs to another tokenizer.
+        UsageError: an unknown name, option or value, or a file bound to a tokenizer and no tokenizer is found.
+        UnsupportedModelError: the model cannot be verified as a tree.
+        StoreError: a table or store is damaged or belongs to another tokenizer.
     """
     asked = parse_speculation(None, config)
     given = asked.options.pop("tokenizer", None)
@@ -85,6 +85,6 @@ def make_generator(model: Any, config: Mapping[str, Any]) -> Generator:
 
 
 def _state_of(model: Any) -> tuple[Any, ...]:
-    """Return what a generator was made for: where the weights lie, of which type and how many, and which kernel."""
+    """Return the properties that a generator depends on: the weights' device, dtype and shape, and the kernel."""
     weight = model.get_input_embeddings().weight
     return weight.device, weight.dtype, tuple(weight.shape), getattr(model.config, "_attn_implementation", None)

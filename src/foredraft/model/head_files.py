@@ -1,0 +1,203 @@
+"""The files of trained heads: written, read, and checked against the model that they are loaded for.
+
+A head is a folder with `head.json`, which names its model, and `head.safetensors`. If the file holds `lm_head.ids`, the
+head scores only those tokens (model/ranked.py); if it holds no LM head weights, the target's own rows are used.
+Does not depend on the modules that the weights belong to.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import nn
+
+from foredraft.atomic_file import write_file
+from foredraft.errors import StoreError, UsageError
+from foredraft.model.fingerprint import fingerprint
+
+CONFIG_FILE, WEIGHTS_FILE = "head.json", "head.safetensors"
+
+SHIPPED = Path(__file__).parents[3] / "models"
+"""Heads in a checkout of the repository, MODEL/METHOD each; the wheel does not contain them."""
+
+INT8 = "int8"
+IDS = "lm_head.ids"
+"""The tensor in a file that holds the ids of the tokens that the head scores."""
+_LM_HEAD = "lm_head."
+_SCALE = ".scale"  # suffix of a matrix's row scales in an int8 file
+_INT8_MAX = 127.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCard:
+    """Metadata of a head.
+
+    Attributes:
+        kind: "eesd", "cali", "draft" or "medusa".
+        base_model: the name under which its model was loaded for training.
+        fingerprint: of that model's weights, see `fingerprint`.
+        vocabulary: number of ids that the model scores.
+        width: of the hidden states.
+        layers: layers before the exit (N), or of the draft model; 0 for Medusa.
+        dtype: of its weights, such as "bfloat16"; "int8" rounds matrices by row, in the file only.
+        count: number of heads; 1 except for Medusa.
+    """
+
+    kind: str
+    base_model: str
+    fingerprint: str
+    vocabulary: int
+    width: int
+    layers: int
+    dtype: str
+    count: int = 1
+
+
+def weights_of(head: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the weights to save. A frozen LM head is the target's: only its ids are saved."""
+    frozen = {
+        name for name, weight in head.named_parameters() if name.startswith(_LM_HEAD) and not weight.requires_grad
+    }
+    return {name: weight for name, weight in head.state_dict().items() if name not in frozen}
+
+
+def card_for(
+    model: Any, kind: str, base_model: str, *, layers: int = 0, dtype: str = "bfloat16", count: int = 1
+) -> HeadCard:
+    """Return the card of a new head of `model`, which was loaded under the name `base_model`."""
+    vocabulary, width = model.get_output_embeddings().weight.shape
+    return HeadCard(kind, base_model, fingerprint(model), vocabulary, width, layers, dtype, count)
+
+
+def save_head(folder: Path, card: HeadCard, weights: Mapping[str, torch.Tensor]) -> None:
+    """Write a head. Each file replaces an old one only once it is complete.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    tensors = {name: weight.contiguous() for name, weight in _encoded(weights, card.dtype)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(folder / WEIGHTS_FILE, save_tensors(tensors, {"format": "pt"}))
+        write_file(folder / CONFIG_FILE, (json.dumps(asdict(card), indent=2) + "\n").encode())
+    except OSError as error:
+        raise StoreError(f"No head can be written to {folder} ({error.strerror}). Check its free space.") from error
+
+
+def _encoded(weights: Mapping[str, torch.Tensor], dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a file. With "int8", each matrix row is stored as integers and one scale."""
+    for name, weight in weights.items():
+        values = weight.detach().cpu()
+        if not values.is_floating_point():
+            yield name, values
+        elif dtype != INT8:
+            yield name, values.to(getattr(torch, dtype))
+        elif values.dim() < 2:
+            yield name, values.to(torch.bfloat16)
+        else:
+            scale = (values.float().abs().amax(-1, keepdim=True) / _INT8_MAX).clamp_min(1e-30)
+            yield name, (values.float() / scale).round().to(torch.int8)
+            yield name + _SCALE, scale
+
+
+def _decoded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights from a file's tensors: the inverse of `_encoded`."""
+    scales = {name: tensors.pop(name) for name in list(tensors) if name.endswith(_SCALE)}
+    return {
+        name: weight.float() * scales[name + _SCALE] if name + _SCALE in scales else weight
+        for name, weight in tensors.items()
+    }
+
+
+def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, dict[str, torch.Tensor]]:
+    """Read a head for `model` from a folder or the hub.
+
+    Raises:
+        UsageError: there is no head, it is of another kind, or it was trained for another model.
+        StoreError: its files are damaged.
+    """
+    folder = head_folder(str(location))
+    try:
+        data = json.loads((folder / CONFIG_FILE).read_text())
+        card = HeadCard(**{field.name: data[field.name] for field in fields(HeadCard) if field.name in data})
+        if card.kind != kind:
+            raise UsageError(f"{location} is a head for {card.kind}, not for {kind}.")
+        weights = _decoded(load_tensors((folder / WEIGHTS_FILE).read_bytes()))
+    except FileNotFoundError as error:
+        raise UsageError(f"{location} holds no trained head: {Path(error.filename).name} is missing.") from error
+    except UsageError:  # also a ValueError, so it must come before the next clause
+        raise
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise StoreError(f"The head in {location} is damaged ({error}). Train it again, or copy it again.") from error
+    _check_card(card, model, location)
+    return card, weights
+
+
+def _check_card(card: HeadCard, model: Any, location: str | Path) -> None:
+    """Check that a head was trained for this model.
+
+    Raises:
+        UsageError: it was trained for another one.
+    """
+    vocabulary, width = model.get_output_embeddings().weight.shape
+    for name, theirs, ours in (("vocabulary", card.vocabulary, vocabulary), ("width", card.width, width)):
+        if theirs != ours:
+            raise UsageError(
+                f"The head in {location} was trained for {card.base_model}, with a {name} of {theirs}; this model's is "
+                f"{ours}. Train one for it: foredraft train {card.kind}."
+            )
+    if card.fingerprint != fingerprint(model):
+        raise UsageError(
+            f"The head in {location} was trained for {card.base_model}, whose weights are not this model's. Train one "
+            f"for it: foredraft train {card.kind}."
+        )
+
+
+def fill(module: nn.Module, weights: Mapping[str, torch.Tensor], location: str | Path) -> None:
+    """Load a head's weights into `module`. If the file holds no LM head weights, the module keeps its own.
+
+    Raises:
+        StoreError: a weight is missing, unknown, of another shape, or not finite.
+    """
+    bad = [name for name, weight in weights.items() if not torch.isfinite(weight).all()]
+    own = {name: weight for name, weight in module.state_dict().items() if name.startswith(_LM_HEAD) and name != IDS}
+    try:
+        module.load_state_dict({**({} if own.keys() & weights.keys() else own), **weights})
+    except RuntimeError as error:
+        raise StoreError(f"The head in {location} is damaged: {str(error).splitlines()[-1].strip()}") from error
+    if bad:
+        raise StoreError(f"The head in {location} is damaged: {bad[0]} holds NaN or infinity.")
+
+
+def shipped_head(method: str, model: Any) -> Path | None:
+    """Return the folder of this checkout's head for a method and exactly this model, or None."""
+    cards = sorted(SHIPPED.glob(f"*/{method}/{CONFIG_FILE}"))
+    own = fingerprint(model) if cards else ""
+    return next((card.parent for card in cards if json.loads(card.read_text())["fingerprint"] == own), None)
+
+
+def head_folder(location: str) -> Path:
+    """Return the local folder of a head, downloaded from the hub if `location` is a hub id.
+
+    Raises:
+        UsageError: it cannot be downloaded.
+    """
+    path = Path(location).expanduser()
+    if path.exists() or location.startswith((".", "/", "~")) or location.count("/") != 1:
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(location, allow_patterns=[f"**{CONFIG_FILE}", f"**{WEIGHTS_FILE}"]))
+    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UsageError(
+            f"There is no folder {location}, and no head of that name could be fetched from the hub: {first}"
+        ) from error
