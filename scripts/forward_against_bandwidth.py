@@ -1,8 +1,8 @@
-"""Time forward passes by rows against the time that reading the weights takes at this machine's copy bandwidth.
+"""Compare the time of forward passes, by rows, with the time to read the weights at this machine's copy bandwidth.
 
-A model with random weights will do, as `scripts/random_model.py` makes one or `--random` makes in memory: speed does
-not depend on what they are. With `--transformers`, plain decoding is timed beside transformers' `generate`, eager and
-with a static cache (which it compiles on a GPU).
+The weights do not affect the speed, so the model can be random: made by `scripts/random_model.py`, or in memory with
+`--random`. With `--transformers`, plain decoding is compared with transformers' `generate`, eager and with a static
+cache (which it compiles on a GPU).
 
     python scripts/forward_against_bandwidth.py FOLDER [--context 1024] [--compile]
     python scripts/forward_against_bandwidth.py --random 7b --device cuda --context 1024 --recorded --transformers
@@ -41,15 +41,15 @@ SHAPES = {
     },
     "tiny": {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
 }  # fmt: skip
-"""Llamas; a GPU's attention to fewer key heads than heads is not its attention to as many."""
+"""Configurations of Llamas. "8b" has grouped key heads, for which a GPU uses other attention kernels."""
 
-_COPIED = 2**29
+_COPIED = 2**29  # bytes; chosen, larger than the processor's caches
 _REPEATS = 8
-_TOKENS = 64
+_TOKENS = 64  # tokens per timed text
 
 
 def random_llama(shape: str, dtype: torch.dtype, device: str) -> Any:
-    """Return a Llama of one of the shapes, with random weights, made on its device."""
+    """Return a Llama of one of the `SHAPES` with random weights, created on `device`."""
     sizes = SHAPES[shape]
     heads = 32 if sizes["hidden_size"] >= 4096 else 4
     config = LlamaConfig(**{
@@ -57,7 +57,7 @@ def random_llama(shape: str, dtype: torch.dtype, device: str) -> Any:
         "bos_token_id": None, "eos_token_id": None, **sizes,
     })  # fmt: skip
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # so that no weight is ever there in float32
+    torch.set_default_dtype(dtype)  # so that no weight is created in float32
     try:
         with torch.device(device):
             model = LlamaForCausalLM(config).eval()
@@ -67,7 +67,7 @@ def random_llama(shape: str, dtype: torch.dtype, device: str) -> Any:
 
 
 def copy_bandwidth(device: torch.device, size: int = _COPIED) -> float:
-    """Return the bytes a second, read and written together, of the quickest plain copy of `size` bytes."""
+    """Return the bytes per second, read plus written, of the fastest copy of `size` bytes."""
     source, copied = (torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2))
     seconds = []
     for _ in range(_REPEATS):
@@ -80,7 +80,7 @@ def copy_bandwidth(device: torch.device, size: int = _COPIED) -> float:
 
 
 def weight_bytes(model: torch.nn.Module) -> int:
-    """Return the bytes of the weights that a pass reads; of an embedding that is not tied, it reads only a few rows."""
+    """Return the bytes of the weights that a pass reads: all, without an embedding that is not tied to the LM head."""
     embedding = model.get_input_embeddings().weight
     tied = model.get_output_embeddings().weight.data_ptr() == embedding.data_ptr()
     every = sum(weight.numel() * weight.element_size() for weight in model.parameters())
@@ -88,7 +88,7 @@ def weight_bytes(model: torch.nn.Module) -> int:
 
 
 def busy_seconds(run: Callable[[], object], device: torch.device) -> float | None:
-    """Return for how long the device works at one call of `run`; None on a CPU. The rest of a pass is the host's."""
+    """Return the seconds that the device is busy during one call of `run`; None on a CPU."""
     if device.type != "cuda":
         return None
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
@@ -100,7 +100,7 @@ def busy_seconds(run: Callable[[], object], device: torch.device) -> float | Non
 
 
 def timed_passes(target: TorchTarget, rows: list[int], context: int) -> list[dict[str, Any]]:
-    """Return the least seconds of passes, and for how long of it the device works."""
+    """Return the minimum time of passes by rows, and how long the device is busy."""
     curve = measure_cost(target, tuple(rows), seconds=5.0, context=context)
     cache = target.new_cache()
     target.prefill(np.arange(context, dtype=np.int64) % target.vocabulary, cache)
@@ -115,7 +115,7 @@ def timed_passes(target: TorchTarget, rows: list[int], context: int) -> list[dic
 
 
 def our_seconds_per_token(target: TorchTarget, prompt: np.ndarray, tokens: int = _TOKENS) -> float:
-    """Return what a token of plain greedy decoding takes after `prompt`, int64[n]: of two texts, the quicker."""
+    """Return the seconds per token of plain greedy decoding after `prompt`, int64[n]: the faster of two texts."""
     generator = Generator(target, None, method="none", options={}, nodes=None)
     seconds = []
     for _ in range(2):
@@ -127,7 +127,7 @@ def our_seconds_per_token(target: TorchTarget, prompt: np.ndarray, tokens: int =
 
 
 class _Clock:
-    """Notes when each token is there; ends nothing."""
+    """A stopping criterion that records the time of each token and never stops."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -140,7 +140,7 @@ class _Clock:
 
 @torch.inference_mode()
 def their_seconds_per_token(model: Any, prompt: np.ndarray, tokens: int = _TOKENS, **options: object) -> float:
-    """Return what a token of transformers' greedy `generate` takes: of three texts, the first of which may compile."""
+    """Return the seconds per token of transformers' greedy `generate`: the fastest of three texts; one may compile."""
     ids = torch.from_numpy(prompt)[None].to(model.device)
     seconds = []
     for _ in range(3):
@@ -163,21 +163,21 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--context", type=int, default=128)
-    parser.add_argument("--compile", action="store_true", help="also compile the forward, on a CPU")
-    parser.add_argument("--recorded", action="store_true", help="also record passes; on a CPU, only fixed shapes")
-    parser.add_argument("--transformers", action="store_true", help="also time plain texts, and transformers' own")
+    parser.add_argument("--compile", action="store_true", help="also time the compiled forward, on a CPU")
+    parser.add_argument("--recorded", action="store_true", help="also time CUDA graphs; on a CPU, their fixed shapes")
+    parser.add_argument("--transformers", action="store_true", help="also time plain decoding and transformers")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Print the table, or JSON."""
+    """Print a table or JSON."""
     given = parsed()
     if given.random:
         model = random_llama(given.random, DTYPES[given.dtype], given.device)
     else:
         model = load_model(str(given.model), given.dtype, given.device)
-    targets = {"as it is": TorchTarget(model)}
+    targets = {"eager": TorchTarget(model)}
     if given.compile:
         compile_forward(model, cache_folder())
         targets["compiled"] = TorchTarget(model, kept_forward(model))
@@ -208,7 +208,7 @@ def main() -> None:
             f"{each['times_the_limit']:.2f} times the limit{busy}"
         )
     for name, seconds in texts.items():
-        print(f"{1e3 * seconds:8.2f} ms a token: {name}")
+        print(f"{1e3 * seconds:8.2f} ms per token: {name}")
 
 
 if __name__ == "__main__":

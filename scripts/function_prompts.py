@@ -1,9 +1,9 @@
-"""Write the functions of a folder of Python files as JSON lines of texts: what `foredraft train traces` goes on from.
+"""Write the functions of a folder of Python files as JSON lines of texts, as prompts for `foredraft train traces`.
 
     python scripts/function_prompts.py FOLDER OUT.jsonl
 
-Only functions that have a docstring and no class around them, so that a text begins as a task of code completion does:
-what it is called, what it takes, and what it is for. Tests and installed packages are left out.
+Only module-level functions with a docstring are used, so that a text begins like a code completion task: with name,
+arguments and purpose. Tests and installed packages are left out.
 """
 
 import ast
@@ -34,7 +34,7 @@ def functions(folder: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    """Write the file that the command line names, its lines shuffled."""
+    """Write the output file, with its lines shuffled."""
     folder, out = map(Path, sys.argv[1:])
     found = list(functions(folder))
     random.Random(SEED).shuffle(found)  # noqa: S311  # nothing secret is drawn

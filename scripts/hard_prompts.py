@@ -1,4 +1,4 @@
-"""Prompts that no drafter should know anything about: random tokens, and a language that the stores do not hold.
+"""Write prompts that no drafter can predict: random tokens, and a language that the stores do not contain.
 
 python scripts/hard_prompts.py --data PROMPTS --out hard
 foredraft index build CORPUS/stories.jsonl.gz --model smollm2 --out stories.store
@@ -22,7 +22,7 @@ _TRANSLATION = "spec_bench/translation"
 
 
 def random_tokens(count: int, length: int, seed: int) -> list[str]:
-    """Return texts of random ids of the default model's vocabulary, special ones left out."""
+    """Return texts of random ids of the default model's vocabulary, without special tokens."""
     tokenizer = load_tokenizer(SMOLLM2)
     ids = np.array(sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids)))
     drawn = np.random.default_rng(seed)
@@ -45,8 +45,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with spec_bench.jsonl")
     parser.add_argument("--out", type=Path, required=True, help="folder of the files to write")
-    parser.add_argument("--prompts", type=int, default=30, help="of each kind")
-    parser.add_argument("--length", type=int, default=64, help="tokens of a random prompt")
+    parser.add_argument("--prompts", type=int, default=30, help="per file")
+    parser.add_argument("--length", type=int, default=64, help="tokens per random prompt")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)

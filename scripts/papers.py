@@ -1,10 +1,10 @@
-"""Measure the drafters of the papers, on prompts of public tasks, by turns with plain decoding in one process.
+"""Measure the papers' drafters and plain decoding on prompts of public tasks, in one process.
 
-    python scripts/papers.py --data PROMPTS --cells papers.jsonl          # can be killed, and goes on
+    python scripts/papers.py --data PROMPTS --cells papers.jsonl          # can be killed and resumed
     python scripts/papers.py --cells papers.jsonl --table                 # the tables of docs/results/papers.md
 
-A cell is a method with its options and control, a temperature and a prompt; each is a line of the file once it is
-measured. Each prompt is written by all rows before the next one. Compile what they run first: `foredraft compile
+A row is a method with its options and control. A cell is a row, a temperature and a prompt; each measured cell is a
+line of the file. All rows write a prompt before the next prompt begins. Compile the models first: `foredraft compile
 --method eesd`, `draft_model` and `layer_skip`.
 """
 
@@ -51,14 +51,13 @@ ROWS: dict[str, dict[str, Any]] = {
     "auto": {"method": "auto"},
     "auto with the draft model": {"method": "auto", "options": {"drafter": "draft_tree"}},
 }  # fmt: skip
-"""The arguments of `Generator.use`, by the row that they fill; without nodes or a control, the method's own control."""
-
+"""The arguments of `Generator.use` by row; without `nodes` or `control`, the method's default control is used."""
 
 _WARM_UP, _WARM_UP_TOKENS = "One, two, three, one, two, three, one, two", 24
 
 
 def rows_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return the rows that were asked for, with a further one for each head that was named."""
+    """Return the selected rows, with additional rows for the heads and stores given as arguments."""
     heads = dict(each.split("=", 1) for each in arguments.head)
     further = {
         f"EESD, {name}, Beta-TS": {"method": "eesd", "options": {"head": head}, "control": "beta_ts"}
@@ -74,7 +73,7 @@ def rows_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """Measure the cells that the file does not hold yet."""
+    """Measure the cells that are missing in the file."""
     path, known = arguments.cells, set()
     if path.exists():
         known = {tuple(json.loads(line)["cell"]) for line in path.read_text().splitlines()}
@@ -83,7 +82,7 @@ def measure(arguments: argparse.Namespace) -> None:
     rows = rows_of(arguments)
     for row, how in rows.items():
         generator.use(**{"options": {}, **how})
-        for temperature in (0.0, 0.7):  # what is compiled at a first text is not to be timed
+        for temperature in (0.0, 0.7):  # the first text compiles, which must not be timed
             generator.generate(_WARM_UP, max_new_tokens=_WARM_UP_TOKENS, do_sample=temperature > 0)
         generator.forget()
         drafters[row] = generator.drafter
@@ -107,7 +106,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def table(path: Path) -> None:
-    """Print a table for each temperature, over the prompts that all of its rows have; decode time alone."""
+    """Print a table for each temperature, over the prompts measured for all rows; decode time only."""
     found: dict[float, dict[str, dict[tuple[str, int], Any]]] = defaultdict(lambda: defaultdict(dict))
     for line in map(json.loads, path.read_text().splitlines()):
         row, temperature, task, number = line["cell"]
@@ -115,9 +114,7 @@ def table(path: Path) -> None:
     for temperature, rows in found.items():
         common = set.intersection(*(set(lines) for lines in rows.values()))
         print(f"\nT={temperature:g}, {len(common)} prompts\n")
-        print(
-            "| | tokens a step | v_d | r_d | HM | speed-up | texts of plain decoding |\n|---|---|---|---|---|---|---|"
-        )
+        print("| | tokens per step | v_d | r_d | HM | speed-up | same text as plain |\n|---|---|---|---|---|---|---|")
         plain = rows["plain"]
         seconds = add_up([_statistics(plain[key]["statistics"]) for key in common]).decode_seconds_per_token
         for row, lines in rows.items():
@@ -135,17 +132,17 @@ def _statistics(counts: dict[str, Any]) -> Statistics:
 
 
 def main() -> None:
-    """Measure, or print."""
+    """Measure, or print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, help="the folder of the tasks' files")
-    parser.add_argument("--cells", type=Path, required=True, help="the file of what was measured")
-    parser.add_argument("--prompts", type=int, default=10, help="of each task")
-    parser.add_argument("--tokens", type=int, default=128, help="of a text at most")
-    parser.add_argument("--temperature", type=float, action="append", help="0 is greedy; may be given more than once")
-    parser.add_argument("--head", action="append", default=[], help="ROW=FOLDER, a further EESD head")
-    parser.add_argument("--store", action="append", default=[], help="NAME=FOLDER, a datastore for REST")
-    parser.add_argument("--row", action="append", help="this row only; may be given more than once")
-    parser.add_argument("--table", action="store_true", help="print what was measured")
+    parser.add_argument("--data", type=Path, help="folder of the tasks' files")
+    parser.add_argument("--cells", type=Path, required=True, help="file of the measured cells")
+    parser.add_argument("--prompts", type=int, default=10, help="per task")
+    parser.add_argument("--tokens", type=int, default=128, help="maximum number of new tokens per text")
+    parser.add_argument("--temperature", type=float, action="append", help="0 is greedy; repeatable")
+    parser.add_argument("--head", action="append", default=[], help="NAME=FOLDER, an additional EESD head; repeatable")
+    parser.add_argument("--store", action="append", default=[], help="NAME=FOLDER, a datastore for REST; repeatable")
+    parser.add_argument("--row", action="append", help="measure only this row; repeatable")
+    parser.add_argument("--table", action="store_true", help="print the tables instead of measuring")
     arguments = parser.parse_args()
     arguments.temperature = arguments.temperature or [0.0]
     if arguments.table:

@@ -1,4 +1,4 @@
-"""A Llama with random weights and the embedded model's tokenizer: a text that nobody can foresee, and larger passes.
+"""Write a Llama with random weights and the default model's tokenizer, for unpredictable texts and larger passes.
 
 python scripts/random_model.py --out random-130m
 foredraft bench micro --model random-130m --method auto
@@ -16,7 +16,7 @@ from foredraft.model.loading import located
 
 
 def main() -> None:
-    """Write the folder."""
+    """Write the model's folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--width", type=int, default=768, help="hidden size; a multiple of 64")

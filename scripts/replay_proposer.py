@@ -1,7 +1,6 @@
-"""Replay answers of the embedded model through vLLM's proposer, without vLLM: tokens per target step by option.
+"""Replay recorded answers of the default model through vLLM's proposer, without vLLM: tokens per step by option.
 
-Reads the answers that `compare_vllm.py --json` wrote. Every answer is one request, and all of a task are drafted
-together; what a draft gets right is counted, up to the answer's end.
+Reads the answers written by `compare_vllm.py --json`. Every answer is a request; all requests of a task are one batch.
 """
 
 import argparse
@@ -20,11 +19,11 @@ from foredraft.model.loading import load_config, load_tokenizer, located
 from foredraft.request import encoded
 
 Texts = list[tuple[list[int], list[int]]]
-"""Ids of each prompt and of its answer."""
+"""Ids of each prompt and its answer."""
 
 
 def replay(options: Mapping[str, Any], most: int, texts: Texts, vocabulary: int) -> tuple[float, float, float]:
-    """Return tokens per target step, drafted tokens per step, and accepted per drafted, with these options."""
+    """Return tokens per target step, drafted tokens per step, and the acceptance rate with these options."""
     parsed, own = parse_proposer_options(options)
     model = located(SMOLLM2)
     drafter = served_drafter(parsed.method, own, model, vocabulary)
@@ -41,7 +40,7 @@ def replay(options: Mapping[str, Any], most: int, texts: Texts, vocabulary: int)
     token_ids = np.zeros((len(texts), int(ends.max()) + most + 2), np.int32)
     for row, (prompt, answer) in enumerate(texts):
         token_ids[row, : ends[row]] = prompt + answer
-    # the pass over the prompt gives the first token
+    # the pass over the prompt emits the first token
     lengths, steps, drafted, accepted = np.array([len(prompt) + 1 for prompt, _ in texts]), 0, 0, 0
     while (lengths < ends).any():
         sampled = [[1] if length < end else [] for length, end in zip(lengths, ends, strict=True)]
@@ -56,14 +55,12 @@ def replay(options: Mapping[str, Any], most: int, texts: Texts, vocabulary: int)
 
 
 def main() -> None:
-    """Print a line for each set of options and task."""
+    """Print a table row for each set of options and task."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("answers", type=Path, help="what compare_vllm.py --json wrote")
+    parser.add_argument("answers", type=Path, help="file written by compare_vllm.py --json")
     parser.add_argument("--data", type=Path, required=True, help="folder with the tasks' files")
     parser.add_argument("--most", type=int, default=8, help="num_speculative_tokens")
-    parser.add_argument(
-        "--options", action="append", required=True, help="foredraft's options in JSON; may be repeated"
-    )
+    parser.add_argument("--options", action="append", required=True, help="foredraft's options in JSON; repeatable")
     given = parser.parse_args()
     tokenizer, vocabulary = load_tokenizer(SMOLLM2), load_config(SMOLLM2).vocab_size
     texts: dict[str, Texts] = {}
@@ -79,7 +76,7 @@ def main() -> None:
     print("|---|---|---|---|---|")
     for options in given.options:
         figures = {task: replay(json.loads(options), given.most, each, vocabulary) for task, each in texts.items()}
-        figures["mean"] = tuple(np.mean(list(figures.values()), axis=0))  # type: ignore[assignment]  # three, as above
+        figures["mean"] = tuple(np.mean(list(figures.values()), axis=0))  # type: ignore[assignment]  # three numbers, as in the rows
         for task, (per_step, drafted, accepted) in figures.items():
             print(f"| `{options}` | {task} | {per_step:.2f} | {drafted:.1f} | {accepted:.2f} |", flush=True)
 

@@ -1,9 +1,9 @@
-"""Load a server for a while with everything that clients do wrong, and say whether any text was wrong.
+"""Load-test a server with misbehaving clients, and check every text.
 
-`python scripts/soak_server.py --minutes 20 --clients 64`. Clients ask by streams and whole, cancel half-way, read
-slowly, send bodies that are no requests, and fill and remove stores, all at the same time. Each finished text is
-compared with the one that plain decoding writes alone. At the end the server is killed in the middle of its work and
-started again: its stores must be whole. Exit status 1 where a text differs, an answer is lost, or a store is damaged.
+`python scripts/soak_server.py --minutes 20 --clients 64`. Clients concurrently request answers with and without
+streaming, cancel, read slowly, send damaged bodies, and fill and remove stores. Each finished text is
+compared with plain decoding's. At the end the server is killed while it works and restarted, and its stores are
+checked. The exit status is 1 if a text differs, an answer is lost, or a store is damaged.
 """
 
 import argparse
@@ -32,7 +32,7 @@ WAYS: list[Any] = [None, None, False, {"method": "prompt_lookup"}, {"method": "a
 
 
 def requests(model: str, count: int, data: Path | None) -> list[tuple[dict[str, Any], str]]:
-    """Return bodies and what plain decoding writes for each, alone."""
+    """Return request bodies, each with plain decoding's text."""
     tasks = load_tasks(DEFAULT_TASKS, data, count)
     prompts = [task.turns[0] for task in tasks if len(task.turns[0]) < 1500][:count]
     writer = foredraft.load(model, method="none")
@@ -47,7 +47,7 @@ def requests(model: str, count: int, data: Path | None) -> list[tuple[dict[str, 
 
 
 def damaged(body: bytes, rng: random.Random) -> bytes:
-    """Return a body with some bytes changed, cut or repeated."""
+    """Return a body with some bytes changed, removed or repeated."""
     data = bytearray(body)
     for _ in range(rng.randint(1, 8)):
         place = rng.randrange(len(data))
@@ -63,7 +63,7 @@ def damaged(body: bytes, rng: random.Random) -> bytes:
 
 
 class Soak:
-    """What is asked of a server, and what came of it."""
+    """Clients of a server at `address` until the time `until`, with counts of their actions and a list of errors."""
 
     def __init__(self, address: str, known: list[tuple[dict[str, Any], str]], until: float) -> None:
         self.address, self.known, self.until = address, known, until
@@ -71,7 +71,7 @@ class Soak:
         self.wrong: list[str] = []
 
     async def client(self, number: int) -> None:
-        """Ask until the time is over."""
+        """Perform random actions until the time is over."""
         rng = random.Random(number)  # noqa: S311  # not a secret
         async with httpx.AsyncClient(base_url=self.address, timeout=300) as http:
             while time.monotonic() < self.until:
@@ -82,7 +82,7 @@ class Soak:
                     self.wrong.append(f"{act.__name__}: {type(error).__name__} {error}")
 
     def body(self, rng: random.Random) -> tuple[dict[str, Any], str]:
-        """Return a request drafted in some way, and its text."""
+        """Return a request with random drafting options, and its expected text."""
         body, text = rng.choice(self.known)
         way = rng.choice(WAYS)
         predicted = (
@@ -90,14 +90,14 @@ class Soak:
         )
         return body | ({} if way is None else {"speculative": way}) | predicted, text
 
-    def told(self, act: str, text: str, expected: str, finish: str | None) -> None:
-        """Compare a finished text."""
+    def check(self, act: str, text: str, expected: str, finish: str | None) -> None:
+        """Compare a finished text with the expected one."""
         self.counts[act] += 1
         if text != expected or finish not in ("stop", "length"):
-            self.wrong.append(f"{act}: {text[:60]!r} ({finish}) in the place of {expected[:60]!r}")
+            self.wrong.append(f"{act}: {text[:60]!r} ({finish}) instead of {expected[:60]!r}")
 
     async def whole(self, http: httpx.AsyncClient, rng: random.Random) -> None:
-        """Ask for an answer in one piece."""
+        """Request an answer without streaming."""
         body, text = self.body(rng)
         answer = await http.post("/v1/chat/completions", json=body)
         if answer.status_code in BUSY:
@@ -107,10 +107,10 @@ class Soak:
             self.wrong.append(f"whole: {answer.status_code} {answer.text[:200]}")
         else:
             choice = answer.json()["choices"][0]
-            self.told("whole", choice["message"]["content"], text, choice["finish_reason"])
+            self.check("whole", choice["message"]["content"], text, choice["finish_reason"])
 
     async def stream(self, http: httpx.AsyncClient, rng: random.Random) -> None:
-        """Read an answer as it is written, at times slowly."""
+        """Read a streamed answer, sometimes slowly."""
         body, expected = self.body(rng)
         slow, pieces, finish, done = rng.random() < 0.2, [], None, False
         async with http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as answer:
@@ -126,11 +126,11 @@ class Soak:
                         pieces.append(choice["delta"].get("content") or "")
                         finish = choice["finish_reason"] or finish
         if not done:
-            self.wrong.append("stream: it ended without [DONE]")
-        self.told("slow stream" if slow else "stream", "".join(pieces), expected, finish)
+            self.wrong.append("stream: ended without [DONE]")
+        self.check("slow stream" if slow else "stream", "".join(pieces), expected, finish)
 
     async def cancel(self, http: httpx.AsyncClient, rng: random.Random) -> None:
-        """Go away in the middle of an answer."""
+        """Disconnect in the middle of an answer."""
         body, _ = self.body(rng)
         async with http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as answer:
             left = rng.randint(0, 12)
@@ -141,7 +141,7 @@ class Soak:
         self.counts["cancelled"] += 1
 
     async def garbage(self, http: httpx.AsyncClient, rng: random.Random) -> None:
-        """Send what is no request; it may be one all the same, whose text is not known."""
+        """Send a damaged body, which may still be a valid request with an unknown text."""
         body = damaged(json.dumps(self.body(rng)[0]).encode(), rng)
         answer = await http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
         self.counts[f"damaged body: {answer.status_code}"] += 1
@@ -160,22 +160,22 @@ class Soak:
             answer = await http.post("/v1/chat/completions", json=body | {"speculative": {"stores": [name]}})
             if answer.status_code == 200:
                 choice = answer.json()["choices"][0]
-                self.told("with a store", choice["message"]["content"], text, choice["finish_reason"])
+                self.check("with a store", choice["message"]["content"], text, choice["finish_reason"])
         self.counts[f"store: {answer.status_code}"] += 1
         if answer.status_code >= 500 and answer.status_code not in BUSY:
             self.wrong.append(f"store: {answer.status_code} {answer.text[:200]}")
 
 
 def started(model: str, stores: Path) -> tuple[subprocess.Popen[str], str]:
-    """Start a server in a process of its own; return it and its address."""
+    """Start a server process; return it and its address."""
     command = [sys.executable, "-m", "foredraft", "serve", model, "--port", "0", "--stores", str(stores)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # what is started is this package
-    assert process.stdout is not None, "it was asked for"
+    assert process.stdout is not None, "it is a pipe"
     return process, process.stdout.readline().partition("/v1 ")[0]
 
 
 async def watch(process: subprocess.Popen[str], until: float) -> list[int]:
-    """Return the server's memory in MiB, every 15 seconds."""
+    """Return the server's resident memory in MiB, sampled every 15 seconds."""
     found, server = [], psutil.Process(process.pid)
     while time.monotonic() < until:
         found.append(server.memory_info().rss >> 20)
@@ -184,13 +184,13 @@ async def watch(process: subprocess.Popen[str], until: float) -> list[int]:
 
 
 async def soaked(process: subprocess.Popen[str], soak: Soak, clients: int) -> list[int]:
-    """Run all clients; return the server's memory."""
+    """Run all clients; return the samples of the server's memory."""
     memory, *_ = await asyncio.gather(watch(process, soak.until), *(soak.client(number) for number in range(clients)))
     return memory
 
 
 async def interrupted(process: subprocess.Popen[str], soak: Soak) -> None:
-    """Kill the server while stores are being written."""
+    """Kill the server while clients write stores."""
 
     async def kill() -> None:
         await asyncio.sleep(4)
@@ -200,13 +200,13 @@ async def interrupted(process: subprocess.Popen[str], soak: Soak) -> None:
 
 
 def main() -> None:
-    """Parse, soak and report."""
+    """Run the load test and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--data", type=Path, help="folder of the tasks' files; else those of the package")
+    parser.add_argument("--data", type=Path, help="folder of the tasks' files; by default from the hub")
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--texts", type=int, default=40, help="different requests")
+    parser.add_argument("--texts", type=int, default=40, help="number of different requests")
     given = parser.parse_args()
     known = requests(given.model, given.texts, given.data)
     with tempfile.TemporaryDirectory() as folder:
@@ -228,8 +228,8 @@ def main() -> None:
         status = process.wait()
     for what, count in sorted(soak.counts.items()):
         print(f"{count:8} {what}")
-    told = memory[:: max(len(memory) // 12, 1)]
-    print(f"memory: {told} MiB; after the kill {len(listed)} stores; stopped with {status}")
+    samples = memory[:: max(len(memory) // 12, 1)]
+    print(f"memory: {samples} MiB; after the kill {len(listed)} stores; stopped with {status}")
     print(f"{len(soak.wrong)} wrong" + "".join(f"\n  {each}" for each in soak.wrong[:20]))
     sys.exit(bool(soak.wrong))
 

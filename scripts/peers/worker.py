@@ -1,8 +1,8 @@
-"""A worker of `compare_peers.py`: loads one peer once, then answers a line of JSON with a line of JSON.
+"""A worker of `compare_peers.py`: loads one peer, then answers each line of JSON with a line of JSON.
 
-Runs in the peer's own environment, so it imports nothing of the driver's. A request holds `ids`, `max_new_tokens`,
-`temperature` and `seed`; the answer `seconds`, `tokens`, `steps` (None where the library does not tell) and `text`.
-What libraries print goes to stderr. The first line out says `ready` and the versions, or `error`.
+Runs in the peer's environment, so it imports nothing from the driver. A request has `ids`, `max_new_tokens`,
+`temperature` and `seed`; the answer has `seconds`, `tokens`, `steps` (None if the library does not report them) and
+`text`. Output of the libraries goes to stderr. The first line on stdout has `ready` and the versions, or `error`.
 """
 
 import json
@@ -19,12 +19,12 @@ Answer = Mapping[str, Any]
 Ask = Callable[[Mapping[str, Any]], Answer]
 
 WINDOW = 2048
-"""Tokens of prompt and text together, where a library wants to know."""
+"""Tokens of prompt and text together, for libraries that need a limit. Chosen."""
 FILE_TYPES = {"BF16": "LLAMA_FTYPE_MOSTLY_BF16", "Q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0", "Q4_0": "LLAMA_FTYPE_MOSTLY_Q4_0"}
 
 
 def answer(seconds: float, tokens: Sequence[int], steps: int | None, text: str) -> Answer:
-    """Return an answer as the driver reads it."""
+    """Return an answer for the driver."""
     return {"seconds": seconds, "tokens": [int(each) for each in tokens], "steps": steps, "text": text}
 
 
@@ -41,7 +41,7 @@ class Counted:
 
 
 def foredraft(model: str, threads: int, method: str) -> Ask:
-    """Load the model as `foredraft compile` left it, with a drafting method."""
+    """Load the compiled model with a drafting method."""
     import torch
 
     from foredraft.api import load
@@ -64,7 +64,7 @@ def foredraft(model: str, threads: int, method: str) -> Ask:
 
 
 def transformers(model: str, threads: int, **options: Any) -> Ask:
-    """Load the model for transformers' own `generate`, with the peer that the benchmark has already."""
+    """Load the model for transformers' own `generate`, through the benchmark's peer."""
     import torch
 
     from foredraft.api import load
@@ -87,7 +87,7 @@ def transformers(model: str, threads: int, **options: Any) -> Ask:
 
 
 def llama_cpp(folder: str, threads: int, kind: str, lookup: int = 0) -> Ask:
-    """Load a GGUF file; types other than the package's own are made from it first, by llama.cpp's quantiser."""
+    """Load a GGUF file; other types than the package's are first made from it with llama.cpp's quantiser."""
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -100,7 +100,7 @@ def llama_cpp(folder: str, threads: int, kind: str, lookup: int = 0) -> Ask:
     end = llama.token_eos()
 
     def ask(request: Mapping[str, Any]) -> Answer:
-        llama.reset()  # else it would go on after what the last prompt shares with this one
+        llama.reset()  # otherwise it would reuse the prefix shared with the last prompt
         llama.set_seed(request["seed"])
         before, tokens = counted.calls, []
         start = time.perf_counter()
@@ -119,7 +119,7 @@ def llama_cpp(folder: str, threads: int, kind: str, lookup: int = 0) -> Ask:
 
 
 def gguf(folder: Path, kind: str, threads: int) -> Path:
-    """Return the file of a type: the package's own Q4_1, its weights in BF16, or those quantised anew."""
+    """Return the file of a type: the package's Q4_1 file, its weights in BF16, or these requantised."""
     import ctypes
     from importlib.util import find_spec
 
@@ -142,7 +142,7 @@ def gguf(folder: Path, kind: str, threads: int) -> Path:
 
 
 def vllm(model: str, threads: int, **speculation: Any) -> Ask:  # noqa: ARG001  # threads come from OMP_NUM_THREADS
-    """Load the model into vLLM as it comes: compiled, in bfloat16, one request at a time."""
+    """Load the model into vLLM with its default compilation, in bfloat16, for one request at a time."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(
@@ -164,7 +164,7 @@ def vllm(model: str, threads: int, **speculation: Any) -> Ask:  # noqa: ARG001  
 
 
 def openvino(model: str, threads: int, folder: str, weights: str, lookup: int = 0) -> Ask:
-    """Load the model as optimum-intel exports it, which is done first where it was not before."""
+    """Load the model exported by optimum-intel; export it first if necessary."""
     import numpy as np
     import openvino
     import openvino_genai
@@ -204,7 +204,7 @@ LOADERS: Mapping[str, Callable[..., Ask]] = {
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:
-    """Return the versions of packages, those that are not installed left out."""
+    """Return the versions of the installed packages among these."""
     found = {}
     for name in names:
         try:
@@ -215,21 +215,21 @@ def versions(names: Sequence[str]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Load what the first argument asks for, and answer until stdin ends."""
+    """Load the peer named by the first argument, and answer until stdin ends."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # libraries print; the driver reads JSON alone
+    os.dup2(2, 1)  # libraries print to stdout, where the driver expects only JSON
 
-    def say(value: Mapping[str, Any]) -> None:
+    def send(value: Mapping[str, Any]) -> None:
         print(json.dumps(value), file=out, flush=True)
 
     given = json.loads(sys.argv[1])
     try:
         ask = LOADERS[given["loader"]](**given["arguments"])
-        say({"ready": True, "versions": versions(given["packages"])})
+        send({"ready": True, "versions": versions(given["packages"])})
         for line in sys.stdin:
-            say(ask(json.loads(line)))
+            send(ask(json.loads(line)))
     except Exception as error:
-        say({"error": f"{type(error).__name__}: {error}"})
+        send({"error": f"{type(error).__name__}: {error}"})
         raise
 
 
