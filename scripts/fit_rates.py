@@ -48,7 +48,10 @@ def main() -> None:
     arrays = {}
     for mode, rates in (("greedy", drafter.rates[False]), ("sampled", drafter.rates[True])):
         keep = np.minimum(1.0, MOST_SEEN / rates.seen)
-        fitted = Rates((rates.hits * keep).astype(np.float32), (rates.seen * keep).astype(np.float32), rates.weights)
+        margins = rates.margins * np.minimum(1.0, MOST_SEEN / rates.margins[1])
+        fitted = Rates(
+            *(each.astype(np.float32) for each in (rates.hits * keep, rates.seen * keep, rates.weights, margins))
+        )
         arrays |= {f"{mode}_{name}": array for name, array in fitted._asdict().items()}
     np.savez_compressed(given.out, **arrays)
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 import naive.index_blend
 from foredraft.graph.tree import depths, is_tree, path_to
 from foredraft.index.blend import (
+    NO_NOISE,
     NO_TOP_TOKENS,
+    Noise,
     advance,
     blend,
     chance,
@@ -16,7 +18,7 @@ from foredraft.index.blend import (
     flat_rates,
     learn_choices,
     prior_rates,
-    room_for,
+    room_to_draft,
 )
 from foredraft.index.datastore import open_datastore
 from foredraft.index.own_words import NO_WORDS, empty_words
@@ -34,6 +36,7 @@ from foredraft.index.sources import (
     Rows,
     Sources,
 )
+from foredraft.sampling.noise import perturbed_argmax
 from support.documents import random_documents
 from support.own_words import learn
 from support.stores import built
@@ -55,9 +58,10 @@ def sources(ids=(), words=NO_WORDS, table=NO_WORDS, began=0, shared=(), rows=NO_
     return Sources(words, began, table, text_of(ids), text_of(shared), rows, neural)
 
 
-def drafted(asked, ids, size=SIZE, rates=None):
-    nodes = room_for(max(size[0], 1))
-    count = blend(asked, flat_rates() if rates is None else rates, nodes, np.array(ids, np.int64), size)
+def drafted(asked, ids, size=SIZE, rates=None, noise=NO_NOISE):
+    room = room_to_draft(max(size[0], 1))
+    blend(asked, flat_rates() if rates is None else rates, room, np.array(ids, np.int64), size, noise)
+    nodes, count = room[0], room[0].made[0]
     return [each[:count].copy() for each in (nodes.tokens, nodes.parents, nodes.score)]
 
 
@@ -232,13 +236,15 @@ def test_fitted_rates_are_chances_and_those_for_sampling_are_their_own():
 
 def test_only_choices_that_the_target_came_to_are_counted():
     """The target emitted 3 and then 9: the child of 3 was compared with 9; the children of 4 were not tried."""
-    nodes = room_for(4)
-    nodes.tokens[:], nodes.parents[:] = [3, 4, 5, 6], [-1, -1, 0, 1]
-    nodes.cells[:], nodes.known[:] = ABSENT, 1
-    nodes.cells[:, 0] = [1, 2, 3, 4]
+    room = room_to_draft(3)
+    for nodes, count in zip(room, (3, 4), strict=True):  # the last candidate was not drafted, and counts too
+        nodes.made[0] = count
+        nodes.tokens[:count], nodes.parents[:count] = [3, 4, 5, 6][:count], [-1, -1, 0, 1][:count]
+        nodes.cells[:count], nodes.known[:count], nodes.margin[:count] = ABSENT, 1, -1
+        nodes.cells[:count, 0] = [1, 2, 3, 4][:count]
     rates = flat_rates()
     before = [rates.hits.copy(), rates.seen.copy()]
-    learn_choices(rates, nodes, 4, np.array([3, 9], np.int64))
+    learn_choices(rates, room, np.array([3, 9], np.int64))
     tried = (rates.seen - before[1])[0, 1:5]
     won = (rates.hits - before[0])[0, 1:5]
     assert (tried > 0.5).tolist() == [True, True, True, False]
@@ -249,15 +255,36 @@ def test_only_choices_that_the_target_came_to_are_counted():
 def test_a_source_that_misleads_is_trusted_less():
     """The stored rows continue every text with 4, and the target emits 5."""
     rows = Rows(np.array([[4, 4]], np.int32), np.ones(1, np.float32), np.full(1, 3, np.int32))
-    rates, nodes, ids, last = prior_rates(sampled=False), room_for(4), np.arange(3), (0, 0, 0)
+    rates, room, ids, last = prior_rates(sampled=False), room_to_draft(4), np.arange(3), (0, 0)
     scores = []
     asked = Sources(NO_WORDS, 0, NO_WORDS, empty_text(1000), NO_TEXT, rows, NO_NEURAL_DRAFT)
     for _ in range(60):
-        tokens, _, score, source = advance(asked, rates, nodes, ids, last, NO_TOP_TOKENS, (1, 1, VOCABULARY), True)
+        tokens, _, score, source = advance(
+            asked, rates, room, ids, last, NO_TOP_TOKENS, (1, 1, VOCABULARY), NO_NOISE, True
+        )
         assert (tokens.tolist(), source.tolist()) == ([4], [STORE])
         scores.append(score[0])
-        last, ids = (1, len(ids), len(ids)), np.append(ids, 100 + len(ids))
+        last, ids = (len(ids), len(ids)), np.append(ids, 100 + len(ids))
     assert scores[-1] < 0.5 * scores[0]
+
+
+def test_known_noise_tells_which_of_several_tokens_will_be_drawn():
+    """A context with three equally probable tokens: blindly one draw in three is guessed, with the noise most."""
+    words, law, hits = empty_words(64), np.zeros(VOCABULARY, np.float32), {}
+    learn(words, [1, 2], [], [], {0: {5: 0.33, 6: 0.33, 7: 0.33}})
+    law[5:8] = 1 / 3
+    for known in (False, True):
+        noise, rates, room = Noise(known, np.uint64(11)), flat_rates(), room_to_draft(1)
+        asked, guessed = sources(words=words), []
+        for position in range(3, 403):
+            ids = np.array([0] * (position - 2) + [1, 2], np.int64)
+            blend(asked, rates, room, ids, (1, 1, VOCABULARY), noise)
+            drawn = perturbed_argmax(law, np.uint64(11), position)
+            guessed.append(room[0].tokens[0] == drawn)
+            learn_choices(rates, room, np.array([drawn], np.int64))
+        hits[known] = np.mean(guessed[200:])
+    assert hits[False] < 0.5
+    assert hits[True] > 0.8
 
 
 # --- stored rows

@@ -20,7 +20,7 @@ from foredraft.errors import NumericsError, UsageError
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.chooser import Sampler
 from foredraft.sampling.filters import filter_row, penalize
-from foredraft.sampling.noise import gumbel_noise, perturbed_argmax, philox, uniform_noise
+from foredraft.sampling.noise import gumbel_noise, gumbel_value, perturbed_argmax, philox, uniform_noise
 from support.filters import UNUSABLE, WITH_FILTERS
 
 pytestmark = pytest.mark.kernels
@@ -63,6 +63,12 @@ def test_noise_is_the_philox_word_of_its_counter_and_key():
     seed, position, token = (7 << 32) | 3, 21, 4 * 5 + 2
     words = philox(np.array([5, position, 0, 0], np.uint32), np.array([3, 7], np.uint32))
     assert uniform_noise(np.uint64(seed), position, np.array([token]))[0] == (float(words[2]) + 0.5) / 2**32
+
+
+def test_one_gumbel_value_is_that_of_the_array():
+    tokens = np.array([0, 1, 2, 3, 48_001])
+    values = [gumbel_value(np.uint64(2**63 + 5), 77, token) for token in tokens.tolist()]
+    assert values == gumbel_noise(2**63 + 5, 77, tokens).tolist()
 
 
 def noise_grid(seeds, positions, tokens):

@@ -31,7 +31,7 @@ from foredraft.control.payoff import scores_of
 from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
-from foredraft.index.blend import NO_TOP_TOKENS, Rates, TopTokens, advance, prior_rates, room_for
+from foredraft.index.blend import NO_TOP_TOKENS, Noise, Rates, TopTokens, advance, prior_rates, room_to_draft
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
 from foredraft.index.own_words import NO_WORDS, TOP, OwnWords, empty_words, load_words, save_words, words_of_table
 from foredraft.index.recent_text import NO_TEXT, empty_text, with_room
@@ -218,7 +218,8 @@ class AutoDrafting:
     def __init__(self, drafter: AutoDrafter, context: DraftContext) -> None:
         self._drafter, self._options = drafter, drafter.options
         self._vocabulary = context.vocabulary
-        self._words, rates = drafter.words, drafter.rates[bool(context.settings.get("do_sample", False))]
+        sampled = bool(context.settings.get("do_sample", False))
+        self._words, rates = drafter.words, drafter.rates[sampled]
         self._rates = rates
         if self._options.learn in ("request", "off"):
             self._words = NO_WORDS if self._options.learn == "off" else empty_words()
@@ -227,12 +228,14 @@ class AutoDrafting:
         self._learns = self._options.learn != "off"
         self._own = empty_text() if self._learns else NO_TEXT
         self._stored = StoredRows(drafter.library.segments())
-        self._nodes = room_for(max(context.max_nodes, 1))
+        self._room = room_to_draft(max(context.max_nodes, 1))
+        draws = sampled and context.settings.get("verification", "matched") == "matched"
+        self._noise = Noise(known=draws, seed=np.uint64(context.seed))
         self._neural: _Neural | None = None
         if (neural := drafter.neural) is not None:
             self._neural = self._guarded(lambda: _Neural(neural, self._options.levels, context))
         self._ids: TokenIds = np.empty(0, np.int64)
-        self._made, self._at, self._read = 0, 0, 0  # nodes of the last draft, text length then, tokens read
+        self._at, self._read = 0, 0  # length of the text at the last draft, tokens read
         self._top = NO_TOP_TOKENS
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
@@ -240,9 +243,9 @@ class AutoDrafting:
         self._ids = view.ids
         if budget.nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT  # new tokens are read later: many at once are faster
-        if budget.nodes > len(self._nodes.tokens):
+        if budget.nodes > len(self._room[0].tokens):
             self._learn()
-            self._nodes = room_for(budget.nodes)
+            self._room = room_to_draft(budget.nodes)
         rows = self._stored.read(view.ids, len(view.ids) - self._read)
         neural, proposed = self._neural, NO_NEURAL_DRAFT
         if neural is not None and neural.worth.begins():
@@ -262,11 +265,11 @@ class AutoDrafting:
             self._own = with_room(self._own, len(ids) - self._read)
         shared = drafter.library.shared if self._options.shares else NO_TEXT
         sources = Sources(self._words, self._began, drafter.table, self._own, shared, rows, proposed)
-        last, size = (self._made, self._at, self._read), (budget.nodes, min(self._options.depth, budget.depth))
+        last, size = (self._at, self._read), (budget.nodes, min(self._options.depth, budget.depth))
         tokens, parents, score, source = advance(
-            sources, self._rates, self._nodes, ids, last, self._top, (*size, self._vocabulary), self._learns
+            sources, self._rates, self._room, ids, last, self._top, (*size, self._vocabulary), self._noise, self._learns
         )
-        self._made, self._at, self._read, self._top = len(tokens), len(ids), len(ids), NO_TOP_TOKENS
+        self._at, self._read, self._top = len(ids), len(ids), NO_TOP_TOKENS
         return Draft(tokens, parents, score, source=source) if len(tokens) else EMPTY_DRAFT
 
     def _learn(self) -> None:

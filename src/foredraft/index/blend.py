@@ -3,8 +3,10 @@
 After each node of the draft every source lists candidates, each in a cell of the source (index/sources.py). A cell's
 probability is the share of its candidates that the target chose, counted where the target chose among them. The
 probabilities of all sources that know the context are mixed in the logistic domain, by weights learned online (Mahoney,
-"Adaptive Weighing of Context Models for Lossless Data Compression", 2005). A path's score is the product of the mixed
-probabilities. Does not depend on where texts and rows come from, nor on how many nodes are worth verifying.
+"Adaptive Weighing of Context Models for Lossless Data Compression", 2005). If the target samples, its noise for each
+position and token is known (sampling/noise.py), and candidates with more noise than their rivals get a higher
+probability. A path's score is the product of these probabilities. Does not depend on where texts and rows come from,
+nor on how many nodes are worth verifying.
 """
 
 from importlib import resources
@@ -21,13 +23,17 @@ from foredraft.index.sources import (
     ABSENT,
     CURSORS,
     LONGEST,
+    SHARES,
     SOURCES,
     UNLISTED,
+    Listed,
     Sources,
+    bin_of,
     empty_list,
     list_all,
     root_cursors,
 )
+from foredraft.sampling.noise import gumbel_value
 
 CELLS = 128
 """Room for the cells of a source; the largest source has 109."""
@@ -36,6 +42,9 @@ _MOST_SEEN = np.float32(1000.0)  # candidates of a cell, after which older ones 
 _STEP = np.float32(0.01)  # learning rate of the weights
 _LEAST_SHARE = np.float32(0.002)  # least share of hits, and of misses, so that logits stay finite
 _CANDIDATES = 32  # room per node of the draft; further candidates are dropped
+_MARGINS = np.array([-4.0, -2.5, -1.5, -0.75, -0.25, 0.25, 0.75, 1.5, 2.5, 4.0])  # bounds of bins, in logs; chosen
+_LEAST_UNLISTED = np.float32(0.02)  # least probability of all tokens that no source lists; chosen
+_MEAN_GUMBEL = np.float32(0.5772)  # mean of a standard Gumbel value: Euler's constant
 
 
 # --- rates
@@ -47,13 +56,25 @@ class Rates(NamedTuple):
     hits: FloatArray  # float32[7, 128], by source and cell: candidates that the target chose
     seen: FloatArray  # float32[7, 128], candidates among which the target chose
     weights: FloatArray  # float32[128, 8], by the set of sources that know a context, as bits; the last is the bias
+    margins: FloatArray  # float32[2, 9, 11], by bins of probability and margin: candidates chosen, and expected
+
+
+class Noise(NamedTuple):
+    """The noise that the target's draws add, where it is known."""
+
+    known: bool
+    seed: np.uint64
+
+
+NO_NOISE = Noise(known=False, seed=np.uint64(0))
 
 
 def flat_rates() -> Rates:
-    """Return uninformed rates: 0.4 in every cell with the weight of 2 candidates, and equal weights of 0.45; chosen."""
+    """Return uninformed rates: 0.4 / 2 in every cell, equal weights of 0.45, and no correction for noise; chosen."""
     return Rates(
         np.full((SOURCES, CELLS), 0.4, np.float32), np.full((SOURCES, CELLS), 2.0, np.float32),
         np.repeat(np.array([[0.45] * SOURCES + [0.0]], np.float32), 1 << SOURCES, axis=0),
+        np.full((2, len(SHARES) + 1, len(_MARGINS) + 1), 2.0, np.float32),
     )  # fmt: skip
 
 
@@ -94,6 +115,43 @@ def credit(rates: Rates, cells: U8, known: int, chosen: bool) -> None:
         rates.hits[source, cell] = min(max(hits, _LEAST_SHARE * seen), (1 - _LEAST_SHARE) * seen)
 
 
+@njit(cache=True, error_model="numpy")
+def _correct_for_noise(
+    rates: Rates, listed: Listed, chances: FloatArray, cells: IntArray, seed: np.uint64, position: int
+) -> None:
+    """Correct the probabilities of the listed candidates, given the noise at their position.
+
+    The target takes the token with the largest log-probability plus noise. A candidate's margin is its own sum minus
+    the largest of its rivals'; all unlisted tokens together are one rival, with the mean noise. The probability is
+    multiplied by the ratio of chosen to expected candidates in its bins of probability and margin.
+
+    Args:
+        rates: their `margins`.
+        listed: L candidates.
+        chances: float32[L], corrected in place.
+        cells: int32[L], set to the candidates' cells of `margins`: 11 * bin of probability + bin of margin.
+        seed: of the noise.
+        position: of the candidates in the sequence.
+    """
+    count, unlisted, first, second = listed.made[0], np.float32(1), -1, -1
+    sums = np.empty(count, np.float32)
+    for i in range(count):
+        unlisted -= chances[i]
+        sums[i] = np.log(chances[i]) + gumbel_value(seed, position, listed.tokens[i])
+        if first < 0 or sums[i] > sums[first]:
+            first, second = i, first
+        elif second < 0 or sums[i] > sums[second]:
+            second = i
+    others = np.log(max(unlisted, _LEAST_UNLISTED)) + _MEAN_GUMBEL
+    for i in range(count):
+        best = second if i == first else first
+        margin = sums[i] - (max(sums[best], others) if best >= 0 else others)
+        row, column = bin_of(float(chances[i]), SHARES), bin_of(float(margin), _MARGINS)
+        cells[i] = row * (len(_MARGINS) + 1) + column
+        ratio = rates.margins[0, row, column] / rates.margins[1, row, column]
+        chances[i] = min(chances[i] * ratio, 1 - _LEAST_SHARE)
+
+
 # --- the draft
 
 
@@ -106,6 +164,9 @@ class Nodes(NamedTuple):
     cells: U8  # uint8[N, 7], the cell in each source
     known: IntArray  # int32[N], the sources that know the context, as bits
     cursors: IntArray  # int32[N, 7], see `Listed`
+    expected: FloatArray  # float32[N], the probability after the parent, without what the noise says
+    margin: IntArray  # int32[N], the cell in `Rates.margins`; -1 without noise
+    made: I64  # int64[1], how many there are
 
 
 @njit(cache=True)
@@ -114,22 +175,33 @@ def room_for(count: int) -> Nodes:
     return Nodes(
         np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.float32),
         np.empty((count, SOURCES), np.uint8), np.empty(count, np.int32), np.empty((count, CURSORS), np.int32),
+        np.empty(count, np.float32), np.empty(count, np.int32), np.zeros(1, np.int64),
     )  # fmt: skip
 
 
+def room_to_draft(most: int) -> tuple[Nodes, Nodes]:
+    """Return room for a draft of at most `most` nodes, and for its candidates."""
+    return room_for(most), room_for((most + 2) * _CANDIDATES)
+
+
 @njit(cache=True)
-def blend(sources: Sources, rates: Rates, nodes: Nodes, ids: I64, size: tuple[int, int, int]) -> int:
-    """Draft the most probable paths into `nodes`, best first; return their number.
+def blend(
+    sources: Sources, rates: Rates, room: tuple[Nodes, Nodes], ids: I64, size: tuple[int, int, int], noise: Noise
+) -> None:
+    """Draft the most probable paths, best first.
 
     Args:
         sources: list the candidates.
         rates: give their probabilities.
-        nodes: room for the draft.
-        ids: int64[n], the text, or its last `LONGEST` tokens; the root is the last one.
+        room: receives the draft, and all candidates that were considered.
+        ids: int64[n], the text; the root is the last token. Without noise its last `LONGEST` tokens suffice.
         size: most nodes, greatest depth, and vocabulary.
+        noise: of the target's draws.
     """
     most, deepest, vocabulary = size
-    waiting, listed, context = room_for((most + 2) * _CANDIDATES), empty_list(), np.empty(LONGEST, np.int64)
+    nodes, waiting = room
+    listed, context = empty_list(), np.empty(LONGEST, np.int64)
+    chances, margins = np.empty(len(listed.tokens), np.float32), np.full(len(listed.tokens), -1, np.int32)
     queue, depths = new_queue(waiting.score), np.empty(most, np.int32)
     count, node, depth, above = 0, -1, 0, np.float32(1)
     cursors = root_cursors(sources)
@@ -138,15 +210,22 @@ def blend(sources: Sources, rates: Rates, nodes: Nodes, ids: I64, size: tuple[in
             fill_context(context, nodes.tokens, nodes.parents, node, ids)
             known = list_all(sources, context, cursors, depth, listed)
             for i in range(listed.made[0]):
+                chances[i] = chance(rates, listed.cells[i], known)
+            expected = chances.copy()
+            if noise.known:
+                _correct_for_noise(rates, listed, chances, margins, noise.seed, len(ids) + depth)
+            for i in range(listed.made[0]):
                 if queue.counts[0] == len(waiting.tokens) or not 0 <= listed.tokens[i] < vocabulary:
                     continue
-                at = push(queue, above * np.float32(chance(rates, listed.cells[i], known)))
+                at = push(queue, above * chances[i])
+                waiting.expected[at], waiting.margin[at] = expected[i], margins[i]
                 waiting.tokens[at], waiting.parents[at] = listed.tokens[i], node
                 waiting.cells[at], waiting.known[at] = listed.cells[i], known
                 waiting.cursors[at] = listed.cursors[i]
         best = pop(queue) if count < most else -1
         if best < 0:
-            return count
+            nodes.made[0], waiting.made[0] = count, queue.counts[0]
+            return
         node, count = count, count + 1
         parent, above, cursors = waiting.parents[best], waiting.score[best], waiting.cursors[best]
         nodes.tokens[node], nodes.parents[node], nodes.score[node] = waiting.tokens[best], parent, above
@@ -166,18 +245,27 @@ def main_source(rates: Rates, cells: U8) -> int:
 
 
 @njit(cache=True)
-def learn_choices(rates: Rates, nodes: Nodes, count: int, written: I64) -> None:
-    """Count those of the first `count` nodes among which the target chose; `written`, int64[k], are its tokens."""
-    depths = np.full(count, -1, np.int64)  # of the nodes on the written path
-    for node in range(count):
+def learn_choices(rates: Rates, room: tuple[Nodes, Nodes], written: I64) -> None:
+    """Count the candidates among which the target chose, drafted or not; `written`, int64[k], are its tokens."""
+    nodes, candidates = room
+    depths = np.full(nodes.made[0], -1, np.int64)  # of the nodes on the written path
+    for node in range(nodes.made[0]):
         parent = nodes.parents[node]
+        depth = 0 if parent < 0 else depths[parent]
+        if 0 <= depth < len(written) and nodes.tokens[node] == written[depth]:
+            depths[node] = depth + 1
+    for i in range(candidates.made[0]):
+        parent = candidates.parents[i]
         depth = 0 if parent < 0 else depths[parent]
         if depth < 0 or depth >= len(written):
             continue
-        chosen = nodes.tokens[node] == written[depth]
-        if chosen:
-            depths[node] = depth + 1
-        credit(rates, nodes.cells[node], nodes.known[node], chosen)
+        chosen = candidates.tokens[i] == written[depth]
+        credit(rates, candidates.cells[i], candidates.known[i], chosen)
+        if candidates.margin[i] >= 0:
+            row, column = divmod(candidates.margin[i], len(_MARGINS) + 1)
+            keep = min(np.float32(1), _MOST_SEEN / (rates.margins[1, row, column] + 1))
+            rates.margins[0, row, column] = (rates.margins[0, row, column] + np.float32(chosen)) * keep
+            rates.margins[1, row, column] = (rates.margins[1, row, column] + candidates.expected[i]) * keep
 
 
 class TopTokens(NamedTuple):
@@ -196,8 +284,8 @@ NO_TOP_TOKENS = TopTokens(_NONE, _NONE, _NONE, np.zeros((0, 1), np.int32), np.ze
 
 @njit(cache=True)
 def advance(
-    sources: Sources, rates: Rates, nodes: Nodes, ids: I64, last: tuple[int, int, int], top: TopTokens,
-    size: tuple[int, int, int], learns: bool,
+    sources: Sources, rates: Rates, room: tuple[Nodes, Nodes], ids: I64, last: tuple[int, int], top: TopTokens,
+    size: tuple[int, int, int], noise: Noise, learns: bool,
 ) -> tuple[IntArray, IntArray, FloatArray, U8]:  # fmt: skip
     """Learn from the last draft, read the new tokens, and draft, in one compiled call.
 
@@ -206,22 +294,27 @@ def advance(
     Args:
         sources: list the candidates; `words` and `own` are updated.
         rates: give their probabilities; updated.
-        nodes: the last draft, replaced by the next one.
+        room: the last draft and its candidates, replaced by the next ones.
         ids: int64[n], the sequence.
-        last: nodes of the last draft, length of the sequence then, and tokens that `sources.own` has.
+        last: length of the sequence at the last draft, and tokens that `sources.own` has.
         top: of the last draft.
         size: see `blend`; with 0 nodes nothing is drafted.
+        noise: see `blend`.
         learns: whether to learn.
 
     Returns:
         The draft: tokens int32[N], parents int32[N], score float32[N], source uint8[N].
     """
-    count, at, read = last
+    at, read = last
+    nodes, candidates = room
     if learns:
-        learn_choices(rates, nodes, count, ids[at:])
+        learn_choices(rates, room, ids[at:])
         learn_rows(sources.words, top.tokens, top.parents, ids[:at], top.rows, top.best, top.chances)
         append(sources.own, ids[read:])
-    made = blend(sources, rates, nodes, ids, size) if size[0] > 0 else 0
+    nodes.made[0] = candidates.made[0] = 0
+    if size[0] > 0:
+        blend(sources, rates, room, ids, size, noise)
+    made = nodes.made[0]
     source = np.empty(made, np.uint8)
     for node in range(made):
         source[node] = main_source(rates, nodes.cells[node])

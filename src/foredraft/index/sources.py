@@ -30,7 +30,7 @@ LONGEST = 16
 _PLACES, _ROOT_PLACES = 16, 64  # occurrences read after a node, and after the root
 _LISTED = 64  # candidates after a node at most
 _OF_TEXT, _OF_TABLE, _OF_OTHERS = 1, 28, 55  # first of 27 cells each: three ranks times nine bins of probability
-_SHARES = np.array([0.01, 0.03, 0.08, 0.15, 0.3, 0.5, 0.7, 0.9])  # bounds of the bins of probability
+SHARES = np.array([0.01, 0.03, 0.08, 0.15, 0.3, 0.5, 0.7, 0.9])  # bounds of the bins of probability
 _LENGTHS = np.array([3.0, 4.0, 6.0, 9.0, 16.0])  # bounds of the bins of match length, in tokens
 CURSORS = 7
 """Columns of `Listed.cursors`."""
@@ -94,7 +94,7 @@ def empty_list() -> Listed:
 
 
 @njit(cache=True)
-def _bin(value: float, bounds: F64) -> int:
+def bin_of(value: float, bounds: F64) -> int:
     """Return how many of the ascending bounds `value` reaches."""
     number = 0
     while number < len(bounds) and value >= bounds[number]:
@@ -139,7 +139,7 @@ def _list_words(sources: Sources, key: int, source: int, listed: Listed) -> bool
             break
         at = _candidate(listed, known.tokens[slot, i])
         if at >= 0:
-            listed.cells[at, source] = cell + min(i, 2) * 9 + _bin(parts / 255.0, _SHARES)
+            listed.cells[at, source] = cell + min(i, 2) * 9 + bin_of(parts / 255.0, SHARES)
     return True
 
 
@@ -189,7 +189,7 @@ def _list_places(text: RecentText, context: I64, cursors: IntArray, visits: int,
     for at in range(listed.made[0]):
         count, newest, length = listed.tally[at]
         if count:
-            share, long = 0 if 3 * count < total else 1 if count < total else 2, _bin(float(length), _LENGTHS)
+            share, long = 0 if 3 * count < total else 1 if count < total else 2, bin_of(float(length), _LENGTHS)
             listed.cells[at, source] = 1 + ((long * 3 + share) * 2 + min(count - 1, 1)) * 2 + newest
     return total > 0
 
@@ -215,8 +215,8 @@ def _list_rows(rows: Rows, cursors: IntArray, depth: int, listed: Listed) -> boo
         at = _candidate(listed, token)
         if at >= 0:
             listed.cursors[at, _ROWS_LOW], listed.cursors[at, _ROWS_HIGH] = begin, end
-            length = min(_bin(float(longest + depth), _LENGTHS), 3)
-            listed.cells[at, STORE] = 1 + (_bin(float(weight / total), _SHARES) * 4 + length) * 3 + many
+            length = min(bin_of(float(longest + depth), _LENGTHS), 3)
+            listed.cells[at, STORE] = 1 + (bin_of(float(weight / total), SHARES) * 4 + length) * 3 + many
     return bool(high > low)
 
 
@@ -230,7 +230,7 @@ def _list_neural(neural: NeuralDraft, parent: int, listed: Listed) -> bool:
         found, at = True, _candidate(listed, neural.tokens[node])
         if at >= 0:
             listed.cursors[at, _NODE] = node
-            listed.cells[at, NEURAL] = 1 + _bin(float(neural.score[node]) / max(above, 1e-9), _SHARES)
+            listed.cells[at, NEURAL] = 1 + bin_of(float(neural.score[node]) / max(above, 1e-9), SHARES)
     return found
 
 
