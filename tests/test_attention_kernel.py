@@ -17,6 +17,8 @@ def _compiled_anew():
     """Forget other shapes: torch takes for a symbol what has varied, and heads and their sizes are constants."""
     torch._dynamo.reset()
     compiled.cache_clear()
+    with torch._inductor.config.patch(force_disable_caches=True):  # which do not see that a kernel's source changed
+        yield
 
 
 @functools.cache

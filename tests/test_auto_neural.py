@@ -64,11 +64,8 @@ def test_the_text_is_that_of_plain_decoding_asked_or_not(family, kind, setting, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("drafter", "least"),
-    [({"method": "eesd"}, 1.2), ({"method": "eesd", "out_degree": 3}, 1.2), ({"method": "medusa"}, 1.02)],
-)
-def test_what_heads_foresee_helps_the_other_sources(drafter, least, monkeypatch):
+@pytest.mark.parametrize("drafter", [{"method": "eesd"}, {"method": "eesd", "out_degree": 3}], ids=["chain", "tree"])
+def test_the_draft_of_an_exit_head_helps_the_other_sources(drafter, monkeypatch):
     monkeypatch.setattr(auto, "Worth", asked(True))
     prompt = [{"role": "user", "content": "Tom has 4 apples and buys 7 more. How many apples does he have?"}]
     generator = foredraft.load(TOY, method="none", dtype="float32", compile=False)
@@ -80,7 +77,7 @@ def test_what_heads_foresee_helps_the_other_sources(drafter, least, monkeypatch)
         found = generator.generate(prompt, **settings)
         assert found.token_ids == expected.token_ids
         steps[len(options)] = found.statistics.tokens_per_target_step
-    assert steps[1] > least * steps[0]
+    assert steps[1] > 1.2 * steps[0]
 
 
 def test_it_is_named_by_its_method_and_needs_what_it_needs(tmp_path):

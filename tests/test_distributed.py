@@ -141,7 +141,7 @@ def test_results_come_in_order_and_errors_as_they_were_raised(two_workers):
 @pytest.mark.slow
 def test_an_item_that_kills_every_worker_is_given_up_with_a_sentence(two_workers, monkeypatch):
     monkeypatch.setattr(distributed, "RETRIES", 1)
-    with pytest.raises(ForedraftError, match="after 2 workers had died"):
+    with pytest.raises(ForedraftError, match="after 2 workers died"):
         list(map_on_ray(die, [0]))
 
 

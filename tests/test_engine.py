@@ -518,7 +518,7 @@ def test_memory_that_runs_out_ends_the_text_with_what_is_written(llama, monkeypa
         return allocated(like, capacity)
 
     monkeypatch.setattr(kv_cache, "allocated", limited)
-    with pytest.warns(ForedraftWarning, match=r"no memory left for 1 more rows behind 256 tokens.*ends here"):
+    with pytest.warns(ForedraftWarning, match=r"no memory left for 1 more rows after 256 tokens.*ends here"):
         cut, _ = run(ORACLE, nodes=0, target=llama, prompt=prompt, max_new_tokens=whole)
     assert cut.finish == "memory"
     assert 0 < len(cut.emitted) < whole

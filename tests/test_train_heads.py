@@ -241,7 +241,7 @@ def test_a_killed_training_ends_with_the_weights_of_one_that_was_not(model, trac
     resumed = exit_task(model, traces)
     assert trained(resumed, tmp_path / "killed", traces).steps == steps
     assert torch.equal(parameters(resumed.module), parameters(whole.module))
-    with pytest.raises(UsageError, match="begun with other settings: options"):
+    with pytest.raises(UsageError, match="started with other settings: options"):
         trained(exit_task(model, traces), tmp_path / "killed", traces, LoopOptions(epochs=3, precision="float32"))
 
 

@@ -49,12 +49,16 @@ def newest_place(text, first, second):
     return max((place for place in range(1, len(text)) if text[place - 1 : place + 1] == [first, second]), default=-1)
 
 
+def bin_of(value, bounds):
+    return sum(value >= bound for bound in bounds)
+
+
 def share_bin(share):
-    return sum(share >= bound for bound in (0.01, 0.03, 0.08, 0.15, 0.3, 0.5, 0.7, 0.9))
+    return bin_of(share, (0.01, 0.03, 0.08, 0.15, 0.3, 0.5, 0.7, 0.9))
 
 
 def length_bin(length):
-    return sum(length >= bound for bound in (3, 4, 6, 9, 16))
+    return bin_of(length, (3, 4, 6, 9, 16))
 
 
 def listed_words(words, context):
