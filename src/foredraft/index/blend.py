@@ -42,7 +42,8 @@ _MOST_SEEN = np.float32(1000.0)  # candidates of a cell, after which older ones 
 _STEP = np.float32(0.01)  # learning rate of the weights
 _LEAST_SHARE = np.float32(0.002)  # least share of hits, and of misses, so that logits stay finite
 _CANDIDATES = 32  # room per node of the draft; further candidates are dropped
-_MARGINS = np.array([-4.0, -2.5, -1.5, -0.75, -0.25, 0.25, 0.75, 1.5, 2.5, 4.0])  # bounds of bins, in logs; chosen
+_MARGINS = np.array([-4.0, -2.5, -1.5, -0.75, -0.25, 0.25, 0.75, 1.5, 2.5, 4.0])  # bounds of bins, in nats; chosen
+_COLUMNS = len(_MARGINS) + 1  # bins of margins
 _LEAST_UNLISTED = np.float32(0.02)  # least probability of all tokens that no source lists; chosen
 _MEAN_GUMBEL = np.float32(0.5772)  # mean of a standard Gumbel value: Euler's constant
 
@@ -74,7 +75,7 @@ def flat_rates() -> Rates:
     return Rates(
         np.full((SOURCES, CELLS), 0.4, np.float32), np.full((SOURCES, CELLS), 2.0, np.float32),
         np.repeat(np.array([[0.45] * SOURCES + [0.0]], np.float32), 1 << SOURCES, axis=0),
-        np.full((2, len(SHARES) + 1, len(_MARGINS) + 1), 2.0, np.float32),
+        np.full((2, len(SHARES) + 1, _COLUMNS), 2.0, np.float32),
     )  # fmt: skip
 
 
@@ -147,7 +148,7 @@ def _correct_for_noise(
         best = second if i == first else first
         margin = sums[i] - (max(sums[best], others) if best >= 0 else others)
         row, column = bin_of(float(chances[i]), SHARES), bin_of(float(margin), _MARGINS)
-        cells[i] = row * (len(_MARGINS) + 1) + column
+        cells[i] = row * _COLUMNS + column
         ratio = rates.margins[0, row, column] / rates.margins[1, row, column]
         chances[i] = min(chances[i] * ratio, 1 - _LEAST_SHARE)
 
@@ -202,6 +203,7 @@ def blend(
     nodes, waiting = room
     listed, context = empty_list(), np.empty(LONGEST, np.int64)
     chances, margins = np.empty(len(listed.tokens), np.float32), np.full(len(listed.tokens), -1, np.int32)
+    expected = np.empty(len(listed.tokens), np.float32)
     queue, depths = new_queue(waiting.score), np.empty(most, np.int32)
     count, node, depth, above = 0, -1, 0, np.float32(1)
     cursors = root_cursors(sources)
@@ -210,8 +212,7 @@ def blend(
             fill_context(context, nodes.tokens, nodes.parents, node, ids)
             known = list_all(sources, context, cursors, depth, listed)
             for i in range(listed.made[0]):
-                chances[i] = chance(rates, listed.cells[i], known)
-            expected = chances.copy()
+                expected[i] = chances[i] = chance(rates, listed.cells[i], known)
             if noise.known:
                 _correct_for_noise(rates, listed, chances, margins, noise.seed, len(ids) + depth)
             for i in range(listed.made[0]):
@@ -262,7 +263,7 @@ def learn_choices(rates: Rates, room: tuple[Nodes, Nodes], written: I64) -> None
         chosen = candidates.tokens[i] == written[depth]
         credit(rates, candidates.cells[i], candidates.known[i], chosen)
         if candidates.margin[i] >= 0:
-            row, column = divmod(candidates.margin[i], len(_MARGINS) + 1)
+            row, column = divmod(candidates.margin[i], _COLUMNS)
             keep = min(np.float32(1), _MOST_SEEN / (rates.margins[1, row, column] + 1))
             rates.margins[0, row, column] = (rates.margins[0, row, column] + np.float32(chosen)) * keep
             rates.margins[1, row, column] = (rates.margins[1, row, column] + candidates.expected[i]) * keep

@@ -210,17 +210,20 @@ class TreeCache(Cache):
             drop = span.surplus(rows) if not self.held else 0
             if drop:
                 self._resize(span, drop, span.capacity)
-            capacity = span.needed_capacity(rows)
-            if capacity != span.capacity:
-                self._resize(span, 0, capacity)
+            self._grow(span, rows)
         self._rows = rows
 
     def reserve_text(self, tokens: int) -> None:
         """Make room for so many more tokens at once, where no window limits what is kept; growing copies everything."""
         for window, span in self.spans.items():
-            capacity = span.needed_capacity(tokens)
-            if window is None and capacity != span.capacity:
-                self._resize(span, 0, capacity)
+            if window is None:
+                self._grow(span, tokens)
+
+    def _grow(self, span: Span, rows: int) -> None:
+        """Allocate slots for `rows` more rows if they do not fit."""
+        capacity = span.needed_capacity(rows)
+        if capacity != span.capacity:
+            self._resize(span, 0, capacity)
 
     def reserved_buffers(self, rows: int) -> list[torch.Tensor]:
         """Make room for `rows` more rows, and return the buffers of every layer: all keys, then all values.

@@ -30,42 +30,45 @@ def _philox_round(
     return np.uint32(hi1 ^ c1 ^ k0), lo1, np.uint32(hi0 ^ c3 ^ k1), lo0
 
 
-@njit(cache=True)
-def philox(counter: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Return Philox-4x32-10 of one counter, uint32[4], under a key, uint32[2], as uint32[4]."""
-    c0, c1, c2, c3 = counter[0], counter[1], counter[2], counter[3]
-    k0, k1 = key[0], key[1]
+@njit(cache=True, inline="always")
+def _philox(
+    c0: np.uint32, c1: np.uint32, c2: np.uint32, c3: np.uint32, k0: np.uint32, k1: np.uint32
+) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
     for _ in range(10):
         c0, c1, c2, c3 = _philox_round(c0, c1, c2, c3, k0, k1)
         k0 = np.uint32(np.uint64(k0) + np.uint64(0x9E3779B9) & np.uint64(0xFFFFFFFF))
         k1 = np.uint32(np.uint64(k1) + np.uint64(0xBB67AE85) & np.uint64(0xFFFFFFFF))
-    return np.array([c0, c1, c2, c3], np.uint32)
+    return c0, c1, c2, c3
+
+
+@njit(cache=True)
+def philox(counter: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Return Philox-4x32-10 of one counter, uint32[4], under a key, uint32[2], as uint32[4]."""
+    return np.array(_philox(counter[0], counter[1], counter[2], counter[3], key[0], key[1]), np.uint32)
+
+
+@njit(cache=True)
+def _uniform(seed: np.uint64, position: int, token: int) -> float:
+    """Return u(seed, position, token)."""
+    zero = np.uint32(0)
+    k0, k1 = np.uint32(seed & np.uint64(0xFFFFFFFF)), np.uint32(seed >> np.uint64(32))
+    words = _philox(np.uint32(token // 4), np.uint32(position), zero, zero, k0, k1)
+    return (np.float64(words[token % 4]) + 0.5) / 4294967296.0
 
 
 @njit(cache=True)
 def uniform_noise(seed: np.uint64, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Return u(seed, position, token) in (0, 1) for each of `tokens`, float64[n]."""
-    key = np.array([seed & np.uint64(0xFFFFFFFF), seed >> np.uint64(32)], np.uint64).astype(np.uint32)
-    counter = np.zeros(4, np.uint32)
-    counter[1] = position
     noise = np.empty(len(tokens), np.float64)
     for i in range(len(tokens)):
-        counter[0] = tokens[i] // 4
-        noise[i] = (np.float64(philox(counter, key)[tokens[i] % 4]) + 0.5) / 4294967296.0
+        noise[i] = _uniform(seed, position, tokens[i])
     return noise
 
 
 @njit(cache=True)
 def gumbel_value(seed: np.uint64, position: int, token: int) -> float:
-    """Return g(seed, position, token), a standard Gumbel value, in compiled code and without an array."""
-    c0, c1, c2, c3 = np.uint32(token // 4), np.uint32(position), np.uint32(0), np.uint32(0)
-    k0, k1 = np.uint32(seed & np.uint64(0xFFFFFFFF)), np.uint32(seed >> np.uint64(32))
-    for _ in range(10):
-        c0, c1, c2, c3 = _philox_round(c0, c1, c2, c3, k0, k1)
-        k0 = np.uint32(np.uint64(k0) + np.uint64(0x9E3779B9) & np.uint64(0xFFFFFFFF))
-        k1 = np.uint32(np.uint64(k1) + np.uint64(0xBB67AE85) & np.uint64(0xFFFFFFFF))
-    word = (c0, c1, c2, c3)[token % 4]
-    return float(-np.log(-np.log((np.float64(word) + 0.5) / 4294967296.0)))
+    """Return g(seed, position, token), a standard Gumbel value, for compiled code."""
+    return float(-np.log(-np.log(_uniform(seed, position, token))))
 
 
 def gumbel_noise(seed: int, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
