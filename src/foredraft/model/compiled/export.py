@@ -33,6 +33,7 @@ CONTEXT = 200
 _SHAPED = (1, 2)  # sequences, and tokens of each, that show what the model writes into its cache
 _COMPILED = "foredraft_compiled"
 _LINEAR = torch.ops.aten.linear.default
+_BLOCKS = torch.ops.foredraft.multiply_blocks.default
 _TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int)
 
 
@@ -162,7 +163,7 @@ class Subject:
     """
 
     def __init__(self, model: Any, passage: Passage | None = None) -> None:
-        self.forward = FunctionalForward(model, passage).eval()
+        self.model, self.forward = model, FunctionalForward(model, passage).eval()
         self._embed = None
         if passage is not None and passage.enters:
             self._embed = model.get_input_embeddings()
@@ -310,14 +311,16 @@ def merge_products(program: torch.export.ExportedProgram) -> None:
     """Make one product of linear maps of the same rows whose results are taken apart into heads: queries, keys, values.
 
     Each number that comes out is the same as before. Those whose results go through a function stay apart, as the
-    compiler computes that within the product.
+    compiler computes that within the product, unless their weights are quantised.
 
     Args:
         program: an exported forward, changed in place.
     """
     graph = program.graph_module.graph
-    groups: dict[tuple[Any, int], list[Node]] = {}
+    groups: dict[tuple[Any, ...], list[Node]] = {}
     for node in graph.nodes:
+        if node.target is _BLOCKS:
+            groups.setdefault((node.args[0], node.args[1].meta["val"].shape[1:]), []).append(node)
         if node.target is not _LINEAR or not all(user.target in _TAKEN_APART for user in node.users):
             continue
         rows, *weights = node.args
@@ -331,12 +334,15 @@ def merge_products(program: torch.export.ExportedProgram) -> None:
 
 def _merge(graph: Graph, group: list[Node]) -> None:
     """Put one linear map in the place of several of the same rows."""
-    rows = group[0].args[0]
+    operation, (rows, *others) = group[0].target, group[0].args
     with graph.inserting_before(group[0]):
-        weights = zip(*(node.args[1:] for node in group), strict=True)
-        together = _call(
-            graph, _LINEAR, rows, *(_call(graph, torch.ops.aten.cat.default, list(each)) for each in weights)
-        )
+        given = [
+            _call(graph, torch.ops.aten.cat.default, [node.args[1 + place] for node in group])
+            if isinstance(first, Node)
+            else first
+            for place, first in enumerate(others)
+        ]
+        together = _call(graph, operation, rows, *given)
         start = 0
         for node in group:
             end = start + node.meta["val"].shape[-1]

@@ -16,6 +16,9 @@ since Zen 4), others at half that rate, so it is tried. Where there are tiles (I
 (tile_products.cpp.jinja). The compiler looks up how a product is divided among
 threads and caches anew in each product whose number of rows is a symbol, and cuts the depth to what the smallest cache
 holds; here all but the rows is known, and a strip of the weights is read to its end (blocking.cpp.jinja).
+
+Products with the integers of a GGUF file (blocks.cpp.jinja, blocks.py): they are widened to the weights' bfloat16 and
+multiplied in the same three ways.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +31,8 @@ from typing import Any
 import torch
 from torch.library import custom_op
 
+from foredraft.model.compiled.blocks import STRIP, bits_of
+
 QUERIES = 4
 """Query rows whose values are summed together, so that each value is read once for all of them."""
 
@@ -39,6 +44,9 @@ BYTES_AHEAD = 9 * 1024
 
 PAIR_TRIALS = 20
 """Products that are timed of each kind to say whether multiplying by pairs is quicker."""
+
+_BLOCK_ROWS = {512: 8, 256: 4}
+"""Rows whose sums by two vectors of weights fill the registers, by the bits of a register."""
 
 _TILE_DEPTH = 32  # numbers of each row that one instruction of AMX multiplies
 _TILED_HEAD = 160  # the most numbers of a head: of AMX's eight tiles, one holds sums, two keys, five a query's numbers
@@ -117,6 +125,7 @@ def own_kernels() -> Iterator[None]:
     operations = torch.ops.foredraft
     table: dict[Any, Any] = lowerings.lowerings
     lowerings.register_lowering(operations.attend.default, type_promotion_kind=None)(_lowered_attention)
+    lowerings.register_lowering(operations.multiply_blocks.default, type_promotion_kind=None)(_lowered_blocks)
     angles = (torch.ops.aten.cos.default, torch.ops.aten.sin.default)
     blocking = division.GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED
     with ExitStack() as until_the_end:
@@ -254,6 +263,44 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
         sum_t=DTYPE_TO_CPP[precise],
         restrict_keyword=get_restrict_keyword(),
     )
+
+
+def block_way() -> Way | None:
+    """Return how this processor multiplies by quantised weights; None where it has no AVX2."""
+    if _has_tiles():
+        return Way.TILES
+    if pairs_are_quicker():
+        return Way.PAIRS
+    return Way.SINGLY if torch.cpu._is_avx2_supported() else None  # noqa: SLF001  # torch has no public name for it
+
+
+def _lowered_blocks(rows: Any, blocks: Any, paired: bool) -> Any:
+    """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_blocks`."""
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+    from torch._inductor.ir import ExternKernel, FixedLayout
+    from torch._inductor.lowering import view
+
+    *leading, depth = rows.get_size()
+    strips, width, count = blocks.get_size()[0], blocks.get_size()[0] * STRIP, 1
+    for size in leading:
+        count = count * size
+    flat = ExternKernel.require_contiguous(ExternKernel.realize_input(view(rows, [count, depth])))
+    inputs = {"rows": flat, "blocks": ExternKernel.require_contiguous(ExternKernel.realize_input(blocks))}
+    tiles = paired and _has_tiles()
+    product = _kernel_call(
+        "multiply_blocks",
+        _source("blocks"),
+        inputs,
+        FixedLayout(rows.get_device(), rows.get_dtype(), [count, width], [width, 1]),
+        bits=bits_of(int(blocks.get_size()[2])),
+        bytes=int(blocks.get_size()[2]),
+        depth=int(depth),
+        strips=int(strips),
+        tiles=tiles,
+        paired=paired and not tiles,
+        at_once=2 * LANES if tiles else _BLOCK_ROWS[pick_vec_isa().bit_width() or 256],
+    )
+    return view(product, [*leading, width])
 
 
 def _product_kernels(theirs: Mapping[Any, list[Any]]) -> dict[Any, list[Any]]:

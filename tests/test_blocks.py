@@ -1,0 +1,90 @@
+"""Products with a GGUF file's integers give what its dequantised weights give, to a row alone as among others."""
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, quants
+from torch import nn
+from torch._inductor import aoti_compile_and_package
+
+from foredraft.model.compiled import kernels
+from foredraft.model.compiled.blocks import BlockLinear, packed_blocks, read_blocks, unpacked_blocks
+from foredraft.model.compiled.export import merge_products
+from foredraft.model.compiled.kernels import Way, own_kernels
+from foredraft.model.compiled.package import load_package
+
+KINDS = ("Q4_0", "Q4_1", "Q8_0")
+DEPTHS, COLUMNS = (96, 544), 192  # both leave blocks over where eight are widened together
+
+
+def quantised(kind, columns, depth):
+    """Return random weights in a GGUF format as it is read, and dequantised by GGUF's own reader."""
+    weights = np.random.default_rng(depth).normal(size=(columns, depth)).astype(np.float32)
+    which = GGMLQuantizationType[kind]
+    data = quants.quantize(weights, which)
+    return read_blocks(kind, data), torch.from_numpy(quants.dequantize(data, which))
+
+
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_hold_what_the_file_is_dequantised_to(kind, paired):
+    matrix, expected = quantised(kind, COLUMNS, DEPTHS[0])
+    assert torch.equal(matrix.dequantised(), expected)
+    assert torch.equal(unpacked_blocks(packed_blocks(matrix, paired=paired), paired=paired), expected)
+
+
+def test_formats_that_the_kernel_does_not_read_are_left_alone():
+    assert read_blocks("Q6_K", np.zeros((2, 210), np.uint8)) is None
+
+
+class Products(nn.Module):
+    """Products of the first numbers of each row by weights of two depths; those of the first depth are two."""
+
+    def __init__(self, kind, *, paired):
+        super().__init__()
+        self.expected = [quantised(kind, COLUMNS, depth)[1] for depth in (*DEPTHS, DEPTHS[0])]
+        self.layers = nn.ModuleList(
+            BlockLinear(packed_blocks(quantised(kind, COLUMNS, depth)[0], paired=paired), None, paired=paired)
+            for depth in (*DEPTHS, DEPTHS[0])
+        )
+
+    def forward(self, rows):
+        short = rows[..., : DEPTHS[0]]
+        return self.layers[0](short), self.layers[1](rows), self.layers[2](short).sigmoid()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
+@pytest.mark.parametrize("way", [Way.TILES, Way.PAIRS, Way.SINGLY], ids=lambda way: way.name.lower())
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind, way, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")  # torch's caches do not see our kernels' sources
+    if way is Way.TILES and not torch.cpu._is_amx_tile_supported():
+        pytest.skip("this processor has no AMX")
+    if way is Way.PAIRS and not torch.cpu._is_avx512_bf16_supported():
+        pytest.skip("this processor has no AVX512-BF16")
+    if kernels.block_way() is None:
+        pytest.skip("this processor has no AVX2")
+    monkeypatch.setattr(kernels, "_has_tiles", lambda: way is Way.TILES)
+    torch.manual_seed(3)
+    model = Products(kind, paired=way is not Way.SINGLY).eval()
+    rows = torch.randn(1, 256, DEPTHS[1]).bfloat16()
+    path = tmp_path / "blocks.pt2"
+    options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
+    with torch.no_grad(), own_kernels():
+        dynamic = ({1: torch.export.Dim("rows", min=2, max=256)},)
+        program = torch.export.export(model, (rows[:, :4],), strict=False, dynamic_shapes=dynamic)
+        merge_products(program)
+        products = [node for node in program.graph.nodes if "multiply_blocks" in str(node.target)]
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+    assert len(products) == 2
+    package = load_package(path)
+    whole = package.run([rows])
+    for count in (1, 2, 5, 8, 15, 16, 17, 31, 32, 33, 100, 256):
+        results = package.run([rows[:, :count].contiguous()])
+        for number, (result, among_all) in enumerate(zip(results, whole, strict=True)):
+            weights = model.expected[number].to(torch.float32 if way is Way.SINGLY else torch.bfloat16).double()
+            product = rows[0, :count, : weights.shape[1]].double() @ weights.T
+            expected = product.sigmoid() if number == len(DEPTHS) else product
+            assert torch.allclose(result[0].double(), expected, atol=5e-2, rtol=2e-2)
+            assert torch.equal(result[0], among_all[0, :count])
