@@ -13,7 +13,7 @@ from foredraft.contracts import Verification
 from foredraft.drafters import method_names
 from foredraft.errors import UsageError
 from foredraft.options import nearest
-from foredraft.speculation import take_amount, take_verification
+from foredraft.speculation import checked_verification, pop_amount
 
 BASE = "none"
 PEER = "transformers"
@@ -62,7 +62,7 @@ def parse_method(text: str) -> Method:
         raise UsageError(f'The options of {name!r} must be a JSON object such as {{"num_speculative_tokens": 16}}.')
     if name == PEER:
         return Method(text, name, options)
-    amount, verification = take_amount(options), take_verification(options)
+    amount, verification = pop_amount(options), checked_verification(options.pop("verification", None))
     return Method(text, name, options, amount, verification)
 
 
