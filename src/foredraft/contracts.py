@@ -1,7 +1,7 @@
 """The frozen records that a step passes on, and the protocols of drafters, controls, targets and policies.
 
-Data flows one way: ids, draft, layout, forward, verify, commit; only `observe` flows back. Does not depend on any model,
-text, file or drafter.
+Data flows one way: ids, draft, layout, forward, verify, commit; only `observe` flows back. Does not depend on any
+model, text, file or drafter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -337,7 +337,7 @@ class Control(Protocol):
     def observe(
         self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
     ) -> None:
-        """Learn the step's yield and cost, in seconds; `other_seconds` is all but the pass and includes the drafting."""
+        """Learn the yield and cost of a step; `other_seconds` is all but the pass, and includes `draft_seconds`."""
 
 
 class KeyValueCache(Protocol):

@@ -185,16 +185,16 @@ class Service:
                 raise UsageError("ignore_eos cannot be had with a response_format, which says where the text ends.")
             constraint = Constraint(self._grammar_tokenizer, *wanted.shape, len(ids))
             processors.append(constraint)
-        choice, given = Choice(tokenizer, wanted.stops, logprobs), arguments["around"]
+        choice, given = Choice(tokenizer, wanted.stops, logprobs), arguments["wrap_drafter"]
 
-        def around(drafter: Drafter) -> Drafter:
+        def wrap_drafter(drafter: Drafter) -> Drafter:
             drafter = given(drafter)
             choice.watch(drafter)
             if constraint is None or generator.method == "none":
                 return drafter
             return ForetoldDrafter(drafter, constraint, GRAMMAR)
 
-        arguments |= {"processors": processors, "around": around}
+        arguments |= {"processors": processors, "wrap_drafter": wrap_drafter}
         if wanted.ignore_eos:
             arguments["eos"] = ()
         if wanted.stops:
