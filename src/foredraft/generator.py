@@ -289,7 +289,7 @@ class Generator:
             return lambda drafter: drafter
         if self.method == "none":
             raise UsageError(
-                "prediction has no effect with method 'none', which drafts nothing; leave one of them out."
+                "prediction has no effect with method 'none', which drafts nothing; leave one out."
             )
         if self.verification != "matched":
             raise UsageError("prediction needs matched verification: its tokens are not drawn from a distribution.")
