@@ -92,10 +92,9 @@ def _answering(
         key, body = await _read(request, kind)
         shape = shape_of(body, request.app.state.name, service.generator.tokenizer)
         text_request, most = shape.text_request(), request.app.state.access.most_prompts
-        if len(text_request.prompts) * text_request.n > most:
-            raise RequestError(
-                400, f"The request needs {len(text_request.prompts) * text_request.n} texts; the limit is {most}."
-            )
+        count = len(text_request.prompts) * text_request.n
+        if count > most:
+            raise RequestError(400, f"The request needs {count} texts; the limit is {most}.")
         answers = await service.begin(text_request, key)
         if body.stream:
             return AnswerStream(service, answers, shape.events(answers), shape.failed)
