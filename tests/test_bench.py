@@ -145,7 +145,7 @@ def test_offline_the_remedy_is_said(monkeypatch):
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     with pytest.raises(UsageError, match="give a folder with its file as --data, or use the task embedded"):
         load_task("gsm8k", None, 1)
-    with pytest.raises(UsageError, match="spec_bench is not fetched"):
+    with pytest.raises(UsageError, match="spec_bench cannot be downloaded"):
         load_task("spec_bench", None, 1)
 
 

@@ -156,7 +156,7 @@ def _located(task: str, source: _Source, folder: Path | None) -> Path:
     if source.hub is None:
         fetched = ", ".join(name for name, each in _TASKS.items() if each.hub is not None)
         raise UsageError(
-            f"The task {task} is not on the hub; give a folder with its file as --data, or choose one of: {fetched}."
+            f"The task {task} cannot be downloaded; give a folder with its file as --data, or choose one of: {fetched}."
         )
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

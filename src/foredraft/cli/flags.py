@@ -37,9 +37,7 @@ NodesOption = Annotated[
 BudgetsOption = Annotated[
     list[int] | None, in_drafting("--nodes", help="Node budgets; repeatable [default: 16 and 64]")
 ]
-MemoryOption = Annotated[
-    str | None, in_drafting(help="Folder that keeps texts for later drafts; default: none")
-]
+MemoryOption = Annotated[str | None, in_drafting(help="Folder that keeps texts for later drafts; default: none")]
 
 PromptArgument = Annotated[str | None, typer.Argument(help="What to continue or answer; - reads standard input")]
 FileOption = Annotated[Path | None, in_text(help="Read the prompt from this file")]
