@@ -226,7 +226,7 @@ REFUSED = {
     "unknown": ({"tempature": 1.0}, "no argument 'tempature'. Did you mean 'temperature'"),
     "abbreviated": ({"stop": "x"}, "no argument 'stop'. Did you mean 'stop_strings'"),
     "unlike anything": ({"zzz": 1}, "no argument 'zzz'. It takes: max_new_tokens"),
-    "beams": ({"num_beams": 4}, "num_beams: beam search keeps several texts"),
+    "beams": ({"num_beams": 4}, "num_beams: beam search is not supported"),
     "several": ({"num_return_sequences": 2}, "use generate_all with count="),
     "assistant": ({"assistant_model": None}, "method='draft_model'"),
     "lookup": ({"prompt_lookup_num_tokens": 3}, "method='prompt_lookup'"),
@@ -518,7 +518,7 @@ def test_arrays_and_tensors_of_one_row_are_token_ids(plain, kind):
         ([{"role": None, "content": "a"}], "Message 0 has role None"),
         ([{"role": "user", "content": ["a"]}], "Message 0 has content"),
         ([{"role": "user", "content": "a"}, "b"], "Message 1 is 'b'"),
-        ("a\udc80", "at character 1, which UTF-8 cannot hold"),
+        ("a\udc80", "at character 1, which UTF-8 cannot encode"),
     ],
 )
 def test_what_is_no_prompt_is_refused_in_a_sentence(plain, prompt, says):

@@ -201,7 +201,7 @@ def test_rare_outcomes_are_pooled():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--method", "transformers"], "transformers is not proved here"),
+        (["--method", "transformers"], "transformers cannot be proved"),
         (["--task", "gsm9k"], "There is no task 'gsm9k'. Did you mean 'gsm8k'?"),
         (["--method", "adaptics"], "Did you mean 'adaptix'?"),
     ],

@@ -64,7 +64,7 @@ def test_where_nothing_helps_it_says_so(generator, monkeypatch):
     found = recommend(generator, TOY, PROMPTS[:4], {"temperature": 0.7}, 600.0)
     assert found.method == "none"
     said = " ".join(found.sentences)
-    assert "no method is faster than plain decoding beyond doubt" in said
+    assert "no method is significantly faster than plain decoding" in said
     assert "Leave drafting off" in said
     assert "Leave num_speculative_tokens out" not in said
 
@@ -76,7 +76,7 @@ def test_no_prompt_is_begun_after_the_time_and_too_few_are_called_so(generator):
 
 
 def test_tasks_take_turns_so_that_any_cut_holds_all_of_them():
-    ordered = recommendation._by_turns(PROMPTS)
+    ordered = recommendation._interleaved(PROMPTS)
     assert [each.task for each in ordered] == ["one", "other"] * 3
     assert sorted(ordered, key=PROMPTS.index) == PROMPTS
 
@@ -97,7 +97,7 @@ def test_the_command_ends_with_lines_that_work(tmp_path, capsys):
     options = ["--data", str(path), "--temperature", "0.7", "--minutes", "0.001", "--dtype", "float32"]
     assert main(["recommend", TOY, *options]) == 0
     shown = capsys.readouterr().out
-    assert "What verifying costs" in shown
+    assert "Cost of verification" in shown
     *_, command, python = shown.splitlines()
     assert command == f'foredraft generate --model {TOY} --method none --dtype float32 --temperature 0.7 "..."'
     written = eval(python.replace('"..."', '"One two", max_new_tokens=4'), {"foredraft": foredraft})  # noqa: S307  # our own line

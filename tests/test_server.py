@@ -176,7 +176,7 @@ def test_text_of_a_shape(client):
         model="toy", prompt="The code is", max_tokens=40, seed=2, extra_body={"response_format": regex}
     )
     assert re.fullmatch("[ab]{3}-(red|green)", answer.choices[0].text)
-    with pytest.raises(openai.BadRequestError, match="cannot be honoured"):
+    with pytest.raises(openai.BadRequestError, match="is not supported"):
         asked(client, response_format={"type": "regex", "pattern": "((("})
 
 
@@ -262,7 +262,7 @@ def test_messages_of_anthropics_client(server, plain):
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "the same field"),
         ({"logit_bias": {"99999999": 1}}, "logit_bias holds token 99999999"),
-        ({"speculative": {"method": "medusa"}}, "cannot be asked for"),
+        ({"speculative": {"method": "medusa"}}, "cannot be selected"),
         ({"speculative": {"options": {"nonsense": 1}}}, "nonsense"),
         ({"speculative": {"stores": ["nowhere"]}}, "There is no store 'nowhere'"),
         ({"speculative": {"options": {"table": "/etc/passwd"}}}, "options"),

@@ -1,8 +1,8 @@
 """foredraft: the same text from a language model in fewer forward passes.
 
-A drafter guesses the next tokens, the model checks all guesses in one pass, and what it would have written anyway is
-kept. Start with `load`, or hand `generate` to a transformers model as its `custom_generate`; the names below are
-imported when they are first used, so that `import foredraft` is quick.
+A drafter guesses the next tokens, the model verifies all guesses in one pass, and the tokens that the model would have
+written itself are accepted. Start with `load`, or pass `generate` to a transformers model as its `custom_generate`.
+Public names are imported on first use, so that `import foredraft` is fast.
 """
 
 import importlib
@@ -47,7 +47,7 @@ _LAZY = {
 
 
 def _let_numba_cache() -> None:
-    """Give numba a folder of this version's own: it fails on what another version compiled, or finds none to write."""
+    """Set a numba cache folder for this version: numba can fail on another version's kernels or lack a writable one."""
     if "NUMBA_CACHE_DIR" in os.environ:
         return
     folder = cache_path() / f"numba-{__version__}"

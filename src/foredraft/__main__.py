@@ -1,10 +1,10 @@
-"""`python -m foredraft`: the `foredraft` command where its script is not on the path."""
+"""`python -m foredraft`: the `foredraft` command, for when its script is not on the path."""
 
 import sys
 
 
 def main() -> int:
-    """Run the command and return the exit status; an interrupt is a sentence even while modules are imported."""
+    """Run the command and return the exit status; an interrupt during imports prints a message, not a traceback."""
     try:
         from foredraft.cli import main as run
 

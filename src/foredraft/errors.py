@@ -1,20 +1,20 @@
-"""The exceptions foredraft raises on purpose; every message is a sentence a user can act on.
+"""The exceptions that foredraft raises on purpose, each with a message that a user can act on.
 
-Knows nothing about models, files or text. The command line maps `UsageError` to exit status 2 and every other
-`ForedraftError` to exit status 1.
+Does not depend on models, files or text. The command line exits with status 2 for `UsageError` and 1 for every other
+`ForedraftError`.
 """
 
 
 class ForedraftError(Exception):
-    """Base of everything foredraft raises on purpose: one sentence naming the value, the limit and the remedy."""
+    """Base of all exceptions raised on purpose; the message names the value, the limit and the remedy."""
 
 
 class UsageError(ForedraftError, ValueError):
-    """The caller asked for something that cannot be honoured (option, argument, prompt)."""
+    """An option, argument or prompt that is invalid or not supported."""
 
 
 class UnsupportedModelError(ForedraftError):
-    """The model cannot be verified as a tree (recurrent state, ALiBi, encoder-decoder, ...)."""
+    """The model cannot verify a tree of drafts in one pass (recurrent state, ALiBi, encoder-decoder, ...)."""
 
 
 class StoreError(ForedraftError):
@@ -22,17 +22,17 @@ class StoreError(ForedraftError):
 
 
 class NumericsError(ForedraftError):
-    """The model produced scores that no token can be chosen from (NaN, or nothing left after the filters)."""
+    """The model produced logits from which no token can be chosen (NaN, or none left after the filters)."""
 
 
 class OutOfMemoryError(ForedraftError):
-    """There is no memory left for the next pass or for the cache to grow; what was written so far stands."""
+    """No memory is left for the next pass or for the KV cache to grow; the tokens written so far are kept."""
 
 
 class ForedraftWarning(UserWarning):
-    """What a user should know although the work goes on; the command line prints it as a sentence."""
+    """A problem that does not stop the work; the command line prints it without a source location."""
 
 
 def told(error: Exception) -> str:
-    """Return an error's kind and the first line of what it says, for a warning that goes on without its cause."""
+    """Return an error's type and the first line of its message, for use in another message."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"

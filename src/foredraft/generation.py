@@ -1,6 +1,6 @@
-"""One generation: the run that writes it, the stream that shows it as it grows, and what came of it.
+"""One generation: the run that performs it, the stream of its pieces, and its result.
 
-Knows a sequence, a drafter, a control and a target that were put together for it, and how ids become text.
+Runs the engine on a prepared sequence and decodes the ids. Does not depend on how drafters and models are loaded.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,9 +22,9 @@ class Piece:
     """One emitted token of a stream.
 
     Attributes:
-        text: the text that it completes; may be empty, as a character can span tokens. Joined, pieces are the text.
+        text: the text that the token completes; may be empty, because a character can span tokens.
         token_id: the token; -1 for a last piece that only releases text held back.
-        drafted_by: the drafter that guessed it, or None for the target's own.
+        drafted_by: the source that drafted it, or None if the target chose it without a draft.
     """
 
     text: str
@@ -34,17 +34,17 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What was written, and how.
+    """A completion and its statistics.
 
     Attributes:
         text: the new text, without special tokens.
-        token_ids: the new ids, with the end id if one ended the text.
-        finish_reason: "eos", "stop", "length", "window" where the model's window ended the text, "memory" where there
-            was none left; None while the text is not finished.
-        prompt_length: ids of the prompt.
-        seed: of the sampling; the same seed gives the same text with any method, under matched verification.
+        token_ids: the new ids, including the end id if one ended the text.
+        finish_reason: "eos", "stop", "length", "window" (the model's window is full) or "memory" (no memory is left);
+            None while the text is unfinished.
+        prompt_length: number of prompt ids.
+        seed: of the sampling; under matched verification, the same seed gives the same text with every method.
         steps: a record of every step.
-        statistics: what they add up to.
+        statistics: the sums over the steps.
     """
 
     text: str
@@ -56,7 +56,7 @@ class Generation:
     statistics: Statistics
 
     def __repr__(self) -> str:
-        """Return the text's beginning and its counts; ids and steps would fill pages."""
+        """Return the beginning of the text and its counts, without ids and steps."""
         text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
         counts = f"{self.statistics.emitted} tokens in {self.statistics.steps} steps"
         return f"Generation({text!r}, {counts}, finish_reason={self.finish_reason!r}, seed={self.seed})"
@@ -65,7 +65,7 @@ class Generation:
 def generation(
     seq: SequenceState, records: Sequence[StepRecord], prefill_seconds: float, seed: int, tokenizer: Any
 ) -> Generation:
-    """Return what has been written of a sequence so far; the finish reason is None while it is unfinished."""
+    """Return the result of a sequence so far; its finish reason is None while it is unfinished."""
     ids = _emitted(records)
     return Generation(
         text=decode(tokenizer, ids),
@@ -79,7 +79,7 @@ def generation(
 
 
 class Run:
-    """One generation in progress: the sequence, its records, and the time before the first step."""
+    """One generation in progress: the sequence, its step records, and the prefill time."""
 
     def __init__(self, prepared: Prepared, target: Target) -> None:
         seq = prepared.begin(target.new_cache())
@@ -99,21 +99,21 @@ class Run:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The ids written so far."""
+        """The ids emitted so far."""
         return _emitted(self._records)
 
     @property
     def statistics(self) -> Statistics:
-        """What the steps so far add up to."""
+        """The sums over the steps so far."""
         return summarize(self._records, self._prefill_seconds)
 
     def result(self, tokenizer: Any) -> Generation:
-        """Return what has been written so far; the finish reason is None while it is unfinished."""
+        """Return the result so far; its finish reason is None while it is unfinished."""
         return generation(self._parts[0], self._records, self._prefill_seconds, self._seed, tokenizer)
 
 
 def _emitted(records: Sequence[StepRecord]) -> tuple[int, ...]:
-    """Return the ids of steps; not the sequence's, as an interrupt can fall between a step's commit and its record."""
+    """Return the ids of the records; the sequence can be one step ahead after an interrupt."""
     return tuple(token for record in records for token in record.emitted)
 
 
@@ -126,7 +126,7 @@ class Stream:
         self._pieces = pieces(run.steps(), tokenizer)
 
     def __iter__(self) -> Iterator[Piece]:
-        """Return the pieces; there is one pass."""
+        """Return the iterator; it can be consumed once."""
         return self._pieces
 
     def __next__(self) -> Piece:
@@ -135,12 +135,12 @@ class Stream:
 
     @property
     def generation(self) -> Generation:
-        """What has been written so far; complete once the pieces are exhausted."""
+        """The result so far; complete once the pieces are exhausted."""
         return self._run.result(self._tokenizer)
 
 
 def pieces(records: Iterable[StepRecord], tokenizer: Any) -> Iterator[Piece]:
-    """Yield the pieces of a text as its steps come."""
+    """Yield the pieces of a text, step by step."""
     text = TextStream(tokenizer)
     for record in records:
         for token, source in zip(record.emitted, record.sources, strict=True):

@@ -1,7 +1,6 @@
-"""A model, its tokenizer and a drafter put together: prompts in, texts out, alone or many at once.
+"""`Generator`: combines a model, its tokenizer, a drafter and a control, and generates texts one by one or in a batch.
 
-The only place where models, drafters, controls and text meet. Does not know how any of them works, or how a model is
-loaded.
+Does not depend on how any of these work, or on how a model is loaded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,24 +39,24 @@ Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 """A text to continue, a conversation (`role` and `content` each), or token ids."""
 
 CACHE_BYTES = 2**30
-"""Memory for the keys and values of texts that are written together: 46,000 tokens of SmolLM2-135M in bfloat16."""
+"""Bytes of a batch's KV cache (chosen): 46,000 tokens of SmolLM2-135M in bfloat16."""
 
 TEXTS_AT_ONCE = 16
-"""Texts of `generate_all` that are written together: twice as many take twice as long a pass on two cores."""
+"""Texts per batch in `generate_all`. Measured on two cores: twice as many take twice the time per pass."""
 
-Around = Callable[[Drafter], Drafter]
-"""Returns what drafts for one text, from the drafter of all."""
+WrapDrafter = Callable[[Drafter], Drafter]
+"""Returns the drafter of one text, given the generator's drafter."""
 
 Progress = Callable[[float, str], None]
-"""Told about work that takes over a second: the share done, 0 to 1, and what it is."""
+"""Called during work that takes over a second, with the share done, 0 to 1, and a description."""
 
 
 class Generator:
-    """A model, its tokenizer, and a drafter, ready to write.
+    """A model, its tokenizer, and a drafter, ready to generate.
 
     Attributes:
         target: the model.
-        tokenizer: its tokenizer; None where nothing but ids goes in and comes out (see `begin`).
+        tokenizer: its tokenizer; None if only ids are used (see `begin`).
         method: the name of the drafting method.
         drafter: the drafter.
         verification: "matched" or "rejection".
@@ -95,21 +94,21 @@ class Generator:
         control_options: Mapping[str, Any] | None = None,
         verification: Verification = "matched",
     ) -> None:
-        """Change the drafting method, how much it drafts, and how drafts are verified.
+        """Change the drafting method, the control, and the verification rule.
 
         Args:
             method: one of `foredraft methods`.
-            options: the method's own.
-            nodes: `num_speculative_tokens`: fixes the number of drafted nodes a step, or caps it if `control` is given.
+            options: the method's options.
+            nodes: `num_speculative_tokens`: the number of drafted nodes per step, or its maximum if `control` is given.
             control: the name of a control, see docs/explanation/control.md.
-            control_options: the control's own.
+            control_options: the control's options.
             verification: "matched" or "rejection".
 
         Raises:
             UsageError: an unknown name, option or value.
             StoreError: a table that is damaged or belongs to another tokenizer.
         """
-        choose_control(nodes, control, control_options)  # refused now, not after the tables
+        choose_control(nodes, control, control_options)  # checks the control before tables are loaded
         resources = replace(
             resources_for(self.target.vocabulary, self.tokenizer, progress=self._progress),
             draft_model=partial(pair_draft_model, target=self.target, tokenizer=self.tokenizer),
@@ -128,9 +127,9 @@ class Generator:
         verification: Verification = "matched",
         costs: StepCosts | None = None,
     ) -> None:
-        """Draft with a drafter that exists already, under the name `method`: one built elsewhere, or used before.
+        """Use an existing drafter under the name `method`.
 
-        `costs` is what the measured control keeps from text to text; given again, it goes on with what it knows.
+        `costs` is the state that the measured control keeps between texts; pass an earlier one to continue with it.
         """
         if nodes is None and control is None:
             control = drafter.needs.control
@@ -141,31 +140,30 @@ class Generator:
 
     @property
     def most_nodes(self) -> int:
-        """The most nodes that a step may draft."""
+        """The maximum number of drafted nodes per step."""
         return self._amount.most_nodes
 
     @property
     def cost(self) -> CostCurve:
-        """What a forward pass costs by its rows: measured at first use, then read from the cache folder."""
+        """The cost of a pass by its rows, measured at first use and then read from the cache folder."""
         if self._curve is None:
             self._curve = measured_cost(self.target, cache_path())
         return self._curve
 
     @property
     def needs_cost(self) -> bool:
-        """Whether the next text will need `cost`, which may have to be measured first."""
+        """Whether the next text needs `cost`, which may have to be measured first."""
         return self.method != "none" and self._amount.needs_cost
 
     def compile(self) -> None:
-        """Compile the model's forward for this machine and use it; what was compiled before is only timed anew.
+        """Compile the forward of the model for this machine and use it; existing packages are only timed again.
 
-        So are those models that the drafting method runs besides: a draft model, or the parts of an early exit.
-
-        On a CUDA device nothing is compiled: passes are recorded when they are first asked for.
+        The models that the drafting method runs, such as a draft model or an early exit, are compiled too. On a CUDA
+        device nothing is compiled; passes are recorded at their first use.
 
         Raises:
             UsageError: a model that cannot be compiled here, with the reason.
-            StoreError: the cache folder cannot be written, or what lies there is damaged.
+            StoreError: the cache folder cannot be written, or its contents are damaged.
             ForedraftError: no compiler, or a forward that cannot be compiled.
         """
         if self.target.model.device.type == "cuda":
@@ -176,12 +174,8 @@ class Generator:
             each.compiled = kept_forward(each.model, each.passage)
         self._curve = None
 
-    def _take_compiled(self) -> None:
-        self.target.compiled = kept_forward(self.target.model)
-        self._curve = None
-
     def save(self) -> None:
-        """Write what the drafter was asked to remember (`share` and `memory`); nothing where it was not.
+        """Save what the drafter learned, if its options (`share`, `memory`) say where.
 
         Raises:
             StoreError: the file cannot be written.
@@ -190,77 +184,78 @@ class Generator:
             self.drafter.save()
 
     def forget(self) -> None:
-        """Forget what earlier texts taught the drafter and the control, as if nothing had been written yet."""
+        """Discard what the drafter and the control learned from earlier texts."""
         if isinstance(self.drafter, Learner):
             self.drafter.forget()
         self._costs = StepCosts()
 
     def generate(self, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Generation:
-        """Write the continuation of `prompt`; several are written by `generate_all`.
+        """Generate one completion of `prompt`; `generate_all` handles several prompts.
 
         Args:
-            prompt: a text, a conversation, or token ids. A text is continued as it is; the command line wraps it in the
-                chat template where there is one.
-            chat: whether `prompt` is a text to answer: the same as a conversation of that one message.
+            prompt: a text, a conversation, or token ids. A text is continued without the chat template, unlike on the
+                command line.
+            chat: treat the text `prompt` as a conversation of one user message.
             **options: see `foredraft.request.GenerationOptions`; names are transformers'.
 
         Raises:
-            UsageError: what cannot be honoured, before the first token.
-            NumericsError: scores from which no token can be chosen.
+            UsageError: an invalid argument, before the first token.
+            NumericsError: logits from which no token can be chosen.
         """
-        ids, arguments = self._checked(prompt, options, chat=chat)
-        return self._written(self.prepare(ids, **arguments))
+        ids, arguments = self._parsed(prompt, options, chat=chat)
+        return self._completed(self.prepare(ids, **arguments))
 
     def generate_all(
         self, prompts: Sequence[Prompt], *, chat: bool = False, count: int = 1, **options: Unpack[GenerationArguments]
     ) -> list[Generation]:
-        """Write the continuations of many prompts together; each text is the one that `generate` writes.
+        """Generate completions of many prompts in one batch; each text equals the one that `generate` returns.
 
         Args:
-            prompts: what `generate` takes, each.
-            chat: whether they are texts to answer.
-            count: texts for each prompt, which follow each other in the result; the i-th is drawn with `seed + i`.
-            **options: for all of them.
+            prompts: prompts as for `generate`.
+            chat: as for `generate`.
+            count: completions per prompt, adjacent in the result; the i-th, from 0, is sampled with `seed + i`.
+            **options: apply to every prompt.
 
         Raises:
-            UsageError: what cannot be honoured, before the first token.
-            OutOfMemoryError: there is no memory for one of them alone.
-            NumericsError: scores from which no token can be chosen, once the others are written.
+            UsageError: an invalid argument, before the first token.
+            OutOfMemoryError: no memory for one of the texts alone.
+            NumericsError: logits from which no token can be chosen, raised after the other texts are complete.
         """
-        texts = [self._checked(prompt, options, chat=chat) for prompt in prompts for _ in range(count)]
+        texts = [self._parsed(prompt, options, chat=chat) for prompt in prompts for _ in range(count)]
         seeds = [arguments["sampling"].seed for _, arguments in texts]
         for place, (_, arguments) in enumerate(texts):
             seed = (seeds[place - place % count] + place % count) % SEED_LIMIT
             arguments["sampling"] = replace(arguments["sampling"], seed=seed)
         prepared = [self.prepare(ids, **arguments) for ids, arguments in texts]
-        if self.drafter.needs.target is not None:  # which drafts in the cache of the one text that is written
-            return [self._written(each) for each in prepared]
+        if self.drafter.needs.target is not None:  # it drafts in the KV cache of a single text
+            return [self._completed(each) for each in prepared]
         return [self.result(lane) for lane in write_all(self.batch(), prepared, TEXTS_AT_ONCE)]
 
-    def _written(self, prepared: Prepared) -> Generation:
-        """Write one text to its end."""
+    def _completed(self, prepared: Prepared) -> Generation:
+        """Generate one text to its end."""
         run = Run(prepared, self.drafter.needs.target or self.target)
         for _ in run.steps():
             pass
         return run.result(self.tokenizer)
 
     def stream(self, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Stream:
-        """Begin to write; iterate over the result for pieces, and read its `generation` afterwards.
+        """Start a generation; iterate over the result for pieces, and read its `generation` afterwards.
 
-        Takes and raises what `generate` does.
+        Takes the arguments of `generate` and raises its errors.
         """
         return Stream(self.start(prompt, chat=chat, **options), self.tokenizer)
 
     def start(self, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Run:
-        """Begin to write; iterate over the result's `steps()`, and read its `result()` meanwhile or afterwards.
+        """Start a generation; iterate over the result's `steps()`, and call its `result()` at any time.
 
-        It keeps its drafter, so that several can be written by turns. Takes and raises what `generate` does.
+        The run keeps its drafter, so several runs can be interleaved. Takes the arguments of `generate` and raises its
+        errors.
         """
-        ids, arguments = self._checked(prompt, options, chat=chat)
+        ids, arguments = self._parsed(prompt, options, chat=chat)
         return self.begin(ids, **arguments)
 
-    def _checked(self, prompt: Prompt, options: Mapping[str, Any], *, chat: bool) -> tuple[TokenIds, dict[str, Any]]:
-        """Return the ids of a prompt, and the arguments of `prepare` that follow them."""
+    def _parsed(self, prompt: Prompt, options: Mapping[str, Any], *, chat: bool) -> tuple[TokenIds, dict[str, Any]]:
+        """Return the arguments of `prepare`: the ids of a prompt, and the others by name."""
         if chat:
             if not isinstance(prompt, str):
                 raise UsageError(f"chat=True is for a prompt that is a text; this one is a {type(prompt).__name__}.")
@@ -269,10 +264,10 @@ class Generator:
         return self.encode(prompt), arguments
 
     def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of `prepare` after its first one, from those of `generate`.
+        """Convert the options of `generate` to the keyword arguments of `prepare`.
 
         Raises:
-            UsageError: what cannot be honoured.
+            UsageError: an invalid argument.
         """
         given = GenerationOptions.parse(options)
         return {
@@ -281,19 +276,21 @@ class Generator:
             "eos": given.eos(self.eos_token_ids(), self.target.vocabulary),
             "processors": given.logits_processor,
             "stop": StopStrings(self.tokenizer, given.stops) if given.stops else None,
-            "around": self._around(given.prediction),
+            "wrap_drafter": self._wrap_drafter(given.prediction),
         }
 
-    def _around(self, prediction: str | None) -> Around:
-        """Return what lets a text be drafted from a prediction, if there is one.
+    def _wrap_drafter(self, prediction: str | None) -> WrapDrafter:
+        """Return a function that adds a prediction, if there is one, to a drafter.
 
         Raises:
-            UsageError: a prediction for a method that drafts nothing.
+            UsageError: a prediction with method "none" or without matched verification.
         """
         if not prediction:
             return lambda drafter: drafter
         if self.method == "none":
-            raise UsageError("prediction is drafted from, and method 'none' drafts nothing; leave one of them out.")
+            raise UsageError(
+                "prediction has no effect with method 'none', which drafts nothing; leave one out."
+            )
         if self.verification != "matched":
             raise UsageError("prediction needs matched verification: its tokens are not drawn from a distribution.")
         ids = self.tokenizer(checked_text(prediction), add_special_tokens=False).input_ids
@@ -301,7 +298,7 @@ class Generator:
         return lambda drafter: ChainDrafter(drafter, expected)
 
     def begin(self, ids: TokenIds, sampling: SamplingOptions, **arguments: Any) -> Run:
-        """Begin to write after token ids; takes and raises what `prepare` does."""
+        """Start a generation after token ids; takes the arguments of `prepare` and raises its errors."""
         return Run(self.prepare(ids, sampling, **arguments), self.drafter.needs.target or self.target)
 
     def prepare(
@@ -313,24 +310,25 @@ class Generator:
         eos: Sequence[int] = (),
         processors: Sequence[LogitsProcessor] = (),
         stop: Callable[[int], bool] | None = None,
-        around: Around = lambda drafter: drafter,
+        wrap_drafter: WrapDrafter = lambda drafter: drafter,
     ) -> Prepared:
-        """Check a text before it has a cache, where how tokens are chosen and what ends the text is decided already.
+        """Prepare a text for generation, without allocating its KV cache.
 
         Args:
-            ids: int64[n], the prompt; at least one.
-            sampling: how tokens are chosen, with the seed.
+            ids: int64[n], the prompt, n >= 1.
+            sampling: sampling options with the seed.
             max_new_tokens: the text ends after this many.
-            eos: ids that end it.
+            eos: ids that end the text.
             processors: transformers' logits processors.
             stop: called once for every emitted token, in order; True ends the text.
-            around: returns what drafts for this text, from the drafter of all.
+            wrap_drafter: returns the drafter of this text, given the generator's.
 
         Raises:
             UsageError: a prompt that fills the model's window.
         """
         if self._compilation is not None and self._compilation.has_news():
-            self._take_compiled()
+            self.target.compiled = kept_forward(self.target.model)
+            self._curve = None
         window = self.target.window
         if window is not None and len(ids) >= window:
             raise UsageError(
@@ -343,43 +341,38 @@ class Generator:
         )  # fmt: skip
         settings = {**asdict(sampling), "verification": self.verification}
         context = DraftContext(self.target.vocabulary, sampling.seed, self._amount.most_nodes, settings)
-        drafter, shared = GuardedDrafter(around(self.drafter)), self.method != "none" and self._amount.is_measured
+        drafter, shared = GuardedDrafter(wrap_drafter(self.drafter)), self.method != "none" and self._amount.is_measured
         return Prepared(ids, begin, drafter, self._control(sampling.seed), shared, context)
 
     def batch(self, cache_bytes: int = CACHE_BYTES) -> Batch:
-        """Return an empty batch, in which many texts are written by passes that they share.
+        """Return an empty batch, whose texts share forward passes.
 
         Args:
-            cache_bytes: memory for the keys and values of all of them, and of earlier texts that begin alike.
+            cache_bytes: bytes of the KV cache of all its texts, including prefixes kept from earlier texts.
         """
         target = batch_target(self.target, cache_bytes)
         return Batch(target, BatchControl(lambda: self.cost, target.most_rows, self._amount.most_nodes, self._costs))
 
     def join(self, batch: Batch, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Lane:
-        """Begin to write in a batch; takes what `generate` does.
+        """Add a text to a batch; takes the arguments of `generate`.
 
         Raises:
-            UsageError: what cannot be honoured, before the first token.
-            OutOfMemoryError: there is no room for the prompt while other texts have theirs.
+            UsageError: an invalid argument, before the first token.
+            OutOfMemoryError: no room for the prompt beside the other texts.
         """
-        ids, arguments = self._checked(prompt, options, chat=chat)
+        ids, arguments = self._parsed(prompt, options, chat=chat)
         return batch.join(self.prepare(ids, **arguments))
 
     def result(self, lane: Lane) -> Generation:
-        """Return what has been written of a text of a batch so far."""
+        """Return the result so far of a text in a batch."""
         return generation(lane.seq, lane.records, lane.prefill_seconds, lane.seed, self.tokenizer)
 
     def encode(self, prompt: Prompt) -> TokenIds:
-        """Return the prompt's ids, int64[n]; a conversation goes through the model's chat template.
-
-        Raises:
-            UsageError: an empty prompt, something that is no prompt, ids that the model does not have, or a
-                conversation without a chat template or that the template refuses.
-        """
+        """Return the ids of a prompt; see `foredraft.request.encoded`."""
         return encoded(prompt, self.tokenizer, self.target.vocabulary)
 
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Return the ids that end a text by default: the model's generation configuration's, else the tokenizer's."""
+        """Return the default end ids: those of the model's generation configuration, else the tokenizer's."""
         given = getattr(getattr(self.target.model, "generation_config", None), "eos_token_id", None)
         given = self.tokenizer.eos_token_id if given is None else given
         if given is None:
@@ -395,6 +388,6 @@ def _check_vocabulary(target: TorchTarget, tokenizer: Any) -> None:
     size = vocabulary_size(backend) if backend is not None else len(tokenizer)
     if size > target.vocabulary:
         raise UsageError(
-            f"The tokenizer has ids up to {size - 1} and the model scores ids below {target.vocabulary}; this is not "
-            "the model's tokenizer, or its embeddings were not resized."
+            f"The tokenizer has ids up to {size - 1}, but the model scores only ids below {target.vocabulary}; use the "
+            "model's own tokenizer, or resize the model's embeddings."
         )

@@ -1,6 +1,6 @@
-"""Frozen dataclasses of options from loose mappings: unknown keys and values of another type are refused.
+"""Builds frozen dataclasses of options from mappings, and rejects unknown keys and values of the wrong type.
 
-Does not know what any option means; each dataclass is owned by the file that uses it and validates its own values.
+Does not depend on any option; each dataclass lives in the module that uses it and validates its own values.
 """
 
 import dataclasses
@@ -25,18 +25,18 @@ _shorten.maxstring = _shorten.maxother = _shorten.maxlong = 60
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return a hint such as `` Did you mean 'top_p'?`` for a misspelt word, or an empty string."""
     known = list(known)
-    begun = [each for each in known if len(word) > 2 and each.startswith(word)]  # an abbreviation: stop, max_new
-    close = begun or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    longer = [each for each in known if len(word) > 2 and each.startswith(word)]  # for abbreviations: stop, max_new
+    close = longer or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def shown(value: Any) -> str:
-    """Return the value as a message names it: its representation, shortened where it is long."""
+    """Return the representation of a value for a message, shortened if it is long."""
     return _shorten.repr(value)
 
 
 def whole_number(value: Any) -> int | None:
-    """Return `value` as an int where it is a whole number, numpy's included; None for all else, bool included."""
+    """Return an integer, including numpy's, as int; None for other types, including bool."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         return None
     return operator.index(value)
@@ -47,12 +47,12 @@ def options_from(kind: type[T], given: Mapping[str, Any], what: str) -> T:
 
     Args:
         kind: a dataclass; its `__post_init__` validates values and raises `UsageError`.
-        given: option name to value; numbers of numpy become Python's, and paths become text.
-        what: what the options belong to, for the message, such as ``method 'adaptix'``.
+        given: option name to value; numpy numbers become Python numbers, and paths become strings.
+        what: the owner of the options, for messages, such as ``method 'adaptix'``.
 
     Raises:
-        UsageError: an unknown key (with a near-match hint), a missing one, a value of another type than the field's, or
-            one that the dataclass refuses.
+        UsageError: an unknown key (with a near-match hint), a missing one, a value of the wrong type, or one that the
+            dataclass rejects.
     """
     known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # T is a dataclass by contract
     for key in given:
@@ -70,10 +70,10 @@ def options_from(kind: type[T], given: Mapping[str, Any], what: str) -> T:
 
 
 def _typed(hint: Any, value: Any, name: str) -> Any:
-    """Return the value as the field's type has it; annotations other than plain types and choices are left alone.
+    """Convert a value to a field's type; only plain types and string choices are checked.
 
     Raises:
-        UsageError: a value of another type.
+        UsageError: a value of the wrong type.
     """
     kinds = list(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else [hint]
     optional = types.NoneType in kinds
@@ -95,7 +95,7 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
 
 
 def _plain(kind: Any, value: Any) -> tuple[Any, str]:
-    """Return the value as the plain type `kind`, or None where it is of another, and what it must be."""
+    """Return the value as the plain type `kind`, or None if it has another type, and a description of the type."""
     if kind is int:
         return whole_number(value), "a whole number"
     if kind is bool:

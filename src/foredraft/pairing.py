@@ -1,6 +1,6 @@
-"""Pairs of a model and its tokenizer, and a draft model for a target: refused where the two differ in their tokens.
+"""Checks (model, tokenizer) pairs, and loads a draft model for a target; both must have the same tokens.
 
-Knows models and tokenizers. Does not know what is drafted, or how.
+Does not depend on what is drafted, or how.
 """
 
 import warnings
@@ -18,22 +18,22 @@ from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.recordings import recorded_forward
 from foredraft.model.target import TorchTarget
 
-_SHOWN = 3
-_MEASURED_SECONDS = 0.2
+_SHOWN = 3  # differing ids in a message (chosen)
+_MEASURED_SECONDS = 0.2  # time to measure a pass of a model (chosen)
 
 
 def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTarget:
-    """Return the draft model, in the target's dtype and on its device where foredraft loads it.
+    """Return the draft model; one loaded by name gets the target's dtype and device.
 
     Args:
-        model: a hub id, a folder, a GGUF file, what `foredraft train draft` wrote, or a pair (transformers model,
+        model: a hub id, a folder, a GGUF file, a folder from `foredraft train draft`, or a pair (transformers model,
             tokenizer).
-        target: what it drafts for.
+        target: the model to draft for.
         tokenizer: the target's.
 
     Raises:
-        UsageError: nothing can be loaded, or the vocabularies disagree on an id that both have.
-        UnsupportedModelError: a model whose rows cannot form a tree.
+        UsageError: a model that cannot be loaded, or vocabularies that differ in an id that both have.
+        UnsupportedModelError: a model whose passes cannot verify a tree.
     """
     if isinstance(model, str | Path) and (Path(model).expanduser() / CONFIG_FILE).is_file():
         return target.with_model(load_draft_model(model, target.model)[1])
@@ -53,10 +53,10 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
 
 
 def given_pair(model: Any) -> tuple[Any, Any]:
-    """Return the two of a pair (transformers model, tokenizer), the model ready to be run.
+    """Return a pair (transformers model, tokenizer), the model in evaluation mode.
 
     Raises:
-        UsageError: something else.
+        UsageError: another type.
     """
     try:
         transformer, tokenizer = model
@@ -69,7 +69,7 @@ def given_pair(model: Any) -> tuple[Any, Any]:
 
 
 def _check_vocabularies(ours: Any, theirs: Any, name: str) -> None:
-    """Refuse a tokenizer that has another token under an id of the target's; ids that only one has do no harm."""
+    """Raise UsageError if an id has different tokens in the two tokenizers, or if no id is in both."""
     tokens = {number: token for token, number in ours.get_vocab().items()}
     vocabulary = theirs.get_vocab()
     other = [(n, tokens[n], token) for token, n in vocabulary.items() if tokens.get(n, token) != token]
@@ -77,7 +77,7 @@ def _check_vocabularies(ours: Any, theirs: Any, name: str) -> None:
         examples = "; ".join(f"id {n} is {a!r} and {b!r}" for n, a, b in sorted(other)[:_SHOWN])
         raise UsageError(
             f"The draft model {name} has another tokenizer than the target ({len(other)} ids differ: {examples}). Give "
-            "one of the target's own family, with the same tokenizer."
+            "one of the target's family, with the same tokenizer."
         )
 
 
@@ -87,13 +87,13 @@ def _warn_of_size(draft: TorchTarget, target: TorchTarget) -> None:
         ratio = _pass_seconds(draft) / _pass_seconds(target)
         warnings.warn(
             f"The draft model has {sizes[0] / 1e6:,.0f} million parameters and the target {sizes[1] / 1e6:,.0f} "
-            f"million; a pass of it takes {ratio:.2g} times as long as the target's, so drafting will cost more than "
-            "it saves. Swap them, or draft with a smaller model.",
+            f"million. Its pass takes {ratio:.2g} times as long as the target's, so drafting will cost more than "
+            "it saves. Swap them, or use a smaller draft model.",
             ForedraftWarning,
             stacklevel=2,
         )
 
 
 def _pass_seconds(model: TorchTarget) -> float:
-    """Return what a pass of one row takes."""
+    """Return the seconds of a pass of one row."""
     return measure_cost(model, rows=(1,), seconds=_MEASURED_SECONDS).seconds[0]

@@ -1,7 +1,6 @@
-"""One request's prompt and generation arguments, checked before the first token: honoured or refused.
+"""Parses and validates the prompt and generation arguments of one request, under transformers' names.
 
-Knows the arguments (transformers' names), what they exclude, and what a prompt can be; does not know the model beyond
-its vocabulary.
+Of the model, it depends on the vocabulary size only.
 """
 
 import dataclasses
@@ -19,20 +18,20 @@ from foredraft.options import nearest, options_from, shown, whole_number
 from foredraft.sampling import LogitsProcessor, SamplingOptions
 
 _UNSUPPORTED: Mapping[str, str] = {
-    "num_beams": "beam search keeps several texts at once; use do_sample or greedy decoding",
-    "num_return_sequences": "use generate_all with count=, which writes them together",
+    "num_beams": "beam search is not supported; use do_sample or greedy decoding",
+    "num_return_sequences": "use generate_all with count=, which generates them in one batch",
     "assistant_model": "use method='draft_model' with speculative_config={'model': ...}",
     "prompt_lookup_num_tokens": "use method='prompt_lookup' with speculative_config={'prompt_lookup_num_tokens': ...}",
     "max_length": "use max_new_tokens, which does not count the prompt",
-    "typical_p": "it is not among the filters; pass transformers' TypicalLogitsWarper in logits_processor",
+    "typical_p": "pass transformers' TypicalLogitsWarper in logits_processor",
     "no_repeat_ngram_size": "pass transformers' NoRepeatNGramLogitsProcessor in logits_processor",
-    "generation_config": "pass its values as arguments of their own",
+    "generation_config": "pass its values as separate arguments",
 }
-_HARMLESS: Mapping[str, int | None] = {"num_beams": 1, "num_return_sequences": 1, "generation_config": None}
-"""Unsupported arguments, at the value that asks for nothing."""
-_UNSET = ("repetition_penalty", "stop_strings", "logits_processor")
-"""Arguments for which None stands for the default, as in transformers."""
-_KINDS_OF_PROMPT = "A prompt is a text, a list of messages, or a flat list of token ids"
+_NO_EFFECT: Mapping[str, int | None] = {"num_beams": 1, "num_return_sequences": 1, "generation_config": None}
+"""Values of unsupported arguments that are accepted because they have no effect."""
+_NONE_IS_DEFAULT = ("repetition_penalty", "stop_strings", "logits_processor")
+"""Arguments for which None means the default, as in transformers."""
+_PROMPT_TYPES = "A prompt is a text, a list of messages, or a flat list of token ids"
 
 
 class GenerationArguments(TypedDict, total=False):
@@ -57,18 +56,18 @@ class GenerationOptions:
     """Arguments of `generate`.
 
     Attributes:
-        max_new_tokens: tokens to write at most; at least 1.
-        do_sample: draw tokens; None means yes if a sampling argument was given, and no for temperature 0.
+        max_new_tokens: maximum number of new tokens; at least 1.
+        do_sample: sample tokens; None means yes if a sampling argument other than temperature 0 is given.
         temperature: divides the logits; 0 is greedy decoding.
-        top_k: keep this many most probable tokens.
-        top_p: keep the smallest set with this mass.
-        min_p: drop tokens below this share of the most probable one's probability.
-        repetition_penalty: above 1 discourages tokens that occurred.
-        stop_strings: the text ends after any of them, which it includes, as in transformers.
-        eos_token_id: ids that end the text; None takes the model's own, an empty list none.
-        logits_processor: transformers' processors, called with each emitted position's own prefix, in order.
+        top_k: keep this many most probable tokens; 0 keeps all.
+        top_p: keep the smallest set of most probable tokens with at least this probability mass.
+        min_p: drop tokens whose probability is below this share of the highest one.
+        repetition_penalty: above 1 discourages tokens that occurred before.
+        stop_strings: the text ends after any of them, and includes it, as in transformers.
+        eos_token_id: ids that end the text; None for the model's own, an empty list for none.
+        logits_processor: transformers' processors, called in order with the prefix of each emitted position.
         seed: of the sampling; None draws one, which the result reports.
-        prediction: what the text is expected to be like, such as the file that it changes; it is drafted from.
+        prediction: a text similar to the expected one, such as the file to change; drafts are taken from it.
     """
 
     max_new_tokens: int = 256
@@ -89,10 +88,10 @@ class GenerationOptions:
         """Build from keyword arguments.
 
         Raises:
-            UsageError: an argument that is unknown (with a near-match hint), unsupported (with what to do instead), of
-                another type, or out of range.
+            UsageError: an argument that is unknown (with a near-match hint), unsupported (with the alternative), of the
+                wrong type, or out of range.
         """
-        given = {name: value for name, value in given.items() if not _asks_for_nothing(name, value)}
+        given = {name: value for name, value in given.items() if not _has_no_effect(name, value)}
         for name, instead in _UNSUPPORTED.items():
             if name in given:
                 raise UsageError(f"generate does not take {name}: {instead}.")
@@ -108,7 +107,7 @@ class GenerationOptions:
         return options_from(cls, given, "generate")
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself.
+        """Check that the arguments agree with each other.
 
         Raises:
             UsageError: with the remedy.
@@ -130,7 +129,7 @@ class GenerationOptions:
                 f"{'it' if len(sampling) == 1 else 'them'} out, or sample."
             )
         if any(not string for string in self.stops):
-            raise UsageError("A stop string is empty; every text would end at once. Leave it out.")
+            raise UsageError("A stop string is empty and would end every text at once; leave it out.")
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -138,10 +137,10 @@ class GenerationOptions:
         return (self.stop_strings,) if isinstance(self.stop_strings, str) else tuple(self.stop_strings)
 
     def eos(self, default: Sequence[int], vocabulary: int) -> tuple[int, ...]:
-        """Return the ids that end the text, `default` being the model's own.
+        """Return the ids that end the text; `default` are the model's own.
 
         Raises:
-            UsageError: a given id that the model does not have.
+            UsageError: an id outside the vocabulary.
         """
         if self.eos_token_id is None:
             return tuple(default)
@@ -152,18 +151,18 @@ class GenerationOptions:
         return given
 
     def sampling(self, vocabulary: int) -> SamplingOptions:
-        """Return how tokens are chosen, with a seed drawn if none was given.
+        """Return the sampling options, with a random seed if none was given.
 
         Raises:
-            UsageError: a value out of range, or a top_k beyond the vocabulary.
+            UsageError: a value out of range, or a top_k above the vocabulary size.
         """
         if self.top_k is not None and self.top_k > vocabulary:
             raise UsageError(
                 f"top_k is {self.top_k} and the model has {vocabulary} tokens; use at most {vocabulary}, or 0 to keep "
                 "all."
             )
-        asked = any(getattr(self, name) is not None for name in ("temperature", "top_k", "top_p", "min_p"))
-        do_sample = self.do_sample if self.do_sample is not None else asked and self.temperature != 0
+        given = any(getattr(self, name) is not None for name in ("temperature", "top_k", "top_p", "min_p"))
+        do_sample = self.do_sample if self.do_sample is not None else given and self.temperature != 0
         return SamplingOptions(
             do_sample=do_sample,
             temperature=self.temperature or 1.0,
@@ -180,12 +179,12 @@ def encoded(prompt: Any, tokenizer: Any, vocabulary: int) -> TokenIds:
 
     Args:
         prompt: a text, a conversation, or token ids.
-        tokenizer: the model's; not asked where ids are given.
-        vocabulary: how many ids the model has.
+        tokenizer: the model's; not used for ids.
+        vocabulary: number of ids of the model.
 
     Raises:
-        UsageError: an empty prompt, something that is no prompt, ids that the model does not have, or a conversation
-            without a chat template or that the template refuses.
+        UsageError: an empty prompt, another type, ids outside the vocabulary, or a conversation without a chat template
+            or rejected by it.
     """
     if isinstance(prompt, str):
         ids = tokenizer(checked_text(prompt)).input_ids if prompt else []
@@ -197,30 +196,30 @@ def encoded(prompt: Any, tokenizer: Any, vocabulary: int) -> TokenIds:
 
 
 def checked_text(text: str) -> str:
-    """Return the text of a prompt.
+    """Return the text of a prompt unchanged.
 
     Raises:
-        UsageError: half a surrogate pair, as is left when bytes that are not UTF-8 are read.
+        UsageError: a lone surrogate, which remains when bytes that are not UTF-8 are read.
     """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"The prompt holds {text[error.start]!a} at character {error.start}, which UTF-8 cannot hold; read it as "
-            "UTF-8, or leave it out."
+            f"The prompt has {text[error.start]!a} at character {error.start}, which UTF-8 cannot encode; read the "
+            "prompt as UTF-8, or leave the character out."
         ) from error
     return text
 
 
 def conversation(prompt: Any) -> list[dict[str, Any]] | None:
-    """Return the messages of a prompt that is a conversation, or None for one that is not.
+    """Return the messages of a prompt that is a conversation, or None for another prompt.
 
     Raises:
-        UsageError: a single message outside a list, or messages without a role and a content that are text.
+        UsageError: a single message outside a list, or a message whose role or content is not text.
     """
     if isinstance(prompt, Mapping):
-        remedy = "put a message in a list" if "role" in prompt else "of a tokenizer's result, pass its input_ids"
-        raise UsageError(f"{_KINDS_OF_PROMPT}; this one is a {type(prompt).__name__}: {remedy}.")
+        remedy = "put a message in a list" if "role" in prompt else "pass the input_ids of a tokenizer's result"
+        raise UsageError(f"{_PROMPT_TYPES}; this one is a {type(prompt).__name__}: {remedy}.")
     if not isinstance(prompt, Sequence) or not any(isinstance(each, Mapping) for each in prompt):
         return None
     for number, message in enumerate(prompt):
@@ -234,15 +233,15 @@ def conversation(prompt: Any) -> list[dict[str, Any]] | None:
 
 
 def templated(messages: list[dict[str, Any]], tokenizer: Any, tools: Any = None) -> str:
-    """Return the conversation in the words of the tokenizer's chat template, up to where the answer begins.
+    """Return the conversation formatted by the tokenizer's chat template, up to where the answer begins.
 
     Args:
-        messages: with a role each.
+        messages: mappings with a role each.
         tokenizer: the model's.
-        tools: that the template tells of, as transformers takes them; None for none.
+        tools: tool definitions for the template, in transformers' format; None for none.
 
     Raises:
-        UsageError: a tokenizer without a template, or a template that refuses the conversation.
+        UsageError: a tokenizer without a template, or a template that rejects the conversation.
     """
     import jinja2
 
@@ -252,34 +251,34 @@ def templated(messages: list[dict[str, Any]], tokenizer: Any, tools: Any = None)
         text: str = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
     except jinja2.TemplateError as error:
         raise UsageError(
-            f"The model's chat template refuses the conversation ({error}); change the messages as it says, or give a "
+            f"The model's chat template rejects the conversation ({error}); change the messages accordingly, or give a "
             "text."
         ) from error
     return text
 
 
 def checked_ids(given: Any, vocabulary: int) -> TokenIds:
-    """Return token ids as int64[n]: from a sequence, or from an array or tensor of one dimension or one row.
+    """Return token ids as int64[n], given a sequence, or an array or tensor of one dimension or one row.
 
     Raises:
-        UsageError: another type, no id at all, or an id that the model does not have.
+        UsageError: another type, no ids, or an id outside the vocabulary.
     """
     if isinstance(given, torch.Tensor):
         given = np.asarray(given.tolist()) if given.numel() else np.zeros(0, np.int64)
     if isinstance(given, np.ndarray):
         ids = given[0] if given.ndim == 2 and len(given) == 1 else given
         if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-            raise UsageError(f"{_KINDS_OF_PROMPT}; this array has shape {given.shape} and type {given.dtype}.")
+            raise UsageError(f"{_PROMPT_TYPES}; this array has shape {given.shape} and type {given.dtype}.")
         given = ids.tolist()
     if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray | memoryview):
         remedy = "decode the bytes" if isinstance(given, bytes | bytearray | memoryview) else "give one of them"
-        raise UsageError(f"{_KINDS_OF_PROMPT}; this one is a {type(given).__name__}, so {remedy}.")
+        raise UsageError(f"{_PROMPT_TYPES}; this one is a {type(given).__name__}, so {remedy}.")
     if given and all(isinstance(each, str) for each in given):
-        raise UsageError(f"{_KINDS_OF_PROMPT}; this list holds {shown(given[0])}, a text: use generate_all for many.")
+        raise UsageError(f"{_PROMPT_TYPES}; this list holds {shown(given[0])}, a text: use generate_all for many.")
     numbers = [whole_number(each) for each in given]
     ids = [number for number in numbers if number is not None]
     if len(ids) < len(numbers):
-        raise UsageError(f"{_KINDS_OF_PROMPT}; this list holds {shown(given[numbers.index(None)])}, so take that out.")
+        raise UsageError(f"{_PROMPT_TYPES}; this list holds {shown(given[numbers.index(None)])}, so remove that.")
     if not ids:
         raise UsageError("The prompt is empty; give at least one token to continue.")
     if min(ids) < 0 or max(ids) >= vocabulary:
@@ -288,12 +287,12 @@ def checked_ids(given: Any, vocabulary: int) -> TokenIds:
     return np.asarray(ids, np.int64)
 
 
-def _asks_for_nothing(name: str, value: Any) -> bool:
-    if name in _UNSET:
+def _has_no_effect(name: str, value: Any) -> bool:
+    if name in _NONE_IS_DEFAULT:
         return value is None
-    if name not in _HARMLESS:
+    if name not in _NO_EFFECT:
         return False
-    return value is None if _HARMLESS[name] is None else whole_number(value) == _HARMLESS[name]
+    return value is None if _NO_EFFECT[name] is None else whole_number(value) == _NO_EFFECT[name]
 
 
 def _strings(given: Any) -> tuple[str, ...]:
@@ -307,12 +306,12 @@ def _processors(given: Any) -> tuple[LogitsProcessor, ...]:
     if callable(given) and not isinstance(given, Sequence):
         raise UsageError(f"logits_processor is {shown(given)}; it must be a list of processors, so put it in a list.")
     if not isinstance(given, Sequence) or not all(callable(each) for each in given):
-        raise UsageError(f"logits_processor is {shown(given)}; it must be a list of processors, which are callable.")
+        raise UsageError(f"logits_processor is {shown(given)}; it must be a list of callables.")
     return tuple(given)
 
 
 def _end_ids(given: Any, *, nested: bool = False) -> tuple[int, ...]:
-    """Return the ids of a number, an array or tensor of at most one dimension, or a sequence of those."""
+    """Return the ids given as a number, an array or tensor of at most one dimension, or a sequence of these."""
     array = isinstance(given, torch.Tensor | np.ndarray)
     listed = given.tolist() if array else given
     token = whole_number(listed)

@@ -1,6 +1,6 @@
-"""What `speculative_config` asks for: the method, how much it drafts, how drafts are verified, and its own options.
+"""Parses `speculative_config`: the method, the draft length, the verification rule, and the method's options.
 
-Knows the keys that all methods share (vLLM's, and our own); what is left belongs to the method.
+Reads the keys that all methods share. Does not depend on any method; the remaining keys are the method's options.
 """
 
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ class Speculation:
     """A parsed configuration.
 
     Attributes:
-        method: its name; not looked up yet.
-        amount: how much to draft, as `Generator.use` takes it: `nodes`, `control`, `control_options`.
+        method: its name, not checked yet.
+        amount: how much to draft: the arguments `nodes`, `control`, `control_options` of `Generator.use`.
         verification: "matched" or "rejection".
-        options: the method's own.
+        options: the method's options.
     """
 
     method: str
@@ -33,30 +33,30 @@ class Speculation:
 
 
 def parse_speculation(method: str | None, config: Any) -> Speculation:
-    """Read a configuration and a method named besides it.
+    """Parse a configuration and a method given outside it.
 
     Raises:
-        UsageError: something that is no mapping, two methods, or a shared key's value that cannot be honoured.
+        UsageError: a configuration that is not a mapping, two methods, or an invalid value of a shared key.
     """
     if not isinstance(config, Mapping):
         raise UsageError(f'speculative_config is {shown(config)}; give a mapping such as {{"table": "none"}}.')
     options = dict(config)
-    named = options.pop("method", None)
-    for value in (method, named):
+    configured = options.pop("method", None)
+    for value in (method, configured):
         if value is not None and not isinstance(value, str):
             raise UsageError(f"method is {shown(value)}; give a method's name as text.")
-    if method is not None and named is not None and method != named:
-        raise UsageError(f"method is {method!r} and speculative_config names {named!r}; give one of them.")
-    amount = take_amount(options)
-    verification = take_verification(options)
-    return Speculation(method or named or DEFAULT_METHOD, amount, verification, options)
+    if method is not None and configured is not None and method != configured:
+        raise UsageError(f"method is {method!r} and speculative_config names {configured!r}; give one of them.")
+    amount = pop_amount(options)
+    verification = checked_verification(options.pop("verification", None))
+    return Speculation(method or configured or DEFAULT_METHOD, amount, verification, options)
 
 
-def take_amount(options: dict[str, Any]) -> dict[str, Any]:
-    """Take how much to draft out of `options`: `num_speculative_tokens` as `nodes`, `control`, `control_options`.
+def pop_amount(options: dict[str, Any]) -> dict[str, Any]:
+    """Remove from `options` how much to draft, and return it: `num_speculative_tokens` as `nodes`, and the control.
 
     Raises:
-        UsageError: an amount that cannot be honoured.
+        UsageError: an invalid amount or control.
     """
     given = options.pop("num_speculative_tokens", None)
     nodes = whole_number(given)
@@ -67,21 +67,12 @@ def take_amount(options: dict[str, Any]) -> dict[str, Any]:
         "control": options.pop("control", None),
         "control_options": options.pop("control_options", None),
     }
-    choose_control(**amount)  # refused now, not after the weights
+    choose_control(**amount)  # checks the control before the weights are loaded
     return amount
 
 
-def take_verification(options: dict[str, Any]) -> Verification:
-    """Take how drafts are verified out of `options`; matched where they do not say.
-
-    Raises:
-        UsageError: another value, with a near-match hint.
-    """
-    return checked_verification(options.pop("verification", None))
-
-
 def checked_verification(given: Any) -> Verification:
-    """Return how drafts are verified; None stands for the default.
+    """Return the verification rule; None is the default, "matched".
 
     Raises:
         UsageError: another value, with a near-match hint.

@@ -1,7 +1,6 @@
-"""The table and the datastore used when none is given: a table that is shipped, or what the standard library gives.
+"""The default table and datastore: a table shipped with the package, or one built from Python's standard library.
 
-Knows which tables come with the package; where those built from the running interpreter's standard library are cached;
-and that two processes may want one at once. Does not know who drafts from them.
+What is built is cached, with a lock, because two processes may need it at once. Does not depend on any drafter.
 """
 
 import contextlib
@@ -33,16 +32,16 @@ _SHIPPED = Path(__file__).parent / "tables"
 _NOT_LIBRARY = frozenset(
     ["test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo"]
 )
-_READING_SHARE = 0.9  # of a build's time; the rest is merging or sorting
+_READING_SHARE = 0.9  # share of a build's time spent reading (estimate); the rest is merging or sorting
 
 
 def resources_for(vocabulary: int, tokenizer: Any | None, *, progress: Progress | None = None) -> Resources:
-    """Return what a drafter may build on for a model, draft models apart.
+    """Return a drafter's resources for a model, without a draft model.
 
     Args:
-        vocabulary: ids that the model scores.
+        vocabulary: number of ids that the model scores.
         tokenizer: the model's, or None.
-        progress: told about work that takes over a second.
+        progress: called during work that takes over a second.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return Resources(
@@ -54,14 +53,14 @@ def resources_for(vocabulary: int, tokenizer: Any | None, *, progress: Progress 
 
 
 def default_table(tokenizer: Tokenizer, progress: Progress | None = None) -> Path:
-    """Return the path of a tri-gram table for `tokenizer`: shipped, or of the standard library, built if need be.
+    """Return the path of a tri-gram table for `tokenizer`: a shipped one, or the standard library's, built if missing.
 
-    The shipped ones count millions of tokens of chat, documents and stories (foredraft/tables/CARD.md). A second
-    process that wants one at the same time waits for the first. A damaged table is built again.
+    The shipped tables are counts of millions of tokens of chat, documents and stories (foredraft/tables/CARD.md). A
+    damaged table is built again.
 
     Args:
-        tokenizer: whose ids the table holds.
-        progress: told the share done, 0 to 1, and what is being done.
+        tokenizer: its ids are the table's.
+        progress: called with the share done, 0 to 1, and a description.
 
     Raises:
         StoreError: the cache folder cannot be written to, or the disk is full.
@@ -72,18 +71,19 @@ def default_table(tokenizer: Tokenizer, progress: Progress | None = None) -> Pat
             open_table(path, identity)
             return path
     tell = _telling(progress, "building a tri-gram table from the standard library (once)")
-    return _made_once("trigrams", tokenizer, partial(_build_table, tokenizer, tell), open_table)
+    return _cached("trigrams", tokenizer, partial(_build_table, tokenizer, tell), open_table)
 
 
 def default_store(tokenizer: Tokenizer, progress: Progress | None = None) -> Path:
     """Return the folder of the standard library's datastore for `tokenizer`; as `default_table`."""
     tell = _telling(progress, "building a datastore from the standard library (once)")
-    return _made_once("store", tokenizer, partial(_build_store, tokenizer, tell), open_datastore)
+    return _cached("store", tokenizer, partial(_build_store, tokenizer, tell), open_datastore)
 
 
-def _made_once(
+def _cached(
     suffix: str, tokenizer: Tokenizer, build: Callable[[Path], None], opened: Callable[[Path, str], object]
 ) -> Path:
+    """Return the cached file or folder, built if `opened` raises StoreError for it."""
     identity = tokenizer_hash(tokenizer)
     path = cache_path() / f"standard-library-{platform.python_version()}-{identity[:16]}.{suffix}"
 
@@ -95,7 +95,7 @@ def _made_once(
         return True
 
     if not is_sound():
-        cache_folder()  # made, or refused with a sentence
+        cache_folder()  # creates the folder
         with filelock.FileLock(path.with_name(path.name + ".wait")):
             if not is_sound():
                 build(path)
@@ -107,7 +107,7 @@ def _telling(progress: Progress | None, subject: str) -> Callable[[float], None]
 
 
 def sources() -> list[Path]:
-    """Return the Python files of the running interpreter's standard library, without its tests: about 13 MB of text."""
+    """Return the Python files of the interpreter's standard library without its tests, about 13 MB."""
     found = []
     for folder, folders, names in os.walk(sysconfig.get_path("stdlib")):
         folders[:] = sorted(set(folders) - _NOT_LIBRARY)
@@ -116,7 +116,7 @@ def sources() -> list[Path]:
 
 
 def _symbols(tokenizer: Tokenizer, tell: Callable[[float], None]) -> Iterator[Symbols]:
-    """Yield the standard library's ids, telling of the share read."""
+    """Yield the standard library's ids, and report the share read to `tell`."""
     files = sources()
     total = max(sum(path.stat().st_size for path in files), 1)
 

@@ -1,6 +1,6 @@
-"""From ids to text as it grows: pieces that are whole characters, and stop strings that may span tokens.
+"""Incremental decoding: token ids to text in whole characters, and stop strings that may span tokens.
 
-Knows a tokenizer's `decode`; does not know models, drafts, or how the ids came about.
+Uses a tokenizer's `decode`. Does not depend on models or drafts.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,11 +10,10 @@ _INCOMPLETE = "\ufffd"
 
 
 class TextStream:
-    """Turns ids into text pieces one at a time.
+    """Turns ids into pieces of text, one id at a time; the joined pieces are the text of all ids.
 
-    A piece is held back while its bytes do not make whole characters; the pieces joined are the text of all ids. The
-    last few ids are decoded together with their predecessors, because a token's text may depend on what stands before
-    it (leading spaces, merged marks).
+    A piece is held back until its bytes form whole characters. The last few ids are decoded together with the ids
+    before them, because a token's text can depend on its predecessor (leading spaces, combining marks).
 
     Args:
         tokenizer: with `decode(ids, skip_special_tokens=...)`.
@@ -27,7 +26,7 @@ class TextStream:
         self._read = 0
 
     def push(self, token: int) -> str:
-        """Add an id and return the text that it completes, perhaps none."""
+        """Add an id and return the text that it completes, which may be empty."""
         self._ids.append(token)
         before = self._decode(self._ids[self._shown_from : self._read])
         after = self._decode(self._ids[self._shown_from :])
@@ -37,7 +36,7 @@ class TextStream:
         return after[len(before) :]
 
     def finish(self) -> str:
-        """Return what was held back, with replacement characters where bytes are missing."""
+        """Return the text held back, with replacement characters for incomplete bytes."""
         before = self._decode(self._ids[self._shown_from : self._read])
         after = self._decode(self._ids[self._shown_from :])
         self._shown_from = self._read = len(self._ids)
@@ -45,11 +44,11 @@ class TextStream:
 
 
 class StopStrings:
-    """Says after which token the text holds one of some strings.
+    """Detects the token that completes a stop string.
 
     Args:
-        tokenizer: decodes.
-        strings: none of them empty.
+        tokenizer: with `decode`.
+        strings: stop strings, none of them empty.
     """
 
     def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
@@ -59,7 +58,7 @@ class StopStrings:
         self._tail = ""
 
     def __call__(self, token: int) -> bool:
-        """Take the next token; True when the text so far holds a stop string that it did not hold before."""
+        """Add the next token; True if it completes a stop string."""
         piece = self._stream.push(token)
         window = self._tail + piece
         found = any(string in window for string in self._strings)
@@ -68,6 +67,6 @@ class StopStrings:
 
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Return the text of `ids` without special tokens; ids beyond the tokenizer's vocabulary have no text."""
+    """Return the text of `ids` without special tokens; ids outside the tokenizer's vocabulary decode to nothing."""
     text: str = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text

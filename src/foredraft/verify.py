@@ -1,10 +1,9 @@
-"""Walk a draft with the target's own choices and say which path of it was accepted.
+"""Verifies a draft: follows the target's own choices down the tree and returns the accepted path.
 
-One draw for a node, and that draw is emitted whether or not it matches a draft: the emitted tokens are those of plain
-decoding, and the draft only decides how many of them one forward pass yields. Chains, trees and flattened graphs are
-all the same here, and so are the ways to choose: under matched verification the policy draws without looking at the
-draft, under rejection (sampling/rejection.py) it tries the row's drafted children, and the walk goes where its token
-goes. Does not know how tokens are chosen (the policy does) or how the draft came about.
+The policy chooses one token per visited node, and that token is emitted whether or not a draft matches it. So under
+matched verification, where the policy draws without looking at the draft, the output is that of plain decoding, and the
+draft only decides how many tokens one pass yields. Under rejection (sampling/rejection.py) the policy tries the node's
+drafted children first. Does not depend on how the policy chooses tokens or on how the draft was made.
 """
 
 from foredraft.contracts import Draft, Policy, Scores, Verdict
@@ -13,17 +12,17 @@ from foredraft.graph.tree import ROOT, child_with
 
 
 def verify(draft: Draft, scores: Scores, policy: Policy, at: int) -> Verdict:
-    """Accept the path of `draft` that the target takes, and add the target's token at its end.
+    """Accept the path of `draft` that the target chooses, and add the target's own token after it.
 
     Args:
         draft: N nodes.
-        scores: what the target says after each of the N + 1 rows, root first.
-        policy: chooses tokens and says when the text ends; the walk stops there, inside the draft if need be.
+        scores: the target's output after each of the N + 1 rows, root first.
+        policy: chooses tokens and decides where the text ends, which may be inside the draft.
         at: absolute position of the root.
 
     Raises:
-        NumericsError: scores from which no token can be chosen.
-        ValueError: under rejection, a node that its q cannot have given.
+        NumericsError: logits from which no token can be chosen.
+        ValueError: under rejection, a node that cannot have been drawn from its q.
     """
     choose = policy.chooser(scores, at, draft)
     tokens: list[int] = []
@@ -35,12 +34,12 @@ def verify(draft: Draft, scores: Scores, policy: Policy, at: int) -> Verdict:
         except NumericsError:
             if not tokens:
                 raise
-            # what plain decoding would have written first comes out first; the next step meets the error at its root
+            # emit the tokens before the error, as plain decoding would; the next step raises it at its root
             return Verdict(tuple(tokens), tuple(path), draft, at, hidden=scores.hidden)
         tokens.append(token)
         node = child_with(draft.tokens, draft.parents, node, token)
         if node >= 0:
             path.append(node)
-        ended = policy.ends(tokens)  # asked for every token, as a policy may count them
+        ended = policy.ends(tokens)  # called for every token, because a policy may count them
         if node < 0 or ended:
             return Verdict(tuple(tokens), tuple(path), draft, at, hidden=scores.hidden)

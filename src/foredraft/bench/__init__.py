@@ -1,1 +1,1 @@
-"""Measuring and proving: paired runs, replay without a model, losslessness."""
+"""Benchmarks and proofs: paired runs, replay without a model, and tests that drafting is lossless."""

@@ -1,7 +1,7 @@
-"""A cell: one method on one prompt beside plain decoding of it, what that is true of, and the file of cells.
+"""A cell: one method and plain decoding measured on one prompt, with the environment; and the file of cells.
 
-A cell's place is its identity: what the file holds is not measured again, and a run that was killed goes on where it
-was. Does not know how texts are written.
+A cell is identified by its place. A run skips cells that the file has, so a killed run can be resumed. Does not depend
+on how texts are generated.
 """
 
 import hashlib
@@ -30,27 +30,27 @@ from foredraft.model.target import TorchTarget
 
 CELLS_FILE, COST_FILE = "cells.jsonl", "verification.json"
 VERSION = 3
-"""Of the lines of the file of cells."""
+"""Format version of the lines of the file of cells."""
 
 Environment = Mapping[str, Mapping[str, str]]
-"""What a measurement is true of: part (`machine`, `versions`, `model`, `code`) -> name -> value."""
+"""The conditions of a measurement: part (`machine`, `versions`, `model`, `code`) -> name -> value."""
 
 _PACKAGES = ("foredraft", "torch", "transformers", "numpy", "numba")
-_SAMPLE = 1024  # values of each parameter that go into the model's hash: enough to tell two trainings apart
+_SAMPLE = 1024  # values per parameter in the model's hash (chosen); enough to distinguish two trainings
 
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """One text, and what it took.
+    """One text and its measurements.
 
     Attributes:
-        token_ids: emitted.
-        prompt_tokens: of the prompt.
-        statistics: counts, and the times of prefill and of steps, without stalls. For the peer, steps are all its
-            forwards, of which the first reads the prompt too, and `decode_seconds` are all its seconds.
-        total_seconds: by the clock, stalls included.
+        token_ids: the emitted ids.
+        prompt_tokens: number of prompt ids.
+        statistics: counts, and the times of prefill and steps, without stalls. For the peer, steps are its forward
+            passes, including prefill, and `decode_seconds` is its total time.
+        total_seconds: wall-clock time, including stalls.
         parts: seconds of draft, forward, verify, commit, other, without stalls; empty for the peer.
-        stalled_seconds: of passes that the machine held up, beyond what such a pass takes; 0 for the peer.
+        stalled_seconds: excess time of passes that other load on the machine delayed; 0 for the peer.
     """
 
     token_ids: tuple[int, ...]
@@ -67,61 +67,61 @@ class Writing:
 
     @property
     def seconds_per_token(self) -> float:
-        """Decode time of a token; for the peer, whole time."""
+        """Decode time per token; for the peer, total time per token."""
         return self.statistics.decode_seconds / max(len(self.token_ids), 1)
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "Writing":
-        """Return the writing that `asdict` and JSON made dictionaries and lists of."""
+        """Restore a writing from JSON of its `asdict`."""
         return cls(**{**body, "token_ids": tuple(body["token_ids"]), "statistics": Statistics(**body["statistics"])})
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a cell is a measurement of: its identity."""
+    """The identity of a cell."""
 
     model: str
     dtype: str
-    settings: str  # as `settings_name` words them
-    task: str  # with its category where it has several: `spec_bench/qa`
+    settings: str  # from `settings_name`
+    task: str  # with its category if it has several: `spec_bench/qa`
     method: str
-    number: int  # the prompt's place in its file
-    turn: int = 1  # which question of a conversation
+    number: int  # index of the prompt in its file
+    turn: int = 1  # number of the question in a conversation, from 1
 
     def __str__(self) -> str:
-        """Return the place as messages name it."""
+        """Return the place in the form used in messages."""
         return f"{self.task}[{self.number}] turn {self.turn}, {self.method}, {self.settings}"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One method on one prompt, `own`, and plain decoding on it in the same process, `base`; None what failed."""
+    """One prompt written by a method, `own`, and by plain decoding in the same process, `base`; None for a failure."""
 
     place: Place
-    settings: Mapping[str, Any]  # generation arguments, the seed among them
-    prompt_hash: str  # of the questions, so that another prompt under the same number is noticed
+    settings: Mapping[str, Any]  # generation arguments, including the seed
+    prompt_hash: str  # detects another prompt under the same number
     environment: Environment
     base: Writing | None
     own: Writing | None
     counts: DraftCounts | None = None  # None for the peer and for a failure
-    learned_texts: int = 0  # that a warm drafter had read before
-    failure: str = ""  # what was raised, as a sentence
+    learned_texts: int = 0  # number of earlier texts that a warm drafter had read
+    failure: str = ""  # the error's type and message
 
     @property
-    def whole(self) -> tuple[Writing, Writing] | None:
-        """Plain decoding and the method, where both were written."""
+    def pair(self) -> tuple[Writing, Writing] | None:
+        """The writings of plain decoding and of the method, if both exist."""
         return (self.base, self.own) if self.base is not None and self.own is not None else None
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "Cell":
-        """Return the cell that `asdict` and JSON made dictionaries and lists of."""
+        """Restore a cell from JSON of its `asdict`."""
         base, own = (None if body[name] is None else Writing.from_json(body[name]) for name in ("base", "own"))
         counts = None if body["counts"] is None else DraftCounts.from_json(body["counts"])
         return cls(**{**body, "place": Place(**body["place"]), "base": base, "own": own, "counts": counts})
 
 
 def settings_name(settings: Mapping[str, Any]) -> str:
-    """Word generation arguments for a heading: `greedy-128-seed0`, `temperature0.7-128-seed0`."""
+    """Return a name for generation arguments, such as `greedy-128-seed0` or `temperature0.7-128-seed0`."""
     sampled = [f"{name}{settings[name]:g}" for name in ("temperature", "top_p", "top_k", "min_p") if name in settings]
     return "-".join([*(sampled or ["greedy"]), str(settings["max_new_tokens"]), f"seed{settings['seed']}"])
 
@@ -130,7 +130,7 @@ def settings_name(settings: Mapping[str, Any]) -> str:
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make the folder, and end a line that a killed run left unfinished; `UsageError` where it cannot be written to."""
+    """Create the folder, and end a line that a killed run left incomplete; UsageError if it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / CELLS_FILE).open("ab+") as file:
@@ -143,7 +143,7 @@ def prepare_folder(folder: Path) -> None:
 
 
 def append_cell(folder: Path, cell: Cell) -> None:
-    """Add a cell to a folder, or raise `StoreError`; of two cells of one place, the later one counts."""
+    """Append a cell to a folder's file, or raise StoreError; a later cell replaces an earlier one of the same place."""
     line = json.dumps({"version": VERSION, **asdict(cell)}) + "\n"
     try:
         with (folder / CELLS_FILE).open("ab") as file:
@@ -155,10 +155,10 @@ def append_cell(folder: Path, cell: Cell) -> None:
 
 
 def read_cells(folder: Path) -> tuple[dict[Place, Cell], list[str]]:
-    """Return the cells of a folder by place, and a sentence on each line of its file that is damaged.
+    """Return the cells of a folder by place, and a message for each damaged line of its file.
 
     Raises:
-        UsageError: the file cannot be read, or another version of foredraft wrote it.
+        UsageError: the file cannot be read, or has another format version.
     """
     path, cells, damaged = folder / CELLS_FILE, dict[Place, Cell](), list[str]()
     try:
@@ -170,15 +170,15 @@ def read_cells(folder: Path) -> tuple[dict[Place, Cell], list[str]]:
             continue
         try:
             body = json.loads(line)
-            found = body.pop("version")
-            cell = Cell.from_json(body) if found == VERSION else None
+            line_version = body.pop("version")
+            cell = Cell.from_json(body) if line_version == VERSION else None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             damaged.append(f"Line {number} of {path} is damaged ({reason}); its cell is measured again by `bench run`.")
             continue
         if cell is None:
             raise UsageError(
-                f"Line {number} of {path} is of version {found}, and this foredraft reads version {VERSION}; give "
+                f"Line {number} of {path} has version {line_version}, and this foredraft reads version {VERSION}; give "
                 "another folder, or measure again."
             )
         cells[cell.place] = cell
@@ -186,12 +186,12 @@ def read_cells(folder: Path) -> tuple[dict[Place, Cell], list[str]]:
 
 
 def keep_cost(curve: CostCurve, folder: Path) -> None:
-    """Write what a pass costs by its rows beside the cells, or raise `StoreError`."""
+    """Write the cost curve to the folder of cells, or raise StoreError."""
     store_file(folder / COST_FILE, json.dumps(asdict(curve)).encode() + b"\n")
 
 
 def read_cost(folder: Path) -> CostCurve | None:
-    """Return what a pass costs by its rows; None where there is no file of it that can be read."""
+    """Return the folder's cost curve; None if its file is missing or damaged."""
     try:
         body = json.loads((folder / COST_FILE).read_text(encoding="utf-8"))
         return sound_curve(body["rows"], body["seconds"])
@@ -203,7 +203,7 @@ def read_cost(folder: Path) -> CostCurve | None:
 
 
 def describe_environment(target: TorchTarget, model: str) -> Environment:
-    """Return what a measurement with `target`, which the user calls `model`, is true of."""
+    """Return the environment of measurements with `target`; `model` is the name given by the user."""
     device = target.device
     forward = "compiled" if target.compiled is not None else "as it is"
     return {
@@ -227,29 +227,29 @@ def describe_environment(target: TorchTarget, model: str) -> Environment:
 
 
 def differences(one: Environment, other: Environment) -> str:
-    """Return what makes two environments unlike, `torch 2.6.0 and 2.7.0; ...`; empty if nothing but the commit."""
-    unlike = [
+    """Return up to three differences of two environments, such as `torch 2.6.0 and 2.7.0`; commits may differ."""
+    found = [
         f"{name} {one.get(part, {}).get(name)} and {other.get(part, {}).get(name)}"
         for part in ("machine", "versions", "model")
         for name in sorted({*one.get(part, {}), *other.get(part, {})})
         if one.get(part, {}).get(name) != other.get(part, {}).get(name)
     ]
-    return "; ".join(unlike[:3])
+    return "; ".join(found[:3])
 
 
-def check_alike(cells: Sequence[Cell]) -> None:
-    """Raise `UsageError` for cells whose figures must not be compared, naming what differs."""
+def check_same_environment(cells: Sequence[Cell]) -> None:
+    """Raise UsageError if the cells have different environments and so cannot be compared."""
     for cell in cells[1:]:
-        unlike = differences(cells[0].environment, cell.environment)
-        if unlike:
+        found = differences(cells[0].environment, cell.environment)
+        if found:
             raise UsageError(
-                f"The cells {cells[0].place} and {cell.place} are of unlike environments ({unlike}), so they are not "
-                "compared; report each folder by itself."
+                f"The cells {cells[0].place} and {cell.place} have different environments ({found}), so they cannot be "
+                "compared; report each folder separately."
             )
 
 
 def _model_hash(model: Any) -> str:
-    """Return 16 hexadecimal digits of a model's configuration, and of each parameter's name, shape and first values."""
+    """Return a hash, 16 hexadecimal digits, of a model's configuration, parameter shapes and first values."""
     digest = hashlib.sha256(repr(sorted(model.config.to_diff_dict().items())).encode())
     for name, parameter in model.named_parameters():
         values = parameter.detach().reshape(-1)[:_SAMPLE].float().cpu().numpy()
@@ -259,13 +259,13 @@ def _model_hash(model: Any) -> str:
 
 
 def _commit() -> str:
-    """Return the commit of the source tree that this package runs from, `-dirty` after it if it is; "" for none."""
+    """Return the commit of the source tree, with `-dirty` for uncommitted changes; "" outside a repository."""
     git = shutil.which("git")
     root = Path(__file__).resolve().parents[3]
     if git is None or not (root / ".git").exists():
         return ""
     try:
-        found = subprocess.run(  # noqa: S603  # fixed arguments; nothing of the user's
+        found = subprocess.run(  # noqa: S603  # fixed arguments, no user input
             [git, "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
             capture_output=True, text=True, check=True, timeout=10,
         )  # fmt: skip

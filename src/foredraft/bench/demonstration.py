@@ -1,6 +1,6 @@
-"""What drafting is good for, and what it is not, on two texts: each written by transformers, plainly, and drafted.
+"""The demo: two texts, one predictable and one not, each timed with transformers, plain decoding and drafting.
 
-Measures, and puts what was measured into words. Does not know the terminal, or how a model is prepared.
+Does not depend on the terminal or on how a model is loaded.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,17 +15,17 @@ from foredraft.bench.writer import PeerWriter
 from foredraft.generation import Generation, Stream
 
 ROUNDS = 3
-"""Times that each text is written; the median counts."""
+"""Repetitions of each text (chosen); the median is reported."""
 
-_WARM_UP_TOKENS = 16
-_PAYS = 1.05  # a speed-up below this lies within the noise of one short text
+_WARM_UP_TOKENS = 16  # chosen
+_NOISE = 1.05  # smaller speed-ups are within the noise of one short text (chosen)
 
 _CODE = (Path(__file__).parent / "data" / "orders.txt").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A text to write, with generation arguments; it is predictable where most of it stands in the prompt."""
+    """A text to generate, with its arguments; it is predictable if most of it occurs in the prompt."""
 
     title: str
     prompt: str
@@ -51,36 +51,34 @@ SCENES = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a scene."""
+    """The measurements of a scene."""
 
     scene: Scene
-    milliseconds: Mapping[str, float]  # a token, prompt included; by `transformers`, `none` and the method
+    milliseconds: Mapping[str, float]  # per token, including prefill; by `transformers`, `none` and the method
     method: str
     drafted: Generation
-    same: bool  # whether plain decoding wrote the same ids
+    same: bool  # whether plain decoding emitted the same ids
 
     def sentence(self) -> str:
-        """Say in one sentence, or two, how quick it was and why."""
+        """Return the speed-up and its explanation, in one or two sentences."""
         own = self.milliseconds[self.method]
         by_transformers, by_plain = (self.milliseconds[name] / own for name in ("transformers", "none"))
-        text = "the same text" if self.same else "ANOTHER TEXT, which should not be: please report it"
-        said = (
+        text = "the same text" if self.same else "A DIFFERENT TEXT, which is a bug: please report it"
+        speed = (
             f"{by_transformers:.1f} times as fast as transformers' generate, {by_plain:.1f} times our own plain "
             f"decoding; {text}."
         )
         counts = self.drafted.statistics
-        if self.scene.predictable or by_plain >= _PAYS:
-            kept = f"{counts.accepted} of its {counts.emitted} tokens were drafted"
-            return f"{said} {kept}, so {counts.emitted} tokens took {counts.steps} passes of the model."
-        return (
-            f"{said} Little of new prose can be predicted: {counts.accepted} of {counts.emitted} tokens were drafted."
-        )
+        if self.scene.predictable or by_plain >= _NOISE:
+            accepted = f"{counts.accepted} of its {counts.emitted} tokens were drafted"
+            return f"{speed} {accepted}, so {counts.emitted} tokens took {counts.steps} passes of the model."
+        return f"{speed} New prose is hard to predict: {counts.accepted} of {counts.emitted} tokens were drafted."
 
 
 def perform(generator: Generator, scene: Scene, show: Callable[[Stream], None] = lambda _: None) -> Outcome:
-    """Write a scene's text by transformers, plainly and by the generator's method, and time each.
+    """Time a scene with transformers, plain decoding and the generator's method.
 
-    The model needs a chat template; `show` is given the first drafted text as a stream.
+    The model needs a chat template. `show` receives the first drafted text as a stream.
     """
     prompt: Prompt = [{"role": "user", "content": scene.prompt}]
     options = {"seed": 0, **scene.options}
@@ -98,11 +96,11 @@ def write_in_rounds(
     generator: Generator, prompt: Prompt, options: Mapping[str, Any], show: Callable[[Stream], None],
     tell: Callable[[float], None] = lambda _: None,
 ) -> tuple[list[Generation], list[Generation]]:  # fmt: skip
-    """Write a text with the generator's method and with plain decoding, each `ROUNDS` times; return the texts of both.
+    """Generate a text with the generator's method and with plain decoding, each `ROUNDS` times; return both lists.
 
-    A short text is written first, as what is loaded and compiled once belongs to none. Each text begins with everything
-    forgotten: it would else be drafted from what was learned when it was written before. `show` is given the first
-    drafted text as a stream, whose rest is read here; `tell` the share of the texts that are written.
+    A short text first loads and compiles what is needed once. The drafter is reset before each text, because it would
+    otherwise draft from the repetition before. `show` receives the first drafted text as a stream, whose rest is
+    consumed here; `tell` the share of the texts done.
     """
     plain = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
     brief = {**options, "max_new_tokens": min(_WARM_UP_TOKENS, options.get("max_new_tokens", _WARM_UP_TOKENS))}
@@ -113,14 +111,14 @@ def write_in_rounds(
     show(stream)
     for _ in stream:
         pass
-    drafted, undrafted = [stream.generation], list[Generation]()
-    by_turns = [(generator, drafted), (plain, undrafted)]
-    rest = [each for number in range(ROUNDS) for each in (by_turns if number % 2 == 0 else by_turns[::-1])][1:]
+    drafted_texts, plain_texts = [stream.generation], list[Generation]()
+    pair = [(generator, drafted_texts), (plain, plain_texts)]
+    rest = [each for number in range(ROUNDS) for each in (pair if number % 2 == 0 else pair[::-1])][1:]
     for number, (writer, texts) in enumerate(rest):
         tell(number / len(rest))
         generator.forget()
         texts.append(writer.generate(prompt, **options))
-    return drafted, undrafted
+    return drafted_texts, plain_texts
 
 
 def _milliseconds(runs: list[Generation]) -> float:

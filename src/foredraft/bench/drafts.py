@@ -1,7 +1,7 @@
-"""What becomes of drafts: nodes verified and accepted by depth, source and estimate; and the account of one text.
+"""Draft statistics: verified and accepted nodes by depth, source and estimated acceptance; and the account of one text.
 
-Knows verdicts and the drafter's protocol. Recording a step keeps a reference to its verdict, well under a microsecond;
-the counting is done after the clock has stopped.
+During a text only references to verdicts are kept, which takes well under a microsecond per step; the counting is done
+after the timing. Does not depend on any drafter.
 """
 
 from collections import Counter
@@ -29,26 +29,26 @@ from foredraft.generation import Generation
 from foredraft.graph.tree import depths
 
 BINS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
-"""Edges of the bins of estimated acceptance."""
+"""Bin edges of estimated acceptance (chosen; finer near 0, where most nodes are)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """Nodes of about the same estimate: a drafter is calibrated where `estimate` equals `accepted`."""
+    """One bin of nodes with similar estimates: a calibrated drafter has `estimate` equal to `accepted`."""
 
-    low: float  # least estimate of the bin
-    high: float  # its greatest
-    nodes: int  # how many were verified, at least one
-    estimate: float  # the mean estimate that the path down to a node is accepted
-    accepted: float  # the share of the nodes that was accepted
+    low: float  # lower edge of the bin
+    high: float  # upper edge
+    nodes: int  # number of verified nodes, at least 1
+    estimate: float  # mean estimate that the path to a node is accepted
+    accepted: float  # share of the nodes that was accepted
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """What became of the drafts of one text, or of several: nodes verified and accepted, by depth from 1 and by source.
+    """Numbers of verified and accepted nodes of one or more texts, by depth (from 1) and by source.
 
-    `estimated` has of each bin the nodes verified, the sum of their estimates, and how many were accepted; it is empty
-    where the drafter gives no estimates.
+    `estimated` has for each bin the number of verified nodes, the sum of their estimates, and the number accepted; it
+    is empty if the drafter gives no estimates.
     """
 
     drafted_by_depth: tuple[int, ...]
@@ -59,7 +59,7 @@ class DraftCounts:
 
     @property
     def reliability(self) -> tuple[Reliability, ...]:
-        """The bins that have nodes, from the lowest estimates to the highest."""
+        """The bins with nodes, in ascending order of the estimates."""
         pairs = zip(pairwise(BINS), self.estimated, strict=False)
         return tuple(
             Reliability(low, high, int(nodes), estimates / nodes, accepted / nodes)
@@ -69,13 +69,13 @@ class DraftCounts:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "DraftCounts":
-        """Return the counts that `asdict` and JSON made lists of."""
+        """Restore counts from JSON of their `asdict`."""
         by_depth = {name: tuple(body[name]) for name in ("drafted_by_depth", "accepted_by_depth")}
         return cls(**{**body, **by_depth, "estimated": tuple(map(tuple, body["estimated"]))})
 
 
 def count_drafts(verdicts: Iterable[Verdict], names: Sequence[str]) -> DraftCounts:
-    """Count what became of drafts, whose sources have `names`; steps without a draft count for nothing."""
+    """Count the nodes of verdicts; `names` are the drafter's source names."""
     drafted, accepted, drafted_by, accepted_by = Counter[int](), Counter[int](), Counter[str](), Counter[str]()
     estimated = np.zeros((len(BINS) - 1, 3))
     for verdict in verdicts:
@@ -114,24 +114,24 @@ def add_counts(parts: Sequence[DraftCounts]) -> DraftCounts:
 
 
 class RecordedDrafter:
-    """A drafter that keeps the verdicts of the text that was opened last, as far as it is told them."""
+    """Wraps a drafter, and keeps the observed verdicts of the text opened last."""
 
     name: ClassVar[str] = "recorded"
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        self.name = drafter.name  # type: ignore[misc]  # a failure is reported under the name of the drafter that failed
+        self.name = drafter.name  # type: ignore[misc]  # failures are reported under the wrapped drafter's name
         self.needs = drafter.needs
         self.source_names = drafter.source_names
         self.verdicts: list[Verdict] = []
 
     def open(self, context: DraftContext) -> Drafting:
-        """Forget the last text's verdicts and begin another one."""
+        """Drop the last text's verdicts and start another text."""
         self.verdicts = []
         return _RecordedDrafting(self._drafter.open(context), self.verdicts)
 
     def counts(self) -> DraftCounts:
-        """Return what became of the drafts."""
+        """Count the kept verdicts."""
         return count_drafts(self.verdicts, self.source_names)
 
 
@@ -156,25 +156,25 @@ class _RecordedDrafting:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What became of one text's drafts, and how far estimates and the cost curve were right.
+    """The draft statistics of one text, and expected against measured acceptance and cost.
 
     Attributes:
-        expected: means by name, NaN where there is none: `tokens` of a step with a draft, by the drafter's estimates;
-            `plain_milliseconds` and `drafted_milliseconds` of the passes without and with a draft, by the cost curve.
-        measured: the same means of this text, and `overhead_milliseconds`: everything but the pass of a step with a
+        expected: means by name, NaN if unknown: `tokens` per step with a draft, from the drafter's estimates;
+            `plain_milliseconds` and `drafted_milliseconds` per pass without and with a draft, from the cost curve.
+        measured: the same means, measured, and `overhead_milliseconds`: the time outside the pass per step with a
             draft.
     """
 
     generation: Generation
-    names: tuple[str, ...]  # of the drafter's sources, in its order
+    names: tuple[str, ...]  # source names, in the drafter's order
     counts: DraftCounts
-    plain_steps: int  # without a draft
+    plain_steps: int  # steps without a draft
     expected: Mapping[str, float]
     measured: Mapping[str, float]
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """Of each source its name, how many nodes were drafted, accepted, and wasted."""
+        """The name and the numbers of drafted, accepted and wasted nodes of each source."""
         drafted, accepted = Counter(self.counts.drafted_by_source), Counter(self.counts.accepted_by_source)
         return [
             {"name": name, "drafted": drafted[name], "accepted": accepted[name],
@@ -183,7 +183,7 @@ class Account:
         ]  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures by name, without the steps; None where there is none."""
+        """Return the figures by name, without the steps; None for unknown ones."""
         return {
             "plain_steps": self.plain_steps,
             "sources": self.sources,
@@ -195,7 +195,7 @@ class Account:
 
 
 def account_for(generator: Generator, prompt: Prompt, options: Mapping[str, Any]) -> Account:
-    """Write a text and account for it; takes and raises what `Generator.generate` does."""
+    """Generate a text and return its account; raises the errors of `Generator.generate`."""
     drafter = generator.drafter
     generator.drafter = recorded = RecordedDrafter(drafter)
     try:
@@ -208,13 +208,13 @@ def account_for(generator: Generator, prompt: Prompt, options: Mapping[str, Any]
 def make_account(
     generation: Generation, verdicts: Sequence[Verdict], names: tuple[str, ...], curve: CostCurve
 ) -> Account:
-    """Add up the verdicts of a text's steps, whose sources have `names`, where passes cost what `curve` says."""
+    """Return the account of a text, given its verdicts, the source names, and the cost of passes."""
     drafted = [step for step in generation.steps if step.drafted]
     plain = [step for step in generation.steps if not step.drafted]
     seconds = curve.table(max((step.drafted for step in drafted), default=0) + 1)
     expected = {
         "tokens": mean(
-            1.0 + min(float(draft.score.sum()), float(depths(draft.parents).max()))  # none is deeper than the draft
+            1.0 + min(float(draft.score.sum()), float(depths(draft.parents).max()))  # at most the draft's depth
             for draft in (verdict.draft for verdict in verdicts)
             if len(draft) and draft.score is not None
         ),

@@ -1,6 +1,6 @@
-"""A column of a comparison: a method with its options, how much it drafts, and what it may remember between texts.
+"""One column of a comparison: a method with its options, its draft length, and its memory between texts.
 
-Does not know prompts, clocks or results.
+Does not depend on prompts, timing or results.
 """
 
 import json
@@ -13,27 +13,27 @@ from foredraft.contracts import Verification
 from foredraft.drafters import method_names
 from foredraft.errors import UsageError
 from foredraft.options import nearest
-from foredraft.speculation import take_amount, take_verification
+from foredraft.speculation import checked_verification, pop_amount
 
 BASE = "none"
 PEER = "transformers"
-"""The pseudo-method that runs transformers' own `generate`; its options are that function's arguments."""
+"""A pseudo-method, "the peer", that runs transformers' `generate`; its options are that function's arguments."""
 
 Memory = Literal["", "cold", "warm"]
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method and its options, as a column of the comparison.
+    """A method and its options.
 
     Attributes:
-        label: what it is called in the report.
+        label: its name in the report.
         name: the method, or `transformers` for the peer.
-        options: the method's own.
-        amount: how much to draft, as `Generator.use` takes it: `nodes`, `control`, `control_options`.
-        verification: "matched" or "rejection"; under the latter sampled texts differ from plain decoding's.
-        memory: "cold" where it shares what it learns between texts and is measured without having seen any; "warm"
-            where it has read plain decoding's earlier texts of the task; "" where it keeps nothing between texts.
+        options: the method's options.
+        amount: how much to draft: the arguments `nodes`, `control`, `control_options` of `Generator.use`.
+        verification: "matched" or "rejection"; under rejection, sampled texts differ from plain decoding's.
+        memory: for a method that shares what it learns between texts: "cold" if it is reset before each text, "warm"
+            if it has read plain decoding's earlier texts of the task; "" for other methods.
     """
 
     label: str
@@ -45,13 +45,12 @@ class Method:
 
 
 def parse_method(text: str) -> Method:
-    """Read a method as the command line gives it: `NAME` or `NAME:{"option": value, ...}`.
+    """Parse a method given on the command line: `NAME` or `NAME:{"option": value, ...}`.
 
-    `num_speculative_tokens`, `control` and `control_options` among the options say how much to draft, `verification`
-    how drafts are verified.
+    The options may include `num_speculative_tokens`, `control`, `control_options` and `verification`.
 
     Raises:
-        UsageError: what follows the colon is not a JSON object, or an amount that cannot be honoured.
+        UsageError: options that are not a JSON object, or an invalid shared option.
     """
     name, _, rest = text.partition(":")
     try:
@@ -62,12 +61,12 @@ def parse_method(text: str) -> Method:
         raise UsageError(f'The options of {name!r} must be a JSON object such as {{"num_speculative_tokens": 16}}.')
     if name == PEER:
         return Method(text, name, options)
-    amount, verification = take_amount(options), take_verification(options)
+    amount, verification = pop_amount(options), checked_verification(options.pop("verification", None))
     return Method(text, name, options, amount, verification)
 
 
 def chosen_methods(texts: Sequence[str]) -> list[Method]:
-    """Read methods as `parse_method` does, and refuse what is unknown, with a near-match hint, or given twice."""
+    """Parse methods; UsageError for an unknown one, with a near-match hint, and for a duplicate."""
     methods = [parse_method(text) for text in texts]
     names = [*method_names(), PEER]
     for method in methods:
@@ -81,7 +80,7 @@ def chosen_methods(texts: Sequence[str]) -> list[Method]:
 
 
 def cold_and_warm(methods: Sequence[Method]) -> list[Method]:
-    """Return the methods, each one that shares what it learns between texts twice: cold, then warm."""
+    """Return the methods; each one that shares what it learns between texts appears twice, cold and warm."""
     columns = []
     for method in methods:
         shares = method.options.get("share") is True or method.options.get("learn") == "shared"
@@ -91,5 +90,5 @@ def cold_and_warm(methods: Sequence[Method]) -> list[Method]:
 
 
 def use(generator: Generator, method: Method) -> None:
-    """Make the generator draft by `method`."""
+    """Set the generator's method."""
     generator.use(method.name, method.options, **method.amount, verification=method.verification)

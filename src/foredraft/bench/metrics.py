@@ -1,6 +1,6 @@
-"""Figures of a comparison: repeated n-grams, where texts part, and ratios of paired times with their intervals.
+"""Figures of a comparison: repeated n-grams, the first difference of texts, and speed-ups with confidence intervals.
 
-Knows ids, counts and seconds, and not who made them.
+Does not depend on methods or models.
 """
 
 import math
@@ -11,31 +11,31 @@ import numpy as np
 import numpy.typing as npt
 
 LOOP_SHARE = 0.2
-"""Outputs with a larger share of repeated 8-grams count as looping: loops flatter every n-gram drafter."""
+"""Outputs with a larger share of repeated 8-grams count as looping, which favours n-gram drafters (chosen)."""
 
 LEAST_PAIRS = 4
-"""An interval of fewer pairs than this would say more than is known."""
+"""Minimum number of pairs for a confidence interval (chosen)."""
 
-_RESAMPLES = 2000  # bootstrap draws of an interval
+_RESAMPLES = 2000  # bootstrap samples of an interval (chosen)
 
 FloatVector = npt.NDArray[np.float64]
 
 
 def repeated_share(ids: Sequence[int], n: int = 8) -> float:
-    """Return the share of `n`-grams that occurred before in `ids`; 0 for texts shorter than two of them."""
+    """Return the share of `n`-grams that occurred before in `ids`; 0 for texts of fewer than two `n`-grams."""
     grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if len(grams) > 1 else 0.0
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the place of the first id that differs, from 0; else the shorter one's length."""
+    """Return the index of the first differing id, or the length of the shorter text."""
     pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A ratio with its 95% bootstrap interval: NaN of no pairs; 0 and infinity where there are too few to resample."""
+    """A ratio with its 95% bootstrap interval: NaN without pairs; 0 to infinity for fewer than `LEAST_PAIRS`."""
 
     value: float
     low: float
@@ -47,18 +47,18 @@ class Ratio:
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the mean; NaN of no values."""
+    """Return the mean; NaN without values."""
     found = list(values)
     return float(np.mean(found)) if found else math.nan
 
 
 def finite(value: float) -> float | None:
-    """Return a figure for JSON, which has neither NaN nor infinity: None for those."""
+    """Return a value for JSON, with None for NaN and infinity, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 
 def speed_up(base_seconds: FloatVector, base_tokens: FloatVector, seconds: FloatVector, tokens: FloatVector) -> Ratio:
-    """Return the baseline's seconds per token over the method's, of the sums over prompts; each array is float64[P]."""
+    """Return the baseline's seconds per token over the method's, summed over prompts; each array is float64[P]."""
 
     def ratio(pick: npt.NDArray[np.int64]) -> FloatVector:
         base = base_seconds[pick].sum(-1) / base_tokens[pick].sum(-1)
@@ -69,7 +69,7 @@ def speed_up(base_seconds: FloatVector, base_tokens: FloatVector, seconds: Float
 
 
 def mean_speed_up(ratios: FloatVector) -> Ratio:
-    """Return the geometric mean of the prompts' own speed-ups, float64[P]: each prompt counts the same."""
+    """Return the geometric mean of the prompts' speed-ups, float64[P]; prompts have equal weight."""
     logs = np.log(ratios)
     return _resampled(lambda pick: np.asarray(np.exp(logs[pick].mean(-1))), len(ratios))
 

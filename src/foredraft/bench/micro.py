@@ -1,6 +1,6 @@
-"""What the parts of a step cost here, by method and budget, and how quickly prompts are read.
+"""Measures the time of a step's parts by method and node budget, and the prefill rate.
 
-Knows the clock and the generator's surface.
+Does not depend on any drafter.
 """
 
 from collections.abc import Mapping
@@ -19,23 +19,23 @@ from foredraft.sampling import SamplingOptions
 
 VERIFIED_ROWS = (*ROWS, 96, 128)
 PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")
-_PREFILLED = 512
-_WARM_UP = 16
+_PREFILLED = 512  # tokens per timed prefill (chosen)
+_WARM_UP = 16  # tokens (chosen)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Median microseconds of a step by part."""
+    """Median microseconds of a step, by part."""
 
     method: str
-    nodes: int  # drafted a step, at most
+    nodes: int  # maximum number of drafted nodes per step
     parts: Mapping[str, float]  # by `PARTS`
-    between: float  # from the end of a step to the beginning of the next
-    overhead: float  # everything that is not the forward, `between` included
+    between: float  # from the end of a step to the start of the next
+    overhead: float  # all but the forward pass, including `between`
 
 
 def step_cost(generator: Generator, method: Method, prompt: str, tokens: int = 64, repeats: int = 2) -> StepCost:
-    """Time the parts of a method's steps, over `repeats` texts after a short one that warms up."""
+    """Time the parts of a method's steps over `repeats` texts, after a short warm-up text."""
     use(generator, method)
     _timed_steps(generator, prompt, _WARM_UP, 0)
     times = np.concatenate([_timed_steps(generator, prompt, tokens, seed) for seed in range(1, repeats + 1)])
@@ -46,10 +46,10 @@ def step_cost(generator: Generator, method: Method, prompt: str, tokens: int = 6
 
 
 def _timed_steps(generator: Generator, prompt: str, tokens: int, seed: int) -> FloatVector:
-    """Write `tokens` tokens at temperature 0.7, whatever ends a text.
+    """Generate `tokens` tokens at temperature 0.7, ignoring end tokens.
 
     Returns:
-        float64[steps, 7]: microseconds of each part, and of what lies between the step before and this one, 0 at first.
+        float64[steps, 7]: microseconds of each part, and of the time since the previous step (0 for the first).
     """
     sampling = SamplingOptions(do_sample=True, temperature=0.7, seed=seed)
     times, last = [], 0
@@ -61,7 +61,7 @@ def _timed_steps(generator: Generator, prompt: str, tokens: int, seed: int) -> F
 
 
 def prefill_rate(target: TorchTarget, repeats: int = 5) -> tuple[int, float]:
-    """Return how many tokens were prefilled at a time, and the tokens a second of the quickest of `repeats`."""
+    """Return the number of prefilled tokens, and the tokens per second of the fastest of `repeats` prefills."""
     count = min(_PREFILLED, (target.window or _PREFILLED + 1) - 1)
     ids = np.arange(count, dtype=np.int64) % target.vocabulary
     seconds = []

@@ -1,9 +1,9 @@
-"""Is the text the same? Methods against plain decoding, token for token, and tests of the verification rules.
+"""Tests that drafting is lossless: compares methods with plain decoding token by token, and tests verification rules.
 
-A pass over several rows rounds differently from a pass over one, so in 16-bit numbers the two best tokens can change
-places where they are nearly tied; a difference is called a near-tie only then. Rules are tested in the small worlds of
-`foredraft.testing`, in which the target's distribution is known exactly: by exact enumeration, and by a chi-square test
-of whole texts, which is all there is to test under matched verification, where the seed decides everything.
+A pass over several rows rounds differently from a pass over one row, so in 16-bit arithmetic two nearly tied best
+tokens can swap; only such a difference is a near-tie. The rules are tested on small tabular targets of
+`foredraft.testing`, whose distribution is known exactly: by enumeration, and by a chi-square test of whole texts. Under
+matched verification only the latter applies, because there the seed determines the text. Does not depend on drafters.
 """
 
 from collections import Counter
@@ -32,25 +32,25 @@ from foredraft.sampling.noise import gumbel_noise
 from foredraft.testing.enumeration import PROMPT, Setting, TableTarget, World, distance, drawn_tree
 
 NEAR_TIE_STEPS = 8.0
-"""A gap within this many units in the last place of the larger logit is within rounding."""
+"""Gaps up to this many machine epsilons, times the largest absolute logit, count as rounding (chosen)."""
 ROUNDING = 1e-9
-"""Distributions of sound rules differ by less than this."""
+"""Maximum difference of a correct rule's distribution in float64 (chosen)."""
 LEAST_P = 1e-6
-"""A sound rule falls below this once in a million runs."""
+"""Minimum p-value; a correct rule fails once in a million runs."""
 _VOCABULARY = 4
 _SHAPES = ((1, 1), (3,), (2, 1))  # widths of the levels of drawn trees
-_TEXTS, _LENGTH, _NODES = 3000, 2, 4  # texts of the chi-square test, tokens of each, drafted nodes a step
-_LEAST_EXPECTED = 5.0  # counts of a class, the usual rule for the chi-square test
+_TEXTS, _LENGTH, _NODES = 3000, 2, 4  # chi-square test: texts, tokens per text, drafted nodes per step
+_LEAST_EXPECTED = 5.0  # minimum expected count per class, the usual rule for the chi-square test
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a method's text first differs from plain decoding's."""
+    """The first difference of a method's text from plain decoding's."""
 
-    prompt: str  # the task and the prompt's number in it, as in "gsm8k[3]"; "" for a prompt of the user's
-    position: int  # of the first id that differs among the emitted ones
-    gap: float  # between the two best perturbed logits there, temperature and noise included
-    tolerance: float  # a gap up to this is within rounding of the dtype
+    prompt: str  # the task and the prompt's number in it, as in "gsm8k[3]"; "" for a prompt given by the user
+    position: int  # index of the first differing emitted id
+    gap: float  # between the two best scores there, after temperature and noise
+    tolerance: float  # maximum gap that rounding in the dtype explains
 
     @property
     def near_tie(self) -> bool:
@@ -60,27 +60,27 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """How many of a method's texts, and of plain decoding's tokens, were compared, and which texts differ."""
+    """The result of comparing a method with plain decoding: numbers of texts and tokens, and the differences."""
 
     method: str
     texts: int
     tokens: int
     differences: tuple[Difference, ...]
-    exact: bool  # whether rounding excuses none of them; else it does near-ties
+    exact: bool  # whether no difference is allowed; otherwise near-ties are
 
     @property
     def identical(self) -> int:
-        """How many texts are equal, token for token."""
+        """Number of texts with equal tokens."""
         return self.texts - len(self.differences)
 
     @property
     def holds(self) -> bool:
-        """Whether there is no difference that rounding does not excuse."""
+        """Whether rounding explains every difference."""
         return all(each.near_tie and not self.exact for each in self.differences)
 
 
 def keeps_tokens(method: Method, settings: Mapping[str, Any], vocabulary: int) -> bool:
-    """Say whether a method promises the tokens of plain decoding: always, but for sampling under rejection."""
+    """Return whether a method must emit plain decoding's tokens: always, except when sampling under rejection."""
     return method.verification == "matched" or not GenerationOptions.parse(settings).sampling(vocabulary).do_sample
 
 
@@ -95,23 +95,23 @@ def prove(
 ) -> list[Proof]:
     """Compare every method with plain decoding on every prompt; `done` is called after each text.
 
-    The generator's method is changed. Settings are generation arguments without the seed, which is `seed` plus the
+    Changes the generator's method. `settings` are generation arguments without the seed, which is `seed` plus the
     prompt's number.
 
     Raises:
-        UsageError: a method that samples under rejection, whose text differs by design, or the peer, which is not ours.
+        UsageError: a method that samples under rejection, whose texts differ by design, or the peer.
     """
     for method in methods:
         if method.name == PEER:
-            raise UsageError("transformers is not proved here; `foredraft bench run` compares its texts with ours.")
+            raise UsageError("transformers cannot be proved; `foredraft bench run` compares its texts with ours.")
         if not keeps_tokens(method, settings, generator.target.vocabulary):
             raise UsageError(
-                f"{method.label} samples under rejection, which keeps the distribution of the text and not its tokens; "
+                f"{method.label} samples under rejection, which keeps the distribution of the text but not its tokens; "
                 "compare it without sampling (--temperature 0)."
             )
     texts = [(f"{each.task}[{each.number}]", each.prompt, {**settings, "seed": seed + each.number}) for each in prompts]
 
-    def written() -> list[tuple[int, ...]]:
+    def generated() -> list[tuple[int, ...]]:
         found = []
         for _, prompt, given in texts:
             found.append(generator.generate(prompt, **given).token_ids)
@@ -119,12 +119,12 @@ def prove(
         return found
 
     generator.use("none")
-    plain, proofs = written(), []
+    plain, proofs = generated(), []
     for method in methods:
         use(generator, method)
         differences = [
             difference_between(generator, prompt, given, actual, expected, label)
-            for (label, prompt, given), actual, expected in zip(texts, written(), plain, strict=True)
+            for (label, prompt, given), actual, expected in zip(texts, generated(), plain, strict=True)
             if actual != expected
         ]
         tokens = sum(len(ids) for ids in plain)
@@ -136,28 +136,28 @@ def difference_between(
     generator: Generator, prompt: Prompt, given: Mapping[str, Any], actual: Sequence[int], expected: Sequence[int],
     label: str = "",
 ) -> Difference:  # fmt: skip
-    """Return where `actual` ids first differ from plain decoding's, `expected`, and how near a tie it was."""
+    """Return the first difference of the `actual` ids from plain decoding's `expected` ids."""
     position = first_difference(actual, expected)
     prefix = np.concatenate([generator.encode(prompt), np.array(expected[:position], np.int64)])
     return Difference(label, position, *_top_two_gap(generator, prefix, given))
 
 
 def is_exact(generator: Generator) -> bool:
-    """Say whether rounding excuses no difference between the generator's method and plain decoding.
+    """Return whether no difference between the generator's method and plain decoding is allowed.
 
-    So it is in float32 and float64, and in any dtype where every pass that verifies is compiled and rows come out the
-    same to the last bit with other rows. Drafters that go on from passes of their own verify with the model as it is.
+    True for float32 and float64, and for every dtype if all verifying passes are compiled and a row's result is
+    bit-identical with any number of rows. Drafters with their own target verify with the uncompiled model.
     """
     if dtype_name(generator.target.model) in EXACT:
         return True
-    compiled, as_it_is = generator.target.compiled, generator.drafter.needs.target is not None
-    return compiled is not None and not as_it_is and compiled.rounds_alike(generator.most_nodes + 1)
+    compiled, own_target = generator.target.compiled, generator.drafter.needs.target is not None
+    return compiled is not None and not own_target and compiled.rounds_alike(generator.most_nodes + 1)
 
 
 def _top_two_gap(generator: Generator, prefix: TokenIds, given: Mapping[str, Any]) -> tuple[float, float]:
-    """Return how far apart the two best tokens after `prefix`, int64[n], are, and what is within rounding there.
+    """Return the gap between the two best tokens after `prefix`, int64[n], and the gap that rounding explains.
 
-    Tokens are compared as they are chosen, with penalty, filters, temperature and noise, but no logits processors.
+    Scores include penalty, filters, temperature and noise, but no logits processors.
     """
     target = generator.target
     cache = target.new_cache()
@@ -182,22 +182,22 @@ def _top_two_gap(generator: Generator, prefix: TokenIds, given: Mapping[str, Any
 
 @dataclass(frozen=True, slots=True)
 class RuleProof:
-    """One test of a rule: "enumeration", with the greatest difference of a text's probability, or "chi-square"."""
+    """The result of one test of a verification rule."""
 
     rule: Verification
-    test: str
-    of: str  # what was tested, in words
-    figure: float  # the difference, or the p-value
-    limit: float  # what the figure must stay below (enumeration) or reach (chi-square)
+    test: str  # "enumeration" or "chi-square"
+    of: str  # description of what was tested
+    figure: float  # enumeration: maximum difference of a text's probability; chi-square: p-value
+    limit: float  # upper limit of the difference, or lower limit of the p-value
 
     @property
     def holds(self) -> bool:
-        """Whether the rule keeps the target's distribution, as far as this test tells."""
+        """Whether the test passed."""
         return self.figure < self.limit if self.test == "enumeration" else self.figure >= self.limit
 
 
 def prove_rule(rule: Verification, sampling: SamplingOptions) -> list[RuleProof]:
-    """Test a verification rule under sampling options; there is nothing to test where they are greedy."""
+    """Test a verification rule under sampling options; greedy options need no test."""
     if not sampling.do_sample:
         return []
     world = World(_VOCABULARY, Setting(sampling))
@@ -211,11 +211,11 @@ def prove_rule(rule: Verification, sampling: SamplingOptions) -> list[RuleProof]
 
 
 def _p_value(rule: Verification, world: World) -> float:
-    """Write short texts with many seeds; return the p-value of their counts under the target's distribution."""
+    """Generate short texts with many seeds; return the p-value of their counts under the target's distribution."""
     counts = Counter(_text(rule, world, seed) for seed in range(_TEXTS))
     exact = world.continued({(): 1.0}, _LENGTH)
     if counts.keys() - exact.keys():
-        return 0.0  # a text that the target cannot write
+        return 0.0  # a text that has probability 0 under the target
     return chi_square_p([counts[text] for text in exact], [_TEXTS * share for share in exact.values()])
 
 
@@ -232,7 +232,7 @@ def _text(rule: Verification, world: World, seed: int) -> tuple[int, ...]:
 
 
 def chi_square_p(counts: list[int], expected: list[float]) -> float:
-    """Return the p-value of counts under expected ones; the rarest are pooled until five are expected of the pool."""
+    """Return the chi-square p-value; the rarest classes are pooled until each has `_LEAST_EXPECTED`."""
     pairs = sorted(zip(expected, counts, strict=True), reverse=True)
     while len(pairs) > 1 and pairs[-1][0] < _LEAST_EXPECTED:
         (rare, few), (more, many) = pairs.pop(), pairs.pop()

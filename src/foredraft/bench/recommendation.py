@@ -1,6 +1,6 @@
-"""Which method to use for this model, on this machine, for these prompts: a short comparison, and what figures say.
+"""Recommends a method for a model, a machine and prompts: runs a short comparison, and explains its results in text.
 
-Says nothing that the intervals do not support, and does not know the terminal.
+Every claim is supported by the confidence intervals. Does not depend on the terminal.
 """
 
 import random
@@ -22,66 +22,66 @@ from foredraft.errors import UsageError
 from foredraft.model.rounding import EXACT
 
 CANDIDATES = ("auto", "adaptix", "rest", "prompt_lookup")
-"""Methods that need nothing besides the model, compared with plain decoding."""
-_WANTED_PROMPTS = 12  # texts are as short as lets so many fit into the time, if each token took a pass of its own
-_LEAST_TOKENS, _MOST_TOKENS = 16, 128
-_ENOUGH_TEXTS = 8  # with so many texts without loops, the recommendation is by those alone
-_MUCH_STALLED = 0.05  # a larger share is reported; a few in a hundred are usual where cores are shared
+"""The compared methods, which need nothing but the model."""
+_WANTED_PROMPTS = 12  # text length is chosen so that this many prompts fit into the time, at one token per pass
+_LEAST_TOKENS, _MOST_TOKENS = 16, 128  # limits of the text length (chosen)
+_ENOUGH_TEXTS = 8  # with this many texts without loops, looping texts are ignored (chosen)
+_MUCH_STALLED = 0.05  # report a larger share of stalled time; a few percent are usual on shared cores
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What a short comparison says."""
+    """The result of a short comparison."""
 
-    method: str  # to use; `none` where nothing is faster beyond doubt
-    ranked: tuple[Summary, ...]  # the methods' figures over all prompts, the fastest first
-    prompts: int  # how many were written
-    tokens: int  # the limit of each text
-    sentences: tuple[str, ...]  # what the figures say, and why
-    failures: tuple[Cell, ...]  # whose method raised
+    method: str  # the recommended method; `none` if none is significantly faster
+    ranked: tuple[Summary, ...]  # the methods' figures over all prompts, fastest first
+    prompts: int  # number of measured prompts
+    tokens: int  # maximum length of each text
+    sentences: tuple[str, ...]  # the explanation
+    failures: tuple[Cell, ...]  # cells whose method raised
 
 
 def recommend(
     generator: Generator, model: str, prompts: Sequence[TaskPrompt], sampling: dict[str, Any], seconds: float,
     tell: Callable[[float], None] = lambda _: None,
 ) -> Recommendation:  # fmt: skip
-    """Compare the candidates with plain decoding, prompt after prompt, the tasks by turns, until the time is spent.
+    """Compare the candidates with plain decoding, prompt by prompt, until the time is used up.
 
     Args:
         generator: its method is changed.
-        model: as the user calls it.
-        prompts: to draw from.
-        sampling: generation arguments besides the length and the seed.
-        seconds: no prompt is begun that would probably end later; one is always written.
-        tell: told the share of the time, or of the prompts, that is done.
+        model: the model's name given by the user.
+        prompts: the prompts to choose from; tasks are interleaved.
+        sampling: generation arguments except length and seed.
+        seconds: time limit; a prompt that would probably exceed it is not started, except the first.
+        tell: called with the share of the time, or of the prompts, that is done.
 
     Raises:
-        UsageError: an argument that cannot be honoured, or no prompt that could be written.
+        UsageError: an invalid argument, or no prompt could be measured.
     """
     start = perf_counter()
     curve = generator.cost
     fitting = seconds / (_WANTED_PROMPTS * (1 + len(CANDIDATES)) * curve.seconds[0])
     tokens = round(min(max(fitting, _LEAST_TOKENS), _MOST_TOKENS))
-    drawn = _by_turns(prompts)
-    began: list[float] = []
+    ordered = _interleaved(prompts)
+    starts: list[float] = []
 
     def enough() -> bool:
-        began.append(perf_counter())
-        done = len(began) - 1
-        spent, a_prompt = began[-1] - start, (began[-1] - began[0]) / max(done, 1)
-        tell(min(max(spent / seconds, done / len(drawn)), 1.0))
-        return done > 0 and spent + a_prompt > seconds
+        starts.append(perf_counter())
+        done = len(starts) - 1
+        elapsed, per_prompt = starts[-1] - start, (starts[-1] - starts[0]) / max(done, 1)
+        tell(min(max(elapsed / seconds, done / len(ordered)), 1.0))
+        return done > 0 and elapsed + per_prompt > seconds
 
     methods = [parse_method(name) for name in CANDIDATES]
-    plan = Plan(model, methods, drawn, [{**sampling, "max_new_tokens": tokens, "seed": 0}])
+    plan = Plan(model, methods, ordered, [{**sampling, "max_new_tokens": tokens, "seed": 0}])
     result = run_plan(generator, plan, enough=enough)
     summaries = summarize_cells(result.cells)
     ranked = _ranked([each for each in overall(summaries) if each.texts])
     if not ranked:
         reason = result.failures[0].failure if result.failures else "the time was too short"
-        raise UsageError(f"No prompt could be written ({reason}); give other prompts or more time.")
+        raise UsageError(f"No prompt could be measured ({reason}); give other prompts or more time.")
     best = ranked[0]
-    helps = _figure(best, _loops_left_out(ranked)).low > 1
+    helps = _speed_up(best, _loops_left_out(ranked)).low > 1
     use, *more = advise(summaries, result.cells[0].environment)
     if best.texts < LEAST_PAIRS:
         use = f"Only {best.texts} of the prompts could be measured, too few for an interval: give more time. {use}"
@@ -95,8 +95,8 @@ def recommend(
     )
 
 
-def _by_turns(prompts: Sequence[TaskPrompt]) -> list[TaskPrompt]:
-    """Return the prompts in an order that can be cut anywhere: the tasks by turns, each shuffled."""
+def _interleaved(prompts: Sequence[TaskPrompt]) -> list[TaskPrompt]:
+    """Shuffle each task's prompts and interleave the tasks, so that any prefix is balanced."""
     groups: dict[str, list[TaskPrompt]] = {}
     for prompt in prompts:
         groups.setdefault(prompt.task, []).append(prompt)
@@ -106,69 +106,71 @@ def _by_turns(prompts: Sequence[TaskPrompt]) -> list[TaskPrompt]:
 
 
 def _reasons(best: Summary, curve: CostCurve, helps: bool) -> list[str]:
-    """Say what a verified draft cost and what it gave."""
+    """Explain the cost and the yield of the best method's drafts."""
     counts = best.statistics
     if not counts.drafting_steps:
-        return [f"{best.method} saw no draft worth verifying."]
+        return [f"{best.method} found no draft worth verifying."]
     rows = 1 + round(counts.drafted / counts.drafting_steps)
     cost = curve.table(rows)[rows] / curve.seconds[0]
-    guessed = (
-        f"A pass over {rows} rows, {best.method}'s usual draft and the token before it, takes {cost:.2f} times a pass "
-        f"over one; {counts.draft_acceptance_rate:.0%} of the drafted tokens were right, which makes "
-        f"{counts.tokens_per_target_step:.2f} tokens a pass."
+    yielded = (
+        f"A pass over {rows} rows, {best.method}'s average draft and the root, takes {cost:.2f} times as long as a "
+        f"pass over one; {counts.draft_acceptance_rate:.0%} of the drafted tokens were accepted, which gives "
+        f"{counts.tokens_per_target_step:.2f} tokens per pass."
     )
     if not helps:
-        return [guessed]
+        return [yielded]
     nodes = (
-        "Leave num_speculative_tokens out: what passes cost then decides at every step how many nodes are drafted, "
+        "Leave num_speculative_tokens out: the measured cost of passes then decides how many nodes each step drafts, "
         f"{best.nodes_per_step:.1f} on average here."
     )
-    return [guessed, nodes]
+    return [yielded, nodes]
 
 
 def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
-    """Return sentences on the summaries of one setting, every task and method."""
-    whole = overall(summaries)
-    ranked = _ranked([each for each in whole if not _is_baseline(each) and each.texts])
+    """Return sentences that interpret the summaries of one setting, with all tasks and methods."""
+    totals = overall(summaries)
+    ranked = _ranked([each for each in totals if not _is_baseline(each) and each.texts])
     if not ranked:
-        return ["There is no method of foredraft among these cells to recommend."]
-    calm = _loops_left_out(ranked)
-    sentences = [_choice(ranked, calm, environment)]
-    if _figure(ranked[0], calm).low > 1:
+        return ["These cells have no method of foredraft to recommend."]
+    no_loops = _loops_left_out(ranked)
+    sentences = [_choice(ranked, no_loops, environment)]
+    if _speed_up(ranked[0], no_loops).low > 1:
         sentences += _exceptions(summaries, ranked[0])
-    return [*sentences, *_loops(ranked[0], calm), *_controls(whole), *_identity(ranked, environment), *_stalls(whole)]
+    return [
+        *sentences, *_loops(ranked[0], no_loops), *_controls(totals), *_identity(ranked, environment), *_stalls(totals)
+    ]  # fmt: skip
 
 
 def _loops_left_out(ranked: Sequence[Summary]) -> bool:
-    """Say whether enough texts do not loop to speak of those alone."""
+    """Return whether there are enough texts without loops to ignore the others."""
     return min(each.texts_without_loops for each in ranked) >= _ENOUGH_TEXTS
 
 
 def _ranked(own: Sequence[Summary]) -> list[Summary]:
-    """Return the methods, the fastest first."""
-    calm = bool(own) and _loops_left_out(own)
-    return sorted(own, key=lambda each: _figure(each, calm).value, reverse=True)
+    """Sort the methods, fastest first."""
+    no_loops = bool(own) and _loops_left_out(own)
+    return sorted(own, key=lambda each: _speed_up(each, no_loops).value, reverse=True)
 
 
 def _is_baseline(summary: Summary) -> bool:
     return summary.method == BASE or summary.method.partition(":")[0] == PEER
 
 
-def _figure(summary: Summary, calm: bool) -> Ratio:
-    return summary.speed_up_without_loops if calm else summary.speed_up
+def _speed_up(summary: Summary, no_loops: bool) -> Ratio:
+    return summary.speed_up_without_loops if no_loops else summary.speed_up
 
 
-def _choice(ranked: Sequence[Summary], calm: bool, environment: Environment) -> str:
+def _choice(ranked: Sequence[Summary], no_loops: bool, environment: Environment) -> str:
     best, where = ranked[0], f"{environment['model']['name']} in {environment['model']['dtype']} on this machine"
-    figure = _figure(best, calm)
+    figure = _speed_up(best, no_loops)
     if figure.low <= 1:
         return (
-            f"For {where}, no method is faster than plain decoding beyond doubt: the best, {best.method}, has "
+            f"For {where}, no method is significantly faster than plain decoding: the best, {best.method}, has "
             f"{figure} of its speed. Leave drafting off, or measure more prompts."
         )
-    texts = "over the texts that do not loop" if calm else "over all texts"
+    texts = "over the texts that do not loop" if no_loops else "over all texts"
     sentence = f"For {where}, use {best.method}: {texts} it is {figure} times as fast as plain decoding (95% interval)."
-    equal = [each.method for each in ranked[1:] if _figure(each, calm).high >= figure.low]
+    equal = [each.method for each in ranked[1:] if _speed_up(each, no_loops).high >= figure.low]
     if equal:
         sentence += f" Its interval overlaps that of {', '.join(equal)}."
     return sentence
@@ -185,48 +187,48 @@ def _exceptions(summaries: Sequence[Summary], best: Summary) -> list[str]:
         elif own.high < 1:
             sentences.append(f"For {task}, it is slower than plain decoding: {own}.")
         elif own.low <= 1:
-            sentences.append(f"For {task}, its gain is not beyond doubt: {own}.")
+            sentences.append(f"For {task}, its gain is not significant: {own}.")
     return sentences
 
 
-def _loops(best: Summary, calm: bool) -> list[str]:
+def _loops(best: Summary, no_loops: bool) -> list[str]:
     looping = best.texts - best.texts_without_loops
     if not looping:
         return []
-    says = f"{looping} of {best.texts} plain texts loop, which flatters every method that copies"
-    if calm:
-        return [f"{says}; with them, {best.method} is {best.speed_up} times as fast."]
-    return [f"{says}; there are too few others to speak of by themselves, so read these figures as an upper bound."]
+    loops = f"{looping} of {best.texts} plain texts loop, which favours methods that copy"
+    if no_loops:
+        return [f"{loops}; with them, {best.method} is {best.speed_up} times as fast."]
+    return [f"{loops}; the other texts are too few to be used alone, so read these figures as an upper bound."]
 
 
-def _controls(whole: Sequence[Summary]) -> list[str]:
+def _controls(totals: Sequence[Summary]) -> list[str]:
     sentences = []
-    for each in whole:
+    for each in totals:
         if each.method == BASE:
             sound = each.speed_up.low <= 1 <= each.speed_up.high
-            verdict = "contains 1, as it should" if sound else "leaves out 1, which it should not"
+            verdict = "contains 1, as it should" if sound else "does not contain 1, as it should"
             sentences.append(f"Plain decoding against itself gives {each.speed_up}, which {verdict}.")
         elif _is_baseline(each) and each.texts:
-            sentences.append(f"{each.method}, timed whole, has {each.speed_up} of the speed of our plain decoding.")
+            sentences.append(f"{each.method}, with prefill, has {each.speed_up} of the speed of our plain decoding.")
     return sentences
 
 
 def _identity(own: Sequence[Summary], environment: Environment) -> list[str]:
     texts, identical = sum(each.texts for each in own), sum(each.identical for each in own)
     if identical == texts:
-        return [f"All {texts} drafted texts are plain decoding's, token for token."]
+        return [f"All {texts} drafted texts equal plain decoding's, token by token."]
     dtype = environment["model"]["dtype"]
     reason = (
-        "in 16-bit numbers near-ties flip; `foredraft prove` tells them from mistakes"
+        "16-bit rounding can swap nearly tied tokens; `foredraft prove` distinguishes that from errors"
         if dtype not in EXACT
-        else "methods under rejection verification differ by design; anything else is a mistake: run `foredraft prove`"
+        else "methods under rejection verification differ by design; other differences are bugs: run `foredraft prove`"
     )
-    return [f"{identical} of {texts} drafted texts are plain decoding's, token for token; {reason}."]
+    return [f"{identical} of {texts} drafted texts equal plain decoding's, token by token; {reason}."]
 
 
-def _stalls(whole: Sequence[Summary]) -> list[str]:
-    most = max((each.stalled for each in whole), default=0.0)
+def _stalls(totals: Sequence[Summary]) -> list[str]:
+    most = max((each.stalled for each in totals), default=0.0)
     if most < _MUCH_STALLED:
         return []
-    busy = "it was doing something else as well. Do not trust small differences."
-    return [f"The machine held passes up for {most:.1%} of the time, which the figures leave out: {busy}"]
+    sentence = f"Other load delayed passes for up to {most:.1%} of the time, which the figures exclude."
+    return [f"{sentence} Do not trust small differences."]

@@ -1,6 +1,6 @@
-"""Replay: recorded texts drive the drafters without any model.
+"""Replay: runs drafters on recorded texts, without a model.
 
-At each step the drafter drafts, and what the record's answer continues with is accepted.
+At each step, the drafted tokens that match the recorded answer are accepted. Does not depend on any drafter.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,19 +18,20 @@ from foredraft.contracts import Budget, Draft, DraftContext, Drafter, SequenceVi
 from foredraft.control import cut
 from foredraft.errors import UsageError
 from foredraft.graph.tree import ROOT
+from foredraft.request import templated
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What one drafter made of the records at one budget."""
+    """The results of one drafter at one budget."""
 
-    tokens: npt.NDArray[np.int64]  # int64[records], of each answer
-    steps: npt.NDArray[np.int64]  # int64[records], forward passes that a target would have needed for each
+    tokens: npt.NDArray[np.int64]  # int64[records], tokens of each answer
+    steps: npt.NDArray[np.int64]  # int64[records], target passes needed for each answer
     counts: DraftCounts
-    nanoseconds: npt.NDArray[np.int64]  # int64[steps], the time of each `propose`
+    nanoseconds: npt.NDArray[np.int64]  # int64[steps], time of each `propose`
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures by name, times in microseconds; "macro" is the mean over records of tokens / steps."""
+        """Return the figures by name, times in microseconds; "macro" is the mean over records of tokens per step."""
         steps, micros = int(self.steps.sum()), self.nanoseconds / 1e3
         return {
             "records": len(self.tokens),
@@ -47,35 +48,33 @@ class ReplayResult:
 
 
 def read_records(path: Path, tokenizer: Any) -> list[tuple[TokenIds, TokenIds]]:
-    """Read recorded answers from JSON lines with `prompt` and `output`; a prompt goes through the chat template.
+    """Read JSON lines with `prompt` and `output`, and tokenize them; prompts go through the chat template, if any.
 
     Returns:
-        Prompt ids and output ids, int64[n] each; records without either are left out.
+        Prompt ids and output ids, int64[n] each; records with an empty one are skipped.
 
     Raises:
-        UsageError: no such file, a line that is no record, or no record at all.
+        UsageError: no such file, an invalid line, or no record.
     """
     rows = []
     for number, row in read_json_lines(path):
         if not isinstance(row, Mapping) or not all(isinstance(row.get(name), str) for name in ("prompt", "output")):
-            raise UsageError(f"Line {number} of {path} has no texts `prompt` and `output`; give it both.")
+            raise UsageError(f"Line {number} of {path} needs the texts `prompt` and `output`; add them.")
         rows.append((row["prompt"], row["output"]))
     if not rows:
         raise UsageError(f"{path} holds no record; each line needs `prompt` and `output`.")
     texts = []
     for prompt, output in rows:
-        asked = prompt
-        if getattr(tokenizer, "chat_template", None):
-            message = [{"role": "user", "content": prompt}]
-            asked = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-        ids = [tokenizer(text, add_special_tokens=False).input_ids for text in (asked, output)]
+        has_template = getattr(tokenizer, "chat_template", None)
+        question = templated([{"role": "user", "content": prompt}], tokenizer) if has_template else prompt
+        ids = [tokenizer(text, add_special_tokens=False).input_ids for text in (question, output)]
         if ids[0] and ids[1]:
             texts.append((np.array(ids[0], np.int64), np.array(ids[1], np.int64)))
     return texts
 
 
 def replay(drafter: Drafter, texts: Sequence[tuple[TokenIds, TokenIds]], nodes: int, vocabulary: int) -> ReplayResult:
-    """Drive `drafter` through every text, with at most `nodes` nodes a step; each text is a sequence of its own."""
+    """Run `drafter` on every text, as separate sequences, with at most `nodes` nodes per step."""
     steps = np.zeros(len(texts), np.int64)
     times: list[int] = []
 
@@ -94,7 +93,7 @@ def replay(drafter: Drafter, texts: Sequence[tuple[TokenIds, TokenIds]], nodes: 
 def replay_steps(
     drafter: Drafter, prompt: TokenIds, output: TokenIds, nodes: int, vocabulary: int
 ) -> Iterator[tuple[Verdict, int]]:
-    """Yield each step's verdict and the nanoseconds of its `propose`; `ValueError` for a draft that is no tree."""
+    """Yield each step's verdict and the nanoseconds of its `propose`; ValueError for a draft that is not a tree."""
     ids = np.concatenate([prompt, output])
     ids.flags.writeable = False
     drafting = drafter.open(DraftContext(vocabulary, seed=0, max_nodes=nodes))
@@ -116,7 +115,7 @@ def replay_steps(
 
 
 def _follow(draft: Draft, future: list[int], at: int) -> Verdict:
-    """Return the verdict of a target that writes `future`."""
+    """Return the verdict of a target that emits `future`."""
     child_of = draft.child_of()
     node, path = ROOT, []
     for token in future:

@@ -1,7 +1,7 @@
-"""The report of a folder of cells: an HTML page that needs no network, its pictures as PNG files, and Markdown.
+"""The report of a folder of cells: a self-contained HTML page, the same sections in Markdown, and PNG pictures.
 
-What the figures are is in `summary`, what they say in `recommendation`. The page and the Markdown hold the same
-sections. Colours belong to methods and are the same in every picture; matplotlib, which draws, is an optional extra.
+A method has the same colour in every picture. Needs matplotlib, an optional extra. Does not depend on how cells are
+measured.
 """
 
 import base64
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from foredraft.atomic_file import write_file
-from foredraft.bench.cell import Cell, check_alike, read_cells, read_cost
+from foredraft.bench.cell import Cell, check_same_environment, read_cells, read_cost
 from foredraft.bench.recommendation import advise
 from foredraft.bench.summary import ALL, PARTS, Rows, Summary, overall, shown, source_table, summarize_cells, table
 from foredraft.contracts import CostCurve
@@ -46,13 +46,13 @@ COLORS = (
 _MARKERS = "osD^vP*X"
 _INK, _FAINT = "#1f2328", "#d8dde3"
 _WIDTH, _RESOLUTION = 6.4, 160  # inches, dots per inch
-_DEEPEST = 12  # depths that a picture shows
+_DEEPEST = 12  # maximum depth in a picture
 _LONGEST_LABEL = 44  # characters
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawn figure: the name of its file without suffix, what it shows in words, and the file's bytes."""
+    """A picture: its file name without suffix, its text alternative, and the file's bytes."""
 
     name: str
     alt: str
@@ -61,7 +61,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the report: its heading, what the figures say, and pictures and tables, these by title."""
+    """A section of the report: heading, sentences, pictures, and tables by title."""
 
     heading: str
     sentences: Sequence[str]
@@ -70,10 +70,10 @@ class Section:
 
 
 def write_report(folder: Path, out: Path, tell: Callable[[float, str], None] = lambda *_: None) -> list[Path]:
-    """Write the report of the cells in `folder` into `out`; return the page, the Markdown and the folder of pictures.
+    """Write the report of the cells in `folder` to `out`; return the paths of page, Markdown and pictures' folder.
 
     Raises:
-        UsageError: no matplotlib, no cells, cells of unlike environments, or a folder that cannot be written to.
+        UsageError: no matplotlib, no cells, cells of different environments, or a folder that is not writable.
     """
     check_matplotlib()
     cells, damaged = checked_cells(folder)
@@ -83,55 +83,55 @@ def write_report(folder: Path, out: Path, tell: Callable[[float, str], None] = l
     sections = []
     for number, name in enumerate(names):
         tell(number / len(names), "drawing")
-        mine = [summary for summary in summaries if summary.settings == name]
-        tables = {"Speed-up by task": _by_task(mine, methods), "Figures": table(_ordered(mine, methods), _COLUMNS)}
-        sources = source_table(overall(mine))
-        tables |= {"Who drafted what": sources} if sources[1] else {}
-        sections.append(Section(_heading(name), advise(mine, environment), _pictures(mine, methods, name), tables))
+        chosen = [summary for summary in summaries if summary.settings == name]
+        tables = {"Speed-up by task": _by_task(chosen, methods), "Figures": table(_ordered(chosen, methods), _COLUMNS)}
+        sources = source_table(overall(chosen))
+        tables |= {"Draft sources": sources} if sources[1] else {}
+        sections.append(Section(_heading(name), advise(chosen, environment), _pictures(chosen, methods, name), tables))
     curve = read_cost(folder)
     if curve is not None:
-        sections.append(Section("What verifying costs", (), [_verification_cost(curve, "verification")], {}))
+        sections.append(Section("Cost of verification", (), [_verification_cost(curve, "verification")], {}))
     commits = sorted({cell.environment["code"]["commit"] for cell in cells} - {""})
     facts = [[name, value] for part in ("model", "machine", "versions") for name, value in environment[part].items()]
-    facts += [["commit", ", ".join(commits) or "not known"], ["cells", str(len(cells))]]
+    facts += [["commit", ", ".join(commits) or "unknown"], ["cells", str(len(cells))]]
     sections.append(Section("Measured on", damaged, (), {"": (["", ""], facts)}))
     return _written(out, f"{environment['model']['name']}, {environment['model']['dtype']}", sections)
 
 
 def checked_cells(folder: Path) -> tuple[list[Cell], list[str]]:
-    """Return the cells of a folder, and a sentence on each that is damaged.
+    """Return the cells of a folder, and a message for each damaged one.
 
     Raises:
-        UsageError: no folder, no cell, another version's, or cells of unlike environments.
+        UsageError: no folder, no cell, another format version, or cells of different environments.
     """
     if not folder.is_dir():
         raise UsageError(f"There is no folder {folder}; give the one that `foredraft bench run --out` wrote.")
-    found, damaged = read_cells(folder)
-    cells = list(found.values())
+    by_place, damaged = read_cells(folder)
+    cells = list(by_place.values())
     if not cells:
-        raise UsageError(f"{folder} holds no cell that can be read; give a folder of `foredraft bench run --out`.")
-    check_alike(cells)
+        raise UsageError(f"{folder} has no readable cell; give a folder of `foredraft bench run --out`.")
+    check_same_environment(cells)
     return cells, damaged
 
 
 def _pictures(summaries: Sequence[Summary], methods: Sequence[str], name: str) -> list[Picture]:
-    whole = overall(summaries)
-    drawn = [_speed_ups(summaries, methods, f"speed-up-{name}")]
-    if any(each.statistics.drafted for each in whole):
-        drawn.append(_acceptance_by_depth(whole, methods, f"acceptance-by-depth-{name}"))
-    timed = [each for each in whole if not each.whole_time and each.texts]
-    return [*drawn, _time_split(timed, f"time-{name}")] if timed else drawn
+    totals = overall(summaries)
+    pictures = [_speed_ups(summaries, methods, f"speed-up-{name}")]
+    if any(each.statistics.drafted for each in totals):
+        pictures.append(_acceptance_by_depth(totals, methods, f"acceptance-by-depth-{name}"))
+    timed = [each for each in totals if not each.whole_time and each.texts]
+    return [*pictures, _time_split(timed, f"time-{name}")] if timed else pictures
 
 
 def _heading(settings: str) -> str:
     sampled, limit, seed = settings.rsplit("-", 2)
-    named = re.sub(r"(?<=[a-z])(?=[0-9])", " ", sampled).replace("-", ", ")
-    words = "Greedy" if sampled == "greedy" else f"Sampled at {named}"
-    return f"{words}, up to {limit} tokens a text, {seed.replace('seed', 'seed ')}"
+    options = re.sub(r"(?<=[a-z])(?=[0-9])", " ", sampled).replace("-", ", ")
+    decoding = "Greedy" if sampled == "greedy" else f"Sampled at {options}"
+    return f"{decoding}, up to {limit} tokens per text, {seed.replace('seed', 'seed ')}"
 
 
 def _ordered(summaries: Sequence[Summary], methods: Sequence[str]) -> list[Summary]:
-    """Return the rows method by method, each with its row over all tasks first."""
+    """Sort the summaries by method, with the row over all tasks first."""
     return sorted(summaries, key=lambda each: (methods.index(each.method), each.task != ALL))
 
 
@@ -143,7 +143,7 @@ def _by_task(summaries: Sequence[Summary], methods: Sequence[str]) -> Rows:
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
+    """Return a Markdown table."""
     lines = [headings, ["---"] * len(headings), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
 
@@ -190,9 +190,9 @@ def _written(out: Path, title: str, sections: Sequence[Section]) -> list[Path]:
 
 
 def check_matplotlib() -> None:
-    """Raise `UsageError` where there is no matplotlib to draw with."""
+    """Raise UsageError if matplotlib is not installed."""
     try:
-        import matplotlib as _  # noqa: F401, ICN001  # to know that it is there
+        import matplotlib as _  # noqa: F401, ICN001  # tests only that it is installed
     except ImportError as error:
         raise UsageError(
             'A report needs matplotlib, which is not installed; install it with: pip install "foredraft[report]".'
@@ -200,7 +200,7 @@ def check_matplotlib() -> None:
 
 
 def picture(name: str, alt: str, height: float, draw: Callable[[Any], None]) -> Picture:
-    """Draw onto a matplotlib figure `height` inches high, without a window system."""
+    """Draw a matplotlib figure `height` inches high, without a window system."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -220,7 +220,7 @@ def picture(name: str, alt: str, height: float, draw: Callable[[Any], None]) -> 
 
 
 def _plot(name: str, alt: str, height: float, draw: Callable[[Any], None]) -> Picture:
-    """Draw onto the axes of a picture; what is labelled goes into a legend above."""
+    """Draw a picture with one pair of axes, and a legend above if there are labels."""
 
     def draw_all(figure: Any) -> None:
         axes = figure.add_subplot()
@@ -237,22 +237,22 @@ def _speed_ups(summaries: Sequence[Summary], methods: Sequence[str], name: str) 
     """Draw each method's speed-up on each task, with its interval."""
     tasks = list(dict.fromkeys(each.task for each in summaries))
     rows = {(each.task, each.method): each.speed_up for each in summaries if each.texts}
-    drawn = [method for method in methods if any(method == other for _, other in rows)]
+    present = [method for method in methods if any(method == other for _, other in rows)]
 
     def draw(axes: Any) -> None:
         axes.axvline(1, color=_INK, linewidth=1, linestyle=(0, (3, 3)))
-        offsets = np.linspace(-0.34, 0.34, len(drawn)) if len(drawn) > 1 else np.zeros(1)
-        for method, offset in zip(drawn, offsets, strict=True):
-            found = [(place + offset, rows[task, method]) for place, task in enumerate(tasks) if (task, method) in rows]
-            values, low, high = np.array([(ratio.value, ratio.low, ratio.high) for _, ratio in found]).T
+        offsets = np.linspace(-0.34, 0.34, len(present)) if len(present) > 1 else np.zeros(1)
+        for method, offset in zip(present, offsets, strict=True):
+            points = [(row + offset, rows[task, method]) for row, task in enumerate(tasks) if (task, method) in rows]
+            values, low, high = np.array([(ratio.value, ratio.low, ratio.high) for _, ratio in points]).T
             lengths = np.array([values - low, high - values])
-            reach = np.where(np.isfinite(lengths) & (lengths < values), np.clip(lengths, 0, None), 0)
-            places = [place for place, _ in found]
-            axes.errorbar(values, places, xerr=reach, linestyle="none", linewidth=1.6, **_look(method, methods))
-        _list_on(axes, [task.removeprefix("embedded/") for task in tasks])
+            errors = np.where(np.isfinite(lengths) & (lengths < values), np.clip(lengths, 0, None), 0)
+            heights = [place for place, _ in points]
+            axes.errorbar(values, heights, xerr=errors, linestyle="none", linewidth=1.6, **_style(method, methods))
+        _label_rows(axes, [task.removeprefix("embedded/") for task in tasks])
         axes.set_xlabel("times as fast as plain decoding (95% interval)")
 
-    height = 1.5 + len(tasks) * (0.22 + 0.15 * len(drawn)) + 0.12 * len(drawn)
+    height = 1.5 + len(tasks) * (0.22 + 0.15 * len(present)) + 0.12 * len(present)
     return _plot(name, "Speed-up over plain decoding by task and method, with 95% intervals.", height, draw)
 
 
@@ -263,7 +263,7 @@ def _acceptance_by_depth(summaries: Sequence[Summary], methods: Sequence[str], n
         for each in summaries:
             if each.counts.accepted_by_depth and each.statistics.drafting_steps:
                 reached = np.array(each.counts.accepted_by_depth[:_DEEPEST]) / each.statistics.drafting_steps
-                axes.plot(np.arange(1, len(reached) + 1), reached, **_look(each.method, methods))
+                axes.plot(np.arange(1, len(reached) + 1), reached, **_style(each.method, methods))
         axes.set_ylim(0, 1)
         axes.set_xticks(range(1, _DEEPEST + 1))
         axes.grid()
@@ -274,7 +274,7 @@ def _acceptance_by_depth(summaries: Sequence[Summary], methods: Sequence[str], n
 
 
 def _time_split(summaries: Sequence[Summary], name: str) -> Picture:
-    """Draw where the milliseconds of an emitted token go."""
+    """Draw the milliseconds per emitted token by part of the step."""
 
     def draw(axes: Any) -> None:
         left = np.zeros(len(summaries))
@@ -282,28 +282,28 @@ def _time_split(summaries: Sequence[Summary], name: str) -> Picture:
             widths = np.array([each.milliseconds[part] for each in summaries])
             axes.barh(range(len(summaries)), widths, left=left, color=COLORS[color], label=part, height=0.6)
             left += widths
-        _list_on(axes, [_short(each.method) for each in summaries])
+        _label_rows(axes, [_short(each.method) for each in summaries])
         axes.set_axisbelow(True)
-        axes.set_xlabel("milliseconds of an emitted token")
+        axes.set_xlabel("milliseconds per emitted token")
 
-    return _plot(name, "Milliseconds of an emitted token by part of the step.", 1.5 + 0.42 * len(summaries), draw)
+    return _plot(name, "Milliseconds per emitted token by part of the step.", 1.5 + 0.42 * len(summaries), draw)
 
 
 def _verification_cost(curve: CostCurve, name: str) -> Picture:
-    """Draw what a forward pass costs by its rows."""
+    """Draw the cost of a forward pass by its rows."""
 
     def draw(axes: Any) -> None:
         axes.plot(curve.rows, 1e3 * np.array(curve.seconds), color=COLORS[0], marker="o", markersize=5)
         axes.set_ylim(bottom=0)
         axes.grid()
-        axes.set_xlabel("rows of a pass: the last token and the drafted ones")
+        axes.set_xlabel("rows of a pass: the root and the drafted tokens")
         axes.set_ylabel("milliseconds")
 
     return _plot(name, "Milliseconds of a forward pass by its number of rows.", 3.2, draw)
 
 
-def _list_on(axes: Any, labels: Sequence[str]) -> None:
-    """Write labels beside the rows of a picture, the first one at the top."""
+def _label_rows(axes: Any, labels: Sequence[str]) -> None:
+    """Label the rows of a picture, the first one at the top."""
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -311,12 +311,12 @@ def _list_on(axes: Any, labels: Sequence[str]) -> None:
 
 
 def _short(method: str) -> str:
-    """Return a label that fits a picture."""
+    """Shorten a method's label to fit a picture."""
     plain = method.replace('"', "").replace(":{", " ").replace("}", "").replace("num_speculative_tokens:", "nodes ")
     return plain if len(plain) <= _LONGEST_LABEL else f"{plain[: _LONGEST_LABEL - 3]}..."
 
 
-def _look(method: str, methods: Sequence[str]) -> dict[str, Any]:
-    place = list(methods).index(method)
-    color, marker = COLORS[place % len(COLORS)], _MARKERS[place % len(_MARKERS)]
+def _style(method: str, methods: Sequence[str]) -> dict[str, Any]:
+    index = list(methods).index(method)
+    color, marker = COLORS[index % len(COLORS)], _MARKERS[index % len(_MARKERS)]
     return {"color": color, "marker": marker, "markersize": 5, "label": _short(method)}

@@ -1,8 +1,8 @@
-"""Paired runs: every method on the same prompts in the same process, by turns, beside plain decoding.
+"""Paired runs: every method and plain decoding on the same prompts, in one process, in random order.
 
-Plain decoding is written anew for each prompt that has a cell to measure, so that a pair never spans two processes. The
-order of a prompt's methods follows from the seed and the prompt alone, so a run that was killed and resumed is the same
-run. Does not know how methods work, and prints nothing.
+Plain decoding runs again for each prompt with a missing cell, so that a pair never spans two processes. The order of a
+prompt's methods depends only on the seed and the prompt, so a resumed run has the same order. Does not depend on how
+methods work, and prints nothing.
 """
 
 import hashlib
@@ -28,20 +28,20 @@ from foredraft.bench.cell import (
 )
 from foredraft.bench.method import BASE, Method, cold_and_warm
 from foredraft.bench.tasks import TaskPrompt
-from foredraft.bench.writer import Earlier, Writer, make_writer, write_by_turns
+from foredraft.bench.writer import Earlier, Writer, make_writer, write_interleaved
 from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError
 
-_WARM_TEXTS = 32  # a warm drafter has read at most this many of the task's earlier texts
-_WARM_UP_TOKENS = 8
+_WARM_TEXTS = 32  # maximum number of earlier texts that a warm drafter reads (chosen)
+_WARM_UP_TOKENS = 8  # chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure of a model, which is named as the user calls it.
+    """The measurements of a run; `model` is the name given by the user.
 
-    Plain decoding is always run beside the methods, and is a column only if it is among them. Settings are generation
-    arguments, each with `max_new_tokens` and `seed`.
+    Plain decoding always runs, but is a column only if it is among the methods. Settings are generation arguments, each
+    with `max_new_tokens` and `seed`.
     """
 
     model: str
@@ -51,17 +51,17 @@ class Plan:
 
     @property
     def turns(self) -> int:
-        """How often `run_plan` calls `done`."""
+        """Number of times `run_plan` calls `done`."""
         return len(self.settings) * sum(len(prompt.turns) for prompt in self.prompts)
 
 
 @dataclass(slots=True)
 class RunResult:
-    """What a run came to: all of the plan's cells, and how many of them were there already."""
+    """The result of a run: all cells of the plan, and how many of them existed before."""
 
     cells: list[Cell] = field(default_factory=list)
     found: int = 0
-    replaced: list[str] = field(default_factory=list)  # sentences on cells that were there and are measured again
+    replaced: list[str] = field(default_factory=list)  # messages on existing cells that are measured again
 
     @property
     def failures(self) -> list[Cell]:
@@ -76,17 +76,17 @@ def run_plan(
     done: Callable[[], None] = lambda: None,
     enough: Callable[[], bool] = lambda: False,
 ) -> RunResult:
-    """Measure what of a plan is not measured yet; the generator's method is changed.
+    """Measure the missing cells of a plan; changes the generator's method.
 
     Args:
         generator: with the model.
-        plan: what to measure.
-        folder: where cells, and what a pass costs, are found and kept; None keeps none.
+        plan: the measurements.
+        folder: folder of existing and new cells, and of the cost curve; None for none.
         done: called after each turn of each prompt in each setting.
-        enough: asked before each prompt whether to leave it and the rest of its setting out.
+        enough: called before each prompt; True skips it and the rest of its setting.
 
     Raises:
-        UsageError: an option that cannot be honoured, or a folder with cells of an unlike environment.
+        UsageError: an invalid option, or a folder with cells of another environment.
         StoreError: a cell that cannot be written.
     """
     result = _Run(generator, plan, folder).go(done, enough)
@@ -121,7 +121,7 @@ class _Run:
             self._warm_up()
         for settings in self._plan.settings:
             for writer in self._writers.values():
-                writer.forget()  # the same prompts in another setting, and the warm-up
+                writer.forget()  # drop what was learned from the warm-up and from other settings
             earlier: dict[str, list[tuple[TokenIds, TokenIds]]] = {}
             for prompt in self._prompts:
                 if enough():
@@ -134,7 +134,7 @@ class _Run:
         return Place(self._plan.model, dtype, settings_name(settings), prompt.task, method.label, prompt.number, turn)
 
     def _find(self, folder: Path, wanted: Mapping[Place, TaskPrompt]) -> None:
-        """Read the cells that need not be measured again, and note why others must be."""
+        """Read the cells that need not be measured again, and collect the reasons for the others."""
         prepare_folder(folder)
         cells, self._result.replaced = read_cells(folder)
         for place in wanted.keys() & cells.keys():
@@ -142,7 +142,7 @@ class _Run:
             unlike = differences(cell.environment, self._environment)
             if unlike:
                 raise UsageError(
-                    f"{folder} holds cells of another environment ({unlike}), which are not compared with this one's; "
+                    f"{folder} has cells of another environment ({unlike}), which cannot be compared with this one; "
                     "give another folder as --out."
                 )
             if cell.prompt_hash != _hash(wanted[place]):
@@ -154,51 +154,51 @@ class _Run:
         self._result.found = len(self._found)
 
     def _warm_up(self) -> None:
-        """Build every drafter and write a little with each, so that no cell holds what is done once."""
+        """Build every drafter and generate a short text with each, so that cells exclude one-time costs."""
         for method in [Method(BASE, BASE), *self._methods]:
             writer = self._writers.setdefault(method.label, make_writer(self._generator, method))
-            for settings in self._plan.settings:  # sampling loads, or compiles, what greedy decoding does not
+            for settings in self._plan.settings:  # sampling compiles code that greedy decoding does not use
                 try:
                     arguments = {**settings, "max_new_tokens": _WARM_UP_TOKENS}
-                    for _ in writer.write(self._said(self._prompts[0], ()), arguments, ()):
+                    for _ in writer.write(self._input(self._prompts[0], ()), arguments, ()):
                         pass
-                except Exception:  # noqa: BLE001, S112  # what it does to its cells is recorded there
+                except Exception:  # noqa: BLE001, S112  # the same failure is recorded in the method's cells
                     continue
 
     def _measure(
         self, prompt: TaskPrompt, settings: Mapping[str, Any], earlier: list[tuple[TokenIds, TokenIds]],
         done: Callable[[], None],
     ) -> None:  # fmt: skip
-        """Measure the turns of one prompt; each is asked after plain decoding's answers to those before."""
+        """Measure the turns of one prompt; each turn follows plain decoding's answers to the earlier ones."""
         answers: tuple[str, ...] = ()
         for turn in range(1, len(prompt.turns) + 1):
             places = {method.label: self._place(settings, prompt, method, turn) for method in self._methods}
-            said = self._said(prompt, answers)
+            given = self._input(prompt, answers)
             cells = {label: self._found[place] for label, place in places.items() if place in self._found}
             missing = [method for method in self._methods if method.label not in cells]
             if missing:
-                cells |= self._write(prompt, turn, said, settings, missing, earlier)
+                cells |= self._write(prompt, turn, given, settings, missing, earlier)
             self._result.cells += [cells[label] for label in places]
             done()
             base = next((cell.base for cell in cells.values() if cell.base is not None), None)
             if base is None:
-                break  # there is no answer to ask the next question after
-            earlier.append((self._generator.encode(said), np.array(base.token_ids, np.int64)))
+                break  # the next turn needs this answer
+            earlier.append((self._generator.encode(given), np.array(base.token_ids, np.int64)))
             del earlier[:-_WARM_TEXTS]
             answers = (*answers, self._generator.tokenizer.decode(base.token_ids, skip_special_tokens=True))
 
     def _write(
-        self, prompt: TaskPrompt, turn: int, said: Any, settings: Mapping[str, Any], methods: Sequence[Method],
+        self, prompt: TaskPrompt, turn: int, given: Any, settings: Mapping[str, Any], methods: Sequence[Method],
         earlier: Earlier,
     ) -> dict[str, Cell]:  # fmt: skip
-        """Write a turn plainly and with every method given, by turns; keep their cells."""
+        """Measure a turn with plain decoding and the methods, interleaved; save and return the cells."""
         arguments = {**settings, "seed": settings["seed"] + prompt.number}
         order = random.Random(f"{settings['seed']}/{prompt.task}/{prompt.number}/{turn}")  # noqa: S311  # an order, not a secret
         texts = {
-            label: self._writers[label or BASE].write(said, arguments, earlier)
+            label: self._writers[label or BASE].write(given, arguments, earlier)
             for label in ("", *(method.label for method in methods))  # "" is plain decoding, which may be a column too
         }
-        written = write_by_turns(texts, order)
+        written = write_interleaved(texts, order)
         base, cells = written[""], {}
         for method in methods:
             own = written[method.label]
@@ -217,12 +217,12 @@ class _Run:
                 append_cell(self._folder, cell)
         return cells
 
-    def _said(self, prompt: TaskPrompt, answers: tuple[str, ...]) -> Any:
-        """Return what the model is given; a model without a chat template gets the plain texts, one after the other."""
-        asked = prompt.asked(answers)
-        if isinstance(asked, str) or getattr(self._generator.tokenizer, "chat_template", None):
-            return asked
-        return "\n\n".join([*(message["content"] for message in asked), ""])
+    def _input(self, prompt: TaskPrompt, answers: tuple[str, ...]) -> Any:
+        """Return the model's input; without a chat template, the messages are joined to one text."""
+        messages = prompt.after(answers)
+        if isinstance(messages, str) or getattr(self._generator.tokenizer, "chat_template", None):
+            return messages
+        return "\n\n".join([*(message["content"] for message in messages), ""])
 
 
 def _hash(prompt: TaskPrompt) -> str:

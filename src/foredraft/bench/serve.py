@@ -1,6 +1,6 @@
-"""A server under load: streams at once, predictions, and turns that share a beginning, by a client on the same machine.
+"""Load tests of a server by a client on the same machine: concurrent streams, predictions, and prefix reuse.
 
-Knows HTTP and OpenAI's chat completions; nothing of how the server works, so that others can be measured too.
+Uses OpenAI's chat completions over HTTP. Does not depend on the server's implementation, so others can be measured too.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ T = TypeVar("T")
 
 PLAIN, DRAFTED = "plain", "drafted"
 WAYS: Mapping[str, Mapping[str, Any]] = {PLAIN: {"speculative": False}, DRAFTED: {}}
-"""What a request says besides its prompt, by the way in which it is answered."""
+"""The fields that a request adds for plain and for drafted decoding."""
 
-_WARM_UP = 4  # requests a way before any is timed
-_EDITS = 5  # words of a prediction that are replaced
+_WARM_UP = 4  # untimed requests per way (chosen)
+_EDITS = 5  # words replaced in an edited prediction (chosen)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One streamed answer, the seconds to its first text and to its end, and what the server counted."""
+    """One streamed answer, the seconds to its first text and to its end, and the server's token counts."""
 
     text: str
     first: float
@@ -41,31 +41,31 @@ class Reply:
 
     @property
     def tokens(self) -> int:
-        """How many the server says it wrote."""
+        """Number of generated tokens, as reported by the server."""
         return int(self.usage.get("completion_tokens", 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Several streams at once, answered in one of the `WAYS`."""
+    """The measurements of concurrent streams, answered in one of the `WAYS`."""
 
     streams: int
     way: str
-    tokens_per_second: float  # of all streams together
+    tokens_per_second: float  # sum over all streams
     first: float  # median seconds to the first text
-    texts: tuple[str, ...]  # what was written, by request
+    texts: tuple[str, ...]  # the generated text of each request
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A text of a thousand tokens, written with predictions and without.
+    """A text of a thousand tokens, generated with and without predictions.
 
     Attributes:
-        seconds: by "plain" and "drafted", without a prediction; "edited", with the text itself as the prediction, but
-            for five words; "wrong", with another text as the prediction.
-        tokens: that were written.
-        accepted: of the edited prediction.
-        same: whether all texts are the same.
+        seconds: by case: "plain" and "drafted" without a prediction; "edited" with the text itself, five words
+            replaced, as the prediction; "wrong" with another text as the prediction.
+        tokens: number of generated tokens.
+        accepted: accepted tokens of the edited prediction.
+        same: whether all texts are equal.
     """
 
     seconds: Mapping[str, float]
@@ -76,7 +76,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Two turns of a conversation of about 1,500 tokens: seconds to the first text of each."""
+    """Seconds to the first text of two turns of a conversation of about 1,500 tokens."""
 
     first: float
     second: float
@@ -85,32 +85,32 @@ class Turns:
 
 @contextmanager
 def own_server(model: str) -> Iterator[str]:
-    """Run a server in a process of its own; yield its address, or raise `ForedraftError` if it does not start."""
+    """Run a server in another process and yield its address; ForedraftError if it does not start."""
     command = [sys.executable, "-m", "foredraft", "serve", model, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  # our own command
-        assert process.stdout is not None, "it is a pipe"
+        assert process.stdout is not None, "stdout is a pipe"
         try:
             address = process.stdout.readline().partition("/v1 ")[0]
             if not address:
-                raise ForedraftError("The server did not start; what it said stands above.")
+                raise ForedraftError("The server did not start; see its messages above.")
             yield address
         finally:
             process.terminate()
 
 
 def bodies_of(prompts: Sequence[TaskPrompt], model: str, tokens: int, temperature: float) -> list[dict[str, Any]]:
-    """Return a request for each prompt, whose text may not end before its limit: every stream is then as long."""
-    said = [[{"role": "user", "content": each.turns[0]}] for each in prompts]
-    how = {"model": model, "max_tokens": tokens, "temperature": temperature, "ignore_eos": True}
-    return [{**how, "messages": messages, "seed": number} for number, messages in enumerate(said)]
+    """Return a request for each prompt; all texts have the same length, because end tokens are ignored."""
+    conversations = [[{"role": "user", "content": each.turns[0]}] for each in prompts]
+    options = {"model": model, "max_tokens": tokens, "temperature": temperature, "ignore_eos": True}
+    return [{**options, "messages": messages, "seed": number} for number, messages in enumerate(conversations)]
 
 
-async def _asked(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Reply:
+async def _answer(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Reply:
     """Stream one answer."""
     start, first, texts = time.perf_counter(), 0.0, list[str]()
     usage: Mapping[str, Any] = {}
-    whole = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    async with client.stream("POST", "/v1/chat/completions", json=whole) as response:
+    streaming = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    async with client.stream("POST", "/v1/chat/completions", json=streaming) as response:
         if response.status_code != 200:
             raise ForedraftError(f"The server answered {response.status_code}: {(await response.aread()).decode()}")
         async for line in response.aiter_lines():
@@ -118,7 +118,7 @@ async def _asked(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Reply:
                 continue
             chunk = json.loads(line[6:])
             if "error" in chunk:
-                raise ForedraftError(f"The server told of an error: {chunk['error']['message']}")
+                raise ForedraftError(f"The server reported an error: {chunk['error']['message']}")
             usage = chunk.get("usage") or usage
             for choice in chunk["choices"]:
                 if text := choice["delta"].get("content"):
@@ -129,22 +129,22 @@ async def _asked(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Reply:
 
 def _client(address: str) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=None)
-    return httpx.AsyncClient(base_url=address, timeout=None, limits=limits)  # noqa: S113  # a request waits its turn
+    return httpx.AsyncClient(base_url=address, timeout=None, limits=limits)  # noqa: S113  # requests wait in the server's queue
 
 
-def _by_turns(turn: int, ways: Sequence[str]) -> Sequence[str]:
-    """Return the ways in an order that alternates, so that none is always the first."""
-    return ways if turn % 2 == 0 else ways[::-1]
+def _alternating(round_: int, ways: Sequence[str]) -> Sequence[str]:
+    """Return the ways, reversed in every other round, so that none is always the first."""
+    return ways if round_ % 2 == 0 else ways[::-1]
 
 
 async def loads(
     address: str, bodies: Sequence[Mapping[str, Any]], streams: Sequence[int], rounds: int, ways: Sequence[str]
 ) -> list[Load]:
-    """Measure loads by turns: every way, for every number of streams, in every round.
+    """Measure every way for every number of streams in every round.
 
     Raises:
         UsageError: too few bodies.
-        ForedraftError: the server refused, or told of an error.
+        ForedraftError: the server rejected a request or reported an error.
     """
     found, shares = [], shared_out(bodies, streams, rounds)
     async with _client(address) as client:
@@ -153,14 +153,14 @@ async def loads(
         for turn in range(rounds):
             for count in streams:
                 own = next(shares)
-                found += [await _load(client, own, count, way) for way in _by_turns(turn, ways)]
+                found += [await _load(client, own, count, way) for way in _alternating(turn, ways)]
     return found
 
 
 def shared_out(bodies: Sequence[T], streams: Sequence[int], rounds: int) -> Iterator[Sequence[T]]:
-    """Return the bodies of each load of each round: as many for every stream, so that all write to the end.
+    """Divide the bodies among the loads of all rounds, with the same number per stream.
 
-    None is asked twice in one way, as a server drafts well what it wrote before.
+    No body is used twice in one way, because drafts for a repeated text are unusually good.
 
     Raises:
         UsageError: too few bodies.
@@ -170,20 +170,20 @@ def shared_out(bodies: Sequence[T], streams: Sequence[int], rounds: int) -> Iter
     if not each:
         raise UsageError(
             f"{rounds} rounds of {' + '.join(map(str, streams))} streams need {needed} prompts, and there are "
-            f"{len(bodies)}; ask for more --prompts, fewer --rounds, or fewer --streams."
+            f"{len(bodies)}; give more --prompts, fewer --rounds, or fewer --streams."
         )
     waiting = iter(bodies)
     return iter([list(islice(waiting, each * count)) for _ in range(rounds) for count in streams])
 
 
 async def _load(client: httpx.AsyncClient, bodies: Sequence[Mapping[str, Any]], streams: int, way: str) -> Load:
-    """Have all bodies answered, as many at a time as there are streams."""
+    """Send all bodies, `streams` at a time, and measure the answers."""
     waiting = iter(range(len(bodies)))
     replies: dict[int, Reply] = {}
 
     async def stream() -> None:
         for number in waiting:
-            replies[number] = await _asked(client, {**bodies[number], **WAYS[way]})
+            replies[number] = await _answer(client, {**bodies[number], **WAYS[way]})
 
     start = time.perf_counter()
     await asyncio.gather(*(stream() for _ in range(streams)))
@@ -194,18 +194,18 @@ async def _load(client: httpx.AsyncClient, bodies: Sequence[Mapping[str, Any]], 
 
 
 async def predictions(address: str, model: str, rounds: int) -> list[Predicted]:
-    """Measure predictions, by turns; each round has another file. Raises what `loads` does."""
+    """Measure predictions, with a different file in each round; raises the errors of `loads`."""
     found = []
     async with _client(address) as client:
         for turn in range(rounds):
-            said = [{"role": "user", "content": f"Repeat this file, with comments in French:\n\n{_file(turn)}"}]
-            body = {"model": model, "max_tokens": 1000, "temperature": 0, "ignore_eos": True, "messages": said}
-            text = (await _asked(client, {**body, **WAYS[PLAIN]})).text
+            messages = [{"role": "user", "content": f"Repeat this file, with comments in French:\n\n{_file(turn)}"}]
+            body = {"model": model, "max_tokens": 1000, "temperature": 0, "ignore_eos": True, "messages": messages}
+            text = (await _answer(client, {**body, **WAYS[PLAIN]})).text
             other = " ".join(sorted(set(text.split()))) + " and nothing else that was asked for. " * 60
             ways = dict(WAYS)
             for name, content in (("edited", _edited(text)), ("wrong", other)):
                 ways[name] = {"prediction": {"type": "content", "content": content}}
-            replies = {name: await _asked(client, {**body, **ways[name]}) for name in _by_turns(turn, tuple(ways))}
+            replies = {name: await _answer(client, {**body, **ways[name]}) for name in _alternating(turn, tuple(ways))}
             accepted = replies["edited"].usage["completion_tokens_details"]["accepted_prediction_tokens"]
             same = len({reply.text for reply in replies.values()}) == 1
             found.append(Predicted({n: replies[n].seconds for n in ways}, replies[PLAIN].tokens, accepted, same))
@@ -213,25 +213,25 @@ async def predictions(address: str, model: str, rounds: int) -> list[Predicted]:
 
 
 async def turns(address: str, model: str, rounds: int) -> list[Turns]:
-    """Measure what a conversation's second turn has of the first one's prompt; each conversation is another.
+    """Measure how much a conversation's second turn gains from the cached first one, with a different file per round.
 
-    Raises what `loads` does.
+    Raises the errors of `loads`.
     """
     found = []
     body = {"model": model, "max_tokens": 16, "temperature": 0}
     async with _client(address) as client:
         for number in range(rounds):
             question = f"Here is a file:\n{_file(number)}\n{_file(number + rounds)[:1400]}\nWhat does it do?"
-            said = [{"role": "user", "content": question}]
-            one = await _asked(client, {**body, "messages": said})
-            said += [{"role": "assistant", "content": one.text}, {"role": "user", "content": "Say it in one word."}]
-            two = await _asked(client, {**body, "messages": said})
+            messages = [{"role": "user", "content": question}]
+            one = await _answer(client, {**body, "messages": messages})
+            messages += [{"role": "assistant", "content": one.text}, {"role": "user", "content": "Say it in one word."}]
+            two = await _answer(client, {**body, "messages": messages})
             found.append(Turns(one.first, two.first, int(one.usage["prompt_tokens"])))
     return found
 
 
 def _file(number: int) -> str:
-    """Return a file of a thousand tokens, another one for each number."""
+    """Return a file of about a thousand tokens, different for each number."""
     return "\n".join(
         f"def area_{i}(width, height):\n    # The area of shape number {i}.\n    return {i} * width * height\n"
         for i in range(30 * number + 1, 30 * number + 27)
@@ -239,7 +239,7 @@ def _file(number: int) -> str:
 
 
 def _edited(text: str) -> str:
-    """Return a text with five words replaced, evenly spread."""
+    """Return a text with `_EDITS` evenly spread words replaced."""
     words = text.split(" ")
     for edit in range(_EDITS):
         words[(2 * edit + 1) * len(words) // (2 * _EDITS)] = "replaced_by_an_edit"

@@ -1,6 +1,6 @@
-"""What cells add up to: a row of figures for each setting, task and method, micro and macro, with intervals.
+"""Summaries of cells: figures for each setting, task and method, as micro and macro averages with intervals.
 
-Every figure is worked out from the cells anew, none is stored.
+Figures are computed from the cells and not stored. Does not depend on how cells are measured.
 """
 
 import math
@@ -10,56 +10,56 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.bench.cell import Cell, Writing, check_alike
+from foredraft.bench.cell import Cell, Writing, check_same_environment
 from foredraft.bench.drafts import DraftCounts, Reliability, add_counts
 from foredraft.bench.metrics import LOOP_SHARE, Ratio, finite, mean, mean_speed_up, speed_up
 from foredraft.engine.statistics import Statistics, add_up
 
 ALL = "all"
-"""The row over all tasks."""
+"""Task name of the row over all tasks."""
 
 PARTS = ("draft", "forward", "verify", "commit", "other")
 
 Rows = tuple[list[str], list[list[str]]]
 """Headings and rows of a table."""
 
-_DEPTHS = 8  # of which a table shows the share of steps that reached them
+_DEPTHS = 8  # depths shown in a table
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One method on one task in one setting, over the texts that were written both plainly and by the method."""
+    """One method on one task in one setting, over the texts that both plain decoding and the method completed."""
 
-    settings: str  # as `settings_name` words them
+    settings: str  # from `settings_name`
     task: str  # its name, or `all`
     method: str  # the label
     texts: int
     failed: int  # cells whose method raised
-    stalled: float  # share of the decode time for which the machine held passes up; it is in no other figure
-    identical: int  # texts that are plain decoding's
-    statistics: Statistics  # the counts added up, and their rates: the micro average
+    stalled: float  # stalled time / (decode + stalled time); the other figures exclude stalled time
+    identical: int  # texts equal to plain decoding's
+    statistics: Statistics  # sums over texts, and their rates: the micro average
     tokens_per_target_step_macro: float  # mean over texts
-    speed_up: Ratio  # of the sums: decode time a token, plain over own; for the peer, all its time
+    speed_up: Ratio  # of the sums: decode time per token, plain / method; total time for the peer
     speed_up_macro: Ratio  # geometric mean over texts
     speed_up_without_loops: Ratio  # of the sums, over the texts whose plain output does not loop
     texts_without_loops: int
     repeated: float  # mean share of repeated 8-grams in the output
-    milliseconds: Mapping[str, float]  # of an emitted token, by part
+    milliseconds: Mapping[str, float]  # per emitted token, by part
     counts: DraftCounts
-    whole_time: bool  # whether times are whole calls, prefill included, which is all the peer tells
+    whole_time: bool  # whether times include prefill, as for the peer, which reports only total time
 
     @property
     def nodes_per_step(self) -> float:
-        """Drafted tokens a target step."""
+        """Drafted tokens per target step."""
         return self.statistics.drafted / max(self.statistics.steps, 1)
 
     @property
     def reached(self) -> tuple[float, ...]:
-        """Of all target steps, the share that accepted at least 1, 2, ... drafted tokens."""
+        """Share of target steps that accepted at least 1, 2, ... drafted tokens."""
         return tuple(count / max(self.statistics.steps, 1) for count in self.counts.accepted_by_depth)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures by name, for JSON; None where there is nothing to tell."""
+        """Return the figures by name, for JSON; None for undefined ones."""
         figures = asdict(self)
         figures |= figures.pop("counts")
         del figures["estimated"]
@@ -72,20 +72,20 @@ class Summary:
 
 
 def summarize_cells(cells: Iterable[Cell]) -> list[Summary]:
-    """Return a summary for each setting, method and task, and one over all tasks where there are several.
+    """Return a summary for each setting, method and task, and one over all tasks if there are several.
 
     Raises:
-        UsageError: the cells are of unlike environments.
+        UsageError: the cells have different environments.
     """
     cells = list(cells)
-    check_alike(cells)
-    groups: dict[tuple[str, str, str], list[Cell]] = {}
-    whole: dict[tuple[str, str, str], list[Cell]] = {}
+    check_same_environment(cells)
+    by_task: dict[tuple[str, str, str], list[Cell]] = {}
+    totals: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
-        groups.setdefault((cell.place.settings, cell.place.method, cell.place.task), []).append(cell)
-        whole.setdefault((cell.place.settings, cell.place.method, ALL), []).append(cell)
-    several = len({task for _, _, task in groups}) > 1
-    return [_summary(*key, group) for key, group in (groups | (whole if several else {})).items()]
+        by_task.setdefault((cell.place.settings, cell.place.method, cell.place.task), []).append(cell)
+        totals.setdefault((cell.place.settings, cell.place.method, ALL), []).append(cell)
+    several = len({task for _, _, task in by_task}) > 1
+    return [_summary(*key, group) for key, group in (by_task | (totals if several else {})).items()]
 
 
 def overall(summaries: Sequence[Summary]) -> list[Summary]:
@@ -94,10 +94,10 @@ def overall(summaries: Sequence[Summary]) -> list[Summary]:
 
 
 def _summary(settings: str, method: str, task: str, group: Sequence[Cell]) -> Summary:
-    pairs = [cell.whole for cell in group if cell.whole is not None]
+    pairs = [cell.pair for cell in group if cell.pair is not None]
     own = [writing for _, writing in pairs]
     whole_time = any(not writing.parts for writing in own)
-    calm = [pair for pair in pairs if pair[0].repeated <= LOOP_SHARE]
+    no_loops = [pair for pair in pairs if pair[0].repeated <= LOOP_SHARE]
     tokens = max(sum(len(writing.token_ids) for writing in own), 1)
     stalled = sum(writing.stalled_seconds for writing in own)
     statistics = add_up([writing.statistics for writing in own])
@@ -113,8 +113,8 @@ def _summary(settings: str, method: str, task: str, group: Sequence[Cell]) -> Su
         tokens_per_target_step_macro=mean(writing.statistics.tokens_per_target_step for writing in own),
         speed_up=_micro(pairs, whole_time),
         speed_up_macro=_macro(pairs, whole_time),
-        speed_up_without_loops=_micro(calm, whole_time),
-        texts_without_loops=len(calm),
+        speed_up_without_loops=_micro(no_loops, whole_time),
+        texts_without_loops=len(no_loops),
         repeated=mean(writing.repeated for writing in own),
         milliseconds={part: 1e3 * sum(each.parts.get(part, 0.0) for each in own) / tokens for part in PARTS},
         counts=add_counts([cell.counts for cell in group if cell.counts is not None]),
@@ -133,21 +133,21 @@ def _micro(pairs: Sequence[tuple[Writing, Writing]], whole_time: bool) -> Ratio:
 
 
 def _macro(pairs: Sequence[tuple[Writing, Writing]], whole_time: bool) -> Ratio:
-    a_token = [[_seconds(each, whole_time) / max(len(each.token_ids), 1) for each in pair] for pair in pairs]
-    return mean_speed_up(np.array([base / own for base, own in a_token], np.float64))
+    per_token = [[_seconds(each, whole_time) / max(len(each.token_ids), 1) for each in pair] for pair in pairs]
+    return mean_speed_up(np.array([base / own for base, own in per_token], np.float64))
 
 
 # --- tables
 
 
 def table(summaries: Iterable[Summary], columns: Mapping[str, str]) -> Rows:
-    """Return a row for each summary; `columns` are names of the figures of `shown`, and their headings."""
+    """Return a row for each summary; `columns` maps names of figures in `shown` to headings."""
     rows = [shown(each) for each in summaries]
     return list(columns.values()), [[row[name] for name in columns] for row in rows]
 
 
 def shown(each: Summary) -> dict[str, str]:
-    """Return a row's figures as texts; `-` where there is nothing to tell."""
+    """Return a summary's figures as strings; `-` for undefined ones."""
     counts, drafts = each.statistics, each.statistics.drafted > 0
     draft, forward = each.milliseconds["draft"], each.milliseconds["forward"]
     split = draft, forward, sum(each.milliseconds.values()) - draft - forward
@@ -176,7 +176,7 @@ def shown(each: Summary) -> dict[str, str]:
 
 
 def source_table(summaries: Iterable[Summary]) -> Rows:
-    """Return who drafted what."""
+    """Return a table of drafted and accepted nodes by method and source."""
     rows = []
     for each in summaries:
         for source, drafted in sorted(each.counts.drafted_by_source.items()):
@@ -186,7 +186,7 @@ def source_table(summaries: Iterable[Summary]) -> Rows:
 
 
 def reliability_table(curve: Iterable[Reliability]) -> Rows:
-    """Return how far estimates of acceptance were right."""
+    """Return a table of estimated against actual acceptance."""
     rows = [
         [f"{each.low:g} to {each.high:g}", str(each.nodes), f"{each.estimate:.3f}", f"{each.accepted:.3f}"]
         for each in curve

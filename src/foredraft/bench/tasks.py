@@ -1,6 +1,6 @@
-"""Prompts: the embedded set, the public tasks from files the user has or the hub, and any local file of JSON lines.
+"""Benchmark prompts: the embedded set, public tasks from local files or the hub, and the user's JSON lines or Parquet.
 
-Does not know models. The embedded prompts were written for this project and nothing is tuned to them.
+Does not depend on models. The embedded prompts were written for this project, and nothing is tuned to them.
 """
 
 import gzip
@@ -15,41 +15,41 @@ from foredraft.options import nearest
 
 EMBEDDED = "embedded"
 EMBEDDED_FILE = Path(__file__).parent / "data" / "embedded.jsonl"
-"""60 prompts, ten of each kind: code, arithmetic, chat, summary, question (answering over a passage), rewriting."""
+"""60 prompts, ten of each kind: code, arithmetic, chat, summary, question (about a passage), rewriting."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPrompt:
     """One prompt."""
 
-    task: str  # the task's name, and after a slash the category where it has several
-    number: int  # its place in the file, from 0
-    turns: tuple[str, ...]  # what the user says; each is asked after the model's own answers to those before
-    is_question: bool = True  # whether it is said in a conversation; False for a text to continue
+    task: str  # the task's name, followed by a slash and the category if it has several
+    number: int  # index in the file, from 0
+    turns: tuple[str, ...]  # user messages; each follows the model's answers to the earlier ones
+    is_question: bool = True  # whether it is a conversation; False for a text to continue
 
     @property
     def prompt(self) -> str | tuple[Mapping[str, str], ...]:
-        """The first turn, as `Generator.generate` takes it."""
-        return self.asked(())
+        """The first turn, in the format of `Generator.generate`."""
+        return self.after(())
 
-    def asked(self, answers: tuple[str, ...]) -> str | tuple[Mapping[str, str], ...]:
-        """Return the turn after `answers`, with what was said before it, as `Generator.generate` takes it."""
+    def after(self, answers: tuple[str, ...]) -> str | tuple[Mapping[str, str], ...]:
+        """Return the conversation up to the turn after `answers`, in the format of `Generator.generate`."""
         if not self.is_question:
             return self.turns[0]
-        said = []
+        messages = []
         for question, answer in zip(self.turns, answers, strict=False):
-            said += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        return (*said, {"role": "user", "content": self.turns[len(answers)]})
+            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return (*messages, {"role": "user", "content": self.turns[len(answers)]})
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a task's rows lie."""
+    """The location and format of a task's rows."""
 
     file: str  # its name in the user's folder
-    field: str  # of the text
-    is_question: bool = True  # whether it is said in a conversation
-    category: str = ""  # the field of the category, if there is one
+    field: str  # the field of the text
+    is_question: bool = True  # as in `TaskPrompt`
+    category: str = ""  # the field of the category, if any
     hub: tuple[str, str, str] | None = None  # repository, pinned commit and path of the same rows on the hub
 
 
@@ -69,22 +69,22 @@ _TASKS: Mapping[str, _Source] = {
 }  # fmt: skip
 
 _USUAL_FIELDS = ("prompt", "question", "turns", "text")
-"""Where a file of prompts is given without a field, the first of these that it has."""
+"""The field of the text in a file given without a field: the first of these that it has."""
 
 DEFAULT_TASKS = ("humaneval", "gsm8k", "mt_bench")
-"""Tasks of a run that names none but gives a folder of files; without one, the embedded set."""
+"""The default tasks if a folder of files is given; otherwise the default is the embedded set."""
 
 _MT_BENCH = frozenset(("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"))
-"""Spec-Bench names these by their MT-Bench category; together they are one of its six."""
+"""Categories in Spec-Bench's file that together are its category MT-Bench."""
 
 
 def default_tasks(folder: Path | None) -> tuple[str, ...]:
-    """Return the tasks of a run that names none."""
+    """Return the default tasks."""
     return (EMBEDDED,) if folder is None else DEFAULT_TASKS
 
 
 def load_tasks(tasks: Sequence[str] | None, folder: Path | None, limit: int) -> list[TaskPrompt]:
-    """Return the prompts of several tasks, or of the default ones; takes and raises what `load_task` does."""
+    """Return the prompts of several tasks, or of the default ones; raises the errors of `load_task`."""
     return [prompt for task in tasks or default_tasks(folder) for prompt in load_task(task, folder, limit)]
 
 
@@ -92,13 +92,13 @@ def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:
     """Return `limit` prompts of a task, or of each of its categories, spread evenly over its file.
 
     Args:
-        task: a known task; `TASK/CATEGORY` for one of its categories; or `FILE:FIELD`, a file of JSON lines or Parquet
-            and the field that holds the text, or the list of turns, of a question; a usual one where none is given.
-        folder: of the tasks' files; None takes the embedded set from the package and the others from the hub.
+        task: a known task; `TASK/CATEGORY` for one category; or `FILE` or `FILE:FIELD`, a file of JSON lines or Parquet
+            and the field with the text or the list of turns of a question.
+        folder: folder of the tasks' files; None for the package's embedded set and the hub.
         limit: at least 1.
 
     Raises:
-        UsageError: an unknown task, category or field, a missing or broken file, or one without usable prompts.
+        UsageError: an unknown task, category or field, a missing or damaged file, or one without usable prompts.
     """
     if limit < 1:
         raise UsageError(f"The number of prompts is {limit}; it must be at least 1.")
@@ -123,13 +123,13 @@ def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:
 
 
 def spread(prompts: list[TaskPrompt], limit: int) -> list[TaskPrompt]:
-    """Return at most `limit` prompts, evenly spread over those given."""
+    """Return at most `limit` prompts, evenly spread."""
     count = min(limit, len(prompts))
     return [prompts[i * len(prompts) // count] for i in range(count)]
 
 
 def _own_file(task: str) -> tuple[Path, str]:
-    """Return the file and the field that a task's name tells."""
+    """Parse `FILE` or `FILE:FIELD`."""
     if Path(task).is_file():
         names = {name for row in _rows(Path(task)) for name in row}
         return Path(task), next((each for each in _USUAL_FIELDS if each in names), _USUAL_FIELDS[0])
@@ -137,7 +137,7 @@ def _own_file(task: str) -> tuple[Path, str]:
     if not (location and field):
         raise UsageError(
             f"There is no task {task!r}.{nearest(task, _TASKS)} Tasks are: {', '.join(_TASKS)}, or FILE or "
-            "FILE:FIELD for a file of JSON lines or Parquet that is there."
+            "FILE:FIELD for an existing file of JSON lines or Parquet."
         )
     if not Path(location).is_file():
         raise UsageError(f"There is no file {location} to read prompts from.")
@@ -145,7 +145,7 @@ def _own_file(task: str) -> tuple[Path, str]:
 
 
 def _located(task: str, source: _Source, folder: Path | None) -> Path:
-    """Return a known task's file: the package's, the user's, or the hub's, from its cache when offline."""
+    """Return a known task's file: the package's, the user's, or the hub's (from its cache when offline)."""
     if task == EMBEDDED:
         return EMBEDDED_FILE
     if folder is not None:
@@ -156,8 +156,7 @@ def _located(task: str, source: _Source, folder: Path | None) -> Path:
     if source.hub is None:
         fetched = ", ".join(name for name, each in _TASKS.items() if each.hub is not None)
         raise UsageError(
-            f"The task {task} is not fetched from the hub; give a folder with its file as --data, or choose one of: "
-            f"{fetched}."
+            f"The task {task} cannot be downloaded; give a folder with its file as --data, or choose one of: {fetched}."
         )
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -167,13 +166,13 @@ def _located(task: str, source: _Source, folder: Path | None) -> Path:
         return Path(hf_hub_download(repository, path, repo_type="dataset", revision=revision))
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError, RuntimeError) as error:
         raise UsageError(
-            f"The task {task} is not here and {repository} cannot be fetched from the hub ({type(error).__name__}); "
-            "give a folder with its file as --data, or use the task embedded."
+            f"The task {task} is not in the cache and {repository} cannot be downloaded ({type(error).__name__}); give "
+            "a folder with its file as --data, or use the task embedded."
         ) from error
 
 
 def _prompts(task: str, path: Path, source: _Source) -> list[TaskPrompt]:
-    """Read every usable prompt of a file; there must be one."""
+    """Read all usable prompts of a file; UsageError if there is none."""
     prompts = []
     rows = _rows(path)
     for number, row in enumerate(rows):
@@ -214,7 +213,7 @@ def _rows(path: Path) -> list[Mapping[str, Any]]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the number, from 1, and the value of every line that is not empty; `UsageError` for what is not JSON."""
+    """Yield the number, from 1, and the value of every non-empty line; UsageError for a line that is not JSON."""
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8") as lines:

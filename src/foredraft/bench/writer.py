@@ -1,9 +1,9 @@
-"""A method made ready to write: its drafter is built once, then texts are timed and their drafts counted.
+"""Timed generation of texts by one method: its drafter is built once, then texts are timed and drafts counted.
 
-A text is written a slice at a time, so that several methods can write the same text by turns: what the machine does
-meanwhile, faster in one second and slower in the next, then happens to all of them alike. transformers' own `generate`,
-the peer, writes in one slice: its sampled texts have the same distribution as ours but are drawn otherwise, and its
-forwards are counted from outside, as it says nothing of its drafts. Does not know cells or tasks.
+A text is generated in slices, and the methods' slices of a text are interleaved, so that variations of the machine's
+speed affect all methods alike. transformers' `generate`, the peer, uses one slice; its sampled texts have the same
+distribution as ours but other random draws, and its forward passes are counted by a hook. Does not depend on cells or
+tasks.
 """
 
 import random
@@ -29,24 +29,24 @@ from foredraft.errors import ForedraftWarning, UsageError, told
 from foredraft.model.loading import load_model
 from foredraft.options import nearest
 
-_TAUGHT_NODES = 16  # drafted a step while a warm drafter reads earlier texts
-_SLICE = 16  # tokens: the machine's pace lasts longer than writing them takes, and the caches are warm for most of them
-_STALL = 5.0  # a pass that takes more than so many times what it should was held up by the machine
+_REPLAY_NODES = 16  # drafted nodes per step while a warm drafter reads earlier texts (chosen)
+_SLICE = 16  # tokens (chosen): shorter than speed variations of the machine, long enough for warm CPU caches
+_STALL = 5.0  # a pass that takes this many times its expected time is stalled (chosen)
 _PEER_OPTIONS = ("prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_model", "num_assistant_tokens")
 _PEER_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 Earlier = Sequence[tuple[TokenIds, TokenIds]]
-"""Texts that a warm drafter has read: prompt ids and output ids, int64[n] each."""
+"""Texts for a warm drafter to read: prompt ids and output ids, int64[n] each."""
 
 Written = tuple[Writing, DraftCounts | None]
-"""What a text took, and what became of its drafts; None where that cannot be known."""
+"""The measurements of a text and its draft counts; None for the peer and for plain decoding."""
 
 Text = Generator[None, None, Written]
-"""A text that is written while it is iterated over, a slice at a time, and returns what it took."""
+"""A text that is generated slice by slice while it is iterated over, and returns its measurements."""
 
 
 class MethodWriter:
-    """A writer of foredraft's own; a drafter that raises while it writes is the caller's to see."""
+    """Generates texts with a method of foredraft; errors of the drafter are raised to the caller."""
 
     def __init__(self, generator: api.Generator, method: Method) -> None:
         use(generator, method)
@@ -54,14 +54,14 @@ class MethodWriter:
         self._drafter, self._costs = generator.drafter, StepCosts()
 
     def write(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Text:
-        """Write a text; what is learned is kept for the next one, unless the method is cold or warm."""
+        """Generate a text; the drafter keeps what it learned for the next text, unless the method is cold or warm."""
         generator, method, drafter = self._generator, self._method, self._drafter
         if method.memory:
             use(generator, method)
             drafter = generator.drafter
         if method.memory == "warm":
             for read, written in earlier:
-                for _ in replay_steps(drafter, read, written, _TAUGHT_NODES, generator.target.vocabulary):
+                for _ in replay_steps(drafter, read, written, _REPLAY_NODES, generator.target.vocabulary):
                     pass
         recorded = None if method.name == BASE else RecordedDrafter(drafter)
         generator.attach(
@@ -70,7 +70,7 @@ class MethodWriter:
         return (yield from _in_slices(generator, recorded, prompt, arguments))
 
     def forget(self) -> None:
-        """Make the next text the first one."""
+        """Discard what was learned from earlier texts."""
         self._costs = StepCosts()
         if isinstance(self._drafter, Learner):
             self._drafter.forget()
@@ -79,7 +79,7 @@ class MethodWriter:
 def _in_slices(
     generator: api.Generator, recorded: RecordedDrafter | None, prompt: Any, arguments: Mapping[str, Any]
 ) -> Text:
-    """Write by what is attached to the generator; in one slice where passes are recordings, made over one cache."""
+    """Generate with the attached drafter; in one slice if passes are recorded, because recordings use one KV cache."""
     size = _SLICE if generator.target.recordings is None else float("inf")
     seconds = 0.0
 
@@ -87,7 +87,7 @@ def _in_slices(
     def timed() -> Iterator[None]:
         nonlocal seconds
         with warnings.catch_warnings():
-            warnings.filterwarnings("error", category=ForedraftWarning)  # a drafter that failed is a failed cell
+            warnings.filterwarnings("error", category=ForedraftWarning)  # a failed drafter makes a failed cell
             start = perf_counter()
             yield
             seconds += perf_counter() - start
@@ -113,7 +113,7 @@ def _in_slices(
 
 
 class PeerWriter:
-    """A writer by transformers' own `generate`, plain, with prompt lookup, or with an assistant model."""
+    """Generates texts with transformers' `generate`: plain, with prompt lookup, or with an assistant model."""
 
     def __init__(self, generator: api.Generator, method: Method) -> None:
         self._generator, self._options = generator, dict(method.options)
@@ -127,14 +127,14 @@ class PeerWriter:
             target, name = generator.target, str(self._options["assistant_model"])
             self._options["assistant_model"] = load_model(name, target.dtype, str(target.device))
 
-    def write(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Text:  # noqa: ARG002  # it learns nothing
-        """Write a text as one slice."""
+    def write(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Text:  # noqa: ARG002  # the peer does not learn
+        """Generate a text in one slice."""
         yield from ()
         return self.written(prompt, arguments), None
 
     @torch.inference_mode()
     def written(self, prompt: Any, arguments: Mapping[str, Any]) -> Writing:
-        """Return a text, written at once."""
+        """Generate a text and return its measurements."""
         model = self._generator.target.model
         ids = torch.from_numpy(self._generator.encode(prompt))[None].to(self._generator.target.device)
         names = ("max_new_tokens", "repetition_penalty", *_PEER_SAMPLING)
@@ -163,14 +163,14 @@ class PeerWriter:
         return Writing(new, ids.shape[1], statistics, seconds, parts={})
 
     def forget(self) -> None:
-        """Do nothing, as nothing is remembered."""
+        """Do nothing; the peer does not learn."""
 
 
 Writer = MethodWriter | PeerWriter
 
 
 def make_writer(generator: api.Generator, method: Method) -> Writer:
-    """Build what the method needs to write.
+    """Build the writer of a method.
 
     Raises:
         UsageError: an unknown name, option or value.
@@ -179,11 +179,11 @@ def make_writer(generator: api.Generator, method: Method) -> Writer:
     return PeerWriter(generator, method) if method.name == PEER else MethodWriter(generator, method)
 
 
-def write_by_turns(texts: Mapping[str, Text], order: random.Random) -> dict[str, Written | str]:
-    """Write texts, not begun yet, slice by slice, in an order that is drawn anew for each round of slices.
+def write_interleaved(texts: Mapping[str, Text], order: random.Random) -> dict[str, Written | str]:
+    """Generate texts, slice by slice, in a new random order for each round of slices.
 
     Returns:
-        What was written, by the label of who wrote it; where a method raised, the sentence on it.
+        The measurements by the key in `texts`; for a text that raised, the error's type and message.
     """
     written: dict[str, Written | str] = {}
     while unfinished := [label for label in texts if label not in written]:
@@ -193,29 +193,29 @@ def write_by_turns(texts: Mapping[str, Text], order: random.Random) -> dict[str,
                 next(texts[label])
             except StopIteration as ended:
                 written[label] = ended.value
-            except Exception as error:  # noqa: BLE001  # whatever it is, the others go on
+            except Exception as error:  # noqa: BLE001  # no error may stop the other methods
                 written[label] = told(error)
     return written
 
 
 def _time_split(steps: Sequence[StepRecord]) -> dict[str, float]:
-    """Return the seconds that steps spent in `draft`, `forward`, `verify`, `commit` and all `other`."""
+    """Return the seconds of `draft`, `forward`, `verify`, `commit` and `other` over all steps."""
     named = {
         part: sum(step.nanoseconds[part] for step in steps) / 1e9 for part in ("draft", "forward", "verify", "commit")
     }
-    whole = sum(sum(step.nanoseconds.values()) for step in steps) / 1e9
-    return {**named, "other": whole - sum(named.values())}
+    total = sum(sum(step.nanoseconds.values()) for step in steps) / 1e9
+    return {**named, "other": total - sum(named.values())}
 
 
 def stalled_seconds(steps: Sequence[StepRecord], cost: CostCurve) -> float:
-    """Return the seconds for which passes were held up: what each took beyond several times what it should have.
+    """Return the excess time of stalled passes: those that took more than `_STALL` times their expected time.
 
-    What it should have taken is the curve's, times the median of what the text's passes took of it, if that is more: a
-    machine that is slow throughout holds nothing up. Fewer than four steps tell nothing.
+    The expected time is the curve's. If the median ratio of measured to expected time exceeds 1, it is scaled by that
+    ratio, because a uniformly slow machine is not stalled. With fewer than four steps, the result is 0.
     """
     if len(steps) < 4:
         return 0.0
     expected = cost.table(1 + max(step.drafted for step in steps))[[1 + step.drafted for step in steps]]
-    taken = np.array([step.nanoseconds["forward"] for step in steps], np.float64) / 1e9
-    usual = expected * max(1.0, float(np.median(taken / expected)))
-    return float(np.where(taken > _STALL * usual, taken - usual, 0.0).sum())
+    measured = np.array([step.nanoseconds["forward"] for step in steps], np.float64) / 1e9
+    scaled = expected * max(1.0, float(np.median(measured / expected)))
+    return float(np.where(measured > _STALL * scaled, measured - scaled, 0.0).sum())

@@ -1,7 +1,7 @@
-"""The `foredraft` command: verbs that only parse and print; the work is done elsewhere.
+"""The `foredraft` command: its subcommands parse arguments and print results.
 
-Turns every exception into a sentence on standard error and an exit status: 2 for what the caller asked wrongly, 130 for
-Ctrl-C (128 and the signal's number, as shells expect it), 1 for everything else.
+Turns every exception into a message on standard error and an exit status: 2 for wrong usage, 130 for Ctrl-C (128 + the
+signal's number, as in shells), 1 for other errors. Does not depend on how the work is done.
 """
 
 import io
@@ -35,7 +35,7 @@ from foredraft.errors import ForedraftError, ForedraftWarning, UsageError
 from foredraft.options import nearest
 
 TRACEBACK_VARIABLE = "FOREDRAFT_TRACEBACK"
-COMPLETION_VARIABLE = "_FOREDRAFT_COMPLETE"  # the parser's, set by the script that --install-completion writes
+COMPLETION_VARIABLE = "_FOREDRAFT_COMPLETE"  # set by the script that --install-completion writes
 _ARGUMENT = re.compile(
     r"(?<![\w'-])(max_new_tokens|do_sample|top_[kp]|min_p|repetition_penalty|stop_strings|eos_token_id)(=False)?\b"
 )
@@ -57,9 +57,9 @@ VERBS: Mapping[str, Callable[..., None] | typer.Typer] = {
     "bench": bench.app,
     "train": train.app,
 }
-"""Verb -> its function, or a Typer app where it has verbs of its own; in the order of the help.
+"""Subcommand -> its function, or a Typer app if it has subcommands; in the order of the help.
 
-Their modules import torch, transformers and what needs them inside functions, so that help stays quick.
+Their modules import torch and transformers inside functions, so that help is fast.
 """
 
 app = typer.Typer(
@@ -95,28 +95,28 @@ for verb, member in VERBS.items():
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line with `arguments`, or the process's own, and return the exit status."""
     for name, value in (("TRANSFORMERS_VERBOSITY", "error"), ("TQDM_DISABLE", "1"), ("HF_HUB_VERBOSITY", "error")):
-        os.environ.setdefault(name, value)  # what matters, foredraft says itself
+        os.environ.setdefault(name, value)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character does not end a text
-    warnings.showwarning = _show_warning  # type: ignore[assignment]  # it takes no notice of where
+            stream.reconfigure(errors="replace")  # a character that the terminal lacks must not end a text
+    warnings.showwarning = _show_warning  # type: ignore[assignment]  # it ignores the source location
     try:
         status = _run(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads any more: what is still buffered must not fail again at exit
-        with suppress(OSError, ValueError):  # a stream that is no file has nothing to flush at exit
+    except BrokenPipeError:  # the reader has gone: flushing the buffer at exit must not fail again
+        with suppress(OSError, ValueError):  # a stream without a file has nothing to flush
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         say("Interrupted.")
         return 130
-    except Exception as error:  # noqa: BLE001  # whatever it is, the user gets a sentence and a status
+    except Exception as error:  # noqa: BLE001  # every error becomes a message and a status
         return _explain(error)
     return status
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_where: object) -> None:
-    """Print our own warnings as sentences; others are for those who develop."""
+    """Print foredraft's warnings, and ignore others, which are for developers."""
     if issubclass(category, ForedraftWarning):
         say(str(message), "yellow")
 
@@ -124,9 +124,9 @@ def _show_warning(message: Warning | str, category: type[Warning], *_where: obje
 def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     _hide_flag_types(command)
-    if COMPLETION_VARIABLE in os.environ:  # a shell asks what could come next; this answers and exits
+    if COMPLETION_VARIABLE in os.environ:  # answers the shell's completion request, and exits
         command.main(arguments, prog_name="foredraft")
-    try:  # not `command.main`, which has its own ideas about interrupts, pipes and boxes around messages
+    try:  # not `command.main`, which handles interrupts and broken pipes itself and draws boxes around messages
         with command.make_context("foredraft", arguments) as context:
             command.invoke(context)
     except typer.Exit as ended:
@@ -135,7 +135,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _hide_flag_types(command: Any, parent: Any = None) -> None:
-    """Show flags in help without a type: `--json` takes no value, nor does `--help`."""
+    """Show flags without a type in help: `--json` and `--help` take no value."""
     context = command.context_class(command, parent=parent, **command.context_settings)
     for each in command.get_params(context):
         if getattr(each, "is_flag", False):
@@ -152,7 +152,7 @@ def _explain(error: Exception) -> int:
         return 2 if isinstance(error, UsageError) else 1
     parsing = getattr(error, "format_message", None)  # the parser's exceptions; typer does not export their base class
     if parsing is not None:
-        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help page, unless that is printed already
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help page
             sys.stderr.write(parsing())
         else:
             context = getattr(error, "ctx", None)
@@ -161,17 +161,17 @@ def _explain(error: Exception) -> int:
         return 2
     first_line = next(iter(str(error).strip().splitlines()), "")
     what = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
-    say(f"Unexpected {what.rstrip('.')}. Set {TRACEBACK_VARIABLE}=1 to see where it comes from.")
+    say(f"Unexpected {what.rstrip('.')}. Set {TRACEBACK_VARIABLE}=1 to see the traceback.")
     return 1
 
 
 def _flag(argument: re.Match[str]) -> str:
-    """Return the flag of a generation argument that the library named: `top_k`, `do_sample=False`."""
+    """Return the flag for a generation argument in a message: `top_k`, `do_sample=False`."""
     return f"--{'no-' if argument[2] else ''}{argument[1].replace('_', '-')}"
 
 
 def _parsing_error(error: Any) -> str:
-    """Return what the parser says, with the nearest flag for one that is not there."""
+    """Return the parser's message, with the nearest flag for an unknown one."""
     unknown = getattr(error, "option_name", None)
     if unknown is None or not hasattr(error, "possibilities"):
         return str(error.format_message())

@@ -1,6 +1,6 @@
-"""`foredraft bench` and `foredraft recommend`: paired speed-ups, what they say, and what the parts of a step cost.
+"""`foredraft bench` and `foredraft recommend`: paired speed-ups, recommendations, and the cost of a step's parts.
 
-The measuring, and the words of a recommendation, are in `foredraft.bench`.
+Does not depend on how things are measured; that is in `foredraft.bench`.
 """
 
 import shlex
@@ -20,7 +20,7 @@ from foredraft.cli.screen import counting, say, show_json, show_table, working
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
-if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
+if TYPE_CHECKING:  # torch is imported when a command runs, so that help is fast
     from foredraft.bench.cell import Cell
     from foredraft.bench.serve import Load, Predicted
 
@@ -46,9 +46,9 @@ _RECOMMEND_COLUMNS = {
     "milliseconds": "ms / token",
 }  # fmt: skip
 _LEGEND = (
-    "speed-up: of the sums over all texts; without loops: texts whose plain output repeats at most a fifth of its "
-    "8-grams (their number); ms / token is decode time, and for transformers all of it; stalled: share of the time "
-    "that the machine held passes up, in none of the figures"
+    "speed-up: summed over all texts; without loops: texts whose plain output repeats at most a fifth of its 8-grams "
+    "(number of texts); ms / token: decode time, for transformers total time; stalled: share of the time by which "
+    "other load delayed passes, excluded from all figures"
 )
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed-ups and the parts of a step.")
@@ -63,18 +63,18 @@ def run(
     prompts: flags.PromptsOption = 10,
     max_new_tokens: flags.TokensOption = 128,
     temperature: Annotated[
-        list[float] | None, flags.in_text(help="0 is greedy; repeatable, a setting each [default: 0]")
+        list[float] | None, flags.in_text(help="0 is greedy; repeatable, each is measured [default: 0]")
     ] = None,
     top_p: flags.TopPOption = 1.0,
     dtype: flags.DtypeOption = "auto",
     eager: flags.EagerOption = False,
-    seed: Annotated[int, flags.in_text(help="Of sampling and of the order of runs")] = 0,
+    seed: Annotated[int, flags.in_text(help="Seed of the sampling and of the order of runs")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of cells: what is there is not measured again, what is new is kept")
+        Path | None, typer.Option(help="Folder of results: existing ones are not measured again, new ones are added")
     ] = None,
     as_json: flags.JsonOption = False,
 ) -> None:
-    """Speed-up over plain decoding, paired in one process; `--method transformers` adds its own generate."""
+    """Measure speed-ups over plain decoding, paired in one process; `--method transformers` adds its generate."""
     from foredraft.bench.cell import prepare_folder
     from foredraft.bench.method import chosen_methods
     from foredraft.bench.runner import Plan, run_plan
@@ -97,12 +97,12 @@ def run(
         typer.echo(f"{_LEGEND}\n{len(result.cells) - result.found} cells measured, {result.found} found.")
     for sentence in result.replaced:
         say(sentence, "yellow")
-    if _tell(result.failures):
+    if _print_failures(result.failures):
         raise typer.Exit(1)
 
 
-def _tell(failures: "Sequence[Cell]") -> bool:
-    """Say which cells failed; return whether any did."""
+def _print_failures(failures: "Sequence[Cell]") -> bool:
+    """Print the failed cells; return whether there are any."""
     for cell in failures:
         say(f"{cell.place.method} failed on {cell.place.task}[{cell.place.number}]: {cell.failure}.")
     return bool(failures)
@@ -110,10 +110,10 @@ def _tell(failures: "Sequence[Cell]") -> bool:
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="Where `bench run --out` put its cells")],
-    out: Annotated[Path | None, typer.Option(help="Where the report goes [default: the folder itself]")] = None,
+    folder: Annotated[Path, typer.Argument(help="The folder of `bench run --out`")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the report [default: the same folder]")] = None,
 ) -> None:
-    """One page that needs no network, the same in Markdown, and pictures, from a folder of cells."""
+    """Write a self-contained HTML page, the same in Markdown, and pictures, from a folder of results."""
     from foredraft.bench.report import write_report
 
     with working("drawing") as tell:
@@ -137,7 +137,7 @@ def profile(
     seed: flags.SeedOption = 0,
     as_json: flags.JsonOption = False,
 ) -> None:
-    """Where a method's tokens and time go: acceptance by depth, by source and by estimate, and the parts of a step."""
+    """Show a method's acceptance by depth, by source and by estimate, and the time of a step's parts."""
     from foredraft.bench.method import BASE, chosen_methods
     from foredraft.bench.runner import Plan, run_plan
     from foredraft.bench.summary import overall, reliability_table, source_table, summarize_cells, table
@@ -153,11 +153,11 @@ def profile(
         show_json([each.as_dict() for each in found])
     else:
         show_table(*table(found, _PROFILE_COLUMNS), found[0].settings)
-        show_table(*source_table(found), "who drafted what")
+        show_table(*source_table(found), "draft sources")
         for each in found:
-            title = f"how far estimates of acceptance were right: {each.method}"
+            title = f"estimated and actual acceptance: {each.method}"
             show_table(*reliability_table(each.counts.reliability), title)
-    if _tell(result.failures):
+    if _print_failures(result.failures):
         raise typer.Exit(1)
 
 
@@ -170,13 +170,13 @@ def micro(
     eager: flags.EagerOption = False,
     as_json: flags.JsonOption = False,
 ) -> None:
-    """What verification, drafting, and the rest of a step cost on this machine; `replay` times drafting alone."""
+    """Measure the cost of verification, drafting, and the rest of a step here; `replay` times drafting alone."""
     from foredraft.bench.method import BASE, Method, parse_method
     from foredraft.bench.micro import PARTS, VERIFIED_ROWS, prefill_rate, step_cost
     from foredraft.model.cost import measure_cost
 
-    chosen = [parse_method(text) for text in (method or _MICRO_METHODS)]
-    variants = [replace(each, amount={**each.amount, "nodes": count}) for each in chosen for count in nodes or [16, 64]]
+    methods = [parse_method(text) for text in (method or _MICRO_METHODS)]
+    variants = [replace(each, amount={**each.amount, "nodes": n}) for each in methods for n in nodes or [16, 64]]
     with working("measuring") as tell:
         generator = load_plain(model, dtype, eager, tell)
         curve = measure_cost(generator.target, VERIFIED_ROWS)
@@ -187,7 +187,7 @@ def micro(
         show_json({"verification": asdict(curve), "prefill": prefill, "steps": [asdict(step) for step in steps]})
         return
     show_cost(cost_rows(curve))
-    typer.echo(f"prefill: {rate:.0f} tokens a second, {prefilled} at a time")
+    typer.echo(f"prefill: {rate:.0f} tokens per second, {prefilled} at a time")
     rows = [
         (each.method, str(each.nodes), *(f"{part:.0f}" for part in (*each.parts.values(), each.between, each.overhead)))
         for each in steps
@@ -198,34 +198,36 @@ def micro(
 @app.command()
 def serve(
     model: flags.ModelOption = SMOLLM2,
-    url: Annotated[str | None, typer.Option(help="A server that runs already; else one is started")] = None,
+    url: Annotated[str | None, typer.Option(help="A running server; otherwise one is started")] = None,
     data: flags.DataOption = None,
-    streams: Annotated[list[int] | None, typer.Option(help="At once; repeatable [default: 1, 4, 8, 16]")] = None,
+    streams: Annotated[
+        list[int] | None, typer.Option(help="Concurrent streams; repeatable [default: 1, 4, 8, 16]")
+    ] = None,
     prompts: flags.PromptsOption = 8,
     max_new_tokens: flags.TokensOption = 128,
     temperature: flags.TemperatureOption = 0.0,
-    rounds: Annotated[int, typer.Option(help="How often each is measured, by turns", min=1)] = 3,
+    rounds: Annotated[int, typer.Option(help="Measurements of each", min=1)] = 3,
     plain_only: Annotated[
         bool, typer.Option("--plain-only", help="For servers that cannot switch drafting off")
     ] = False,
     as_json: flags.JsonOption = False,
 ) -> None:
-    """What a server writes a second for several clients, with predictions, and with prompts that begin alike."""
+    """Measure a server with concurrent clients, with predictions, and with repeated prompt prefixes."""
     import asyncio
 
     try:
         from foredraft.bench import serve as measured
     except ImportError as error:
         raise UsageError(
-            f"Asking a server needs {error.name}, which is not installed; pip install {error.name} brings it."
+            f"Measuring a server needs {error.name}, which is not installed; run pip install {error.name}."
         ) from error
     from foredraft.bench.tasks import load_tasks
 
     counts = streams or (1, 4, 8, 16)
-    texts = load_tasks(None, data, prompts * len(counts) * rounds)  # other ones for each load
+    texts = load_tasks(None, data, prompts * len(counts) * rounds)  # different prompts for each load
     ways = (measured.PLAIN,) if plain_only else (measured.PLAIN, measured.DRAFTED)
     with nullcontext(url) if url is not None else measured.own_server(model) as address:
-        assert address is not None, "one of them has it"
+        assert address is not None, "url or own_server gives one"
         name = Path(model).stem
         bodies = measured.bodies_of(texts, name, max_new_tokens, temperature)
         loads = asyncio.run(measured.loads(address, bodies, counts, rounds, ways))
@@ -256,12 +258,12 @@ def recommend(
         str | None, flags.in_text(help="Your prompts: FILE or FILE:FIELD of JSON lines or Parquet [default: embedded]")
     ] = None,
     temperature: flags.TemperatureOption = 0.0,
-    minutes: Annotated[float, typer.Option(help="Time to measure, once the model is loaded")] = 3.0,
+    minutes: Annotated[float, typer.Option(help="Time limit of the measurement, without loading")] = 3.0,
     dtype: flags.DtypeOption = "auto",
     eager: flags.EagerOption = False,
     as_json: flags.JsonOption = False,
 ) -> None:
-    """Say which drafting method to use, how much faster it is here, and why; or that none helps."""
+    """Recommend a drafting method, with its speed-up on this machine and the reasons; or none."""
     from foredraft.bench.recommendation import recommend as compare
     from foredraft.bench.summary import table
     from foredraft.bench.tasks import EMBEDDED, load_task
@@ -298,27 +300,27 @@ def recommend(
     if generator.target.compiled is None and not eager:
         typer.echo(NOT_COMPILED)
     typer.echo(f"\n{command}\n{python}")
-    _tell(found.failures)
+    _print_failures(found.failures)
 
 
 def _how_to_use(model: str, method: str, dtype: str, temperature: float, *, eager: bool, chat: bool) -> tuple[str, str]:
     """Return the command and the line of Python that use a method."""
-    given = ["--model", shlex.quote(model), "--method", method]
-    loading, asked = f"{model!r}, method={method!r}", ""
+    options = ["--model", shlex.quote(model), "--method", method]
+    load_arguments, generate_arguments = f"{model!r}, method={method!r}", ""
     if dtype != "auto":
-        given += ["--dtype", dtype]
-        loading += f", dtype={dtype!r}"
+        options += ["--dtype", dtype]
+        load_arguments += f", dtype={dtype!r}"
     if chat:
-        asked += ", chat=True"
+        generate_arguments += ", chat=True"
     if temperature:
-        given += ["--temperature", f"{temperature:g}"]
-        asked += f", temperature={temperature:g}"
+        options += ["--temperature", f"{temperature:g}"]
+        generate_arguments += f", temperature={temperature:g}"
     if eager:
-        given.append("--eager")
-        loading += ", compile=False"
+        options.append("--eager")
+        load_arguments += ", compile=False"
     return (
-        f'foredraft generate {" ".join(given)} "..."',
-        f'foredraft.load({loading}).generate("..."{asked})',
+        f'foredraft generate {" ".join(options)} "..."',
+        f'foredraft.load({load_arguments}).generate("..."{generate_arguments})',
     )
 
 
@@ -326,7 +328,7 @@ def _how_to_use(model: str, method: str, dtype: str, temperature: float, *, eage
 
 
 def _show_loads(loads: "Sequence[Load]") -> None:
-    """Print a row for each number of streams: tokens a second in every way, and how they compare."""
+    """Print a row for each number of streams: tokens per second of every way, and their ratio."""
     groups: dict[tuple[int, str], list[Load]] = {}
     for load in loads:
         groups.setdefault((load.streams, load.way), []).append(load)
@@ -335,26 +337,27 @@ def _show_loads(loads: "Sequence[Load]") -> None:
     rows, same = [], True
     for count in counts:
         rounds = list(zip(*(groups[count, way] for way in ways), strict=True))
-        same &= all(each.texts == alike[0].texts for alike in rounds for each in alike)
+        same &= all(each.texts == one_round[0].texts for one_round in rounds for each in one_round)
         row = [str(count)]
         for way in ways:
-            times = f"{speed[count, way] / speed[counts[0], way]:.2f}"
-            row += [f"{speed[count, way]:.0f}", times, f"{1e3 * median(each.first for each in groups[count, way]):.0f}"]
+            relative = f"{speed[count, way] / speed[counts[0], way]:.2f}"
+            first = f"{1e3 * median(each.first for each in groups[count, way]):.0f}"
+            row += [f"{speed[count, way]:.0f}", relative, first]
         ratios = [two.tokens_per_second / one.tokens_per_second for one, two in rounds] if len(ways) == 2 else []
         rows.append([*row, f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"])
-    heads = [head for way in ways for head in (f"{way} tokens/s", "of one stream's", "ms to first")]
-    title = f"Streams at once; {'all texts are the same in every way' if same else 'THE TEXTS DIFFER'}"
-    show_table(("streams", *heads, "drafted / plain"), rows, title)
+    headings = [text for way in ways for text in (f"{way} tokens/s", "of one stream's", "ms to first")]
+    title = f"Concurrent streams; {'all texts are equal' if same else 'THE TEXTS DIFFER'}"
+    show_table(("streams", *headings, "drafted / plain"), rows, title)
 
 
 def _show_predictions(found: "Sequence[Predicted]") -> None:
-    """Print what a prediction is worth, and what a wrong one costs."""
+    """Print the gain of a prediction, and the cost of a wrong one."""
     rows = []
     for name in found[0].seconds:
         seconds = median(each.seconds[name] for each in found)
-        times = median(each.seconds["plain"] / each.seconds[name] for each in found)
+        speed_up = median(each.seconds["plain"] / each.seconds[name] for each in found)
         of_drafted = median(each.seconds[name] / each.seconds["drafted"] for each in found)
-        rows.append([name, f"{seconds:.2f}", f"{times:.2f}", f"{of_drafted:.2f}"])
-    same = "all texts are the same" if all(each.same for each in found) else "THE TEXTS DIFFER"
-    counted = f"{found[0].tokens} tokens, {found[0].accepted} of them from the edited prediction"
-    show_table(("prediction", "seconds", "times as fast as plain", "time of drafted's"), rows, f"{counted}; {same}")
+        rows.append([name, f"{seconds:.2f}", f"{speed_up:.2f}", f"{of_drafted:.2f}"])
+    same = "all texts are equal" if all(each.same for each in found) else "THE TEXTS DIFFER"
+    counts = f"{found[0].tokens} tokens, {found[0].accepted} of them from the edited prediction"
+    show_table(("prediction", "seconds", "times as fast as plain", "time / drafted"), rows, f"{counts}; {same}")

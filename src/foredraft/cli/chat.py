@@ -1,4 +1,7 @@
-"""`foredraft chat`: a conversation, a line each; the oldest turns are dropped when the model's window is full."""
+"""`foredraft chat`: a conversation with one message per line; drops the oldest turns when the window is full.
+
+Does not depend on how answers are generated.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -19,11 +22,11 @@ if TYPE_CHECKING:
     from foredraft.api import Generator
 
 _RESET = "/reset"
-_LEAST_ROOM = 4  # a quarter of the window, at most, is kept free for the answer
+_ANSWER_SHARE = 4  # at most 1 / this of the window is kept free for the answer (chosen)
 
 
 def chat(
-    prompt: Annotated[str | None, typer.Argument(help="The first message; else lines are read")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="The first message; default: read lines")] = None,
     model: flags.ModelOption = SMOLLM2,
     dtype: flags.DtypeOption = "auto",
     device: flags.DeviceOption = None,
@@ -35,11 +38,11 @@ def chat(
     max_new_tokens: Annotated[int | None, generation_flag("max_new_tokens")] = None,
     temperature: Annotated[float | None, generation_flag("temperature")] = None,
     top_p: Annotated[float | None, generation_flag("top_p")] = None,
-    seed: Annotated[int | None, generation_flag("seed", "of the sampling; else one is drawn and reported")] = None,
+    seed: Annotated[int | None, generation_flag("seed", "seed of the sampling; default: random, and reported")] = None,
     system: flags.SystemOption = None,
     color: flags.ColorOption = None,
 ) -> None:
-    """Converse: a message a line, until an empty one; /reset starts over, Ctrl-C ends an answer."""
+    """Chat: one message per line, an empty line ends; /reset starts over, Ctrl-C stops an answer."""
     if prompt == "-":
         raise UsageError("chat reads the conversation from standard input; give the first message as PROMPT, or none.")
     config = speculative_options(speculative_config, num_speculative_tokens=num_speculative_tokens, memory=memory)
@@ -54,21 +57,21 @@ def chat(
 
 
 def converse(generator: "Generator", job: Job, first: str | None = None) -> None:
-    """Answer the first message, if one is given, then each line.
+    """Answer the first message, if given, then each line.
 
     Raises:
-        UsageError: a tokenizer without a chat template, or a standard input that holds no line.
+        UsageError: a tokenizer without a chat template, or a standard input without a line.
     """
     if not getattr(generator.tokenizer, "chat_template", None):
-        raise UsageError("This model's tokenizer has no chat template, so it cannot converse; use foredraft generate.")
+        raise UsageError("This model's tokenizer has no chat template, so it cannot chat; use foredraft generate.")
     messages = _opening(job)
-    heard = False
+    has_line = False
     for line in _lines(first):
         if not line.strip():
             break
-        heard = True
+        has_line = True
         if any("\ud800" <= letter <= "\udfff" for letter in line):  # surrogates, see `_lines`
-            say("The line is not text in UTF-8, so it is left out; convert it first.")
+            say("The line is not UTF-8 and is skipped; convert it first.")
             continue
         if line.strip() == _RESET:
             messages = _opening(job)
@@ -77,13 +80,13 @@ def converse(generator: "Generator", job: Job, first: str | None = None) -> None
         messages.append({"role": "user", "content": line})
         try:
             messages = _fitting(generator, job, messages)
-        except UsageError as error:  # this message cannot be answered; another one can
+        except UsageError as error:  # continue with the next message
             messages.pop()
             say(str(error))
             continue
         messages.append({"role": "assistant", "content": _answer(generator, job, messages)})
-    if not heard and not sys.stdin.isatty():
-        raise UsageError("chat found no line to answer; run it on a terminal, or pipe one message a line.")
+    if not has_line and not sys.stdin.isatty():
+        raise UsageError("chat found no line to answer; run it on a terminal, or pipe one message per line.")
 
 
 def _opening(job: Job) -> list[dict[str, str]]:
@@ -91,7 +94,7 @@ def _opening(job: Job) -> list[dict[str, str]]:
 
 
 def _lines(first: str | None) -> Iterator[str]:
-    """Yield the messages; bytes of a piped line that are not UTF-8 become surrogates, so that later lines are read."""
+    """Yield the messages; invalid UTF-8 in a piped line becomes surrogates, so that later lines are still read."""
     if first is not None:
         yield first
     if not sys.stdin.isatty():
@@ -99,7 +102,7 @@ def _lines(first: str | None) -> Iterator[str]:
             yield (line.decode("utf-8", "surrogateescape") if isinstance(line, bytes) else line).rstrip("\r\n")
         return
     with suppress(ImportError):
-        import readline  # noqa: F401  # importing it gives `input` line editing and a history
+        import readline  # noqa: F401  # its import adds line editing and history to `input`
     while True:
         try:
             yield input("> ")
@@ -109,17 +112,17 @@ def _lines(first: str | None) -> Iterator[str]:
 
 
 def _fitting(generator: "Generator", job: Job, messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Return the messages without the oldest turns that leave no room for an answer.
+    """Drop the oldest turns until there is room for an answer.
 
     Raises:
-        UsageError: the last message alone is longer than the window.
+        UsageError: the last message alone does not fit into the window.
     """
     from foredraft.request import GenerationOptions
 
     window = generator.target.window
     if window is None:
         return messages
-    room = min(GenerationOptions.parse(job.options).max_new_tokens, window // _LEAST_ROOM)
+    room = min(GenerationOptions.parse(job.options).max_new_tokens, window // _ANSWER_SHARE)
     start = len(_opening(job))
     kept = list(messages)
     while len(generator.encode(kept)) + room > window and len(kept) - start > 1:
@@ -130,12 +133,12 @@ def _fitting(generator: "Generator", job: Job, messages: list[dict[str, str]]) -
     dropped = (len(messages) - len(kept)) // 2
     if dropped:
         turns = "turn was" if dropped == 1 else f"{dropped} turns were"
-        say(f"The conversation outgrew the model's window of {window} tokens; the oldest {turns} forgotten.", "yellow")
+        say(f"The conversation exceeds the model's window of {window} tokens; the oldest {turns} dropped.", "yellow")
     return kept
 
 
 def _answer(generator: "Generator", job: Job, messages: list[dict[str, str]]) -> str:
-    """Write the answer, as far as it comes before Ctrl-C, and return it."""
+    """Generate and print an answer, until its end or Ctrl-C, and return it."""
     ink = Ink(job.color, generator.drafter.source_names)
     generation, interrupted = write(generator, job, messages, ink)
     say(summary(generation, seed=job.samples(generator), interrupted=interrupted), "dim")

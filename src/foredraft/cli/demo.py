@@ -1,6 +1,6 @@
-"""`foredraft demo`: what drafting is good for and what it is not, shown on two texts and measured on this machine.
+"""`foredraft demo`: shows and measures drafting on a predictable and on an unpredictable text.
 
-What is written and measured is `foredraft.bench.demonstration`'s.
+Does not depend on the texts or on how they are measured; that is in `foredraft.bench.demonstration`.
 """
 
 import os
@@ -28,7 +28,7 @@ def demo(
     color: flags.ColorOption = None,
     picture: Annotated[Path | None, typer.Option(help="Save the first text, coloured, as an SVG picture")] = None,
 ) -> None:
-    """Rewrite a page and write a story: by transformers, plainly, and drafted, each timed on this machine."""
+    """Time two texts, a rewritten page of code and a story, with transformers, plain decoding and drafting."""
     if picture is not None:
         check_place(picture)
     generator = _prepared(model, method)
@@ -42,18 +42,18 @@ def demo(
         if picture is not None and scene is SCENES[0]:
             write_file(picture, ink.picture(scene.title).encode())
     names = {"none": "ours, plain", "transformers": "transformers generate"}
-    written_by = [names.get(name, f"ours, {name}") for name in outcomes[0].milliseconds]
+    headings = [names.get(name, f"ours, {name}") for name in outcomes[0].milliseconds]
     rows = []
     for outcome in outcomes:
         passes = f"{outcome.drafted.statistics.tokens_per_target_step:.2f}"
         rows.append([outcome.scene.title, *(f"{each:.1f}" for each in outcome.milliseconds.values()), passes])
-    show_table(("text", *written_by, "tokens a pass"), rows, "Milliseconds a token, prompt included")
+    show_table(("text", *headings, "tokens per pass"), rows, "Milliseconds per token, including prefill")
     for outcome in outcomes:
         typer.echo(f"{outcome.scene.title}: {outcome.sentence()}")
 
 
 def _prepared(model: str, method: str | None) -> "Generator":
-    """Load the model, and compile it where it was not compiled before; what cannot be compiled runs as it is."""
+    """Load the model, and compile it if it is not; if that fails, the model runs uncompiled."""
     with working(f"loading {model}") as tell:
         from foredraft.api import load
 

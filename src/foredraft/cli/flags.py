@@ -1,7 +1,7 @@
-"""Options that several verbs take, each typed once, and what option dataclasses say of themselves.
+"""Options shared by several commands, and the names, defaults and descriptions of option dataclasses.
 
-Dataclasses are read from the source of their modules, without importing them: torch takes seconds. What an option means
-is the library's.
+Dataclasses are parsed from source without an import, because importing torch takes seconds. Does not depend on what an
+option does.
 """
 
 import ast
@@ -25,32 +25,30 @@ _MODEL = "smollm2, a GGUF file, a hub id, or a folder"
 ModelArgument = Annotated[str, typer.Argument(help=_MODEL)]
 ModelOption = Annotated[str, in_model(help=_MODEL)]
 DtypeOption = Annotated[str, in_model(help="auto takes the checkpoint's; float32 compares exactly")]
-DeviceOption = Annotated[str | None, in_model(help="cpu, cuda, auto (spread); else the first GPU or the CPU")]
-EagerOption = Annotated[bool, in_model("--eager", help="Run the model as it is, also where it is compiled")]
+DeviceOption = Annotated[str | None, in_model(help="cpu, cuda, auto (spread); default: the first GPU, or the CPU")]
+EagerOption = Annotated[bool, in_model("--eager", help="Run the uncompiled model")]
 
 MethodOption = Annotated[str | None, in_drafting(help="How to draft; see foredraft methods")]
 MethodsOption = Annotated[list[str] | None, in_drafting("--method", help='NAME or NAME:{"option": value}; repeatable')]
 ConfigOption = Annotated[str | None, in_drafting(help="The method's options, as a JSON object")]
 NodesOption = Annotated[
-    int | None, in_drafting(help="Draft this many a step; else as many as the measured cost repays")
+    int | None, in_drafting(help="Drafted tokens per step; default: by the measured cost of verification")
 ]
 BudgetsOption = Annotated[
     list[int] | None, in_drafting("--nodes", help="Node budgets; repeatable [default: 16 and 64]")
 ]
-MemoryOption = Annotated[
-    str | None, in_drafting(help="Folder that keeps what was said, for later drafts; off unless it is named")
-]
+MemoryOption = Annotated[str | None, in_drafting(help="Folder that keeps texts for later drafts; default: none")]
 
 PromptArgument = Annotated[str | None, typer.Argument(help="What to continue or answer; - reads standard input")]
 FileOption = Annotated[Path | None, in_text(help="Read the prompt from this file")]
 SystemOption = Annotated[str | None, in_text(help="A system message before the prompt")]
-TokensOption = Annotated[int, in_text("--max-new-tokens", help="Tokens of a text at most")]
+TokensOption = Annotated[int, in_text("--max-new-tokens", help="Maximum number of tokens of a text")]
 TemperatureOption = Annotated[float, in_text(help="0 is greedy")]
-TopPOption = Annotated[float, in_text(help="Where a temperature is given")]
-SeedOption = Annotated[int, in_text(help="Of the sampling")]
+TopPOption = Annotated[float, in_text(help="Needs a temperature above 0")]
+SeedOption = Annotated[int, in_text(help="Seed of the sampling")]
 
 DataOption = Annotated[
-    Path | None, in_text(help="Folder of the tasks' files; without it, the embedded set, and others from the hub")
+    Path | None, in_text(help="Folder of the tasks' files; default: the embedded set, and the hub for others")
 ]
 TaskOption = Annotated[
     list[str] | None,
@@ -58,29 +56,29 @@ TaskOption = Annotated[
         help="Repeatable: a task, TASK/CATEGORY, FILE, or FILE:FIELD [default: embedded; with --data, three tasks]"
     ),
 ]
-PromptsOption = Annotated[int, in_text(help="Prompts of a task, or of a category of a task")]
+PromptsOption = Annotated[int, in_text(help="Prompts per task, or per category of a task")]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON")]
 ColorOption = Annotated[
-    bool | None, typer.Option("--color/--no-color", help="Colour drafted tokens; else on a terminal only")
+    bool | None, typer.Option("--color/--no-color", help="Colour drafted tokens; default: on a terminal")
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists")]
 
 
-def generation_flag(name: str, words: str = "") -> Any:
-    """Return the option of a generation argument, with the library's default and description, or with `words`."""
+def generation_flag(name: str, description: str = "") -> Any:
+    """Return the option of a generation argument, with the library's default, and its description if none is given."""
     declared = options_in_source("foredraft.request", "GenerationOptions").get(name, {})
-    default, words = declared.get("default"), words or declared.get("description", "")
+    default, description = declared.get("default"), description or declared.get("description", "")
     shown = str(default) if default not in (None, ()) else False
-    return in_text(help=words[:1].upper() + words[1:].rstrip("."), show_default=shown)
+    return in_text(help=description[:1].upper() + description[1:].rstrip("."), show_default=shown)
 
 
-# --- what dataclasses declare
+# --- dataclasses in source
 
 
 @cache
 def source_of(module: str) -> ast.Module:
-    """Return a module's source, parsed without importing it; nothing where it is shipped without."""
+    """Return a module's parsed source, without importing it; empty if it is shipped without source."""
     spec = importlib.util.find_spec(module)
     loader = spec.loader if spec is not None else None
     source = loader.get_source(module) if isinstance(loader, InspectLoader) else None
@@ -88,16 +86,16 @@ def source_of(module: str) -> ast.Module:
 
 
 def class_in_source(module: str, kind: str) -> ast.ClassDef | None:
-    """Return class `kind` of a module's source, if it is there."""
+    """Return class `kind` of a module's source, or None."""
     return next((each for each in source_of(module).body if isinstance(each, ast.ClassDef) and each.name == kind), None)
 
 
 @cache
 def options_in_source(module: str, kind: str) -> dict[str, dict[str, Any]]:
-    """Return the options of dataclass `kind` in `module` by name; none where the module is shipped without source.
+    """Return the fields of dataclass `kind` in `module` by name; empty if the module is shipped without source.
 
-    Of each its `name`, `type`, `description`, and `default` unless it is required; a default that is no literal is as
-    the source spells it.
+    Each has `name`, `type`, `description`, and `default` unless it is required; a default that is not a literal is its
+    source text.
     """
     node = class_in_source(module, kind)
     described = attributes(ast.get_docstring(node) or "") if node is not None else {}
@@ -105,8 +103,8 @@ def options_in_source(module: str, kind: str) -> dict[str, dict[str, Any]]:
     for field in node.body if node is not None else ():
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             name = field.target.id
-            written = _LITERAL.sub(lambda choices: choices[1].replace(", ", " | "), ast.unparse(field.annotation))
-            found[name] = {"name": name, "type": written, "description": described.get(name, "")}
+            type_ = _LITERAL.sub(lambda choices: choices[1].replace(", ", " | "), ast.unparse(field.annotation))
+            found[name] = {"name": name, "type": type_, "description": described.get(name, "")}
             if field.value is not None:
                 found[name]["default"] = _value(field.value)
     return found
@@ -122,4 +120,4 @@ def _value(node: ast.expr) -> Any:
 def attributes(docstring: str) -> dict[str, str]:
     """Return the entries of a docstring's Attributes section: name to description."""
     section = re.split(r"^(?=\S)", docstring.partition("Attributes:\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
-    return {name: " ".join(words.split()) for name, words in _ENTRY.findall(section)}
+    return {name: " ".join(text.split()) for name, text in _ENTRY.findall(section)}

@@ -1,6 +1,6 @@
-"""`foredraft generate` and `foredraft explain`: write a text, once, compared with plain decoding, or with an account.
+"""`foredraft generate` and `foredraft explain`: generate a text, compare with plain decoding, or report on its drafts.
 
-Does not know how texts are written. The figures' definitions are those of the library's statistics.
+Does not depend on how texts are generated; the figures are defined by `foredraft.engine.statistics`.
 """
 
 import math
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from foredraft.generation import Generation, Stream
 
 _FIGURES = {
-    "tokens": "tokens of a step with a draft",
-    "plain_milliseconds": "ms of a plain pass",
-    "drafted_milliseconds": "ms of a pass with a draft",
-    "overhead_milliseconds": "ms of overhead of a step with a draft",
+    "tokens": "tokens per step with a draft",
+    "plain_milliseconds": "ms per pass without a draft",
+    "drafted_milliseconds": "ms per pass with a draft",
+    "overhead_milliseconds": "ms of overhead per step with a draft",
 }
 
 
@@ -42,16 +42,16 @@ def generate(
     eager: flags.EagerOption = False,
     method: flags.MethodOption = None,
     speculative_config: flags.ConfigOption = None,
-    draft_model: Annotated[str | None, in_drafting(help="The model that drafts, for methods that use one")] = None,
+    draft_model: Annotated[str | None, in_drafting(help="The draft model, for methods that use one")] = None,
     num_speculative_tokens: flags.NodesOption = None,
     memory: flags.MemoryOption = None,
     verification: Annotated[
-        str | None, in_drafting(help="matched (the default), or rejection, which keeps the distribution")
+        str | None, in_drafting(help="matched (default), or rejection, which keeps only the distribution")
     ] = None,
     max_new_tokens: Annotated[int | None, generation_flag("max_new_tokens")] = None,
     do_sample: Annotated[
         bool | None,
-        generation_flag("do_sample", "draw tokens, or take the most probable; else as other options imply"),
+        generation_flag("do_sample", "sample, or take the most probable token; default: by the other options"),
     ] = None,
     temperature: Annotated[float | None, generation_flag("temperature")] = None,
     top_k: Annotated[int | None, generation_flag("top_k")] = None,
@@ -60,20 +60,20 @@ def generate(
     repetition_penalty: Annotated[float | None, generation_flag("repetition_penalty")] = None,
     stop_strings: Annotated[
         list[str] | None,
-        generation_flag("stop_strings", "the text ends after this, which it includes; repeatable"),
+        generation_flag("stop_strings", "the text ends after this, and includes it; repeatable"),
     ] = None,
     eos_token_id: Annotated[
         list[int] | None,
         generation_flag("eos_token_id", "id that ends the text, instead of the model's own; repeatable"),
     ] = None,
-    seed: Annotated[int | None, generation_flag("seed", "of the sampling; else one is drawn and reported")] = None,
-    raw: Annotated[bool, in_text("--raw", help="Continue the text as it is, without the chat template")] = False,
+    seed: Annotated[int | None, generation_flag("seed", "seed of the sampling; default: random, and reported")] = None,
+    raw: Annotated[bool, in_text("--raw", help="Continue the text without the chat template")] = False,
     system: flags.SystemOption = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Write it with and without drafting")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Compare with plain decoding")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every step")] = False,
     color: flags.ColorOption = None,
 ) -> None:
-    """Write the continuation of a prompt: the same text as plain decoding, in fewer forward passes."""
+    """Generate a completion of a prompt: the text of plain decoding, in fewer forward passes."""
     text = prompt_text(prompt, file)
     for pair, both in (("--json and --color", as_json and color), ("--raw and --system", raw and system is not None)):
         if both:
@@ -92,18 +92,18 @@ def generate(
     )  # fmt: skip
     generator = job.load()
     ink = None if as_json else Ink(job.color, generator.drafter.source_names)
-    (_compare if compare else _write)(generator, job, job.worded(generator, text), ink)
+    (_compare if compare else _write)(generator, job, job.prompt(generator, text), ink)
 
 
 def write(generator: "Generator", job: Job, prompt: "Prompt", ink: Ink | None) -> "tuple[Generation, bool]":
-    """Write a text, in `ink` as it comes; return it, as far as it came before Ctrl-C, and whether that ended it."""
+    """Generate a text and print it to `ink`; return the result so far, and whether Ctrl-C ended it."""
     stream = generator.stream(prompt, **job.options)
     interrupted = False
     try:
         for piece in stream:
             if ink is not None:
                 ink.write(piece)
-    except KeyboardInterrupt:  # what has been written is worth having
+    except KeyboardInterrupt:  # keep the text so far
         interrupted = True
     finally:
         if ink is not None:
@@ -112,7 +112,7 @@ def write(generator: "Generator", job: Job, prompt: "Prompt", ink: Ink | None) -
 
 
 def summary(generation: "Generation", *, seed: bool, interrupted: bool = False) -> str:
-    """Return a line about a generation: counts, rates, why it ended, and the seed where it matters."""
+    """Return a summary in one line: counts, rates, finish reason, and the seed if it matters."""
     counts = generation.statistics
     parts = [
         f"{counts.emitted} tokens",
@@ -161,39 +161,39 @@ def _write(generator: "Generator", job: Job, prompt: "Prompt", ink: Ink | None) 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """What a method and plain decoding wrote, the repetition of median time each, and what follows from it."""
+    """The comparison of a method with plain decoding, with the repetition of median time of each."""
 
     drafted: "Generation"
     plain: "Generation"
-    repeated: float  # share of 8-grams of the text that occurred in it before
-    difference: "Difference | None"  # where the texts first differ; None also where they need not be the same
+    repeated: float  # share of repeated 8-grams in the text
+    difference: "Difference | None"  # None if the texts are equal or need not be
     dtype: str
-    exact: bool  # whether rounding excuses no difference
-    compared: bool = True  # whether both must be the same; sampled rejection keeps the distribution, not the tokens
+    exact: bool  # whether no difference is allowed
+    compared: bool = True  # whether the texts must be equal; sampling under rejection keeps only the distribution
 
     @property
     def speed_up(self) -> float:
-        """Plain time per token / drafted time per token."""
+        """Plain time per token / the method's."""
         own = _time(self.drafted)
         return _time(self.plain) / own if own else 1.0
 
 
 def _compare(generator: "Generator", job: Job, prompt: "Prompt", ink: Ink | None) -> None:
-    """Write with the generator's method and plainly, and print both's figures.
+    """Compare the generator's method with plain decoding, and print the figures of both.
 
-    16-bit arithmetic rounds a pass over several rows differently, so there a difference is reported and excused; but
-    not where all passes are compiled, which round alike.
+    In 16-bit arithmetic, a pass over several rows rounds differently, so a difference is reported but is no failure,
+    unless all passes are compiled and round identically.
 
     Raises:
         UsageError: the method is plain decoding itself.
-        typer.Exit: with status 1, where the texts differ and must not.
+        typer.Exit: with status 1, if the texts differ but must be equal.
     """
     from foredraft.bench.demonstration import ROUNDS
     from foredraft.bench.metrics import LOOP_SHARE
 
     method = generator.method
     if method == "none":
-        raise UsageError("--compare sets a method beside plain decoding, which is method none; name another method.")
+        raise UsageError("--compare compares a method with plain decoding, which is method none; choose another one.")
     options, samples = {**job.options, "seed": job.options.get("seed", secrets.randbits(32))}, job.samples(generator)
     compared = not (samples and generator.verification == "rejection")
     pair = _run(generator, prompt, options, ink, compared)
@@ -218,11 +218,11 @@ def _compare(generator: "Generator", job: Job, prompt: "Prompt", ink: Ink | None
         headings = ("method", "tokens", "target steps", "tokens per target step", "drafted", "kept", "ms per token")
         show_table(headings, [_row(method, pair.drafted), _row("none", pair.plain)])
         looping = pair.repeated > LOOP_SHARE
-        note = " (the text loops, which flatters drafters: no claim about speed can rest on it)" if looping else ""
+        note = " (the text loops, which favours drafters; do not rely on the speed-up)" if looping else ""
         typer.echo(f"speed-up: {pair.speed_up:.2f}")
         typer.echo(f"share of repeated 8-grams: {pair.repeated:.2f}{note}")
         typer.echo(f"identical: {_verdict(pair)}")
-        shared = " What is learned is shared, so later repetitions knew the text." if job.config.get("share") else ""
+        shared = " With share, later repetitions had learned the text." if job.config.get("share") else ""
         seed = f", seed {options['seed']}" if samples else ""
         say(f"Median of {ROUNDS} repetitions in {pair.dtype}{seed}.{shared}", "dim")
     if difference is not None and pair.exact:
@@ -232,7 +232,7 @@ def _compare(generator: "Generator", job: Job, prompt: "Prompt", ink: Ink | None
 def _run(
     generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], ink: Ink | None, compared: bool
 ) -> _Pair:
-    """Write with both by turns, the first drafted text shown in `ink`, if any."""
+    """Generate the repetitions of both, and print the first drafted text to `ink`, if any."""
     from foredraft.bench.demonstration import write_in_rounds
     from foredraft.bench.metrics import repeated_share
     from foredraft.bench.prove import difference_between, is_exact
@@ -243,7 +243,7 @@ def _run(
 
         def show(stream: "Stream") -> None:
             nonlocal tell
-            screen.close()  # no progress within the text
+            screen.close()  # hide the progress while the text is printed
             for piece in stream:
                 if ink is not None:
                     ink.write(piece)
@@ -254,10 +254,10 @@ def _run(
         repeating = "repeating, with and without drafting"
         drafted, plain = write_in_rounds(generator, prompt, options, show, lambda share: tell(share, repeating))
     pairs = [(one.token_ids, other.token_ids) for one, other in zip(drafted, plain, strict=True)]
-    unlike = next((pair for pair in pairs if compared and pair[0] != pair[1]), None)
+    unequal = next((pair for pair in pairs if compared and pair[0] != pair[1]), None)
     return _Pair(
         _of_median_time(drafted), _of_median_time(plain), repeated_share(plain[0].token_ids),
-        None if unlike is None else difference_between(generator, prompt, options, *unlike),
+        None if unequal is None else difference_between(generator, prompt, options, *unequal),
         dtype_name(generator.target.model), is_exact(generator), compared,
     )  # fmt: skip
 
@@ -276,11 +276,11 @@ def _verdict(pair: _Pair) -> str:
     if pair.difference is None:
         return "yes"
     if pair.exact:
-        excuse = f"{pair.dtype} must not differ, so please report this"
+        explanation = f"this is a bug in {pair.dtype}, please report it"
     else:
-        excuse = f"in {pair.dtype} near-ties may flip, --dtype float32 is exact"
+        explanation = f"{pair.dtype} can swap nearly tied tokens, --dtype float32 is exact"
     position = pair.difference.position + 1
-    return f"no (first difference at token {position}; top-2 gap {pair.difference.gap:.2g}; {excuse})"
+    return f"no (first difference at token {position}; top-2 gap {pair.difference.gap:.2g}; {explanation})"
 
 
 def _row(name: str, run: "Generation") -> list[str]:
@@ -310,7 +310,7 @@ def explain(
     as_json: flags.JsonOption = False,
     color: flags.ColorOption = None,
 ) -> None:
-    """Write a text and say which sources drafted it, what each contributed, what was wasted, and what was expected."""
+    """Generate a text and report its drafts: sources, accepted and wasted tokens, and expected against measured cost."""
     text = prompt_text(prompt, file)
     config = speculative_options(speculative_config, num_speculative_tokens=num_speculative_tokens)
     options = setting(temperature, max_new_tokens=max_new_tokens, seed=seed)
@@ -320,7 +320,7 @@ def explain(
         from foredraft.bench.drafts import account_for
         from foredraft.generation import pieces
 
-        account = account_for(generator, job.worded(generator, text), job.options)
+        account = account_for(generator, job.prompt(generator, text), job.options)
     if as_json:
         show_json({"text": account.generation.text, **account.as_dict()})
         return
@@ -338,11 +338,11 @@ def _print_account(account: "Account") -> None:
     counts = account.generation.statistics
     typer.echo(
         f"{counts.emitted} tokens in {counts.steps} steps, {account.plain_steps} of them without a draft: "
-        f"{counts.tokens_per_target_step:.2f} tokens a step, {1e3 * counts.decode_seconds_per_token:.2f} ms a token"
+        f"{counts.tokens_per_target_step:.2f} tokens per step, {1e3 * counts.decode_seconds_per_token:.2f} ms per token"
     )
     sources = [[str(value) for value in each.values()] for each in account.sources]
-    show_table(("source", "drafted", "accepted", "wasted"), sources, "who drafted")
-    show_table(*reliability_table(account.counts.reliability), "how far estimates were right")
+    show_table(("source", "drafted", "accepted", "wasted"), sources, "draft sources")
+    show_table(*reliability_table(account.counts.reliability), "estimated and actual acceptance")
     pairs = {name: (account.expected.get(name, math.nan), account.measured[name]) for name in _FIGURES}
     rows = [[_FIGURES[name], *("-" if math.isnan(each) else f"{each:.2f}" for each in pairs[name])] for name in pairs]
-    show_table(("", "expected", "measured"), rows, "what steps cost and gave")
+    show_table(("", "expected", "measured"), rows, "tokens and cost of steps")

@@ -1,6 +1,7 @@
-"""`foredraft info` and `foredraft compile`: what a model is, what a pass costs here, and what compiling gains.
+"""`foredraft info` and `foredraft compile`: a model's properties, the cost of its passes, and the gain of compiling.
 
-Reads the configuration first, so that an unsupported model is refused before its weights are loaded.
+Reads the configuration first, so that an unsupported model is rejected before its weights are loaded. Does not depend
+on drafters.
 """
 
 import os
@@ -16,13 +17,13 @@ from foredraft.cli.screen import show_facts, show_json, show_table, working
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
-if TYPE_CHECKING:  # torch and transformers are imported when a verb runs, so that help stays quick
+if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so that help is fast
     from pathlib import Path
 
     from foredraft.contracts import CostCurve
     from foredraft.model.compiled.package import CompiledRecord
 
-NOT_COMPILED = "Nothing is compiled of this model for this machine; `foredraft compile MODEL` does it (CPU only)."
+NOT_COMPILED = "This model is not compiled for this machine; `foredraft compile MODEL` compiles it (CPU only)."
 
 
 def info(
@@ -32,13 +33,13 @@ def info(
     dtype: flags.DtypeOption = "auto",
     device: flags.DeviceOption = None,
 ) -> None:
-    """Say whether and how a model is supported, and measure what verifying drafts costs."""
+    """Show whether and how a model is supported, and measure the cost of verifying drafts."""
     with working(f"reading {model}"):
         facts = _described(model)
     if not no_measure:
         try:
             facts |= _measured(model, dtype, device)
-        except UsageError as error:  # the configuration says much without the weights
+        except UsageError as error:  # the configuration alone is useful
             facts |= {"note": f"Not measured. {error}"}
     if as_json:
         show_json(facts)
@@ -47,7 +48,7 @@ def info(
 
 
 def _described(model: str) -> dict[str, Any]:
-    """Return what the configuration tells; raises `UnsupportedModelError` where it rules the model out."""
+    """Return the facts in the configuration; UnsupportedModelError if the model is not supported."""
     from foredraft.model.loading import build_without_weights, load_config
     from foredraft.model.support import inspect
 
@@ -71,7 +72,7 @@ def _described(model: str) -> dict[str, Any]:
 
 
 def _measured(model: str, dtype: str, device: str | None) -> dict[str, Any]:
-    """Load the weights; return what only they tell, and what passes cost by their rows."""
+    """Load the weights; return the remaining facts, and the measured cost of passes."""
     with working(f"loading {model}") as tell:
         from foredraft.cache_folder import cache_path
         from foredraft.model.compiled.package import kept_forward
@@ -82,8 +83,8 @@ def _measured(model: str, dtype: str, device: str | None) -> dict[str, Any]:
 
         loaded = load_model(model, dtype, device)
         target = TorchTarget(loaded, kept_forward(loaded))
-        tell(0.0, "measuring what verification costs")
-        curve = measured_cost(target, cache_path())  # the figures that generation uses on this machine
+        tell(0.0, "measuring the cost of verification")
+        curve = measured_cost(target, cache_path())  # the curve that generation uses
     return {
         "dtype": dtype_name(target.model),
         "device": str(target.device),
@@ -93,8 +94,8 @@ def _measured(model: str, dtype: str, device: str | None) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    tested = "compared with plain decoding in foredraft's tests" if facts["tested"] else (
-        "not among those foredraft's tests cover; a tree is compared with plain rows when it is loaded"
+    tested = "covered by foredraft's tests" if facts["tested"] else (
+        "not covered by foredraft's tests; when it is loaded, a tree is compared with plain rows"
     )  # fmt: skip
     attention = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in facts["attention"].items())
     sliding = f" over {facts['sliding_window']:,} tokens" if facts["sliding_window"] else ""
@@ -120,15 +121,15 @@ def _print(facts: dict[str, Any]) -> None:
 def compile_model(
     model: flags.ModelArgument = SMOLLM2,
     dtype: Annotated[str, flags.in_model(help="auto takes the checkpoint's")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads to compile for; else torch's number")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Compile also what was compiled before")] = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads to compile for; default: torch's number")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Compile existing packages again")] = False,
     as_json: flags.JsonOption = False,
-    background: Annotated[bool, typer.Option("--background", help="Give way to other processes")] = False,
+    background: Annotated[bool, typer.Option("--background", help="Run at low priority")] = False,
     method: Annotated[
-        str | None, flags.in_drafting(help='Also the models that this method runs: NAME or NAME:{"option": value}')
+        str | None, flags.in_drafting(help='Also compile the models of this method: NAME or NAME:{"option": value}')
     ] = None,
 ) -> None:
-    """Compile a model's forward for this machine; generation then uses it by itself."""
+    """Compile a model's forward for this machine; generation then uses it automatically."""
     if background and hasattr(os, "nice"):
         with suppress(OSError):
             os.nice(10)
@@ -144,29 +145,27 @@ def compile_model(
         models = [(load_model(model, dtype, "cpu"), None)] if method is None else _models_of(method, model, dtype)
         made = [compile_forward(each, cache_folder(), passage, again=again, progress=tell) for each, passage in models]
     if as_json:
-        told = [_record_facts(folder, record) for folder, record in made]
-        show_json(told[0] | ({"drafting": told[1:]} if method else {}))
+        facts = [_record_facts(folder, record) for folder, record in made]
+        show_json(facts[0] | ({"drafting": facts[1:]} if method else {}))
         return
     for number, (folder, record) in enumerate(made):
-        _print_record(
-            folder, record, f"What a pass of drafting model {number} costs" if number else "What a pass costs"
-        )
+        _print_record(folder, record, f"Cost of a pass of draft model {number}" if number else "Cost of a pass")
 
 
 def _models_of(method: str, model: str, dtype: str) -> list[tuple[Any, Any]]:
-    """Return the model and what a method runs besides, with the passage of those that are parts of it."""
+    """Return the model and the models that a method runs, each with its passage, None for a whole model."""
     from foredraft.api import load
     from foredraft.bench.method import parse_method
 
-    asked = parse_method(method)
+    parsed = parse_method(method)
     generator = load(
-        model, method=asked.name, speculative_config=asked.options, dtype=dtype, device="cpu", compile=False
+        model, method=parsed.name, speculative_config=parsed.options, dtype=dtype, device="cpu", compile=False
     )
     return [(each.model, each.passage) for each in (generator.target, *generator.drafter.needs.models)]
 
 
 def _record_facts(folder: "Path", record: "CompiledRecord") -> dict[str, Any]:
-    """Return what was compiled, for JSON."""
+    """Return the facts of a compiled model, for JSON."""
     rows, times = _times(record)
     facts = asdict(record)
     del facts["costs"]
@@ -185,16 +184,16 @@ def _print_record(folder: "Path", record: "CompiledRecord", title: str) -> None:
         (str(n), f"{1e3 * eager:.2f}", f"{1e3 * used:.2f}", f"{eager / used:.2f}", quickest[n])
         for n, eager, used in zip(rows, times["eager"], times["used"], strict=True)
     ]
-    show_table(("rows", "as it is, ms", "compiled, ms", "times as fast", "package"), shown, title)
+    show_table(("rows", "uncompiled, ms", "compiled, ms", "times as fast", "package"), shown, title)
     typer.echo(f"{_size(folder, record) / 2**20:,.0f} MiB in {folder}")
     if record.same_bits:
-        typer.echo("A row comes out the same to the last bit, alone and beside others.")
+        typer.echo("A row's result is bit-identical with any number of other rows.")
     for sentence in record.told():
         typer.echo(sentence)
 
 
 def _times(record: "CompiledRecord") -> tuple[tuple[int, ...], dict[str, list[float]]]:
-    """Return the timed row counts, and seconds by them: of the model as it is, and of what generation will use."""
+    """Return the timed row counts, and for each the seconds of the uncompiled model and of the package in use."""
     from foredraft.model.compiled.package import EAGER, MOST_ROWS
 
     rows, quickest = record.costs[EAGER].rows, record.quickest()
@@ -203,7 +202,7 @@ def _times(record: "CompiledRecord") -> tuple[tuple[int, ...], dict[str, list[fl
 
 
 def cost_rows(curve: "CostCurve") -> list[dict[str, float]]:
-    """Return what a pass costs by its rows, for JSON."""
+    """Return the cost of a pass by its rows, for JSON."""
     return [
         {"rows": rows, "milliseconds": 1e3 * seconds, "relative": seconds / curve.seconds[0]}
         for rows, seconds in zip(curve.rows, curve.seconds, strict=True)
@@ -211,6 +210,6 @@ def cost_rows(curve: "CostCurve") -> list[dict[str, float]]:
 
 
 def show_cost(rows: list[dict[str, float]]) -> None:
-    """Print what a pass costs by its rows."""
+    """Print the cost of a pass by its rows."""
     shown = [(str(row["rows"]), f"{row['milliseconds']:.2f}", f"{row['relative']:.2f}") for row in rows]
-    show_table(("rows", "ms", "relative to one row"), shown, "What verifying costs")
+    show_table(("rows", "ms", "relative to one row"), shown, "Cost of verification")

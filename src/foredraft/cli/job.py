@@ -1,7 +1,7 @@
-"""What was asked of a verb that writes texts: checked, loaded, and put into the words of the model's chat template.
+"""The job of a command that generates: checks its options, loads the model, and formats the prompt.
 
-Refuses what contradicts itself before a model is loaded. An option that is not given is not passed on: defaults are the
-library's.
+Contradicting options are rejected before a model is loaded. Options that are not given are not passed on, so defaults
+are the library's. Does not depend on how results are printed.
 """
 
 import json
@@ -14,35 +14,34 @@ from typing import TYPE_CHECKING, Any
 from foredraft.cli.screen import working
 from foredraft.errors import UsageError
 
-if TYPE_CHECKING:  # torch and transformers are imported when a text is written, so that help stays quick
+if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so that help is fast
     from foredraft.api import Generator, Prompt
 
-# ids that let a drafter draft, and tokens enough for drafts to be accepted, refused and left out: each of these
-# compiles something the first time, in seconds that no figure of a text should hold
+# Repeating prompt ids that a drafter can draft from, and enough tokens (chosen) for steps with accepted, rejected and
+# no drafts: each kind of step compiles kernels at first use, which should not count as time of a text.
 _WARM_UP, _WARM_UP_TOKENS = (1, 2, 3, 1, 2, 3, 1, 2), 24
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What was asked for: the model and how it drafts, as `foredraft.load` takes them, and how texts are written."""
+    """The arguments of `foredraft.load`, and options of generation and display."""
 
     model: str
     dtype: str = "auto"
     device: str | None = None
-    eager: bool = False  # whether the model runs as it is, also where it is compiled
+    eager: bool = False  # run the uncompiled model
     method: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)  # generation arguments that were given
+    options: Mapping[str, Any] = field(default_factory=dict)  # given generation arguments
     system: str | None = None
-    raw: bool = False  # whether the prompt is continued as it is
+    raw: bool = False  # continue the prompt without the chat template
     color: bool = False
 
     def load(self) -> "Generator":
-        """Load the model and the drafter, and measure what verification costs if that is not known yet.
+        """Load the model and the drafter, measure the cost of verification if needed, and warm up.
 
         Raises:
-            UsageError: generation arguments that contradict themselves, before anything is loaded; and what
-                `foredraft.load` raises.
+            UsageError: contradicting generation arguments, before anything is loaded, or an error of `foredraft.load`.
         """
         with working(f"loading {self.model}") as tell:
             from foredraft.api import Generator, load
@@ -57,29 +56,29 @@ class Job:
             )  # fmt: skip
             measure_cost(generator, tell)
             shares = self.config.get("share") or self.config.get("learn") == "shared" or self.config.get("memory")
-            if not shares:  # what is shared must not learn from a made-up text
+            if not shares:  # shared state must not learn from the warm-up text
                 tell(0.0, "compiling (once)")
                 if compiling is not None:
                     compile_drafting(generator)
                     compiling.wait()
-                # by a generator of its own: the control must not learn what steps cost while they compile
-                apart = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
-                apart.attach(generator.method, generator.drafter, verification=generator.verification)
-                apart.generate(_WARM_UP, **{**self.options, "max_new_tokens": _WARM_UP_TOKENS, "eos_token_id": ()})
+                # another generator, so that the control does not learn costs that include compilation
+                other = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
+                other.attach(generator.method, generator.drafter, verification=generator.verification)
+                other.generate(_WARM_UP, **{**self.options, "max_new_tokens": _WARM_UP_TOKENS, "eos_token_id": ()})
                 generator.forget()
         return generator
 
     def samples(self, generator: "Generator") -> bool:
-        """Return whether tokens are drawn."""
+        """Return whether tokens are sampled."""
         from foredraft.request import GenerationOptions
 
         return GenerationOptions.parse(self.options).sampling(generator.target.vocabulary).do_sample
 
-    def worded(self, generator: "Generator", text: str) -> "Prompt":
-        """Return the prompt: the text itself, or a conversation where the tokenizer has a chat template.
+    def prompt(self, generator: "Generator", text: str) -> "Prompt":
+        """Return the prompt: a conversation if the tokenizer has a chat template, else the text itself.
 
         Raises:
-            UsageError: a system message that has no template to stand in.
+            UsageError: a system message without a chat template.
         """
         if self.raw or not getattr(generator.tokenizer, "chat_template", None):
             if self.system is not None:
@@ -90,23 +89,23 @@ class Job:
 
 
 def measure_cost(generator: "Generator", tell: Callable[[float, str], None]) -> None:
-    """Measure what verification costs, if that is not known yet and will be needed."""
+    """Measure the cost of verification, if it is needed and not known yet."""
     if generator.needs_cost:
-        tell(0.0, "measuring what verification costs on this machine (once)")
+        tell(0.0, "measuring the cost of verification on this machine (once)")
         _ = generator.cost
 
 
 def load_plain(
     model: str, dtype: str, eager: bool, tell: Callable[[float, str], None], device: str | None = None
 ) -> "Generator":
-    """Load a model that decodes plainly, for verbs that compare methods, or let it write what is learned from."""
+    """Load a model with plain decoding, for commands that compare methods or generate training texts."""
     from foredraft.api import load
 
     return load(model, method="none", dtype=dtype, device=device, compile=False if eager else "auto", progress=tell)
 
 
 def setting(temperature: float, top_p: float = 1.0, **arguments: int) -> dict[str, Any]:
-    """Return generation arguments, checked before a model is loaded; a temperature of 0 is greedy decoding.
+    """Return generation arguments, checked without a model; a temperature of 0 is greedy decoding.
 
     Raises:
         UsageError: an argument out of range.
@@ -118,18 +117,18 @@ def setting(temperature: float, top_p: float = 1.0, **arguments: int) -> dict[st
         found["temperature"] = temperature
         if top_p != 1:
             found["top_p"] = top_p
-    GenerationOptions.parse(found).sampling(2)  # no vocabulary makes these right or wrong
+    GenerationOptions.parse(found).sampling(2)  # any vocabulary size will do
     return found
 
 
 def prompt_text(prompt: str | None, file: Path | None) -> str:
-    """Return the prompt from its one source.
+    """Return the prompt from the argument, standard input or the file.
 
     Raises:
-        UsageError: none or two, a file that cannot be read, or what is not text.
+        UsageError: not exactly one source, an unreadable file, an empty prompt, or one that is not UTF-8.
     """
     if prompt is not None and file is not None:
-        raise UsageError("PROMPT and --file are both given; give one of them.")
+        raise UsageError("PROMPT and --file exclude each other; give one of them.")
     if prompt is None and file is None:
         raise UsageError("There is no prompt; give PROMPT, - to read standard input, or --file FILE.")
     try:
@@ -148,10 +147,10 @@ def prompt_text(prompt: str | None, file: Path | None) -> str:
 
 
 def speculative_options(text: str | None, **flags: Any) -> dict[str, Any]:
-    """Return the options of --speculative-config, a JSON object, with those that have flags and were given by them.
+    """Merge the options of --speculative-config, a JSON object, with those given as flags.
 
     Raises:
-        UsageError: text that is no JSON object, or two values for one option.
+        UsageError: text that is not a JSON object, or two values for one option.
     """
     try:
         config = json.loads(text) if text is not None else {}

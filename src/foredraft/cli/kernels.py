@@ -1,7 +1,7 @@
-"""What a first text needs compiled, in two processes at once: `python -m foredraft.cli.kernels DTYPE` is the other one.
+"""Compiles the numba kernels of the first text in two processes; `python -m foredraft.cli.kernels DTYPE` is the second.
 
-That one compiles what checks, verifies and controls drafts, and the first the drafter's own half: each finds on disk
-what the other compiled. Only time is gained.
+The second process compiles layout, verification and control, while the first one compiles the drafter's kernels; they
+share numba's cache on disk. This only saves time. Does not depend on which method drafts.
 """
 
 import os
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def begin_compiling(dtype: str) -> "subprocess.Popen[bytes] | None":
-    """Start the other process, where nothing has been compiled on this machine yet; "auto" stands for bfloat16."""
-    kept = os.environ.get("NUMBA_CACHE_DIR")  # as the package sets it where the user does not
-    if kept is None or any(Path(kept).rglob("*.nbi")):
+    """Start the second process, unless numba's cache has kernels already; "auto" means bfloat16."""
+    folder = os.environ.get("NUMBA_CACHE_DIR")  # set by the package if the user does not
+    if folder is None or any(Path(folder).rglob("*.nbi")):
         return None
     command = [sys.executable, "-m", "foredraft.cli.kernels", "bfloat16" if dtype == "auto" else dtype]
     return subprocess.Popen(  # noqa: S603  # this interpreter and our own module
@@ -26,7 +26,7 @@ def begin_compiling(dtype: str) -> "subprocess.Popen[bytes] | None":
 
 
 def compile_step(dtype: str) -> None:
-    """Take a step's parts with made-up logits of a dtype, which compiles them: layout, verification, control."""
+    """Run layout, verification and control on artificial logits of a dtype, which compiles them."""
     import numpy as np
     import torch
 
@@ -54,7 +54,7 @@ def compile_step(dtype: str) -> None:
 
 
 def compile_drafting(generator: "Generator") -> None:
-    """Let the generator's drafter propose something for a made-up text, unless it drafts with a model."""
+    """Call the drafter on an artificial text, unless it drafts with a model."""
     import numpy as np
 
     from foredraft.contracts import Budget, DraftContext, SequenceView

@@ -1,6 +1,6 @@
-"""`foredraft train layer-skip`: which sub-layers a model can do without when it drafts for itself, searched.
+"""`foredraft train layer-skip`: searches for the sub-layers that a model can skip when it drafts for itself.
 
-Brings together the texts, the model and the search.
+Does not depend on how the search works; that is in `foredraft.training.layer_search`.
 """
 
 import json
@@ -19,13 +19,13 @@ from foredraft.cli.stores import words_of
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
-if TYPE_CHECKING:  # torch and transformers are imported when a verb runs, so that help stays quick
+if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so that help is fast
     from foredraft.api import Generator
     from foredraft.model.skipping import Skipped
     from foredraft.training.layer_search import SkippingFigures, WrittenText
 
-_LEAST_TEXTS = 4
-_HELD_OUT_ONE_IN = 4
+_LEAST_TEXTS = 4  # chosen
+_HELD_OUT_ONE_IN = 4  # one in this many texts only checks the result (chosen)
 
 
 def layer_skip(
@@ -36,19 +36,19 @@ def layer_skip(
     out: Annotated[Path, typer.Option(help="The file to write, for layer_skip's option skipped")],
     model: flags.ModelOption = SMOLLM2,
     trials: Annotated[int, typer.Option(help="Sets of sub-layers to try")] = 300,
-    minutes: Annotated[float | None, typer.Option(help="End the search after so long, whatever was tried")] = None,
-    texts: Annotated[int, typer.Option(help="Texts to write; one in four only checks the result")] = 16,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each document to begin with")] = 48,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to write after them")] = 64,
-    temperature: Annotated[float, typer.Option(help="Of the texts; 0 is greedy")] = 0.7,
+    minutes: Annotated[float | None, typer.Option(help="Time limit of the search")] = None,
+    texts: Annotated[int, typer.Option(help="Texts to generate; one in four only checks the result")] = 16,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt, a document's beginning")] = 48,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate after each prompt")] = 64,
+    temperature: Annotated[float, typer.Option(help="Temperature of the texts; 0 is greedy")] = 0.7,
     top_p: flags.TopPOption = 1.0,
-    levels: Annotated[int, typer.Option(help="Tokens drafted a step at most")] = 12,
+    levels: Annotated[int, typer.Option(help="Maximum number of drafted tokens per step")] = 12,
     dtype: flags.DtypeOption = "auto",
     device: flags.DeviceOption = None,
-    seed: Annotated[int, typer.Option(help="Of the texts and the search")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the texts and the search")] = 0,
     overwrite: flags.OverwriteOption = False,
 ) -> None:
-    """Search for the sub-layers that a model can do without when it drafts for itself (Self-SD)."""
+    """Search for the sub-layers that a model can skip when it drafts for itself (Self-SD)."""
     counts = {"prompt_tokens": prompt_tokens, "max_new_tokens": max_new_tokens}
     _check(out, overwrite, trials=trials, texts=texts, levels=levels, **counts)
     if minutes is not None and not minutes > 0:
@@ -68,12 +68,12 @@ def layer_skip(
         for number, prompt in enumerate(prompts):
             tell(number / len(prompts), "writing texts")
             written.append(_written(generator, prompt, {**arguments, "seed": seed + number}, max_new_tokens))
-        began = monotonic()
+        start = monotonic()
 
         def tried(count: int, best: "SkippingFigures") -> bool:
-            spent = (monotonic() - began) / 60 / minutes if minutes is not None else 0.0
-            tell(max(count / trials, spent), f"searching, {count} tried, x{best.speed_up:.2f}")
-            return spent < 1.0
+            elapsed = (monotonic() - start) / 60 / minutes if minutes is not None else 0.0
+            tell(max(count / trials, elapsed), f"searching, {count} tried, x{best.speed_up:.2f}")
+            return elapsed < 1.0
 
         held_out, searched = written[::_HELD_OUT_ONE_IN], [w for n, w in enumerate(written) if n % _HELD_OUT_ONE_IN]
         found = search(
@@ -90,11 +90,11 @@ def layer_skip(
 
 
 def _check(out: Path, overwrite: bool, **numbers: int) -> None:
-    """Refuse what cannot be done, before anything is read."""
+    """Check the arguments before anything is read."""
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists; give --overwrite to replace it, or another name.")
     if not out.resolve().parent.is_dir():
-        raise UsageError(f"{out.parent} is no folder; make it, or name another file.")
+        raise UsageError(f"{out.parent} is not a folder; create it, or name another file.")
     for name, number in numbers.items():
         least = _LEAST_TEXTS if name == "texts" else 1
         if number < least:
@@ -112,7 +112,7 @@ def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) ->
     words = words_of(model, None)
     tokenizer = words.tokenizer()
     files = find_inputs(data)
-    share = -(-texts // len(files))  # of each file, so that no kind of text is the only one
+    share = -(-texts // len(files))  # documents per file, so that all kinds of text are included
     prompts = []
     for file in files:
         documents = read_documents([file], report=ReadReport(), render=words.render())
@@ -121,13 +121,13 @@ def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) ->
     if len(prompts) < _LEAST_TEXTS:
         raise UsageError(
             f"{', '.join(map(str, data))}: {len(prompts)} documents can be used, and at least {_LEAST_TEXTS} are "
-            "needed; give files of more texts (.jsonl with a field text or messages has one a line)."
+            "needed; give files with more texts (.jsonl with a field text or messages has one per line)."
         )
     return prompts[:texts]
 
 
 def _written(generator: "Generator", prompt: list[int], arguments: dict[str, Any], new_tokens: int) -> "WrittenText":
-    """Let the model continue a prompt."""
+    """Generate a continuation of a prompt."""
     import numpy as np
 
     from foredraft.request import GenerationOptions
@@ -145,10 +145,10 @@ def _print(out: Path, layers: int, skipped: "Skipped", checked: "SkippingFigures
     )
     typer.echo(
         f"On texts held out from the search of {trials} sets, {checked.agreement:.0%} of the tokens agree, a draft "
-        f"pass takes {checked.draft_cost:.2f} of a whole one, and {checked.levels} drafted tokens a step promise "
-        f"{checked.speed_up:.2f} times plain decoding's speed."
+        f"pass takes {checked.draft_cost:.2f} of a full pass, and the estimated speed-up over plain decoding with "
+        f"{checked.levels} drafted tokens per step is {checked.speed_up:.2f}."
     )
     if checked.speed_up <= 1:
-        typer.echo("Drafting in this way does not pay for this model on this machine.")
+        typer.echo("So layer skipping does not speed up this model on this machine.")
     options = json.dumps({"skipped": str(out)})
     typer.echo(f"foredraft generate --method layer_skip --speculative-config '{options}' ...")

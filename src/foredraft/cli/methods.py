@@ -1,6 +1,6 @@
-"""`foredraft methods`: every drafting method, or control, with its options, as the classes that own them declare them.
+"""`foredraft methods`: lists the drafting methods, or controls, with the options that their classes declare.
 
-Third-party methods are listed like foredraft's own.
+Includes third-party methods. Does not depend on any method.
 """
 
 import ast
@@ -15,20 +15,20 @@ from foredraft.cli.screen import show_json, show_table
 from foredraft.errors import UsageError
 from foredraft.options import nearest
 
-_OF_METHODS = (
+_METHOD_USAGE = (
     "Options go into --speculative-config as JSON, such as '{\"depth\": 8}'; every method also takes "
-    "num_speculative_tokens, which fixes how many tokens a step drafts, and control: see foredraft methods --controls."
+    "num_speculative_tokens, the number of drafted tokens per step, and control: see foredraft methods --controls."
 )
-_OF_CONTROLS = (
-    "A control says how much a step drafts, with any method, as in --speculative-config "
+_CONTROL_USAGE = (
+    "A control decides how much each step drafts, with any method, as in --speculative-config "
     '\'{"control": "confidence", "control_options": {"threshold": 0.5}}\'. num_speculative_tokens caps it, and alone '
-    "means fixed."
+    "selects fixed."
 )
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show this one only")] = None,
-    controls: Annotated[bool, typer.Option("--controls", help="List the controls instead: how much to draft")] = False,
+    name: Annotated[str | None, typer.Argument(help="Show only this one")] = None,
+    controls: Annotated[bool, typer.Option("--controls", help="List the controls of the draft length instead")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the drafting methods and their options."""
@@ -55,8 +55,8 @@ def methods(
         for each in entry["options"]:
             default = json.dumps(each["default"]) if "default" in each else "required"
             rows.append((each["name"], default, each["type"], each["description"]))
-        show_table(("option", "default", "type", "what it says"), rows)
-    typer.echo(_OF_CONTROLS if controls else _OF_METHODS)
+        show_table(("option", "default", "type", "description"), rows)
+    typer.echo(_CONTROL_USAGE if controls else _METHOD_USAGE)
 
 
 def _control(name: str) -> dict[str, Any]:
@@ -73,9 +73,9 @@ def _method(name: str) -> dict[str, Any]:
     place, default = own_place(name), name == DEFAULT_METHOD
     if place is not None:
         module, _, kind_name = place.partition(":")
-        said = _assigned(module, kind_name)
-        if {"summary", "Options"} <= said.keys():
-            summary, options = ast.literal_eval(said["summary"]), ast.unparse(said["Options"])
+        assigned = _assigned(module, kind_name)
+        if {"summary", "Options"} <= assigned.keys():
+            summary, options = ast.literal_eval(assigned["summary"]), ast.unparse(assigned["Options"])
             return _entry(name, default, summary, _about(ast.get_docstring(source_of(module))), module, options)
     try:
         kind = drafter_class(name)
@@ -86,7 +86,7 @@ def _method(name: str) -> dict[str, Any]:
 
 
 def _assigned(module: str, kind: str) -> dict[str, ast.expr]:
-    """Return what a class of a module's source assigns in its body, by name; importing it would import torch."""
+    """Return the assignments in a class's body by name, parsed from source, because its import would import torch."""
     node = class_in_source(module, kind)
     found: dict[str, ast.expr] = {}
     for each in node.body if node is not None else ():
@@ -97,7 +97,7 @@ def _assigned(module: str, kind: str) -> dict[str, ast.expr]:
 
 
 def _about(docstring: str | None) -> str:
-    """Return the second paragraph of a drafter's module: its paper, and what it needs."""
+    """Return the second paragraph of a drafter's module docstring: its paper and requirements."""
     return " ".join((docstring or "").split("\n\n")[1:2]).replace("\n", " ")
 
 

@@ -1,4 +1,7 @@
-"""`foredraft prove`: is the text the same, for this model, these methods and these settings?"""
+"""`foredraft prove`: tests that methods are lossless for a model and settings.
+
+Does not depend on how they are compared; that is in `foredraft.bench.prove`.
+"""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -26,17 +29,17 @@ def prove(
     method: flags.MethodsOption = None,
     prompts: Annotated[int, flags.in_text(help="Prompts in all, spread over the tasks")] = 30,
     max_new_tokens: flags.TokensOption = 128,
-    temperature: Annotated[float, flags.in_text(help="Of the sampled half of the comparison; 0 leaves it out")] = 0.7,
-    top_p: Annotated[float, flags.in_text(help="Of the sampled half")] = 1.0,
-    dtype: Annotated[str, flags.in_model(help="float32 must hold without exception")] = "float32",
+    temperature: Annotated[float, flags.in_text(help="Temperature of the sampled half; 0 skips it")] = 0.7,
+    top_p: Annotated[float, flags.in_text(help="top_p of the sampled half")] = 1.0,
+    dtype: Annotated[str, flags.in_model(help="float32 allows no difference")] = "float32",
     eager: flags.EagerOption = False,
     seed: flags.SeedOption = 0,
     as_json: flags.JsonOption = False,
 ) -> None:
-    """Compare methods with plain decoding token for token, and test their verification rules.
+    """Compare methods with plain decoding token by token, and test their verification rules.
 
-    Exit status 1 if anything differs that rounding does not excuse, or a rule does not keep the target's distribution.
-    Rounding excuses near-ties in 16-bit numbers, unless every pass is compiled.
+    Exit status 1 if a text differs beyond rounding, or a rule does not keep the target's distribution. Rounding
+    explains near-ties in 16-bit arithmetic, unless every pass is compiled.
     """
     from foredraft.bench import prove as proving
     from foredraft.bench.method import chosen_methods
@@ -55,8 +58,8 @@ def prove(
         vocabulary = generator.target.vocabulary
         for name, arguments in settings:
             given = {**arguments, "max_new_tokens": max_new_tokens}
-            alike = [each for each in methods if proving.keeps_tokens(each, given, vocabulary)]
-            texts += [(name, proof) for proof in proving.prove(generator, alike, chosen, given, seed=seed, done=done)]
+            exact = [each for each in methods if proving.keeps_tokens(each, given, vocabulary)]
+            texts += [(name, proof) for proof in proving.prove(generator, exact, chosen, given, seed=seed, done=done)]
             sampling = GenerationOptions.parse(given).sampling(vocabulary)
             for rule in sorted({each.verification for each in methods}):
                 rules += [(name, proof) for proof in proving.prove_rule(rule, sampling)]
@@ -66,18 +69,18 @@ def prove(
     else:
         _show_texts(texts, dtype)
         _show_rules(rules)
-    if not _tell_verdict(texts, rules, dtype):
+    if not _print_verdict(texts, rules, dtype):
         raise typer.Exit(1)
 
 
 def _prompts(task: list[str] | None, data: Path | None, prompts: int) -> "list[TaskPrompt]":
-    """Return as many prompts in all, spread over the tasks and their categories."""
+    """Return `prompts` prompts in total, spread over the tasks and their categories."""
     from foredraft.bench.tasks import default_tasks, load_task, spread
 
     tasks = task or default_tasks(data)
     counts = [prompts // len(tasks) + (number < prompts % len(tasks)) for number in range(len(tasks))]
-    every = [load_task(name, data, max(count, 1)) for name, count in zip(tasks, counts, strict=True)]
-    return [prompt for found, count in zip(every, counts, strict=True) for prompt in spread(found, count)]
+    loaded = [load_task(name, data, max(count, 1)) for name, count in zip(tasks, counts, strict=True)]
+    return [prompt for found, count in zip(loaded, counts, strict=True) for prompt in spread(found, count)]
 
 
 def _show_texts(texts: "Texts", dtype: str) -> None:
@@ -106,8 +109,8 @@ def _show_rules(rules: "Rules") -> None:
     show_table(("setting", "rule", "test", "of", "figure", "limit", "holds"), rows)
 
 
-def _tell_verdict(texts: "Texts", rules: "Rules", dtype: str) -> bool:
-    """Say whether all texts and rules hold, and return it."""
+def _print_verdict(texts: "Texts", rules: "Rules", dtype: str) -> bool:
+    """Print and return whether all texts and rules hold."""
     differing = sum(not proof.holds for _, proof in texts)
     broken = sum(not proof.holds for _, proof in rules)
     if differing:
@@ -118,6 +121,6 @@ def _tell_verdict(texts: "Texts", rules: "Rules", dtype: str) -> bool:
         return False
     count, tokens = sum(proof.texts for _, proof in texts), sum(proof.tokens for _, proof in texts)
     ties = count - sum(proof.identical for _, proof in texts)
-    excused = f", {ties} but for near-ties of {dtype}" if ties else ""
-    say(f"Proved: all {count} texts ({tokens:,} tokens) are plain decoding's{excused}; every rule holds.", "green")
+    excused = f", {ties} except for near-ties in {dtype}" if ties else ""
+    say(f"Proved: all {count} texts ({tokens:,} tokens) equal plain decoding's{excused}; every rule holds.", "green")
     return True

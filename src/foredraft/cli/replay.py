@@ -1,4 +1,4 @@
-"""`foredraft replay`: drive drafters with recorded texts, without a model."""
+"""`foredraft replay`: runs drafters on recorded texts, without a model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,7 @@ def replay(
     tokenizer: Annotated[str, typer.Option(help="Model whose tokenizer encodes the texts")] = SMOLLM2,
     as_json: flags.JsonOption = False,
 ) -> None:
-    """Tokens per target step that drafters would have reached on recorded texts; feedback needs a model and is off."""
+    """Measure the tokens per target step of drafters on recorded texts; feedback needs a model and is off."""
     from foredraft.bench import replay as replaying
     from foredraft.bench.method import parse_method
     from foredraft.corpus.words import tokenizer_hash, vocabulary_size
@@ -29,12 +29,10 @@ def replay(
     methods = [parse_method(text) for text in method or ("prompt_lookup", "adaptix")]
     for each in methods:
         if each.amount.get("control") is not None:
-            raise UsageError(
-                f"{each.label!r} names a control; a replay has no costs to control by, so give --nodes alone."
-            )
+            raise UsageError(f"{each.label!r} names a control; a replay has no costs for it, so give only --nodes.")
         if each.name == "lookahead":
             raise UsageError(
-                "Method 'lookahead' lives on what a model says after drafted tokens, which no record holds; leave it "
+                "Method 'lookahead' needs the model's output after drafted tokens, which records do not have; leave it "
                 "out."
             )
     rows = []
@@ -47,7 +45,7 @@ def replay(
         for number, (each, count) in enumerate(settings):
             tell(number / len(settings), "replaying")
             own = {"table": table or "none", "feedback": "off"} if each.name == "adaptix" else {}
-            for measured in (texts[:1], texts):  # the first text compiles, and reads the table's first pages
+            for measured in (texts[:1], texts):  # the first text alone is a warm-up: it compiles and loads pages
                 drafter = make_drafter(each.name, {**own, **each.options}, resources)
                 result = replaying.replay(drafter, measured, count, resources.vocabulary)
             rows.append({"method": each.label, "nodes": count, **result.as_dict()})

@@ -1,6 +1,6 @@
-"""What the command line writes with: sentences and progress on standard error, texts and tables on standard output.
+"""Output of the command line: messages and progress on standard error, texts and tables on standard output.
 
-Knows streams, terminals and colours, and pieces of text with the name of who drafted them. Does not know what for.
+Does not depend on what is printed, except for pieces of text and their sources.
 """
 
 import json
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from foredraft.generation import Piece
 
 PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
-"""Colours of drafters, in the order of their sources; the model's own tokens keep the terminal's colour."""
+"""Colours of a drafter's sources, in order; tokens that were not drafted keep the terminal's colour."""
 
-_PICTURE_WIDTH = 90  # columns of a saved text
-_PIPE_WIDTH = 160  # columns of a table where there is no terminal
-_PATIENCE = 2.0  # seconds; what is done sooner is not worth a line
+_PICTURE_WIDTH = 90  # columns of a saved picture (chosen)
+_PIPE_WIDTH = 160  # columns of a table without a terminal (chosen)
+_PATIENCE = 2.0  # seconds before a phase is announced without a terminal (chosen)
 _UNITS = {"tokenising": "bytes", "merging": "tri-grams"}
 
 
 def say(sentence: str, style: str = "red") -> None:
-    """Write one line to standard error, unbroken."""
+    """Print one line to standard error, without wrapping."""
     console = Console(stderr=True, highlight=False)
     console.print(Text(" ".join(sentence.split()), style), soft_wrap=True)
 
@@ -43,7 +43,7 @@ def show_json(value: object) -> None:
 
 
 def show_facts(facts: Mapping[str, object]) -> None:
-    """Print a line for each fact that there is something to say of."""
+    """Print a line for each fact that is not empty."""
     width = max(map(len, facts), default=0)
     for name, value in facts.items():
         if value not in (None, ""):
@@ -51,7 +51,7 @@ def show_facts(facts: Mapping[str, object]) -> None:
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """Print a table on standard output, columns of figures set to the right; nothing where there is no row."""
+    """Print a table on standard output, with number columns right-aligned; nothing without rows."""
     if not rows:
         return
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
@@ -65,16 +65,16 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: st
 
 
 def wants_color(asked: bool | None) -> bool:
-    """Return whether to colour: as asked, else on a terminal unless NO_COLOR is set."""
+    """Return `asked`, or by default whether standard output is a terminal and NO_COLOR is not set."""
     return asked if asked is not None else sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 @contextmanager
 def working(subject: str) -> Iterator[Callable[[float, str], None]]:
-    """Show on standard error that something is going on: a bar, or off a terminal a line for what takes its time.
+    """Show progress on standard error: a bar, or without a terminal one line for each phase that takes long.
 
     Yields:
-        A function to tell the share done, 0 to 1, and what is being done.
+        A function to call with the share done, 0 to 1, and a description.
     """
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -104,9 +104,9 @@ def working(subject: str) -> Iterator[Callable[[float, str], None]]:
 
 
 class Tell(Protocol):
-    """Shows how far a phase is, `done` of `total`, and its rate: of a `count` of what `unit` names; else of `done`."""
+    """Shows the progress of a phase, `done` of `total`, and its rate in `unit`, of `count` if given, else of `done`."""
 
-    def __call__(  # noqa: D102  # the class says it
+    def __call__(  # noqa: D102  # the class docstring describes it
         self, phase: str, done: int, total: int, count: int | None = None, unit: str | None = None
     ) -> None: ...
 
@@ -132,7 +132,7 @@ def progress_bars() -> Iterator[Tell]:
 
 
 def counting(tell: Callable[[float, str], None], total: int, subject: str) -> Callable[[], None]:
-    """Return a function to call after each of `total` pieces of work, which tells `tell` the share done."""
+    """Return a function to call after each of `total` pieces of work; it passes the share done to `tell`."""
     count = 0
 
     def done() -> None:
@@ -144,7 +144,7 @@ def counting(tell: Callable[[float, str], None], total: int, subject: str) -> Ca
 
 
 class Ink:
-    """Writes pieces of text to standard output as they come, drafted ones in the colour of one of `sources`."""
+    """Prints pieces of text to standard output, drafted ones in the colour of their source."""
 
     def __init__(self, color: bool, sources: Sequence[str]) -> None:
         self._color = color
@@ -154,23 +154,23 @@ class Ink:
         self._written = Text()
 
     def write(self, piece: "Piece") -> None:
-        """Write a piece at once."""
+        """Print a piece and flush."""
         if not piece.text:
             return
         self._at_line_start = piece.text.endswith("\n")
         shown = piece.text
-        if self._color or sys.stdout.isatty():  # a text must not command the terminal that shows it
+        if self._color or sys.stdout.isatty():  # a text must not send control sequences to the terminal
             shown = shown.replace("\x1b", "\N{SYMBOL FOR ESCAPE}")
         sys.stdout.write(self._painted(shown, piece.drafted_by))
         sys.stdout.flush()
         self._written.append(piece.text, self._styles.get(piece.drafted_by or "", ""))
 
     def picture(self, title: str) -> str:
-        """Return what was written, in colour and with a legend, as an SVG picture."""
+        """Return the printed text, in colour and with a legend, as an SVG picture."""
         console = Console(record=True, width=_PICTURE_WIDTH, file=StringIO(), highlight=False)
         drafted = {span.style for span in self._written.spans}
         legend = Text("\n").join(Text(name, style) for name, style in self._styles.items() if style in drafted)
-        console.print(self._written, Text("\nDrafted by:"), legend, Text("the model's own"), sep="\n")
+        console.print(self._written, Text("\nDrafted by:"), legend, Text("not drafted"), sep="\n")
         return console.export_svg(title=title)
 
     def finish(self) -> None:
@@ -181,10 +181,10 @@ class Ink:
         self._at_line_start = True
 
     def legend(self) -> None:
-        """Say on standard error which colour is whose, if any was used."""
+        """Print the colours of the sources to standard error, if any was used."""
         if self._colored:
             names = ", ".join(self._painted(name, name) for name in self._styles)
-            sys.stderr.write(f"Drafted by {names}; the rest is the model's own.\n")
+            sys.stderr.write(f"Drafted by {names}; the rest was not drafted.\n")
 
     def _painted(self, text: str, source: str | None) -> str:
         style = self._styles.get(source) if self._color and source is not None else None

@@ -1,4 +1,7 @@
-"""`foredraft serve`: an OpenAI-compatible server on this machine."""
+"""`foredraft serve`: an OpenAI- and Anthropic-compatible server on this machine.
+
+Does not depend on the protocols; they are in `foredraft.server`.
+"""
 
 import os
 from pathlib import Path
@@ -13,22 +16,24 @@ from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
 KEYS_VARIABLE = "FOREDRAFT_API_KEY"
-_LEAST_KEY = 16  # characters
+_LEAST_KEY = 16  # characters (chosen)
 
 
 def serve(
     model: flags.ModelArgument = SMOLLM2,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one", min=0, max=65535)] = 8000,
-    name: Annotated[str | None, typer.Option(help="The model's name for clients; else its file's or folder's")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 allows other machines")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 for a free port", min=0, max=65535)] = 8000,
+    name: Annotated[
+        str | None, typer.Option(help="The model's name for clients; default: its file's or folder's name")
+    ] = None,
     api_key: Annotated[
         list[str] | None, typer.Option(help=f"Key that clients must send; repeatable; or {KEYS_VARIABLE}")
     ] = None,
     stores: Annotated[Path | None, typer.Option(help="Folder for stores of texts that clients fill")] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Texts written together", min=1, max=256)] = 16,
-    max_waiting: Annotated[int, typer.Option(help="Texts that wait; more are refused for now", min=0)] = 64,
-    kv_cache_gib: Annotated[float, typer.Option(help="Memory for keys and values", min=0.01)] = 1.0,
-    timeout: Annotated[float, typer.Option(help="Seconds after which an answer is given up", min=1)] = 600.0,
+    max_num_seqs: Annotated[int, typer.Option(help="Maximum number of texts in the batch", min=1, max=256)] = 16,
+    max_waiting: Annotated[int, typer.Option(help="Maximum number of waiting texts; more are rejected", min=0)] = 64,
+    kv_cache_gib: Annotated[float, typer.Option(help="GiB of the KV cache", min=0.01)] = 1.0,
+    timeout: Annotated[float, typer.Option(help="Seconds after which an answer fails", min=1)] = 600.0,
     dtype: flags.DtypeOption = "auto",
     device: flags.DeviceOption = None,
     eager: flags.EagerOption = False,
@@ -37,15 +42,14 @@ def serve(
     num_speculative_tokens: flags.NodesOption = None,
     memory: flags.MemoryOption = None,
 ) -> None:
-    """Serve a model to OpenAI's and Anthropic's clients: /v1/chat/completions, /v1/messages, and a page."""
+    """Serve a model to OpenAI and Anthropic clients: /v1/chat/completions, /v1/messages, and a web page."""
     keys = _keys(api_key)
     try:
         from foredraft.server.app import Access
         from foredraft.server.running import Listening, ServerOptions
     except ImportError as error:
         raise UsageError(
-            f"The server needs packages that are not installed ({error.name}); pip install 'foredraft[server]' brings "
-            "them."
+            f"The server needs packages that are not installed ({error.name}); run pip install 'foredraft[server]'."
         ) from error
     config = speculative_options(speculative_config, num_speculative_tokens=num_speculative_tokens, memory=memory)
     options = ServerOptions(
@@ -53,22 +57,23 @@ def serve(
         access=Access(keys),
     )  # fmt: skip
     generator = Job(model, dtype, device, eager, method, config).load()
-    own: dict[str, Any] = {name: value for name, value in config.items() if name != "method"}
-    called = name or (model if "/" in model and not Path(model).exists() else Path(model).stem)
-    listening = Listening(generator, called, own, options)
-    compiled = "compiled" if generator.target.compiled is not None else "as it is (`foredraft compile` makes it faster)"
-    say(f"{called} is run {compiled}; method {generator.method}.", "dim")
+    method_options: dict[str, Any] = {name: value for name, value in config.items() if name != "method"}
+    served_name = name or (model if "/" in model and not Path(model).exists() else Path(model).stem)
+    listening = Listening(generator, served_name, method_options, options)
+    is_compiled = generator.target.compiled is not None
+    compiled = "compiled" if is_compiled else "not compiled (`foredraft compile` makes it faster)"
+    say(f"{served_name} is {compiled}; method {generator.method}.", "dim")
     typer.echo(f"{listening.address}/v1 is the base URL for clients; {listening.address}/ is a page to try it.")
     header = " -H 'Authorization: Bearer KEY'" if keys else ""
-    body = f'{{"messages": [{{"role": "user", "content": "What is a hash table?"}}], "model": "{called}"}}'
+    body = f'{{"messages": [{{"role": "user", "content": "What is a hash table?"}}], "model": "{served_name}"}}'
     typer.echo(f"curl {listening.address}/v1/chat/completions{header} -d '{body}'")
     listening.run()
 
 
 def _keys(given: list[str] | None) -> tuple[str, ...]:
-    """Return the API keys; raises `UsageError` for one that can be guessed."""
+    """Return the API keys; UsageError for a short one."""
     keys = tuple(given or filter(None, os.environ.get(KEYS_VARIABLE, "").split(",")))
     for key in keys:
         if len(key) < _LEAST_KEY:
-            raise UsageError(f"An API key has {len(key)} characters, which can be guessed; use at least {_LEAST_KEY}.")
+            raise UsageError(f"An API key has only {len(key)} characters; use at least {_LEAST_KEY}.")
     return keys

@@ -1,1 +1,1 @@
-"""An HTTP server for one machine: the routes of OpenAI and Anthropic over one batch, and a page."""
+"""An HTTP server for one machine: OpenAI's and Anthropic's routes, which share one batch, and a web page."""

@@ -1,6 +1,6 @@
-"""Anthropic's `/v1/messages`, for text.
+"""Anthropic's `/v1/messages` protocol, text only.
 
-Knows the protocol; not how answers come about.
+Does not depend on how answers are generated.
 """
 
 import uuid
@@ -11,7 +11,7 @@ from foredraft.server.bodies import CountRequest, MessagesRequest, text_of
 from foredraft.server.metrics import drafting_of
 from foredraft.server.openai import generation_options, usage_of
 from foredraft.server.replies import RequestError, event
-from foredraft.server.service import Answers, Wanted
+from foredraft.server.service import Answers, TextRequest
 
 _KINDS = {
     400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "request_too_large",
@@ -20,50 +20,52 @@ _KINDS = {
 
 
 def conversation_of(body: MessagesRequest | CountRequest) -> list[dict[str, str]]:
-    """Return the messages of a body, as chat templates know them."""
+    """Return the messages of a body in the format of chat templates."""
     first = [] if body.system is None else [{"role": "system", "content": text_of(body.system)}]
     return [*first, *({"role": each.role, "content": text_of(each.content)} for each in body.messages)]
 
 
 def anthropic_error(failure: RequestError) -> dict[str, Any]:
-    """Return a failure as Anthropic words it."""
+    """Return a failure in Anthropic's format."""
     kind = _KINDS.get(failure.status, "api_error")
     return {"type": "error", "error": {"type": kind, "message": failure.message}}
 
 
 class MessageShape:
-    """A request of `/v1/messages`, and how its answer looks."""
+    """A request of `/v1/messages`, and the format of its answer."""
 
     def __init__(self, body: MessagesRequest, model: str, _tokenizer: Any) -> None:
         self._body = body
         self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": model}
 
-    def wanted(self) -> Wanted:
-        """Return what the body wants."""
+    def text_request(self) -> TextRequest:
+        """Translate the body."""
         body = self._body
         options = generation_options(body, body.max_tokens, top_k=body.top_k)
-        return Wanted([conversation_of(body)], options, stops=body.stop_sequences, speculative=body.speculative)
+        return TextRequest([conversation_of(body)], options, stops=body.stop_sequences, speculative=body.speculative)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
-        """Return the answer in one piece."""
-        [grown] = await answers.whole()
-        said = {"content": [{"type": "text", "text": grown.text}]}
-        return self._head | _ended(answers) | said | _usage(answers) | {"metrics": drafting_of(answers.choices)}
+        """Return the complete answer."""
+        [delta] = await answers.whole()
+        content = {"content": [{"type": "text", "text": delta.text}]}
+        return (
+            self._head | _stop_reason(answers) | content | _usage(answers) | {"metrics": drafting_of(answers.choices)}
+        )
 
     async def events(self, answers: Answers) -> AsyncIterator[bytes]:
-        """Yield the answer as it grows."""
-        begun = self._head | {"content": [], "stop_reason": None, "stop_sequence": None} | _usage(answers)
-        yield _event("message_start", message=begun)
+        """Yield the answer as a stream of events."""
+        message = self._head | {"content": [], "stop_reason": None, "stop_sequence": None} | _usage(answers)
+        yield _event("message_start", message=message)
         yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
         async for _, delta in answers.deltas():
             if delta.text:
                 yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": delta.text})
         yield _event("content_block_stop", index=0)
-        yield _event("message_delta", delta=_ended(answers), **_usage(answers))
+        yield _event("message_delta", delta=_stop_reason(answers), **_usage(answers))
         yield _event("message_stop")
 
     def failed(self, failure: RequestError) -> bytes:
-        """Return the event that ends a stream in which something went wrong."""
+        """Return the event that ends a failed stream."""
         return event(anthropic_error(failure), "error")
 
 
@@ -71,7 +73,7 @@ def _event(kind: str, **fields: Any) -> bytes:
     return event({"type": kind} | fields, kind)
 
 
-def _ended(answers: Answers) -> dict[str, Any]:
+def _stop_reason(answers: Answers) -> dict[str, Any]:
     choice = answers.choices[0]
     if choice.stops.found is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": choice.stops.found}
@@ -79,5 +81,5 @@ def _ended(answers: Answers) -> dict[str, Any]:
 
 
 def _usage(answers: Answers) -> dict[str, Any]:
-    counted = usage_of(answers)
-    return {"usage": {"input_tokens": counted["prompt_tokens"], "output_tokens": counted["completion_tokens"]}}
+    usage = usage_of(answers)
+    return {"usage": {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}}

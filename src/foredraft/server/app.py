@@ -1,6 +1,6 @@
-"""The routes, and what stands before each: the size of the body, the API key, and its fields.
+"""The HTTP routes, and the checks of every request: body size, API key, fields and model name.
 
-Knows HTTP and where each request goes; not how answers come about, nor their shapes.
+Does not depend on how answers are generated or formatted.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from foredraft.errors import ForedraftError
 from foredraft.request import encoded
 from foredraft.server.anthropic import MessageShape, anthropic_error, conversation_of
 from foredraft.server.bodies import (
-    Asked,
     Body,
     ChatRequest,
     CompletionRequest,
     CountRequest,
     DetokenizeRequest,
+    GenerationRequest,
     MessagesRequest,
     ResponsesRequest,
     TextsRequest,
@@ -42,36 +42,36 @@ from foredraft.text import decode
 AnyBody = TypeVar("AnyBody", bound=Body)
 
 _PAGE = Path(__file__).with_name("page.html")
-_TEXTS: dict[str, tuple[type[Asked], Callable[[Any, str, Any], Any]]] = {
+_TEXTS: dict[str, tuple[type[GenerationRequest], Callable[[Any, str, Any], Any]]] = {
     "/v1/chat/completions": (ChatRequest, ChatShape),
     "/v1/completions": (CompletionRequest, CompletionShape),
     "/v1/responses": (ResponsesRequest, ResponseShape),
     "/v1/messages": (MessagesRequest, MessageShape),
 }
-"""The routes that write: the body of each, and the shape that says what is wanted and how answers look."""
+"""The routes that generate: the body of each, and the class that translates requests and formats answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may ask for what."""
+    """The access rules of a server."""
 
-    keys: tuple[str, ...] = ()  # API keys, one of which a request must carry; none where anybody may ask
-    hosts: tuple[str, ...] = ()  # names that the server may be asked for by without keys; none where any will do
-    most_bytes: int = 4 << 20  # of a body
-    most_prompts: int = 64  # texts that one request may ask for
+    keys: tuple[str, ...] = ()  # accepted API keys; empty if none is needed
+    hosts: tuple[str, ...] = ()  # allowed host names of requests without keys; empty allows all
+    most_bytes: int = 4 << 20  # bytes of a body (chosen)
+    most_prompts: int = 64  # texts per request (chosen)
 
 
 def make_app(
     service: Service, stores: Stores, name: str, access: Access, started: Callable[[], Awaitable[None]]
 ) -> FastAPI:
-    """Return the application for the model `name`; `started` is called when the server's loop runs."""
+    """Return the application for the model `name`; `started` is called once the event loop runs."""
 
     @asynccontextmanager
-    async def living(_app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await started()
         yield
 
-    app = FastAPI(title="foredraft", lifespan=living, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="foredraft", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.name, app.state.access = name, access
     for kind in (Exception, RequestError, ForedraftError, ValidationError, TimeoutError, HTTPException):
         app.add_exception_handler(kind, _failed)
@@ -84,17 +84,18 @@ def make_app(
 
 
 def _answering(
-    service: Service, kind: type[Asked], shape_of: Callable[[Any, str, Any], Any]
+    service: Service, kind: type[GenerationRequest], shape_of: Callable[[Any, str, Any], Any]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return what answers at one of the routes that write."""
+    """Return the handler of a route that generates."""
 
     async def answer(request: Request) -> Response:
         key, body = await _read(request, kind)
         shape = shape_of(body, request.app.state.name, service.generator.tokenizer)
-        wanted, most = shape.wanted(), request.app.state.access.most_prompts
-        if len(wanted.prompts) * wanted.n > most:
-            raise RequestError(400, f"{len(wanted.prompts) * wanted.n} texts are asked for; ask for at most {most}.")
-        answers = await service.begin(wanted, key)
+        text_request, most = shape.text_request(), request.app.state.access.most_prompts
+        count = len(text_request.prompts) * text_request.n
+        if count > most:
+            raise RequestError(400, f"The request needs {count} texts; the limit is {most}.")
+        answers = await service.begin(text_request, key)
         if body.stream:
             return AnswerStream(service, answers, shape.events(answers), shape.failed)
         with service.attending(answers):
@@ -125,7 +126,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     async def _detokenize(request: Request) -> Response:
         _, body = await _read(request, DetokenizeRequest)
         if any(not 0 <= token < vocabulary for token in body.tokens):
-            raise RequestError(400, f"tokens holds an id that the model does not have: 0 to {vocabulary - 1}.")
+            raise RequestError(400, f"tokens has an id outside the vocabulary; use ids from 0 to {vocabulary - 1}.")
         return JSONResponse({"prompt": await service.prepared_in_turn(decode, tokenizer, body.tokens)})
 
 
@@ -180,19 +181,19 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
 
 async def _unless_gone(request: Request, work: Any) -> Any:
-    """Return what comes of `work`; give it up when the client goes."""
+    """Return the result of `work`; cancel it when the client disconnects."""
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait({task}, timeout=0.2))[0]:
             if await request.is_disconnected():
-                raise RequestError(499, "The client went away.")
+                raise RequestError(499, "The client disconnected.")
         return task.result()
     finally:
         task.cancel()
 
 
 async def _read(request: Request, kind: type[AnyBody]) -> tuple[str, AnyBody]:
-    """Return the key and the body of a request; its limits, its key and its model are checked here."""
+    """Return the key and the body of a request, after checking its size, key and model."""
     key = _key(request)
     most = request.app.state.access.most_bytes
     data = bytearray()
@@ -201,42 +202,40 @@ async def _read(request: Request, kind: type[AnyBody]) -> tuple[str, AnyBody]:
         if len(data) > most:
             raise RequestError(413, f"The body has more than {most:,} bytes; send less.", code="body_too_large")
     body = kind.model_validate_json(bytes(data))
-    asked = getattr(body, "model", None)
-    if asked is not None:
-        _check_model(request, asked, "model")
+    model = getattr(body, "model", None)
+    if model is not None:
+        _check_model(request, model, "model")
     return key, body
 
 
-def _check_model(request: Request, asked: str, param: str | None = None) -> None:
+def _check_model(request: Request, model: str, param: str | None = None) -> None:
     name = request.app.state.name
-    if asked != name:
-        sentence = f"This server has the model {name!r}, and no other."
-        raise RequestError(404, sentence, param=param, code="model_not_found")
+    if model != name:
+        raise RequestError(404, f"This server has only the model {name!r}.", param=param, code="model_not_found")
 
 
 def _key(request: Request) -> str:
-    """Return the API key of a request, or "" where none is needed.
+    """Return the API key of a request, or "" if none is needed.
 
-    Without keys, what another site's page had a browser ask for is refused, by this server's address or by a name of
-    the site's own for it.
+    Without keys, requests from another site's pages are rejected by their Origin, and DNS rebinding by the Host.
     """
     access: Access = request.app.state.access
     if access.keys:
         given = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
-        sent = given.encode("utf-8", "surrogateescape")
+        encoded_key = given.encode("utf-8", "surrogateescape")
         for key in access.keys:
-            if hmac.compare_digest(key.encode(), sent):
+            if hmac.compare_digest(key.encode(), encoded_key):
                 return key
         raise RequestError(401, "The API key is missing or wrong.", "authentication_error", code="invalid_api_key")
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
-    named = not access.hosts or urlsplit(f"//{host}").hostname in access.hosts
-    if not named or (origin and urlsplit(origin).netloc != host):
+    allowed = not access.hosts or urlsplit(f"//{host}").hostname in access.hosts
+    if not allowed or (origin and urlsplit(origin).netloc != host):
         raise RequestError(403, "Pages of other sites may not use this server; start it with --api-key to allow them.")
     return ""
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    """Answer a failure as the request's protocol words it."""
+    """Return the error response in the format of the request's protocol."""
     if isinstance(error, HTTPException):
         error = RequestError(error.status_code, f"{request.method} {request.url.path}: {error.detail}.")
     failure = failure_of(error)

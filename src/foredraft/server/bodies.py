@@ -1,6 +1,6 @@
-"""The bodies of requests, as OpenAI and Anthropic name their fields: each is honoured, or refused by its name.
+"""The request bodies, with the field names of OpenAI and Anthropic; a field that is not supported is an error.
 
-Knows names, types and ranges. Whether a model can do what is asked is found out later.
+Checks names, types and ranges. Does not depend on the model.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 Item = TypeVar("Item")
 Many = Annotated[list[Item], Field(fail_fast=True)]
-"""A list that may be long: its first wrong item is told, as finding all of them would hold other requests up."""
+"""A list that may be long: validation stops at the first error, because finding all would block other requests."""
 Some = Annotated[list[Item], Field(fail_fast=True, min_length=1)]
 
 Temperature = Annotated[float, Field(ge=0, le=2)]
@@ -21,19 +21,19 @@ OneStopOrMore = Annotated[Stops, BeforeValidator(lambda given: [given] if isinst
 
 
 class Body(BaseModel):
-    """A body whose unknown fields are refused."""
+    """A body that rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
 class StreamOptions(Body):
-    """What a stream tells besides its text."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
 
 class TextPart(Body):
-    """A part of a content that is given in parts."""
+    """A part of a content."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str
@@ -52,7 +52,7 @@ def text_of(content: Content | None) -> str:
 
 
 class Function(Body):
-    """A call of a tool."""
+    """The function of a tool call."""
 
     name: str
     arguments: str
@@ -85,7 +85,7 @@ class Message(Body):
 
 
 class FunctionDefinition(Body):
-    """A tool that may be called; that its arguments follow the schema is not seen to."""
+    """A tool's function; generated arguments are not checked against the schema."""
 
     name: str
     description: str | None = None
@@ -110,14 +110,14 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """What the text is made to look like; a regular expression is an extension."""
+    """The format that the text must have; `regex` is an extension."""
 
     type: Literal["text", "json_object", "json_schema", "regex"] = "text"
     json_schema: JsonSchema | None = None
     pattern: str | None = None
 
     @model_validator(mode="after")
-    def _is_whole(self) -> "ResponseFormat":
+    def _is_complete(self) -> "ResponseFormat":
         given = {"json_schema": self.json_schema, "regex": self.pattern}
         if any((value is not None) != (self.type == kind) for kind, value in given.items()):
             raise ValueError("type json_schema needs json_schema, type regex needs pattern, and no other takes them")
@@ -125,7 +125,7 @@ class ResponseFormat(Body):
 
     @property
     def shape(self) -> tuple[str, Any] | None:
-        """The kind and the schema or expression, as constraints take it; None for text."""
+        """The kind and the schema or regular expression, as `Constraint` takes them; None for text."""
         if self.type == "text":
             return None
         schema = None if self.json_schema is None else self.json_schema.schema_ or {}
@@ -133,16 +133,16 @@ class ResponseFormat(Body):
 
 
 class Prediction(Body):
-    """What the text is expected to be like."""
+    """A text similar to the expected one, used for drafting."""
 
     type: Literal["content"]
     content: Content
 
 
 class Speculation(Body):
-    """How drafts are made for one request; what is not given stays as the server has it.
+    """Drafting options of one request; missing ones have the server's values.
 
-    `stores` names stores of `/v1/stores`; `options` are the method's own.
+    `stores` names stores of `/v1/stores`; `options` are the method's.
     """
 
     method: str | None = None
@@ -151,8 +151,8 @@ class Speculation(Body):
     options: dict[str, bool | int | float] = {}
 
 
-class Asked(Body):
-    """What all requests for a text have in common; `seed` and `speculative` are extensions to some protocols."""
+class GenerationRequest(Body):
+    """The fields of all requests for a text; `seed` and `speculative` are extensions to some protocols."""
 
     model: str | None = None
     stream: bool = False
@@ -163,8 +163,8 @@ class Asked(Body):
     speculative: Speculation | bool | None = None
 
 
-class Sampled(Asked):
-    """What `/v1/chat/completions` and `/v1/completions` have in common; from `top_k` on they are extensions."""
+class OpenAIRequest(GenerationRequest):
+    """The common fields of `/v1/chat/completions` and `/v1/completions`; those from `top_k` on are extensions."""
 
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=64)] = 1
@@ -182,13 +182,13 @@ class Sampled(Asked):
     return_sources: bool = False
 
     @model_validator(mode="after")
-    def _streams_if_it_says_how(self) -> "Sampled":
+    def _streams_with_stream_fields(self) -> "OpenAIRequest":
         if not self.stream and (self.stream_options is not None or self.return_sources):
             raise ValueError("stream_options and return_sources need stream to be true")
         return self
 
 
-class ChatRequest(Sampled):
+class ChatRequest(OpenAIRequest):
     """`/v1/chat/completions`."""
 
     messages: Some[Message]
@@ -206,7 +206,7 @@ class ChatRequest(Sampled):
     prompt_cache_key: str | None = None
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self) -> "ChatRequest":
+    def _is_consistent(self) -> "ChatRequest":
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
             raise ValueError("max_tokens and max_completion_tokens are the same field; give one of them")
         if self.top_logprobs is not None and not self.logprobs:
@@ -214,7 +214,7 @@ class ChatRequest(Sampled):
         return self
 
 
-class CompletionRequest(Sampled):
+class CompletionRequest(OpenAIRequest):
     """`/v1/completions`."""
 
     prompt: str | Many[str] | Many[int] | Many[Many[int]]
@@ -237,19 +237,19 @@ class ResponsesItem(Body):
 
 
 class ResponsesFormat(JsonSchema):
-    """What the text is made to look like, as `/v1/responses` says it."""
+    """The format that the text must have, in `/v1/responses`."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
 
 
 class ResponsesText(Body):
-    """What `/v1/responses` says of the text."""
+    """The text options of `/v1/responses`."""
 
     format: ResponsesFormat = ResponsesFormat()
 
 
-class ResponsesRequest(Asked):
-    """`/v1/responses`, for text; nothing is stored."""
+class ResponsesRequest(GenerationRequest):
+    """`/v1/responses`, text only; nothing is stored."""
 
     input: str | Some[ResponsesItem]
     instructions: str | None = None
@@ -274,8 +274,8 @@ class CountRequest(Body):
     system: Content | None = None
 
 
-class MessagesRequest(CountRequest, Asked):
-    """`/v1/messages`, for text."""
+class MessagesRequest(CountRequest, GenerationRequest):
+    """`/v1/messages`, text only."""
 
     max_tokens: Count
     stop_sequences: Stops = []
@@ -285,14 +285,14 @@ class MessagesRequest(CountRequest, Asked):
 
 
 class TokenizeRequest(Body):
-    """`/tokenize`: a text as it is, or a conversation through the chat template."""
+    """`/tokenize`: a text without the chat template, or a conversation with it."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Some[Message] | None = None
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> "TokenizeRequest":
+    def _has_one_input(self) -> "TokenizeRequest":
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either prompt or messages")
         return self

@@ -1,6 +1,6 @@
-"""One answer as it grows: from events to pieces of text, without what follows a stop string.
+"""One answer of a request: converts events to pieces of text, and cuts the text at a stop string.
 
-Knows ids, a tokenizer's texts and who drafted them; not the shape in which an answer is sent.
+Does not depend on the format in which an answer is sent.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from foredraft.server.writer import Event
 from foredraft.text import TextStream
 
 _FINISH = {"eos": "stop", "stop": "stop", "length": "length", "window": "length", "memory": "length"}
-"""Why a text ended, as OpenAI says it."""
+"""Finish reason to OpenAI's `finish_reason`."""
 
 Piece = tuple[str, str | None]
-"""A text, and the name of the drafter that guessed it, or None."""
+"""A text, and the name of the source that drafted it, or None."""
 
 
 @dataclass(slots=True)
 class Delta:
-    """What an answer grew by: text, log-probabilities if asked for, and why it ended, as OpenAI says it."""
+    """An increment of an answer: text, log-probabilities if requested, and OpenAI's finish reason."""
 
     pieces: list[Piece] = field(default_factory=list)
     tokens: list[TokenLogprobs] = field(default_factory=list)
@@ -34,14 +34,14 @@ class Delta:
         return "".join(text for text, _ in self.pieces)
 
     def extend(self, later: "Delta") -> None:
-        """Add what came after."""
+        """Append the next increment."""
         self.pieces += later.pieces
         self.tokens += later.tokens
         self.finish = later.finish
 
 
 class StopFilter:
-    """Lets text through up to a stop string, then `found`, and holds back what may be the beginning of one."""
+    """Passes text up to the first stop string, then stored in `found`, and holds back a possible beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.found: str | None = None
@@ -49,7 +49,7 @@ class StopFilter:
         self._held: list[Piece] = []
 
     def push(self, pieces: list[Piece], *, last: bool = False) -> list[Piece]:
-        """Take pieces in and return those that can be shown; with `last`, all that is left."""
+        """Add pieces and return those that can be sent; `last` releases the text held back."""
         if not self._stops:
             return pieces
         self._held += pieces
@@ -58,26 +58,26 @@ class StopFilter:
         text = self.held
         places = [(text.find(stop), -len(stop), stop) for stop in self._stops if stop in text]
         if places:
-            free, _, self.found = min(places)
+            passed, _, self.found = min(places)
         else:
-            free = len(text) if last else len(text) - self._beginning(text)
-        shown, self._held = _split(self._held, free)
-        return shown
+            passed = len(text) if last else len(text) - self._overlap(text)
+        pieces, self._held = _split(self._held, passed)
+        return pieces
 
     @property
     def held(self) -> str:
-        """What was not let through."""
+        """The text held back."""
         return "".join(piece for piece, _ in self._held)
 
-    def _beginning(self, text: str) -> int:
-        """Return the length of the longest end of the text that begins a stop string."""
+    def _overlap(self, text: str) -> int:
+        """Return the length of the longest suffix of the text that is a prefix of a stop string."""
         longest = max(len(stop) for stop in self._stops) - 1
         lengths = range(min(longest, len(text)), 0, -1)
         return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
 
 
 class Choice:
-    """One answer of a request: its records so far, and why it ended, or None."""
+    """One answer of a request: its step records so far, and OpenAI's finish reason, or None."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], logprobs: Logprobs | None) -> None:
         self.stops = StopFilter(stops)
@@ -87,7 +87,7 @@ class Choice:
         self._predicting: ChainDrafter | None = None
 
     def take(self, event: Event) -> Delta:
-        """Return what an event adds, or raise what ended the text instead."""
+        """Return the increment of an event, or raise its failure."""
         if event.failure is not None:
             raise event.failure
         self.records += event.records
@@ -104,13 +104,13 @@ class Choice:
         return delta
 
     def watch(self, drafter: Drafter) -> None:
-        """Remember the drafter if it drafts from a prediction."""
+        """Keep a reference to the drafter if it drafts from a prediction."""
         if isinstance(drafter, ChainDrafter):
             self._predicting = drafter
 
     @property
     def predicted(self) -> tuple[int, int]:
-        """How many tokens of a prediction were written, and how many were drafted from it and refused."""
+        """The numbers of tokens drafted from the prediction that were accepted and rejected."""
         if self._predicting is None:
             return 0, 0
         accepted = sum(source == PREDICTION for record in self.records for source in record.sources)
@@ -118,7 +118,7 @@ class Choice:
 
 
 def _split(pieces: list[Piece], at: int) -> tuple[list[Piece], list[Piece]]:
-    """Return the pieces before a character, and those from it on."""
+    """Split the pieces at a character offset."""
     before: list[Piece] = []
     after: list[Piece] = []
     for text, source in pieces:

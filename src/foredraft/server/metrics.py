@@ -1,6 +1,6 @@
-"""What a server counts, under vLLM's names, so that its dashboards can be used.
+"""The server's Prometheus metrics, under vLLM's names, so that vLLM dashboards work.
 
-Knows events and times; not what was written.
+Does not depend on the generated text.
 """
 
 import time
@@ -14,47 +14,51 @@ from foredraft.engine.statistics import summarize
 from foredraft.server.choice import Choice
 from foredraft.server.writer import Event, Job, Writer
 
+# bucket limits of the histograms, in seconds (chosen)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5, 10, 20, 40, 80, 160)
 Kind = TypeVar("Kind", Counter, Gauge, Histogram)
 
 
 class Metrics:
-    """Counters of one server, whose model clients call `model`."""
+    """The metrics of one server; `model` is the model's name for clients."""
 
     def __init__(self, model: str) -> None:
         self._registry, self._model = CollectorRegistry(), model
         self._running = self._made(Gauge, "num_requests_running", "Texts in the batch.")
-        self._waiting = self._made(Gauge, "num_requests_waiting", "Texts that wait for their turn.")
-        self._memory = self._made(Gauge, "kv_cache_usage_perc", "Share of the key-value cache that is taken, 0 to 1.")
+        self._waiting = self._made(Gauge, "num_requests_waiting", "Texts that wait to join the batch.")
+        self._memory = self._made(Gauge, "kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.")
         self._prompts = self._made(Counter, "prompt_tokens", "Tokens of prompts.")
-        self._written = self._made(Counter, "generation_tokens", "Tokens written.")
+        self._written = self._made(Counter, "generation_tokens", "Tokens generated.")
         self._drafts = self._made(Counter, "spec_decode_num_drafts", "Drafts verified.")
         self._drafted = self._made(Counter, "spec_decode_num_draft_tokens", "Drafted tokens verified.")
         self._accepted = self._made(Counter, "spec_decode_num_accepted_tokens", "Drafted tokens accepted.")
         self._per_position = self._family(
-            Counter, "spec_decode_num_accepted_tokens_per_pos", "Accepted by position in the draft.", "position"
+            Counter, "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by position in the draft.", "position"
         )
-        self._finished = self._family(Counter, "request_success", "Texts that ended, by why.", "finished_reason")
+        self._finished = self._family(Counter, "request_success", "Finished texts by reason.", "finished_reason")
         times = {"buckets": _SECONDS}
-        self._first = self._made(Histogram, "time_to_first_token_seconds", "From coming to the first token.", **times)
+        self._first = self._made(Histogram, "time_to_first_token_seconds", "From arrival to the first token.", **times)
         self._between = self._made(
-            Histogram, "inter_token_latency_seconds", "Between tokens; a step's share its time.", **times
+            Histogram,
+            "inter_token_latency_seconds",
+            "Between tokens; the time of a step divided by its tokens.",
+            **times,
         )
-        self._queued = self._made(Histogram, "request_queue_time_seconds", "From coming to the batch.", **times)
-        self._whole = self._made(Histogram, "e2e_request_latency_seconds", "From coming to the end.", **times)
+        self._queued = self._made(Histogram, "request_queue_time_seconds", "From arrival to the batch.", **times)
+        self._whole = self._made(Histogram, "e2e_request_latency_seconds", "From arrival to the end.", **times)
 
     def watch(self, writer: Writer) -> None:
-        """Tell what a writer is doing whenever that is asked for."""
+        """Read the gauges from `writer` whenever the metrics are collected."""
         self._running.set_function(lambda: writer.running)
         self._waiting.set_function(lambda: writer.waiting)
         self._memory.set_function(lambda: writer.memory_use)
 
     def begun(self, jobs: Sequence[Job]) -> None:
-        """Count texts that were taken in."""
+        """Count submitted texts."""
         self._prompts.inc(sum(len(job.prepared.prompt) for job in jobs))
 
     def advanced(self, job: Job, event: Event) -> None:
-        """Count what became of a text."""
+        """Count an event of a text."""
         now, written = time.monotonic(), sum(len(record.emitted) for record in event.records)
         for record in event.records:
             if record.drafted:
@@ -66,21 +70,21 @@ class Metrics:
         if not written:
             return
         self._written.inc(written)
-        if job.told:
+        if job.last_event:
             for _ in range(written):
-                self._between.observe((now - job.told) / written)
+                self._between.observe((now - job.last_event) / written)
         else:
             self._queued.observe(job.started - job.submitted)
             self._first.observe(now - job.submitted)
-        job.told = now
+        job.last_event = now
 
     def ended(self, job: Job, choice: Choice) -> None:
-        """Count a text that is done with."""
+        """Count a finished or cancelled text."""
         self._whole.observe(time.monotonic() - job.submitted)
         self._finished.labels(self._model, choice.finish or "abort").inc()
 
     def text(self) -> bytes:
-        """Return everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def _made(self, kind: type[Kind], name: str, words: str, **options: Any) -> Kind:
@@ -91,7 +95,7 @@ class Metrics:
 
 
 def drafting_of(choices: Sequence[Choice]) -> dict[str, object]:
-    """Return how a request's answers were drafted: their steps, and vLLM's `metrics.speculative_decoding`."""
+    """Return a request's number of steps, and its drafting figures in vLLM's `metrics.speculative_decoding`."""
     records = [record for choice in choices for record in choice.records]
     total, accepted = summarize(records, 0.0), Counts(record.accepted for record in records if record.drafted)
     speculative = {

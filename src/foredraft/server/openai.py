@@ -1,7 +1,7 @@
-"""OpenAI's `/v1/chat/completions` and `/v1/completions`: what a body wants, and answers in their shapes.
+"""OpenAI's `/v1/chat/completions` and `/v1/completions`: translates requests and formats answers.
 
-Calls of tools are known as Hermes, Qwen and their kin write them: `<tool_call>{"name": ..., "arguments": {...}}
-</tool_call>`. Does not know how answers come about.
+Tool calls are parsed in the format of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Does
+not depend on how answers are generated.
 """
 
 import json
@@ -12,20 +12,20 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from foredraft.sampling import SEED_LIMIT
-from foredraft.server.bodies import Asked, ChatRequest, CompletionRequest, Message, Sampled, text_of
+from foredraft.server.bodies import ChatRequest, CompletionRequest, GenerationRequest, Message, OpenAIRequest, text_of
 from foredraft.server.choice import Choice, StopFilter
 from foredraft.server.metrics import drafting_of
 from foredraft.server.processors import TokenLogprobs
 from foredraft.server.replies import DONE, RequestError, event
-from foredraft.server.service import TOOL_CALL, Answers, Wanted
+from foredraft.server.service import TOOL_CALL, Answers, TextRequest
 
 _CALL = re.compile(TOOL_CALL + r"\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 
 
-def generation_options(body: Asked, most: int | None, **filters: Any) -> dict[str, Any]:
-    """Return generation arguments, those that are not given as None; `most` is `max_new_tokens`.
+def generation_options(body: GenerationRequest, most: int | None, **filters: Any) -> dict[str, Any]:
+    """Return generation arguments, with None for missing ones; `most` is `max_new_tokens`.
 
-    Greedy decoding takes no filters. Without a temperature it is 1, as OpenAI says.
+    The default temperature is 1, as in OpenAI's API. Filters are dropped for greedy decoding.
     """
     seed = None if body.seed is None else body.seed % SEED_LIMIT
     temperature = 1.0 if body.temperature is None else body.temperature
@@ -34,21 +34,21 @@ def generation_options(body: Asked, most: int | None, **filters: Any) -> dict[st
 
 
 def message_of(message: Message) -> dict[str, Any]:
-    """Return a message as chat templates know it."""
+    """Return a message in the format of chat templates."""
     role = "system" if message.role == "developer" else message.role
-    others = message.model_dump(include={"tool_calls", "tool_call_id", "name"})
-    return {"role": role, "content": text_of(message.content)} | {name: each for name, each in others.items() if each}
+    optional = message.model_dump(include={"tool_calls", "tool_call_id", "name"})
+    return {"role": role, "content": text_of(message.content)} | {name: each for name, each in optional.items() if each}
 
 
-def _wanted(
-    body: Sampled, *, prompts: Sequence[Any], most: int | None, logprobs: int | None,
+def _text_request(
+    body: OpenAIRequest, *, prompts: Sequence[Any], most: int | None, logprobs: int | None,
     tools: Sequence[Mapping[str, Any]] | None = None,
-) -> Wanted:  # fmt: skip
+) -> TextRequest:  # fmt: skip
     options = generation_options(body, most, top_k=body.top_k, min_p=body.min_p)
     options["prediction"] = text_of(body.prediction.content) if body.prediction else None
     if body.repetition_penalty != 1.0:
         options["repetition_penalty"] = body.repetition_penalty
-    return Wanted(
+    return TextRequest(
         prompts, options, tools=tools, n=body.n, stops=body.stop or (), logprobs=logprobs, bias=body.logit_bias or {},
         presence=body.presence_penalty, frequency=body.frequency_penalty, ignore_eos=body.ignore_eos,
         shape=None if body.response_format is None else body.response_format.shape, speculative=body.speculative,
@@ -56,9 +56,9 @@ def _wanted(
 
 
 def usage_of(answers: Answers) -> dict[str, Any]:
-    """Return what was read and written; of a prediction, what was written and what was drafted and refused.
+    """Return token counts of prompt, completion and prediction.
 
-    Refused tokens are not among the `completion_tokens`, as they are not part of any text.
+    Rejected prediction tokens are not counted as `completion_tokens`, because they are in no text.
     """
     written = sum(len(record.emitted) for choice in answers.choices for record in choice.records)
     predicted = [choice.predicted for choice in answers.choices]
@@ -74,86 +74,86 @@ def usage_of(answers: Answers) -> dict[str, Any]:
 
 
 def error_shape(failure: RequestError) -> dict[str, Any]:
-    """Return a failure as OpenAI words it."""
+    """Return a failure in OpenAI's format."""
     return {"error": {"message": failure.message, "type": failure.kind, "param": failure.param, "code": failure.code}}
 
 
 class _Shape:
-    """What the answers of both routes have in common."""
+    """The common part of both routes."""
 
-    kind: str  # begins the answer's id
+    kind: str  # prefix of the answer's id
 
     def __init__(self, body: Any, model: str, tokenizer: Any) -> None:
         self._body, self._tokenizer = body, tokenizer
         self._head = {"id": f"{self.kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
     def failed(self, failure: RequestError) -> bytes:
-        """Return the event that ends a stream in which something went wrong."""
+        """Return the event that ends a failed stream."""
         return event(error_shape(failure))
 
     def _whole(self, object_: str, choices: list[dict[str, Any]], answers: Answers) -> dict[str, Any]:
-        account = {"usage": usage_of(answers), "metrics": drafting_of(answers.choices)}
-        return self._head | {"object": object_, "choices": choices} | account
+        counts = {"usage": usage_of(answers), "metrics": drafting_of(answers.choices)}
+        return self._head | {"object": object_, "choices": choices} | counts
 
     def _chunk(self, object_: str, choice: dict[str, Any], pieces: Any) -> bytes:
         sources = {"sources": list(pieces)} if self._body.return_sources else {}
         return event(self._head | {"object": object_, "choices": [choice]} | sources)
 
     def _end(self, object_: str, answers: Answers) -> bytes:
-        wanted = self._body.stream_options is not None and self._body.stream_options.include_usage
-        return event(self._whole(object_, [], answers)) + DONE if wanted else DONE
+        has_usage = self._body.stream_options is not None and self._body.stream_options.include_usage
+        return event(self._whole(object_, [], answers)) + DONE if has_usage else DONE
 
 
 class ChatShape(_Shape):
-    """A request of `/v1/chat/completions`, and how its answers look."""
+    """A request of `/v1/chat/completions`, and the format of its answers."""
 
     kind = "chatcmpl"
     _body: ChatRequest
 
-    def wanted(self) -> Wanted:
-        """Return what the body wants."""
+    def text_request(self) -> TextRequest:
+        """Translate the body."""
         body = self._body
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools or []] if self._has_tools else []
-        concerned = any(message.role == "tool" or message.tool_calls for message in body.messages)
-        return _wanted(
+        has_calls = any(message.role == "tool" or message.tool_calls for message in body.messages)
+        return _text_request(
             body,
             prompts=[[message_of(message) for message in body.messages]],
-            tools=tools if tools or concerned else None,
+            tools=tools if tools or has_calls else None,
             most=body.max_completion_tokens or body.max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         )
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
-        """Return the answers in one piece."""
+        """Return the complete answers."""
         choices = []
-        for number, grown in enumerate(await answers.whole()):
-            message, finish = self._message(grown.text, answers.choices[number])
+        for number, delta in enumerate(await answers.whole()):
+            message, finish = self._message(delta.text, answers.choices[number])
             choices.append({"index": number, "message": message, "finish_reason": finish,
-                            "logprobs": self._logprobs(grown.tokens)})  # fmt: skip
+                            "logprobs": self._logprobs(delta.tokens)})  # fmt: skip
         return self._whole("chat.completion", choices, answers)
 
     async def events(self, answers: Answers) -> AsyncIterator[bytes]:
-        """Yield the answers as they grow."""
+        """Yield the answers as a stream of events."""
         for number in range(len(answers.choices)):
-            yield self._grown(number, {"role": "assistant", "content": ""})
-        # What may be a call of a tool is held back until the end.
-        held = [StopFilter([TOOL_CALL] if self._has_tools else []) for _ in answers.choices]
+            yield self._delta(number, {"role": "assistant", "content": ""})
+        # a possible tool call is held back until the end
+        filters = [StopFilter([TOOL_CALL] if self._has_tools else []) for _ in answers.choices]
         async for number, delta in answers.deltas():
-            hold, finish = held[number], delta.finish
-            pieces = hold.push(delta.pieces)
+            calls_filter, finish = filters[number], delta.finish
+            pieces = calls_filter.push(delta.pieces)
             if pieces or delta.tokens:
-                shown = {"content": "".join(text for text, _ in pieces)}
-                yield self._grown(number, shown, tokens=delta.tokens, pieces=pieces)
+                content = {"content": "".join(text for text, _ in pieces)}
+                yield self._delta(number, content, tokens=delta.tokens, pieces=pieces)
             if finish is not None:
-                if calls := _calls_in(hold.held):
+                if calls := _calls_in(calls_filter.held):
                     finish = "tool_calls"
-                    yield self._grown(number, {"tool_calls": [{"index": n} | call for n, call in enumerate(calls)]})
-                elif hold.held:
-                    yield self._grown(number, {"content": hold.held})
-                yield self._grown(number, {}, finish)
+                    yield self._delta(number, {"tool_calls": [{"index": n} | call for n, call in enumerate(calls)]})
+                elif calls_filter.held:
+                    yield self._delta(number, {"content": calls_filter.held})
+                yield self._delta(number, {}, finish)
         yield self._end("chat.completion.chunk", answers)
 
-    def _grown(
+    def _delta(
         self, number: int, delta: dict[str, Any], finish: str | None = None, tokens: Sequence[TokenLogprobs] = (),
         pieces: Any = (),
     ) -> bytes:  # fmt: skip
@@ -186,28 +186,28 @@ class ChatShape(_Shape):
 
 
 class CompletionShape(_Shape):
-    """A request of `/v1/completions`, and how its answers look."""
+    """A request of `/v1/completions`, and the format of its answers."""
 
     kind = "cmpl"
     _body: CompletionRequest
 
-    def wanted(self) -> Wanted:
-        """Return what the body wants."""
-        body, given = self._body, self._body.prompt
-        several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
-        prompts: Any = given if several else [given]
-        return _wanted(body, prompts=prompts, most=body.max_tokens, logprobs=body.logprobs)
+    def text_request(self) -> TextRequest:
+        """Translate the body."""
+        body, prompt = self._body, self._body.prompt
+        several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+        prompts: Any = prompt if several else [prompt]
+        return _text_request(body, prompts=prompts, most=body.max_tokens, logprobs=body.logprobs)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
-        """Return the answers in one piece."""
+        """Return the complete answers."""
         choices = [
-            self._choice(number, grown.text, grown.finish, self._logprobs(grown.tokens, 0))
-            for number, grown in enumerate(await answers.whole())
+            self._choice(number, delta.text, delta.finish, self._logprobs(delta.tokens, 0))
+            for number, delta in enumerate(await answers.whole())
         ]
         return self._whole("text_completion", choices, answers)
 
     async def events(self, answers: Answers) -> AsyncIterator[bytes]:
-        """Yield the answers as they grow."""
+        """Yield the answers as a stream of events."""
         offsets = [0] * len(answers.choices)
         async for number, delta in answers.deltas():
             if delta.pieces or delta.tokens or delta.finish:
@@ -221,22 +221,22 @@ class CompletionShape(_Shape):
         return {"index": number, "text": text, "finish_reason": finish, "logprobs": logprobs}
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs], offset: int) -> dict[str, Any] | None:
-        """Return the log-probabilities of tokens whose text begins at `offset` of the answer's."""
+        """Return the log-probabilities of tokens whose text begins at `offset` in the answer."""
         if self._body.logprobs is None:
             return None
         decode = self._tokenizer.decode
-        worded = [decode([told.token]) for told in tokens]
+        texts = [decode([each.token]) for each in tokens]
         return {
-            "tokens": worded,
-            "token_logprobs": [told.of_chosen for told in tokens],
-            "top_logprobs": [{decode([each]): logprob for each, logprob in told.top} for told in tokens],
-            "text_offset": [offset + sum(map(len, worded[:number])) for number in range(len(worded))],
+            "tokens": texts,
+            "token_logprobs": [each.of_chosen for each in tokens],
+            "top_logprobs": [{decode([token]): logprob for token, logprob in each.top} for each in tokens],
+            "text_offset": [offset + sum(map(len, texts[:number])) for number in range(len(texts))],
         }
 
 
 def _calls_in(text: str) -> list[dict[str, Any]] | None:
-    """Return the calls that a text makes, as OpenAI words them; None where it makes none, or one cannot be read."""
-    found = []
+    """Return the tool calls of a text in OpenAI's format; None if it has none or one cannot be parsed."""
+    calls = []
     for body in _CALL.findall(text):
         try:
             call = json.loads(body)
@@ -245,7 +245,6 @@ def _calls_in(text: str) -> list[dict[str, Any]] | None:
             return None
         if not isinstance(name, str):
             return None
-        worded = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        function = {"name": name, "arguments": worded}
-        found.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
-    return found or None
+        function = {"name": name, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
+        calls.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
+    return calls or None

@@ -1,6 +1,6 @@
-"""How replies leave: answers as server-sent events, and what goes wrong as a status and a sentence.
+"""Responses: streams of server-sent events, and the HTTP status and message of an exception.
 
-A failure shows no traceback and no path of this machine; each protocol words it in its own shape.
+Messages contain no traceback and no local path. Does not depend on a protocol's format.
 """
 
 import json
@@ -18,14 +18,14 @@ from foredraft.server.service import Answers, Service
 from foredraft.server.writer import BusyError, StoppingError
 
 DONE = b"data: [DONE]\n\n"
-_RETRY_SECONDS = 2
+_RETRY_SECONDS = 2  # value of the Retry-After header (chosen)
 _LOG = logging.getLogger("foredraft.server")
-_UNTOLD = "Something went wrong in the server; its log tells what."
+_INTERNAL = "An internal error occurred; see the server's log."
 
 
 @dataclass(eq=False)
 class RequestError(Exception):
-    """An answer that could not be given: HTTP's status, a sentence, and what OpenAI's errors hold beside it."""
+    """A failed request: HTTP status, message, and the other fields of OpenAI's errors."""
 
     status: int
     message: str
@@ -35,14 +35,14 @@ class RequestError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What goes with the status."""
+        """The HTTP headers for the status."""
         if self.status in (429, 503):
             return {"Retry-After": str(_RETRY_SECONDS)}
         return {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
 
 
 def failure_of(error: Exception) -> RequestError:
-    """Return what is told of an exception."""
+    """Return the client's view of an exception; unexpected ones are logged."""
     message = str(error)
     match error:
         case RequestError():
@@ -57,12 +57,12 @@ def failure_of(error: Exception) -> RequestError:
         case OutOfMemoryError():
             failure = RequestError(503, message, "rate_limit_error", code="out_of_memory")
         case TimeoutError():
-            late = "The answer took longer than this server allows; ask for fewer tokens."
+            late = "The answer took longer than this server allows; request fewer tokens."
             failure = RequestError(504, late, "timeout_error")
         case _:
-            _LOG.error("A request failed.", exc_info=error)  # here, and not in the answer
-            known = isinstance(error, ForedraftError) and "/" not in message  # which may be a path
-            failure = RequestError(500, message if known else _UNTOLD, "server_error")
+            _LOG.error("A request failed.", exc_info=error)
+            is_safe = isinstance(error, ForedraftError) and "/" not in message  # a slash may belong to a path
+            failure = RequestError(500, message if is_safe else _INTERNAL, "server_error")
     return failure
 
 
@@ -84,26 +84,26 @@ def event(data: Any, name: str | None = None) -> bytes:
 
 
 class AnswerStream(StreamingResponse):
-    """Sends answers as a protocol words them, or how they `failed`, and lets them go when it ends.
+    """Streams `events`, or the event that `failed` returns for an exception.
 
-    That holds also where the client goes before the first event.
+    Cancels unfinished answers at the end, also if the client disconnects before the first event.
     """
 
     def __init__(
         self, service: Service, answers: Answers, events: AsyncIterator[bytes], failed: Callable[[RequestError], bytes]
     ) -> None:
-        async def sent() -> AsyncIterator[bytes]:
+        async def content() -> AsyncIterator[bytes]:
             try:
                 async for each in events:
                     yield each
-            except Exception as error:  # noqa: BLE001  # the response has begun: all that is left is to tell
+            except Exception as error:  # noqa: BLE001  # the response has started, so the error goes into the stream
                 yield failed(failure_of(error))
 
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(sent(), media_type="text/event-stream", headers=headers)
+        super().__init__(content(), media_type="text/event-stream", headers=headers)
         self._service, self._answers = service, answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send everything, as ASGI asks for it."""
+        """Send the response (ASGI)."""
         with self._service.attending(self._answers):
             await super().__call__(scope, receive, send)

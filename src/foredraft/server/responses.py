@@ -1,6 +1,6 @@
-"""OpenAI's `/v1/responses`, for text: nothing is stored, so a conversation is sent whole.
+"""OpenAI's `/v1/responses` protocol, text only; nothing is stored, so a request contains the whole conversation.
 
-Knows the protocol; not how answers come about.
+Does not depend on how answers are generated.
 """
 
 import time
@@ -12,11 +12,11 @@ from foredraft.server.bodies import ResponsesRequest, text_of
 from foredraft.server.metrics import drafting_of
 from foredraft.server.openai import generation_options, usage_of
 from foredraft.server.replies import RequestError, event
-from foredraft.server.service import Answers, Wanted
+from foredraft.server.service import Answers, TextRequest
 
 
 class ResponseShape:
-    """A request of `/v1/responses`, and how its answer looks."""
+    """A request of `/v1/responses`, and the format of its answer."""
 
     def __init__(self, body: ResponsesRequest, model: str, _tokenizer: Any) -> None:
         self._body = body
@@ -29,68 +29,68 @@ class ResponseShape:
             "text": body.text.model_dump(by_alias=True, exclude_none=True),
         }  # fmt: skip
 
-    def wanted(self) -> Wanted:
-        """Return what the body wants."""
-        body, form = self._body, self._body.text.format
-        given = [("user", body.input)] if isinstance(body.input, str) else [(i.role, i.content) for i in body.input]
+    def text_request(self) -> TextRequest:
+        """Translate the body."""
+        body, format_ = self._body, self._body.text.format
+        items = [("user", body.input)] if isinstance(body.input, str) else [(i.role, i.content) for i in body.input]
         if body.instructions is not None:
-            given = [("system", body.instructions), *given]
+            items = [("system", body.instructions), *items]
         messages = [
-            {"role": "system" if role == "developer" else role, "content": text_of(each)} for role, each in given
+            {"role": "system" if role == "developer" else role, "content": text_of(each)} for role, each in items
         ]
         options = generation_options(body, body.max_output_tokens)
-        shape = None if form.type == "text" else (form.type, form.schema_ or {})
-        return Wanted([messages], options, shape=shape, speculative=body.speculative)
+        shape = None if format_.type == "text" else (format_.type, format_.schema_ or {})
+        return TextRequest([messages], options, shape=shape, speculative=body.speculative)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
-        """Return the answer in one piece."""
-        [grown] = await answers.whole()
-        return self._finished(answers, grown.text)
+        """Return the complete answer."""
+        [delta] = await answers.whole()
+        return self._finished(answers, delta.text)
 
     async def events(self, answers: Answers) -> AsyncIterator[bytes]:
-        """Yield the answer as it grows."""
+        """Yield the answer as a stream of events."""
         number = 0
 
-        def worded(kind: str, **fields: Any) -> bytes:
+        def numbered(kind: str, **fields: Any) -> bytes:
             nonlocal number
             number += 1
             return event({"type": kind, "sequence_number": number - 1} | fields, kind)
 
         place = {"output_index": 0, "item_id": self._item, "content_index": 0}
         begun = self._head | {"status": "in_progress", "output": [], "incomplete_details": None, "usage": None}
-        yield worded("response.created", response=begun)
-        yield worded("response.in_progress", response=begun)
-        yield worded("response.output_item.added", output_index=0, item=self._message("", "in_progress"))
-        yield worded("response.content_part.added", part=_part(""), **place)
+        yield numbered("response.created", response=begun)
+        yield numbered("response.in_progress", response=begun)
+        yield numbered("response.output_item.added", output_index=0, item=self._message("", "in_progress"))
+        yield numbered("response.content_part.added", part=_part(""), **place)
         text = ""
         async for _, delta in answers.deltas():
             if delta.text:
                 text += delta.text
-                yield worded("response.output_text.delta", delta=delta.text, logprobs=[], **place)
+                yield numbered("response.output_text.delta", delta=delta.text, logprobs=[], **place)
         finished = self._finished(answers, text)
-        yield worded("response.output_text.done", text=text, logprobs=[], **place)
-        yield worded("response.content_part.done", part=_part(text), **place)
-        yield worded("response.output_item.done", output_index=0, item=finished["output"][0])
-        yield worded(f"response.{finished['status']}", response=finished)
+        yield numbered("response.output_text.done", text=text, logprobs=[], **place)
+        yield numbered("response.content_part.done", part=_part(text), **place)
+        yield numbered("response.output_item.done", output_index=0, item=finished["output"][0])
+        yield numbered(f"response.{finished['status']}", response=finished)
 
     def failed(self, failure: RequestError) -> bytes:
-        """Return the event that ends a stream in which something went wrong."""
+        """Return the event that ends a failed stream."""
         return event(
             {"type": "error", "code": failure.code, "message": failure.message, "param": failure.param}, "error"
         )
 
     def _finished(self, answers: Answers, text: str) -> dict[str, Any]:
-        whole = answers.choices[0].finish != "length"
-        status = "completed" if whole else "incomplete"
-        counted = usage_of(answers)
+        is_complete = answers.choices[0].finish != "length"
+        status = "completed" if is_complete else "incomplete"
+        usage = usage_of(answers)
         return self._head | {
             "status": status,
-            "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+            "incomplete_details": None if is_complete else {"reason": "max_output_tokens"},
             "output": [self._message(text, status)],
             "usage": {
-                "input_tokens": counted["prompt_tokens"], "input_tokens_details": {"cached_tokens": 0},
-                "output_tokens": counted["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": counted["total_tokens"],
+                "input_tokens": usage["prompt_tokens"], "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
             },
             "metrics": drafting_of(answers.choices),
         }  # fmt: skip

@@ -1,6 +1,6 @@
-"""A server from start to stop: put together, listening, and stopped so that what is being written is finished or told.
+"""The life of a server: it is built, listens, serves, and at a stop finishes or fails the texts in progress.
 
-Knows uvicorn and signals; not routes.
+Uses uvicorn and signals. Does not depend on routes.
 """
 
 import asyncio
@@ -27,30 +27,30 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How a server is run."""
+    """Options of a server; the limits are chosen."""
 
     host: str = "127.0.0.1"  # address to listen on
-    port: int = 8000  # 0 takes a free one
-    max_num_seqs: int = 16  # texts that are written together
-    max_waiting: int = 64  # texts that wait for their turn; more are refused with status 429
-    cache_bytes: int = CACHE_BYTES  # memory for keys and values, and for what earlier requests left of them
-    timeout: float = 600.0  # seconds after which an answer is given up
-    grace: float = 30.0  # seconds that a stopping server gives what is being written
+    port: int = 8000  # 0 for a free port
+    max_num_seqs: int = 16  # texts in the batch
+    max_waiting: int = 64  # texts that wait for the batch; more are rejected with status 429
+    cache_bytes: int = CACHE_BYTES  # bytes of the KV cache, including prefixes kept from earlier requests
+    timeout: float = 600.0  # seconds after which an answer fails
+    grace: float = 30.0  # seconds to finish texts after a stop
     stores: Path | None = None  # folder for the stores that clients fill; None for none
-    access: Access = field(default_factory=Access)  # who may ask for what
+    access: Access = field(default_factory=Access)  # access rules
 
 
 class Listening:
-    """A server that listens already, so that its address is known, and answers once it is run.
+    """A server that listens once it is built, so that its address is known, and serves when `run` is called.
 
     Args:
-        generator: writes.
-        name: of the model, as clients name it.
-        config: the generator's method's options, with its number of nodes as `num_speculative_tokens`.
-        options: how it is run.
+        generator: the default generator.
+        name: the model's name for clients.
+        config: the options of the generator's method, and its number of nodes as `num_speculative_tokens`.
+        options: options of the server.
 
     Raises:
-        UsageError: an address that cannot be listened on.
+        UsageError: an address that it cannot listen on.
     """
 
     def __init__(self, generator: Generator, name: str, config: Mapping[str, Any], options: ServerOptions) -> None:
@@ -67,7 +67,7 @@ class Listening:
             generator, Generators(generator, config, stores), Metrics(name), most_at_once=options.max_num_seqs,
             most_waiting=options.max_waiting, cache_bytes=options.cache_bytes, timeout=options.timeout,
         )  # fmt: skip
-        release_threads()  # from now on the writer's thread runs the passes
+        release_threads()  # from now on, passes run in the writer's thread
         self._grace = options.grace
         access = replace(options.access, hosts=_LOOPBACK if host in _LOOPBACK else ())
         app = make_app(self._service, stores, name, access, self._started)
@@ -77,27 +77,27 @@ class Listening:
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}"
 
     def run(self) -> None:
-        """Answer requests until the process is told to stop; then finish what was begun."""
+        """Serve until `stop` or a signal; then finish the texts in progress."""
         self._server.run(sockets=[self._socket])
         self._service.close(0.0)
 
     def stop(self) -> None:
-        """Take nothing more in, finish what is being written or give it up in time, and end `run`; from any thread."""
+        """Reject new texts, finish those in progress within the grace period, and end `run`; from any thread."""
         self._service.writer.close(self._grace)
         self._server.should_exit = True
 
     async def _started(self) -> None:
-        """Let signals stop the server gently: uvicorn would let go of every answer."""
+        """Make signals call `stop`; uvicorn's own handler would drop every answer."""
         loop = asyncio.get_running_loop()
-        stopping: list[asyncio.Future[None]] = []  # kept, as the loop would not
+        stopping: list[asyncio.Future[None]] = []  # the loop itself keeps no reference
 
         def stop() -> None:
-            if stopping:  # asked twice: at once
+            if stopping:  # a second signal stops at once
                 self._server.force_exit = self._server.should_exit = True
             stopping.append(loop.run_in_executor(None, self.stop))
 
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 loop.add_signal_handler(number, stop)
-            except (RuntimeError, ValueError, NotImplementedError):  # not the main thread, or no such thing here
+            except (RuntimeError, ValueError, NotImplementedError):  # not the main thread, or not supported here
                 return

@@ -1,6 +1,6 @@
-"""From what a request wants to its answers as they grow: prepared on one thread, written on another.
+"""Turns requests into answers: tokenizes on one thread, and generates on the writer's thread.
 
-Knows generators, the writer and the counters; not routes, nor the shapes in which answers are sent.
+Does not depend on routes or on the format in which answers are sent.
 """
 
 import asyncio
@@ -27,74 +27,74 @@ from foredraft.server.writer import Event, Job, Writer
 from foredraft.text import StopStrings
 
 TOOL_CALL = "<tool_call>"
-"""What a call of a tool begins with, in the form that is known here."""
-_UNLIMITED = 1 << 20  # tokens of a text whose length is not limited, where the model has no window
+"""The beginning of a tool call in the supported format."""
+_UNLIMITED = 1 << 20  # default maximum of new tokens for a model without a window (chosen)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What one request wants written."""
+class TextRequest:
+    """A request for texts, independent of the protocol."""
 
-    prompts: Sequence[Prompt]  # each is answered `n` times
-    options: Mapping[str, Any]  # generation arguments, None where one is not given
-    tools: Sequence[Mapping[str, Any]] | None = (
-        None  # told to the chat template; None where no message has to do with any
-    )
-    n: int = 1
+    prompts: Sequence[Prompt]
+    options: Mapping[str, Any]  # generation arguments, None for missing ones
+    tools: Sequence[Mapping[str, Any]] | None = None  # for the chat template; None if no message involves tools
+    n: int = 1  # answers per prompt
     stops: Sequence[str] = ()
-    logprobs: int | None = None  # most probable tokens told at every position; None for no log-probabilities
-    bias: Mapping[int, float] = field(default_factory=dict)  # added to scores, by token id
+    logprobs: int | None = None  # most probable tokens reported per position; None for no log-probabilities
+    bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits, by token id
     presence: float = 0.0
     frequency: float = 0.0
     shape: tuple[str, Any] | None = None  # "json_object", "json_schema" or "regex", and the schema or expression
-    ignore_eos: bool = False  # write on after the end
+    ignore_eos: bool = False  # continue after the end token
     speculative: Speculation | bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The answers of a request: `n` choices for each prompt, in order, and the job that writes each."""
+    """The answers of a request: `n` choices for each prompt, in order, and the job of each."""
 
     choices: list[Choice]
     prompt_tokens: int  # ids of all prompts
     jobs: list[Job]
-    events: asyncio.Queue[tuple[int, Event]]  # what is told of the jobs, in order, by the number of the choice
-    until: float  # when what is not written is given up, in seconds of the loop's clock
+    events: asyncio.Queue[tuple[int, Event]]  # number of the choice and event, in order
+    until: float  # deadline, in seconds of the loop's clock
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """Yield what the answers grow by until all have ended; what came meanwhile comes at once.
+        """Yield the increments of the answers until all have ended, one per choice for all queued events.
 
-        Raises what ended one of them instead, or TimeoutError.
+        Raises:
+            Exception: the failure of an answer.
+            TimeoutError: the deadline has passed.
         """
         while any(choice.finish is None for choice in self.choices):
-            grown: dict[int, Delta] = {}
+            deltas: dict[int, Delta] = {}
             async with asyncio.timeout_at(self.until):
-                told = [await self.events.get()]
+                events = [await self.events.get()]
             while not self.events.empty():
-                told.append(self.events.get_nowait())
-            for number, event in told:
-                grown.setdefault(number, Delta()).extend(self.choices[number].take(event))
-            for each in grown.items():
+                events.append(self.events.get_nowait())
+            for number, event in events:
+                deltas.setdefault(number, Delta()).extend(self.choices[number].take(event))
+            for each in deltas.items():
                 yield each
 
     async def whole(self) -> list[Delta]:
-        """Return everything that each answer grew by, when all have ended; raises as `deltas`."""
-        grown = [Delta() for _ in self.choices]
+        """Return each complete answer once all have ended; raises what `deltas` raises."""
+        answers = [Delta() for _ in self.choices]
         async for number, delta in self.deltas():
-            grown[number].extend(delta)
-        return grown
+            answers[number].extend(delta)
+        return answers
 
 
 class Service:
-    """Writes answers for one model.
+    """Generates answers with one model.
 
     Args:
-        generator: has the model and the tokenizer.
-        generators: what drafts for a request.
-        metrics: of the server.
-        most_at_once: texts that are written together; `most_waiting` more may wait.
-        cache_bytes: memory for keys and values.
-        timeout: seconds after which a text is given up.
+        generator: the default generator.
+        generators: the generators of requests.
+        metrics: the server's metrics.
+        most_at_once: texts in the batch; `most_waiting` more may wait.
+        cache_bytes: bytes of the KV cache.
+        timeout: seconds after which an answer fails.
     """
 
     def __init__(
@@ -104,32 +104,37 @@ class Service:
         self.generator, self.generators, self.metrics = generator, generators, metrics
         self._timeout = timeout
         self._preparing = ThreadPoolExecutor(1, "foredraft-prompts")
-        self._prepared_now = 0  # texts that are being prepared
+        self._preparing_now = 0  # texts being tokenized
         self._loop: asyncio.AbstractEventLoop | None = None
         batch = generator.batch(cache_bytes)
         self.writer = Writer(batch, self._deliver, most_at_once=most_at_once, most_waiting=most_waiting)
         metrics.watch(self.writer)
 
-    async def begin(self, wanted: Wanted, key: str) -> Answers:
-        """Have answers written, or raise what cannot be honoured, or BusyError."""
+    async def begin(self, request: TextRequest, key: str) -> Answers:
+        """Submit the texts of a request.
+
+        Raises:
+            UsageError: an invalid request.
+            BusyError: too many texts are waiting.
+        """
         self._loop = asyncio.get_running_loop()
-        until, count = self._loop.time() + self._timeout, len(wanted.prompts) * wanted.n
-        self.writer.check_room(self._prepared_now + count)
-        self._prepared_now += count
+        until, count = self._loop.time() + self._timeout, len(request.prompts) * request.n
+        self.writer.check_room(self._preparing_now + count)
+        self._preparing_now += count
         try:
-            made = await self.prepared_in_turn(self._prepared, wanted, key)
+            made = await self.prepared_in_turn(self._prepared, request, key)
         finally:
-            self._prepared_now -= count
+            self._preparing_now -= count
         events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         jobs = [Job(prepared, partial(_queue, events, number)) for number, (_, prepared) in enumerate(made)]
         self.writer.submit(jobs)
         self.metrics.begun(jobs)
-        prompt_tokens = sum(len(prepared.prompt) for _, prepared in made[:: wanted.n])
+        prompt_tokens = sum(len(prepared.prompt) for _, prepared in made[:: request.n])
         return Answers([choice for choice, _ in made], prompt_tokens, jobs, events, until)
 
     @contextmanager
     def attending(self, answers: Answers) -> Iterator[None]:
-        """Cancel what is not finished when the block is left."""
+        """Cancel unfinished answers when the block is left."""
         try:
             yield
         finally:
@@ -139,7 +144,7 @@ class Service:
                 self.metrics.ended(job, choice)
 
     async def prepared_in_turn(self, work: Any, *arguments: Any) -> Any:
-        """Do something with the tokenizer or the stores on the thread for that."""
+        """Run `work` on the thread for tokenizing and stores."""
         return await asyncio.get_running_loop().run_in_executor(self._preparing, work, *arguments)
 
     @cached_property
@@ -148,68 +153,70 @@ class Service:
         return grammar_tokenizer(generator.tokenizer, generator.target.vocabulary, generator.eos_token_ids())
 
     def close(self, seconds: float) -> None:
-        """Finish what is being written, or give it up after so many seconds, and keep what was learned."""
+        """Finish the texts in progress, or fail them after `seconds`, and save what was learned."""
         self.writer.close(seconds)
         self._preparing.shutdown()
         self.generator.save()
 
-    def _prepared(self, wanted: Wanted, key: str) -> list[tuple[Choice, Prepared]]:
-        generator = self.generators.get(key, wanted.speculative)
+    def _prepared(self, request: TextRequest, key: str) -> list[tuple[Choice, Prepared]]:
+        generator = self.generators.get(key, request.speculative)
         if generator.drafter.needs.target is not None:
             raise UsageError(
-                f"Method {generator.method!r} drafts with the target's own layers, one text at a time; this server "
-                "writes many. Ask for another method."
+                f"Method {generator.method!r} drafts with the target's own layers, for one text at a time, so a server "
+                "cannot use it. Choose another method."
             )
         tokenizer, made = generator.tokenizer, []
-        for prompt in wanted.prompts:
-            ids = generator.encode(prompt if wanted.tools is None else _ids_with_tools(prompt, wanted.tools, tokenizer))
-            made += [self._choice(generator, ids, wanted, number) for number in range(wanted.n)]
+        for prompt in request.prompts:
+            ids = generator.encode(
+                prompt if request.tools is None else _ids_with_tools(prompt, request.tools, tokenizer)
+            )
+            made += [self._choice(generator, ids, request, number) for number in range(request.n)]
         return made
 
-    def _choice(self, generator: Generator, ids: Any, wanted: Wanted, number: int) -> tuple[Choice, Prepared]:
+    def _choice(self, generator: Generator, ids: Any, request: TextRequest, number: int) -> tuple[Choice, Prepared]:
         tokenizer, target = generator.tokenizer, generator.target
         most = _UNLIMITED if target.window is None else max(target.window - len(ids), 1)
-        asked = {"max_new_tokens": most} | {name: each for name, each in wanted.options.items() if each is not None}
-        if number and "seed" in asked:
-            asked["seed"] = (asked["seed"] + number) % SEED_LIMIT
-        arguments = generator.arguments(asked)
-        logprobs = None if wanted.logprobs is None else Logprobs(wanted.logprobs)
+        options = {"max_new_tokens": most} | {name: each for name, each in request.options.items() if each is not None}
+        if number and "seed" in options:
+            options["seed"] = (options["seed"] + number) % SEED_LIMIT
+        arguments = generator.arguments(options)
+        logprobs = None if request.logprobs is None else Logprobs(request.logprobs)
         processors: list[LogitsProcessor] = [] if logprobs is None else [logprobs]
-        if wanted.bias:
-            processors.append(Bias(wanted.bias, target.vocabulary))
-        if wanted.presence or wanted.frequency:
-            processors.append(Penalties(len(ids), wanted.presence, wanted.frequency))
+        if request.bias:
+            processors.append(Bias(request.bias, target.vocabulary))
+        if request.presence or request.frequency:
+            processors.append(Penalties(len(ids), request.presence, request.frequency))
         constraint = None
-        if wanted.shape is not None:
-            if wanted.ignore_eos:
-                raise UsageError("ignore_eos cannot be had with a response_format, which says where the text ends.")
-            constraint = Constraint(self._grammar_tokenizer, *wanted.shape, len(ids))
+        if request.shape is not None:
+            if request.ignore_eos:
+                raise UsageError("ignore_eos and response_format exclude each other; leave one of them out.")
+            constraint = Constraint(self._grammar_tokenizer, *request.shape, len(ids))
             processors.append(constraint)
-        choice, given = Choice(tokenizer, wanted.stops, logprobs), arguments["around"]
+        choice, add_prediction = Choice(tokenizer, request.stops, logprobs), arguments["wrap_drafter"]
 
-        def around(drafter: Drafter) -> Drafter:
-            drafter = given(drafter)
+        def wrap_drafter(drafter: Drafter) -> Drafter:
+            drafter = add_prediction(drafter)
             choice.watch(drafter)
             if constraint is None or generator.method == "none":
                 return drafter
             return ChainDrafter(drafter, constraint, GRAMMAR)
 
-        arguments |= {"processors": processors, "around": around}
-        if wanted.ignore_eos:
+        arguments |= {"processors": processors, "wrap_drafter": wrap_drafter}
+        if request.ignore_eos:
             arguments["eos"] = ()
-        if wanted.stops:
-            arguments["stop"] = StopStrings(tokenizer, wanted.stops)
+        if request.stops:
+            arguments["stop"] = StopStrings(tokenizer, request.stops)
         return choice, generator.prepare(ids, **arguments)
 
     def _deliver(self, events: Sequence[tuple[Job, Event]]) -> None:
-        assert self._loop is not None, "jobs come from the loop"
-        with suppress(RuntimeError):  # the loop has ended, and nobody listens
-            self._loop.call_soon_threadsafe(self._tell, events)
+        assert self._loop is not None, "jobs are submitted from the loop"
+        with suppress(RuntimeError):  # the loop has ended, so nobody receives the events
+            self._loop.call_soon_threadsafe(self._send, events)
 
-    def _tell(self, events: Sequence[tuple[Job, Event]]) -> None:
+    def _send(self, events: Sequence[tuple[Job, Event]]) -> None:
         for job, event in events:
             self.metrics.advanced(job, event)
-            job.tell(event)
+            job.send(event)
 
 
 def _queue(events: "asyncio.Queue[tuple[int, Event]]", number: int, event: Event) -> None:
@@ -217,11 +224,11 @@ def _queue(events: "asyncio.Queue[tuple[int, Event]]", number: int, event: Event
 
 
 def _ids_with_tools(messages: Any, tools: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
-    """Return the ids of a conversation with tools, or refuse a chat template that knows no such calls."""
+    """Return the ids of a conversation with tools; UsageError if the chat template does not support the call format."""
     template = str(getattr(tokenizer, "chat_template", None) or "")
     if tools and ("tools" not in template or TOOL_CALL not in template):
         raise UsageError(
-            f"This model's chat template has no tools in a form that is known here ({TOOL_CALL}); leave tools out."
+            f"This model's chat template does not support tools in the format {TOOL_CALL}; leave tools out."
         )
     ids: list[int] = tokenizer(templated(messages, tokenizer, tools or None), add_special_tokens=False).input_ids
     return ids

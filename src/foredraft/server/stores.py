@@ -1,6 +1,6 @@
-"""Stores of texts that clients fill and drafts are found in: by name, and apart for every API key.
+"""Named stores of texts, which clients fill and drafts are retrieved from, separate for every API key.
 
-Knows folders, names and texts; datastores do the rest, so that a killed server leaves every store as it was.
+A store is a datastore in a folder, so a killed server leaves it valid. Does not depend on HTTP or drafters.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ from foredraft.index.datastore import MANIFEST, read_manifest
 from foredraft.index.datastore_writer import DatastoreWriter
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-_MOST_SEGMENTS = 8  # each of which is searched at every step
+_MOST_SEGMENTS = 8  # more are merged, because every step searches each segment (chosen)
 _GONE = ".removed"
 
 
 class Stores:
-    """The stores in a folder, None where none can be made, for the model's tokenizer (of the tokenizers library)."""
+    """The stores in a folder; `tokenizer` is the model's, of the tokenizers library. No folder means no stores."""
 
     def __init__(self, folder: Path | None, tokenizer: Any) -> None:
         self._folder, self._tokenizer = folder, tokenizer
@@ -37,37 +37,38 @@ class Stores:
         """Return the folder of a store, which need not exist.
 
         Raises:
-            UsageError: a name that cannot be one, or a server without stores.
+            UsageError: an invalid name, or a server without stores.
         """
         if self._folder is None:
             raise UsageError("This server keeps no stores; start it with --stores FOLDER.")
         if not _NAME.fullmatch(name):
             raise UsageError(
-                f"{name[:80]!r} cannot be a store's name; use up to 64 small letters, digits, hyphens and underscores."
+                f"{name[:80]!r} is not a valid store name; use up to 64 lower-case letters, digits, hyphens and "
+                "underscores."
             )
         owner = hashlib.sha256(key.encode()).hexdigest()[:32] if key else "open"
         return self._folder / owner / name
 
     def existing(self, key: str, name: str) -> Path:
-        """Return the folder of a store, or raise UsageError where there is none."""
+        """Return the folder of a store, or raise UsageError if it does not exist."""
         place = self.place(key, name)
         if not (place / MANIFEST).exists():
             raise UsageError(f"There is no store {name!r}; add texts to it with POST /v1/stores/{name}/texts.")
         return place
 
     def list(self, key: str) -> list[dict[str, Any]]:
-        """Return what there is: names, and tokens of each."""
+        """Return the description of every store."""
         if self._folder is None:
             return []
         names = [manifest.parent.name for manifest in sorted(self.place(key, "any").parent.glob(f"*/{MANIFEST}"))]
         return [self.describe(key, name) for name in names if _NAME.fullmatch(name)]
 
     def describe(self, key: str, name: str) -> dict[str, Any]:
-        """Return a store's name and its tokens."""
+        """Return a store's name and number of tokens."""
         return {"id": name, "object": "store", "tokens": read_manifest(self.existing(key, name)).tokens}
 
     def add(self, key: str, name: str, texts: Sequence[str]) -> dict[str, Any]:
-        """Add texts to a store, made if need be, and return what it is then, or raise StoreError."""
+        """Add texts to a store, created if missing, and return its description; StoreError if it cannot be written."""
         place = self.place(key, name)
         place.parent.mkdir(parents=True, exist_ok=True)
         documents = (Document(text, len(text)) for text in texts)
@@ -82,7 +83,7 @@ class Stores:
         return self.describe(key, name)
 
     def remove(self, key: str, name: str) -> None:
-        """Remove a store; drafts that are being made from it go on."""
+        """Remove a store; generators that have it open keep working."""
         place = self.existing(key, name)
         gone = place.with_name(f"{name}-{uuid.uuid4().hex}{_GONE}")
         place.rename(gone)

@@ -1,6 +1,6 @@
-"""The thread that steps a batch for all requests: texts join in the order in which they came, as there is room.
+"""The thread that steps one batch for all requests; texts join in order of arrival when there is room.
 
-Knows prepared texts and what becomes of them; not HTTP.
+Does not depend on HTTP.
 """
 
 import threading
@@ -18,7 +18,7 @@ from foredraft.errors import ForedraftError, OutOfMemoryError, told
 
 
 class BusyError(ForedraftError):
-    """No more texts are taken in now; a later try may succeed."""
+    """The queue is full; a later try may succeed."""
 
 
 class StoppingError(BusyError):
@@ -26,7 +26,7 @@ class StoppingError(BusyError):
 
 
 class Event(NamedTuple):
-    """What became of a text: its steps since the last event, why it ended, or what ended it instead."""
+    """Progress of a text: its steps since the last event, its finish reason, or its failure."""
 
     records: tuple[StepRecord, ...] = ()
     finish: FinishReason | None = None
@@ -35,21 +35,21 @@ class Event(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One text to write; times are in seconds of `time.monotonic`, 0 before they have come."""
+    """One text to generate; times are seconds of `time.monotonic`, 0 if not reached yet."""
 
     prepared: Prepared
-    tell: Callable[[Event], None]  # called with every event, on the thread of `Writer`'s `deliver`
-    cancelled: bool = False  # whether nobody waits for it any more
-    submitted: float = field(default_factory=time.monotonic)  # when it came
-    started: float = 0.0  # when its first pass could begin
-    told: float = 0.0  # when tokens of it were last told, set by whoever tells
-    steps: int = 0  # that were told
+    send: Callable[[Event], None]  # called for every event by the `deliver` function of `Writer`
+    cancelled: bool = False
+    submitted: float = field(default_factory=time.monotonic)
+    started: float = 0.0  # when it joined the batch
+    last_event: float = 0.0  # when tokens were last sent; set by the metrics
+    steps: int = 0  # steps delivered
 
 
 class Writer:
-    """Writes up to `most_at_once` texts in an empty batch, while `most_waiting` wait, until it is closed.
+    """Generates up to `most_at_once` texts in an empty batch, while `most_waiting` more wait, until it is closed.
 
-    `deliver` takes the events of a step, on the writer's thread, and sees to it that each is told.
+    `deliver` receives the events of a step on the writer's thread, and must pass each to its job's `send`.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Writer:
         self._waiting: deque[Job] = deque()
         self._lanes: dict[Lane, Job] = {}
         self._changed = threading.Condition()
-        self._stopping = False  # whether nothing is taken in any more
-        self._until = float("inf")  # when texts that are not finished are given up
+        self._stopping = False  # whether new texts are rejected
+        self._until = float("inf")  # deadline for unfinished texts
         self._thread = threading.Thread(target=self._run, name="foredraft-writer", daemon=True)
         self._thread.start()
 
@@ -73,41 +73,41 @@ class Writer:
 
     @property
     def waiting(self) -> int:
-        """Texts that wait for their turn."""
+        """Texts that wait to join the batch."""
         return len(self._waiting)
 
     @property
     def memory_use(self) -> float:
-        """The share of the memory for keys and values that is taken, 0 to 1."""
+        """The share of the KV cache in use, 0 to 1."""
         return self._batch.memory_use
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Take in texts, all of them or none; raise BusyError where too many wait already, or the writer is closing."""
+        """Queue all texts or none; BusyError if too many wait already, or the writer is closing."""
         with self._changed:
             self.check_room(len(jobs))
             self._waiting.extend(jobs)
             self._changed.notify()
 
     def check_room(self, count: int) -> None:
-        """Refuse `count` more texts where `submit` would, with its errors."""
+        """Raise the error of `submit` for `count` more texts, if any."""
         if self._stopping:
             raise StoppingError("The server is stopping; try again later.")
         if self.running + self.waiting + count > self._most_at_once + self._most_waiting:
             raise BusyError(
-                f"{self.running} texts are being written and {self.waiting} wait; {count} more are too many. Try again "
-                "later."
+                f"{self.running} texts are being generated and {self.waiting} wait; {count} more are too many. Try "
+                "again later."
             )
 
     def cancel(self, job: Job) -> None:
-        """Let a text go before its next step; nothing more is told of it."""
+        """Drop a text before its next step; it gets no more events."""
         with self._changed:
             job.cancelled = True
-            with suppress(ValueError):  # it does not wait
+            with suppress(ValueError):  # it is not waiting
                 self._waiting.remove(job)
             self._changed.notify()
 
     def close(self, seconds: float) -> None:
-        """Take nothing more in, finish what was taken in, and after `seconds` give up the rest, which is told."""
+        """Reject new texts, finish the others, and after `seconds` fail the unfinished ones."""
         with self._changed:
             self._stopping = True
             self._until = time.monotonic() + seconds
@@ -122,18 +122,18 @@ class Writer:
                 if not self._waiting and not self._lanes:
                     return
             if time.monotonic() > self._until:
-                events = self._give_up(StoppingError("The server is stopping, and the text was not finished."))
+                events = self._fail_all(StoppingError("The server is stopping, and the text was not finished."))
             else:
                 events = self._admit() + self._step()
             if events:
                 self._deliver(events)
 
     def _admit(self) -> list[tuple[Job, Event]]:
-        """Let cancelled texts go and waiting ones join; return what is to be told of those that cannot be written."""
+        """Remove cancelled texts and add waiting ones; return the events of those that cannot join."""
         for lane in [lane for lane, job in self._lanes.items() if job.cancelled]:
             self._batch.leave(lane)
             del self._lanes[lane]
-        refused = []
+        rejected = []
         while len(self._lanes) < self._most_at_once:
             with self._changed:
                 if not self._waiting:
@@ -141,24 +141,24 @@ class Writer:
                 job = self._waiting.popleft()
             try:
                 self._lanes[self._batch.join(job.prepared)] = job
-            except Exception as error:  # noqa: BLE001  # whatever it is, the other texts are to be written
-                if isinstance(error, OutOfMemoryError) and self._lanes:  # there will be room when one of them has ended
+            except Exception as error:  # noqa: BLE001  # no error may stop the other texts
+                if isinstance(error, OutOfMemoryError) and self._lanes:  # there is room once another text has ended
                     with self._changed:
                         if not job.cancelled:
                             self._waiting.appendleft(job)
                     break
-                refused.append((job, Event(failure=error)))
+                rejected.append((job, Event(failure=error)))
             else:
                 job.started = time.monotonic()
-        return refused
+        return rejected
 
     def _step(self) -> list[tuple[Job, Event]]:
         if not self._lanes:
             return []
         try:
             lanes = self._batch.step()
-        except Exception as error:  # noqa: BLE001  # whatever it is, later requests are to be answered
-            return self._give_up(ForedraftError(f"A step failed ({told(error)}); the texts of its batch are lost."))
+        except Exception as error:  # noqa: BLE001  # no error may stop later requests
+            return self._fail_all(ForedraftError(f"A step failed ({told(error)}); the texts of its batch are lost."))
         events = []
         for lane in lanes:
             job = self._lanes[lane]
@@ -169,8 +169,8 @@ class Writer:
                 del self._lanes[lane]
         return events
 
-    def _give_up(self, error: Exception) -> list[tuple[Job, Event]]:
-        """Let every text go, and return what is to be told of it."""
+    def _fail_all(self, error: Exception) -> list[tuple[Job, Event]]:
+        """Drop every text, and return the event of each."""
         with self._changed:
             jobs = [*self._lanes.values(), *self._waiting]
             self._waiting.clear()
