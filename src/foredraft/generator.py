@@ -288,9 +288,7 @@ class Generator:
         if not prediction:
             return lambda drafter: drafter
         if self.method == "none":
-            raise UsageError(
-                "prediction has no effect with method 'none', which drafts nothing; leave one out."
-            )
+            raise UsageError("prediction has no effect with method 'none', which drafts nothing; leave one out.")
         if self.verification != "matched":
             raise UsageError("prediction needs matched verification: its tokens are not drawn from a distribution.")
         ids = self.tokenizer(checked_text(prediction), add_special_tokens=False).input_ids

@@ -310,7 +310,7 @@ def explain(
     as_json: flags.JsonOption = False,
     color: flags.ColorOption = None,
 ) -> None:
-    """Generate a text and report its drafts: sources, accepted and wasted tokens, and expected against measured cost."""
+    """Generate a text and report its drafts: sources, accepted and wasted, expected against measured cost."""
     text = prompt_text(prompt, file)
     config = speculative_options(speculative_config, num_speculative_tokens=num_speculative_tokens)
     options = setting(temperature, max_new_tokens=max_new_tokens, seed=seed)
