@@ -309,7 +309,7 @@ def test_ids_beyond_the_tokenizer_are_written_without_text(plain, tokenizer):
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(tokenizer):
-    with pytest.raises(UsageError, match="ids up to 299 and the model scores ids below 200"):
+    with pytest.raises(UsageError, match="ids up to 299, but the model scores only ids below 200"):
         foredraft.load((tiny_llama(200), tokenizer), method="none")
 
 
@@ -502,7 +502,7 @@ def test_arrays_and_tensors_of_one_row_are_token_ids(plain, kind):
         (5, "this one is a int"),
         (b"text", "decode the bytes"),
         ({"role": "user", "content": "a"}, "put a message in a list"),
-        ({"input_ids": [1, 2]}, "pass its input_ids"),
+        ({"input_ids": [1, 2]}, "pass the input_ids"),
         ([[1, 2], [3]], "flat list"),
         ([1, None], "this list holds None"),
         ([True, 5], "this list holds True"),
@@ -527,16 +527,16 @@ def test_what_is_no_prompt_is_refused_in_a_sentence(plain, prompt, says):
 
 
 def test_a_batch_encoding_is_refused(plain, tokenizer):
-    with pytest.raises(UsageError, match="pass its input_ids"):
+    with pytest.raises(UsageError, match="pass the input_ids"):
         plain.encode(tokenizer("the quick"))
 
 
 def test_what_a_chat_template_refuses_is_said(plain, tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(UsageError, match=r"template refuses the conversation \(roles must alternate"):
+    with pytest.raises(UsageError, match=r"template rejects the conversation \(roles must alternate"):
         plain.encode([{"role": "user", "content": "a"}])
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
-    with pytest.raises(UsageError, match="UTF-8 cannot hold"):
+    with pytest.raises(UsageError, match="UTF-8 cannot encode"):
         plain.encode([{"role": "user", "content": "\ud800"}])
 
 
@@ -576,4 +576,4 @@ def test_a_conversation_goes_on_after_a_line_that_is_not_utf_8(monkeypatch, caps
     generator = SimpleNamespace(tokenizer=SimpleNamespace(chat_template=TEMPLATE), target=target)
     chat.converse(generator, SimpleNamespace(system=None))
     assert heard == ["é", "more"]
-    assert "not text in UTF-8" in capsys.readouterr().err
+    assert "not UTF-8" in capsys.readouterr().err

@@ -286,7 +286,7 @@ def test_an_interrupt_keeps_what_was_written(run, monkeypatch):
         (("generate", "a", "--num-speculative-tokens", "-1"), "num_speculative_tokens is -1"),
         (("generate", "a", "--method", "adaptx"), "Did you mean 'adaptix'?"),
         (("generate", "a", "--method", "none", "--speculative-config", '{"method": "adaptix"}'), "give one of them"),
-        (("generate", "a", "--method", "none", "--compare"), "name another method"),
+        (("generate", "a", "--method", "none", "--compare"), "choose another one"),
         (("generate", "a", "--max-new-tokens", "0"), "--max-new-tokens is 0"),
         (("generate", "a", "--no-do-sample", "--temperature", "1"), "would be ignored with --no-do-sample; leave"),
         (("generate", "a", "--do-sample", "--temperature", "0"), "use --no-do-sample for greedy"),
@@ -349,7 +349,7 @@ def test_a_verification_that_means_nothing_is_refused(run):
     [
         ("float32", True, 1, "report"),
         ("bfloat16", True, 1, "report"),
-        ("bfloat16", False, 0, "near-ties may flip"),
+        ("bfloat16", False, 0, "can swap nearly tied tokens"),
     ],
 )
 def test_a_difference_fails_where_arithmetic_cannot_explain_it(run, monkeypatch, dtype, exact, status, words):
@@ -362,7 +362,7 @@ def test_a_difference_fails_where_arithmetic_cannot_explain_it(run, monkeypatch,
     assert result.status == status
     assert "identical: no (first difference at token 3; top-2 gap 0.01; " in result.out
     assert words in result.out
-    assert "flatters drafters" in result.out
+    assert "favours drafters" in result.out
 
 
 def test_the_gap_is_between_the_two_best_scores():
@@ -407,7 +407,7 @@ def test_chat_keeps_what_it_learned_where_it_is_told_to(run, tmp_path):
 
 @pytest.mark.slow
 def test_chat_without_a_line_is_refused(run):
-    assert refused(run("chat", *QUICK), 2, "pipe one message a line")
+    assert refused(run("chat", *QUICK), 2, "pipe one message per line")
 
 
 def job(**given):
@@ -428,7 +428,7 @@ def test_chat_forgets_the_oldest_turns_when_the_window_is_full(capsys):
     assert kept == [system, turns[4]]
     error = capsys.readouterr().err
     assert "window of 40 tokens" in error
-    assert "2 turns were forgotten" in error
+    assert "oldest 2 turns were dropped" in error
     with pytest.raises(UsageError, match="send a shorter one"):
         chat._fitting(generator, job(), [{"role": "user", "content": 50 * "a"}])
 

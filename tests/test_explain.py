@@ -79,7 +79,7 @@ def test_an_explained_text_is_the_text(capsys):
 def test_an_account_is_shown_in_words(capsys):
     assert main(["explain", PROMPT, "--max-new-tokens", "16", "--method", "prompt_lookup", "--no-color"]) == 0
     shown = capsys.readouterr().out
-    for words in ("tokens a step", "who drafted", "prompt_lookup", "ms of a plain pass"):
+    for words in ("tokens per step", "draft sources", "prompt_lookup", "ms per pass without a draft"):
         assert words in shown
 
 

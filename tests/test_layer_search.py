@@ -148,7 +148,7 @@ def test_the_command_writes_a_file_that_the_method_takes(data, tmp_path, capsys)
         (["--minutes", "0"], "minutes is 0; it must be above 0"),
         (["--temperature", "-1"], "temperature is -1"),
         (["--data", "no-such-file.jsonl"], "no-such-file.jsonl does not exist"),
-        (["--out", "no-folder/out.json"], "no-folder is no folder"),
+        (["--out", "no-folder/out.json"], "no-folder is not a folder"),
     ],
 )
 def test_bad_input_is_told_before_anything_is_loaded(arguments, says, data, tmp_path, capsys, monkeypatch):

@@ -45,7 +45,7 @@ def test_a_profile_counts_what_was_emitted_and_where_it_came_from(prompts, capsy
     assert sum(each["nodes"] * each["accepted"] for each in drafted["reliability"]) == pytest.approx(kept, abs=2)
     assert main(["bench", "profile", *options[:-1], "--method", "prompt_lookup"]) == 0
     shown = capsys.readouterr().out
-    assert "who drafted what" in shown
+    assert "draft sources" in shown
     assert "reached depth" in shown
 
 

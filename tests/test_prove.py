@@ -52,7 +52,7 @@ def test_the_verdict_is_a_sentence_and_a_piped_table_is_whole(capsys):
     assert main(["prove", *OPTIONS, "--method", "prompt_lookup", "--temperature", "0"]) == 0
     shown = capsys.readouterr()
     assert "beyond rounding" in shown.out
-    assert re.search(r"Proved: all 2 texts \([\d,]+ tokens\) are plain decoding's; every rule holds\.", shown.err)
+    assert re.search(r"Proved: all 2 texts \([\d,]+ tokens\) equal plain decoding's; every rule holds\.", shown.err)
 
 
 class CompiledTo:

@@ -62,7 +62,7 @@ def test_a_temperature_that_overflows_is_refused(generator, temperature):
 
 @pytest.mark.parametrize("given", [{"dtype": "float16"}, {"device": "cpu"}, {"device": "nonsense"}])
 def test_dtype_and_device_of_a_loaded_pair_are_not_ignored(given):
-    with pytest.raises(UsageError, match="dtype and device belong to models that foredraft loads"):
+    with pytest.raises(UsageError, match="dtype and device apply only to models that foredraft loads"):
         foredraft.load((tiny(), load_tokenizer(TOY)), **given)
 
 
@@ -73,7 +73,7 @@ def test_loading_options_are_handed_on_or_refused():
         foredraft.load(TOY, method="none", device_map={"": "nonsense"})
     with pytest.raises(UsageError, match=r"^foredraft\.load has no option 'revison'\. Did you mean 'revision'"):
         foredraft.load(TOY, revison="main")
-    with pytest.raises(UsageError, match="revision, dtype and device belong to models that foredraft loads"):
+    with pytest.raises(UsageError, match="revision, dtype and device apply only to models that foredraft loads"):
         foredraft.load((tiny(), load_tokenizer(TOY)), revision="main")
 
 

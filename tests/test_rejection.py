@@ -647,7 +647,7 @@ def test_texts_sampled_under_rejection_are_not_proved_token_for_token():
     generator = types.SimpleNamespace(target=types.SimpleNamespace(vocabulary=9))
     method = parse_method('prompt_lookup:{"verification": "rejection"}')
     assert (method.verification, method.options) == ("rejection", {})
-    with pytest.raises(UsageError, match="keeps the distribution of the text and not its tokens"):
+    with pytest.raises(UsageError, match="keeps the distribution of the text but not its tokens"):
         prove(generator, [method], [], {"temperature": 0.5})
 
 

@@ -244,7 +244,7 @@ def test_messages_of_anthropics_client(server, plain):
         assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
         counted = client.messages.count_tokens(model="toy", messages=QUESTION, system="Be brief.")
         assert counted.input_tokens == text.prompt_length
-        with pytest.raises(anthropic.NotFoundError, match="no other"):
+        with pytest.raises(anthropic.NotFoundError, match="has only the model"):
             client.messages.create(model="other", max_tokens=3, messages=QUESTION)
 
 
