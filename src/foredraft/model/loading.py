@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from foredraft.errors import UnsupportedModelError, UsageError
 from foredraft.model.gguf import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, smollm2_file
+from foredraft.model.rounded import KINDS, rounded_folder
 from foredraft.options import nearest
 
 DTYPES = {
@@ -94,7 +95,8 @@ def load_model(
 
     Args:
         model: `smollm2`, a GGUF file, a hub id, or a folder.
-        dtype: a torch dtype or its name; "auto" takes the checkpoint's.
+        dtype: a torch dtype or its name; "auto" takes the checkpoint's; "q8_0" and "q4_0" round its matrices to GGUF's
+            blocks of 8 or 4 bits.
         device: a torch device; None is the first GPU or the CPU; "auto" spreads the model over devices (accelerate).
         **options: passed to transformers; `device_map` replaces `device`.
 
@@ -105,13 +107,16 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     location = located(model)
-    chosen_dtype = _dtype(dtype)
+    rounded = dtype if isinstance(dtype, str) and dtype in KINDS else None
+    chosen_dtype = _dtype("auto" if rounded else dtype)
     given = _chosen(options, tuple(LoadingOptions.__annotations__))
     chosen_device = _device(device)
     if chosen_device == "auto":
         given.setdefault("device_map", "auto")
     load_config(model, **options)  # fails before anything large is read
     with _usage_errors("model", model), no_progress_bar():
+        if rounded:
+            location = str(rounded_folder(location, rounded, _chosen(options, _FOR_ALL)))
         loaded = AutoModelForCausalLM.from_pretrained(location, dtype=chosen_dtype, **given)
     if "device_map" not in given and "quantization_config" not in given:
         loaded = loaded.to(chosen_device)  # type: ignore[arg-type]  # transformers wraps the method and drops its self
@@ -181,10 +186,8 @@ def _chosen(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any
 def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return dtype
-    if dtype == "int8":
-        raise UsageError("dtype is 'int8', to which foredraft no longer rounds; use bfloat16, or a GGUF file.")
     if dtype not in DTYPES:
-        raise UsageError(f"dtype is {dtype!r}; choose auto, {', '.join(DTYPES)}.")
+        raise UsageError(f"dtype is {dtype!r}; choose auto, {', '.join((*DTYPES, *KINDS))}.")
     return DTYPES[dtype]
 
 

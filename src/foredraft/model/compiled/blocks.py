@@ -116,7 +116,8 @@ class QuantisedRows:
 
 
 def _row_hashes(matrix: torch.Tensor) -> list[int]:
-    return [hash(row.tobytes()) for row in matrix.detach().contiguous().view(torch.uint8).numpy()]
+    without_signed_zeros = matrix.detach().contiguous() + 0.0  # 0 times a negative scale is -0
+    return [hash(row.tobytes()) for row in without_signed_zeros.view(torch.uint8).numpy()]
 
 
 def packed_blocks(matrix: BlockMatrix, *, paired: bool) -> torch.Tensor:

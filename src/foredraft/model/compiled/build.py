@@ -55,6 +55,7 @@ _TRACED_ROWS, _TRACED_SCORED = 4, 3  # different, lest the exporter take them fo
 _TIMED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, MOST_ROWS)
 _ROUNDS = 4
 _REPEATS = 2
+_ENOUGH_SECONDS = 0.5  # of passes of one row count: slow ones vary little, and are timed less often
 _PROBED_ROWS = (*range(1, 17), 17, 24, 31, 32, 33, 48, 63, 64, 65, 128, 255)
 """Passes of so many rows are compared with one of the most: all row counts up to two blocks of any kernel, and those
 around the sizes at which rows are divided among threads and caches."""
@@ -289,11 +290,16 @@ def _timed(subject: Subject, packages: tuple[PackageRecord, ...], loaded: Mappin
             if each.least_rows <= rows <= each.most_rows:
                 flat = _flat((*subject.arguments(token_ids, ranges=each.ranges), *buffers))
                 passes[each.name] = partial(_run_again, loaded[each.name], flat)
+        left = dict.fromkeys(passes, _ENOUGH_SECONDS)
         for name in list(passes) * _ROUNDS:
             for _ in range(_REPEATS):  # as when steps follow each other: the first one finds others' weights cached
+                if left[name] <= 0:
+                    break
                 start = perf_counter()
                 passes[name]()
-                seconds[name][rows] = min(seconds[name].get(rows, np.inf), perf_counter() - start)
+                took = perf_counter() - start
+                left[name] -= took
+                seconds[name][rows] = min(seconds[name].get(rows, np.inf), took)
     # more rows that took less time show that the fewer were disturbed
     falling = {name: np.minimum.accumulate(list(of.values())[::-1])[::-1] for name, of in seconds.items()}
     return {name: CostCurve(tuple(of), tuple(falling[name].tolist())) for name, of in seconds.items()}

@@ -17,8 +17,9 @@ since Zen 4), others at half that rate, so it is tried. Where there are tiles (I
 threads and caches anew in each product whose number of rows is a symbol, and cuts the depth to what the smallest cache
 holds; here all but the rows is known, and a strip of the weights is read to its end (blocking.cpp.jinja).
 
-Products with the integers of a GGUF file (blocks.cpp.jinja, blocks.py): they are widened to the weights' bfloat16 and
-multiplied in the same three ways.
+Products with the integers of a GGUF file (blocks.py): they are widened to the weights' bfloat16 and multiplied by tiles
+or pairs (blocks.cpp.jinja), or widened to float32 as they are, and the sums of each block are scaled
+(blocks_singly.cpp.jinja).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -286,10 +287,10 @@ def _lowered_blocks(rows: Any, blocks: Any, paired: bool) -> Any:
         count = count * size
     flat = ExternKernel.require_contiguous(ExternKernel.realize_input(view(rows, [count, depth])))
     inputs = {"rows": flat, "blocks": ExternKernel.require_contiguous(ExternKernel.realize_input(blocks))}
-    tiles = paired and _has_tiles()
+    tiles, bits = paired and _has_tiles(), pick_vec_isa().bit_width() or 256
     product = _kernel_call(
         "multiply_blocks",
-        _source("blocks"),
+        _source("blocks" if paired else "blocks_singly"),
         inputs,
         FixedLayout(rows.get_device(), rows.get_dtype(), [count, width], [width, 1]),
         bits=bits_of(int(blocks.get_size()[2])),
@@ -297,8 +298,8 @@ def _lowered_blocks(rows: Any, blocks: Any, paired: bool) -> Any:
         depth=int(depth),
         strips=int(strips),
         tiles=tiles,
-        paired=paired and not tiles,
-        at_once=2 * LANES if tiles else _BLOCK_ROWS[pick_vec_isa().bit_width() or 256],
+        wide=bits == _WIDEST,
+        at_once=2 * LANES if tiles else _BLOCK_ROWS[bits],
     )
     return view(product, [*leading, width])
 

@@ -1,0 +1,106 @@
+"""A checkpoint whose weights are rounded to GGUF's blocks of 4 or 8 bits, as a transformers folder in the cache.
+
+The folder holds the rounded weights in bfloat16, and beside them the integers that compiled forwards read, as a folder
+made from a GGUF file does; so a text is the same with and without compiled passes' integers. Does not load what a user
+asks for: it says which folder to load.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import filelock
+import torch
+from torch import nn
+
+from foredraft.atomic_file import TEMPORARY_SUFFIX
+from foredraft.cache_folder import cache_folder
+from foredraft.errors import UsageError
+from foredraft.model.compiled.blocks import DEPTH
+from foredraft.model.gguf import INSTALL_READERS, SOURCE, no_progress_bar, writing_folder
+
+KINDS = {"q8_0": "Q8_0", "q4_0": "Q4_0"}
+"""Dtype as `--dtype` takes it -> GGUF's format."""
+
+_OF_SCORES = "Q8_0"  # the output matrix, as llama.cpp keeps it: its rounding changes the text most
+_FORMAT = 1  # part of a folder's name; raised when the content changes
+
+
+def rounded_folder(location: str, kind: str, options: Mapping[str, Any]) -> Path:
+    """Return the folder of a checkpoint's weights rounded to `kind`; it is written once, completely or not at all.
+
+    Args:
+        location: a transformers folder, or a hub id.
+        kind: one of `KINDS`.
+        options: further arguments of `from_pretrained`.
+
+    Raises:
+        UsageError: the package that rounds is missing, or the weights are quantised already, such as a GGUF file's.
+        StoreError: the cache folder cannot be written to, or there is no room.
+    """
+    from transformers.utils.hub import cached_file
+
+    if find_spec("gguf") is None:
+        raise UsageError(f"dtype {kind} needs the package gguf; run: {INSTALL_READERS}.")
+    if Path(location, SOURCE).exists():
+        raise UsageError(f"dtype {kind} rounds a checkpoint; a GGUF file is read with the blocks it has: leave it out.")
+    config = cached_file(location, "config.json", revision=options.get("revision"))
+    digest = hashlib.sha256(repr((kind, *_identity(Path(str(config)).parent))).encode()).hexdigest()[:20]
+    place = cache_folder() / "rounded" / f"{digest}-{_FORMAT}"
+    if not place.is_dir():
+        with writing_folder(place):
+            place.parent.mkdir(exist_ok=True)
+            with filelock.FileLock(place.with_name(place.name + ".wait")):
+                if not place.is_dir():
+                    _round(location, KINDS[kind], options, place)
+    return place
+
+
+def _identity(folder: Path) -> tuple[Any, ...]:
+    """Return what tells a checkpoint from its earlier and later states: its place, and its files' sizes and times."""
+    if folder.parent.name == "snapshots":  # of the hub's cache: named by the commit, and filled as files are needed
+        return (str(folder),)
+    files = sorted(file for file in folder.iterdir() if file.suffix in {".safetensors", ".bin", ".json"})
+    return (str(folder.resolve()), *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
+
+
+def _round(location: str, form: str, options: Mapping[str, Any], place: Path) -> None:
+    """Write the rounded weights of a checkpoint, and their integers, to `place`."""
+    from gguf import GGUFWriter
+    from transformers import AutoModelForCausalLM
+
+    with no_progress_bar():
+        model = AutoModelForCausalLM.from_pretrained(location, dtype=torch.bfloat16, **options).eval()
+    if getattr(model, "is_quantized", False):
+        raise UsageError(f"The weights of {location} are quantised already; leave the dtype out.")
+    unfinished = place.with_name(place.name + TEMPORARY_SUFFIX)
+    shutil.rmtree(unfinished, ignore_errors=True)  # from a killed process; the lock excludes a live one
+    try:
+        unfinished.mkdir()
+        writer = GGUFWriter(unfinished / SOURCE, "weights")
+        scores = model.get_output_embeddings()
+        for name, layer in model.named_modules():
+            if type(layer) is nn.Linear and layer.weight.shape[1] % DEPTH == 0:
+                _round_layer(layer, name, _OF_SCORES if layer is scores else form, writer)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        model.save_pretrained(unfinished)
+        unfinished.replace(place)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@torch.no_grad()
+def _round_layer(layer: nn.Linear, name: str, form: str, writer: Any) -> None:
+    """Round the weight of a layer in place, and hand its integers to a GGUF writer."""
+    from gguf import GGMLQuantizationType, quants
+
+    kind = GGMLQuantizationType[form]
+    integers = quants.quantize(layer.weight.float().numpy(), kind)
+    layer.weight.copy_(torch.from_numpy(quants.dequantize(integers, kind)))
+    writer.add_tensor(f"{name}.weight", integers, raw_dtype=kind)

@@ -1,0 +1,96 @@
+"""Checkpoints rounded to GGUF's blocks as they are loaded: the weights, the integers beside them, and refusals."""
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, quants
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import foredraft
+from foredraft import UsageError
+from foredraft.cache_folder import CACHE_VARIABLE
+from foredraft.model import rounded
+from foredraft.model.compiled.blocks import QuantisedRows, quantised_weights
+from foredraft.model.gguf import SOURCE, quantised_file
+from foredraft.model.loading import load_model
+from foredraft.model.target import TorchTarget
+from foredraft.sampling import SamplingOptions
+
+LAYERS = 2
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A random Llama in bfloat16."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=LAYERS, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=320, tie_word_embeddings=True,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("checkpoint")
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(("dtype", "form"), [("q8_0", "Q8_0"), ("q4_0", "Q4_0")])
+def test_matrices_are_rounded_as_gguf_rounds_and_found_again_as_integers(dtype, form, checkpoint, cache):
+    before, after = load_model(checkpoint, device="cpu"), load_model(checkpoint, dtype, device="cpu")
+    assert after.dtype == torch.bfloat16
+    for name, layer in before.named_modules():
+        if type(layer) is nn.Linear:
+            kind = GGMLQuantizationType["Q8_0" if name == "lm_head" else form]
+            expected = quants.dequantize(quants.quantize(layer.weight.detach().float().numpy(), kind), kind)
+            found = after.get_submodule(name).weight
+            assert torch.equal(found, torch.from_numpy(expected).bfloat16()), name
+            assert not torch.equal(found, layer.weight)
+    assert after.lm_head.weight is after.model.embed_tokens.weight
+    with quantised_weights(after, QuantisedRows(quantised_file(after), after.dtype), paired=False) as count:
+        assert count == 7 * LAYERS + 1
+
+
+def test_it_is_rounded_once_until_the_checkpoint_changes(checkpoint, cache, monkeypatch, tmp_path):
+    calls, really = [], rounded._round
+    monkeypatch.setattr(rounded, "_round", lambda *given: calls.append(given) or really(*given))
+    model = LlamaForCausalLM.from_pretrained(checkpoint)
+    model.save_pretrained(tmp_path / "mine")
+    for _ in range(2):
+        load_model(str(tmp_path / "mine"), "q8_0", device="cpu")
+    assert len(calls) == 1
+    with torch.no_grad():
+        model.model.norm.weight += 1
+    model.save_pretrained(tmp_path / "mine")
+    assert load_model(str(tmp_path / "mine"), "q8_0", device="cpu").model.norm.weight[0] == model.model.norm.weight[0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
+def test_a_compiled_rounded_model_reads_integers_and_drafts_what_it_would_write(checkpoint, cache):
+    generator = foredraft.Generator(
+        TorchTarget(load_model(checkpoint, "q4_0", device="cpu")), None, method="prompt_lookup", options={}, nodes=8
+    )
+    generator.compile()
+    kernels = [kernel for package in generator.target.compiled.record.packages for kernel in package.kernels]
+    assert any("blocks of 4 bits" in kernel for kernel in kernels)
+    texts = []
+    for method in ("prompt_lookup", "none"):
+        generator.use(method)
+        records = list(generator.begin(np.tile(np.arange(5, 25), 3), SamplingOptions(), max_new_tokens=24).steps())
+        texts.append([token for record in records for token in record.emitted])
+    assert texts[0] == texts[1]
+    assert len(records) == len(texts[1])
+
+
+def test_what_cannot_be_rounded_is_refused_in_a_sentence(checkpoint, cache, monkeypatch, tmp_path):
+    (tmp_path / SOURCE).write_bytes(b"")
+    with pytest.raises(UsageError, match="a GGUF file is read with the blocks it has"):
+        rounded.rounded_folder(str(tmp_path), "q8_0", {})
+    monkeypatch.setattr(rounded, "find_spec", lambda _name: None)
+    with pytest.raises(UsageError, match=r"dtype q4_0 needs the package gguf; run: pip install 'foredraft\[gguf\]'"):
+        load_model(checkpoint, "q4_0", device="cpu")
