@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 
 
 def begin_compiling(dtype: str) -> "subprocess.Popen[bytes] | None":
-    """Start the second process, unless numba's cache has kernels already; "auto" means bfloat16."""
+    """Start the second process, unless numba's cache has kernels already; "auto" and rounded weights mean bfloat16."""
+    from foredraft.model.rounded import KINDS
+
     folder = os.environ.get("NUMBA_CACHE_DIR")  # set by the package if the user does not
     if folder is None or any(Path(folder).rglob("*.nbi")):
         return None
-    command = [sys.executable, "-m", "foredraft.cli.kernels", "bfloat16" if dtype == "auto" else dtype]
+    precision = "bfloat16" if dtype in {"auto", *KINDS} else dtype
+    command = [sys.executable, "-m", "foredraft.cli.kernels", precision]
     return subprocess.Popen(  # noqa: S603  # this interpreter and our own module
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

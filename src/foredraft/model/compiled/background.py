@@ -31,8 +31,8 @@ class Compilation:
     def __init__(self, name: str, model: Any) -> None:
         self._folder = compiled_folder(model, cache_folder())
         self._seen = self._stamp()
-        command = [
-            sys.executable, "-m", "foredraft", "compile", name, "--dtype", dtype_name(model),
+        command = [  # the folder that was loaded, where there is one: of a GGUF file, or of a rounded checkpoint
+            sys.executable, "-m", "foredraft", "compile", model.name_or_path or name, "--dtype", dtype_name(model),
             "--threads", str(torch.get_num_threads()), "--background",
         ]  # fmt: skip
         self._process: subprocess.Popen[str] | None = subprocess.Popen(  # noqa: S603  # our own command
