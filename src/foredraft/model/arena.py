@@ -19,13 +19,7 @@ _LEAST_SHARED = 16
 
 
 class Lease:
-    """The cache of one sequence: a range of an arena's slots.
-
-    Attributes:
-        start: its first slot.
-        capacity: number of slots.
-        length: number of committed tokens.
-    """
+    """The cache of one sequence: `capacity` slots of an arena from `start` on, of which `length` are committed."""
 
     def __init__(self, arena: "Arena", start: int, capacity: int, tokens: TokenIds) -> None:
         self._arena = arena
@@ -44,23 +38,18 @@ class Lease:
         return self._tokens[: self.length]
 
     def reserve(self, token_ids: TokenIds) -> None:
-        """Make room for the rows of a pass after the committed ones; may move the lease.
+        """Make room for the rows of a pass, int64[R], after the committed ones; may move the lease.
 
-        Args:
-            token_ids: int64[R], of the rows.
-
-        Raises:
-            OutOfMemoryError: the arena is full.
+        Raises OutOfMemoryError if the arena is full.
         """
         self._last = token_ids
         if self.length + len(token_ids) > self.capacity:
             self._arena.move(self, self.length + len(token_ids))
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Commit these rows of the last pass, ascending, and discard its others.
+        """Commit these rows of the last pass, and discard its others.
 
-        Raises:
-            ValueError: rows that are not ascending, or not rows of the last pass.
+        Raises ValueError if rows are not ascending, or do not exist.
         """
         kept = kept_rows(rows, len(self._last))
         if len(kept) and kept[-1] >= len(kept):
@@ -71,19 +60,11 @@ class Lease:
 
 
 class Arena:
-    """Slots for many sequences.
+    """Up to `most_slots` slots for many sequences, in layers of `heads` key heads of one `size`.
 
     Attributes:
-        most_slots: maximum number of slots.
-        buffers: all layers' keys, then all layers' values, float[1, heads, slots, size] each.
+        buffers: all layers' keys, then all layers' values, float[1, heads, slots, size] each, of 16 or 32 bits.
         bits: the same memory in the form that `move_rows` takes, uint16[2 L, heads, slots, W].
-
-    Args:
-        layers: number of layers.
-        heads: key heads of each.
-        size: of a head.
-        dtype: of keys and values; 16 or 32 bits.
-        most_slots: maximum number of slots.
     """
 
     def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype, most_slots: int) -> None:
@@ -93,11 +74,6 @@ class Arena:
         self._store = torch.empty((2 * layers, heads, 0, size), dtype=dtype)
         self.buffers: list[torch.Tensor] = []
         self.bits = slots_of(self._store)
-
-    @property
-    def slots(self) -> int:
-        """The number of slots allocated."""
-        return int(self._store.shape[2])
 
     @property
     def used(self) -> int:
@@ -114,7 +90,11 @@ class Arena:
         Raises:
             OutOfMemoryError: unfinished sequences take too much room.
         """
-        source, shared = self._longest_shared(token_ids[:-1])
+        shared = 0
+        source: Lease | None = None
+        for lease in self._leases:
+            if (common := _common(lease.tokens, token_ids[:-1])) >= max(shared + 1, _LEAST_SHARED):
+                shared, source = common, lease
         if source in self._idle:
             self._idle.remove(source)
             if shared == source.length:  # nothing to copy
@@ -135,11 +115,7 @@ class Arena:
             self._leases.remove(lease)
 
     def move(self, lease: Lease, needed: int) -> None:
-        """Move a lease and its committed tokens to a range of at least `needed` slots.
-
-        Raises:
-            OutOfMemoryError: there is no room.
-        """
+        """Move a lease and its committed tokens to `needed` slots or more; raises OutOfMemoryError without room."""
         capacity = whole_blocks(needed + needed // 4)
         start, tokens = self._place(capacity, keep=lease), lease.tokens
         self._copy(lease.start, start, lease.length)
@@ -147,19 +123,10 @@ class Arena:
         lease.place(start, capacity, tokens)
         self._add(lease)
 
-    def _longest_shared(self, token_ids: TokenIds) -> tuple[Lease | None, int]:
-        """Return the lease with the longest common prefix and its length; None and 0 if none is worth copying."""
-        shared = [_common(lease.tokens, token_ids) for lease in self._leases]
-        longest = max(shared, default=0)
-        return (self._leases[shared.index(longest)], longest) if longest >= _LEAST_SHARED else (None, 0)
-
     def _place(self, capacity: int, keep: Lease | None) -> int:
-        """Return the start of a free range of `capacity` slots, growing the store or evicting idle leases if needed.
+        """Return the start of a free range, growing the store or evicting idle leases other than `keep` if needed.
 
-        The lease `keep` is not evicted.
-
-        Raises:
-            OutOfMemoryError: there is no room.
+        Raises OutOfMemoryError if there is no room.
         """
         while True:
             end = 0
@@ -167,11 +134,12 @@ class Arena:
                 if lease.start - end >= capacity:
                     return end
                 end = lease.start + lease.capacity
-            if self.slots - end >= capacity:
+            slots = self._store.shape[2]
+            if slots - end >= capacity:
                 return end
             if end + capacity <= self.most_slots:
-                self._grow(min(max(end + capacity, 2 * self.slots, _FIRST_SLOTS), self.most_slots))
-                continue
+                self._grow(min(max(end + capacity, 2 * slots, _FIRST_SLOTS), self.most_slots))
+                return end
             evicted = next((lease for lease in self._idle if lease is not keep), None)
             if evicted is None:
                 raise OutOfMemoryError(

@@ -20,11 +20,7 @@ from foredraft.model.target import PREFILL_ROWS, TorchTarget
 
 
 class SequentialBatch:
-    """Runs a pass for each sequence of a batch.
-
-    Args:
-        target: the model.
-    """
+    """Runs a pass for each sequence of a batch."""
 
     def __init__(self, target: TorchTarget) -> None:
         self._target = target
@@ -120,10 +116,9 @@ class JointBatch:
 
 def _batch_package(compiled: CompiledForward, rows: int) -> LoadedPackage | None:
     """Return the package for a pass over several sequences, even if the uncompiled model would be faster."""
-    for package, record in zip(compiled.packages, compiled.record.packages, strict=True):
-        if package.ranges and record.least_rows <= rows <= record.most_rows:
-            return package
-    return None
+    pairs = zip(compiled.packages, compiled.record.packages, strict=True)
+    fits = (each for each, record in pairs if each.ranges and record.least_rows <= rows <= record.most_rows)
+    return next(fits, None)
 
 
 def batch_target(target: TorchTarget, most_bytes: int) -> JointBatch | SequentialBatch:

@@ -1,9 +1,8 @@
-"""The target's KV cache: pfreshd in blocks, written after the committed length, committed by gathering rows.
+"""The target's KV cache: allocated in blocks, written after the committed length, committed by gathering rows.
 
-There is no rollback. A forward pass writes its rows after the committed ones. To commit, the accepted rows are gathered
-down and the length increases; the next pass overwrites the others. Rows may be held for the next passes, so that a tree
-can grow level by level before any of it is committed. A sliding-window layer stores its window and some slack, not the
-whole context. Does not depend on the rows' meaning, nor on how masks are made.
+There is no rollback: to commit, the accepted rows of a pass are gathered down and the length increases; the next pass
+overwrites the others. Rows may be held for the next passes, so that a tree can grow before any of it is committed. A
+sliding-window layer stores its window and some slack. Does not depend on the rows' meaning, nor on how masks are made.
 """
 
 from collections.abc import Sequence
@@ -36,19 +35,10 @@ class Span:
 
     def __init__(self, window: int | None) -> None:
         self.window = window
-        self.base = 0
-        self.stored = 0
-        self.capacity = 0
+        self.base = self.stored = self.capacity = 0
 
-    def surplus(self, rows: int) -> int:
-        """Return the number of leading slots to drop so that `rows` more fit without growing; 0 while there is room."""
-        if self.window is None or self.stored + rows <= self.capacity:
-            return 0
-        return max(0, self.stored - (self.window - 1))
-
-    def needed_capacity(self, rows: int) -> int:
-        """Return the capacity for `rows` more slots, growing by at least a quarter so that copying stays rare."""
-        needed = self.stored + rows
+    def needed_capacity(self, needed: int) -> int:
+        """Return the capacity for `needed` slots, which grows by at least a quarter so that copying stays rare."""
         if needed <= self.capacity:
             return self.capacity
         if self.window is not None:  # slack of one window: slots are shifted once a window, not every step
@@ -57,9 +47,9 @@ class Span:
 
 
 class TreeLayer(CacheLayerMixin):
-    """One layer's keys and values, [1, heads, capacity, head_dim] each, allocated at the first write.
+    """One layer's keys and values, [1, heads, capacity, head_dim] each, as the layer class that transformers requires.
 
-    Derives from transformers' layer class because `Cache` requires it.
+    They are allocated at the first write.
     """
 
     is_compileable = False
@@ -79,11 +69,10 @@ class TreeLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the rows' states after the committed ones; return all states that these rows may attend to."""
+        """Write the rows' states after the stored ones; return all states that these rows may attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        start = self.span.stored
-        stop = start + key_states.shape[-2]
+        start, stop = self.span.stored, self.span.stored + key_states.shape[-2]
         self.keys[:, :, start:stop] = key_states
         self.values[:, :, start:stop] = value_states
         return self.keys[:, :, :stop], self.values[:, :, :stop]
@@ -100,7 +89,7 @@ class TreeLayer(CacheLayerMixin):
         return self.span.stored + query_length, self.span.base
 
     def get_seq_length(self) -> int:
-        """Return the number of committed tokens, including those that left a sliding window."""
+        """Return the number of tokens, including those that left a sliding window."""
         return self.span.base + self.span.stored
 
     def get_max_length(self) -> int:
@@ -117,11 +106,7 @@ def allocated(like: torch.Tensor, capacity: int) -> torch.Tensor:
 
 
 def kept_rows(rows: Sequence[int], count: int) -> npt.NDArray[np.int64]:
-    """Return the rows to commit, int64[n], checked against the `count` rows that exist.
-
-    Raises:
-        ValueError: they are not ascending, or do not exist.
-    """
+    """Return the rows to commit, int64[n]; raises ValueError if they are not ascending, or `count` or more."""
     kept = np.array(rows, np.int64)
     if len(kept) and not (kept[0] >= 0 and kept[-1] < count and (np.diff(kept) > 0).all()):
         raise ValueError(f"Rows {list(rows)} must be ascending and below {count}, the rows held and of the last pass.")
@@ -131,24 +116,14 @@ def kept_rows(rows: Sequence[int], count: int) -> npt.NDArray[np.int64]:
 def slots_of(buffers: torch.Tensor) -> npt.NDArray[np.uint16]:
     """Return keys or values on the CPU as 16-bit units, a view of the same memory, as `move_rows` takes them.
 
-    Args:
-        buffers: [B, heads, C, head_dim], contiguous, of 16 bits or a multiple.
-
-    Returns:
-        uint16[B, heads, C, head_dim or a multiple].
+    Takes contiguous [B, heads, C, head_dim], and returns uint16[B, heads, C, head_dim or a multiple].
     """
     return buffers.detach().view(torch.int16).numpy().view(np.uint16)
 
 
 @njit(cache=True)
 def move_rows(slots: npt.NDArray[np.uint16], start: int, rows: npt.NDArray[np.int64]) -> None:
-    """Copy the slots `start + rows` to `start` onwards; several times faster than torch.
-
-    Args:
-        slots: uint16[B, heads, C, W], what `slots_of` returns.
-        start: the first destination slot.
-        rows: int64[n], ascending.
-    """
+    """Copy the slots `start + rows`, int64[n] and ascending, to `start` onwards; several times faster than torch."""
     for buffer in range(slots.shape[0]):
         for head in range(slots.shape[1]):
             for place in range(len(rows)):
@@ -162,7 +137,7 @@ def _gather(slots: torch.Tensor, start: int, rows: npt.NDArray[np.int64]) -> Non
 
 
 class TreeCache(Cache):
-    """The cache of one sequence. Derives from transformers' `Cache`, which its models require.
+    """The cache of one sequence, whose class transformers' models require.
 
     Args:
         windows: for each layer, its sliding window, or None for full attention.
@@ -178,25 +153,19 @@ class TreeCache(Cache):
         self.spans = {window: Span(window) for window in dict.fromkeys(windows)}
         self._tree_layers = [TreeLayer(self.spans[window]) for window in windows]
         super().__init__(layers=list(self._tree_layers))
-        self.store: torch.Tensor | None = None
-        self.length = 0
-        self.held = 0
+        self.length = self.held = 0
         self._rows = 0  # of the last pass
-        self._buffers: list[torch.Tensor] = []  # cleared when a layer gets new ones
-        # by window, cleared likewise: the slots on the CPU, and the buffers on other devices
+        self._use(None)
+
+    def _use(self, store: torch.Tensor | None) -> None:
+        """Set `store`, and forget what was derived from the layers' former buffers."""
+        self.store = store
+        self._buffers: list[torch.Tensor] = []
+        # by window: the slots on the CPU, and the buffers on other devices
         self._slots: dict[int | None, tuple[list[npt.NDArray[np.uint16]], list[torch.Tensor]]] = {}
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002  # transformers' signature
-        """Return the number of committed tokens."""
-        return self.length
-
     def take_shapes(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
-        """Initialise every layer on the CPU before anything is written to it.
-
-        Args:
-            shapes: for each layer, its number of key heads and their size.
-            dtype: of keys and values.
-        """
+        """Initialise every layer on the CPU, for its number of key heads and their size, before anything is written."""
         for layer, (heads, size) in zip(self._tree_layers, shapes, strict=True):
             nothing = torch.empty(1, heads, 0, size, dtype=dtype)
             layer.lazy_initialization(nothing, nothing)
@@ -207,23 +176,22 @@ class TreeCache(Cache):
         Room for all rows that will be held must be reserved before the first of them: held rows cannot be shifted.
         """
         for span in self.spans.values():
-            drop = span.surplus(rows) if not self.held else 0
-            if drop:
-                self._resize(span, drop, span.capacity)
-            self._grow(span, rows)
+            drop = 0
+            if span.window is not None and not self.held and span.stored + rows > span.capacity:
+                drop = max(0, span.stored - (span.window - 1))
+            self._grow(span, rows, drop)
         self._rows = rows
 
     def reserve_text(self, tokens: int) -> None:
         """Make room for so many more tokens at once, where no window limits what is kept; growing copies everything."""
-        for window, span in self.spans.items():
-            if window is None:
-                self._grow(span, tokens)
+        if None in self.spans:
+            self._grow(self.spans[None], tokens)
 
-    def _grow(self, span: Span, rows: int) -> None:
-        """Allocate slots for `rows` more rows if they do not fit."""
-        capacity = span.needed_capacity(rows)
-        if capacity != span.capacity:
-            self._resize(span, 0, capacity)
+    def _grow(self, span: Span, rows: int, drop: int = 0) -> None:
+        """Drop the first `drop` slots, and allocate slots for `rows` more rows if they do not fit."""
+        capacity = span.needed_capacity(span.stored - drop + rows)
+        if drop or capacity != span.capacity:
+            self._resize(span, drop, capacity)
 
     def reserved_buffers(self, rows: int) -> list[torch.Tensor]:
         """Make room for `rows` more rows, and return the buffers of every layer: all keys, then all values.
@@ -231,8 +199,8 @@ class TreeCache(Cache):
         Returns an empty list until every layer was written to once or `take_shapes` was called.
         """
         self.reserve(rows)
-        if not self._buffers and all(layer.is_initialized for layer in self._tree_layers):
-            layers = self._tree_layers
+        layers = self._tree_layers
+        if not self._buffers and all(layer.is_initialized for layer in layers):
             self._buffers = [layer.keys for layer in layers] + [layer.values for layer in layers]
         return self._buffers
 
@@ -247,7 +215,8 @@ class TreeCache(Cache):
         for layer, keys, values in zip(self._tree_layers, *parts, strict=True):
             layer.move(keys, values, 0, span.stored)
         store[:, :, span.stored :] = 0  # remains of another sequence may be NaN, and weight 0 times NaN is NaN
-        span.capacity, self.store, self._buffers, self._slots = store.shape[2], store, [], {}
+        span.capacity = store.shape[2]
+        self._use(store)
 
     def move_out(self) -> None:
         """Move all slots back into buffers of each layer."""
@@ -255,10 +224,9 @@ class TreeCache(Cache):
         self._resize(span, 0, whole_blocks(span.stored + self._rows))
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Commit these rows, ascending, of the held rows and then the last pass; discard the others.
+        """Commit these rows of the held rows and then the last pass, and discard the others.
 
-        Raises:
-            ValueError: rows that are not ascending, or do not exist.
+        Raises ValueError if rows are not ascending, or do not exist.
         """
         kept = kept_rows(rows, self.held + self._rows)
         if len(kept) and kept[-1] >= len(kept):  # the kept rows are not already at the front
@@ -279,9 +247,8 @@ class TreeCache(Cache):
                 # a layer that never writes, such as one that shares another's keys, has no buffers
                 layers = [layer for layer in self._tree_layers if layer.span is span and layer.is_initialized]
                 buffers = [buffer for layer in layers for buffer in (layer.keys, layer.values)]
-                elsewhere = [buffer for buffer in buffers if buffer.device.type != "cpu"]
                 here = [slots_of(buffer) for buffer in buffers if buffer.device.type == "cpu"]
-                self._slots[window] = here, elsewhere
+                self._slots[window] = here, [buffer for buffer in buffers if buffer.device.type != "cpu"]
             here, elsewhere = self._slots[window]
             for slots in here:
                 move_rows(slots, span.stored - self.held, rows)
@@ -303,7 +270,7 @@ class TreeCache(Cache):
             if layer.span is span and layer.is_initialized:
                 keys, values = (allocated(each, capacity) if fresh else each for each in (layer.keys, layer.values))
                 layer.move(keys, values, drop, min(span.stored + self._rows, span.capacity))
-        self.store, self._buffers, self._slots = None, [], {}
         span.base += drop
         span.stored -= drop
         span.capacity = capacity
+        self._use(None)
