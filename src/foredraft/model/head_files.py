@@ -31,7 +31,6 @@ IDS = "lm_head.ids"
 """The tensor in a file that holds the ids of the tokens that the head scores."""
 _LM_HEAD = "lm_head."
 _SCALE = ".scale"  # suffix of a matrix's row scales in an int8 file
-_INT8_MAX = 127.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +60,9 @@ class HeadCard:
 
 def weights_of(head: nn.Module) -> dict[str, torch.Tensor]:
     """Return the weights to save. A frozen LM head is the target's: only its ids are saved."""
-    frozen = {
-        name for name, weight in head.named_parameters() if name.startswith(_LM_HEAD) and not weight.requires_grad
-    }
-    return {name: weight for name, weight in head.state_dict().items() if name not in frozen}
+    frozen = {name for name, weight in head.named_parameters() if not weight.requires_grad}
+    own = head.state_dict().items()
+    return {name: weight for name, weight in own if name not in frozen or not name.startswith(_LM_HEAD)}
 
 
 def card_for(
@@ -76,11 +74,7 @@ def card_for(
 
 
 def save_head(folder: Path, card: HeadCard, weights: Mapping[str, torch.Tensor]) -> None:
-    """Write a head. Each file replaces an old one only once it is complete.
-
-    Raises:
-        StoreError: the folder cannot be written.
-    """
+    """Write a head; raises StoreError if the folder cannot be written. Each complete file replaces an old one."""
     tensors = {name: weight.contiguous() for name, weight in _encoded(weights, card.dtype)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +95,7 @@ def _encoded(weights: Mapping[str, torch.Tensor], dtype: str) -> Iterator[tuple[
         elif values.dim() < 2:
             yield name, values.to(torch.bfloat16)
         else:
-            scale = (values.float().abs().amax(-1, keepdim=True) / _INT8_MAX).clamp_min(1e-30)
+            scale = (values.float().abs().amax(-1, keepdim=True) / 127.0).clamp_min(1e-30)
             yield name, (values.float() / scale).round().to(torch.int8)
             yield name + _SCALE, scale
 
@@ -126,25 +120,13 @@ def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, di
     try:
         data = json.loads((folder / CONFIG_FILE).read_text())
         card = HeadCard(**{field.name: data[field.name] for field in fields(HeadCard) if field.name in data})
-        if card.kind != kind:
-            raise UsageError(f"{location} is a head for {card.kind}, not for {kind}.")
         weights = _decoded(load_tensors((folder / WEIGHTS_FILE).read_bytes()))
     except FileNotFoundError as error:
         raise UsageError(f"{location} holds no trained head: {Path(error.filename).name} is missing.") from error
-    except UsageError:  # also a ValueError, so it must come before the next clause
-        raise
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise StoreError(f"The head in {location} is damaged ({error}). Train it again, or copy it again.") from error
-    _check_card(card, model, location)
-    return card, weights
-
-
-def _check_card(card: HeadCard, model: Any, location: str | Path) -> None:
-    """Check that a head was trained for this model.
-
-    Raises:
-        UsageError: it was trained for another one.
-    """
+    if card.kind != kind:
+        raise UsageError(f"{location} is a head for {card.kind}, not for {kind}.")
     vocabulary, width = model.get_output_embeddings().weight.shape
     for name, theirs, ours in (("vocabulary", card.vocabulary, vocabulary), ("width", card.width, width)):
         if theirs != ours:
@@ -157,13 +139,13 @@ def _check_card(card: HeadCard, model: Any, location: str | Path) -> None:
             f"The head in {location} was trained for {card.base_model}, whose weights are not this model's. Train one "
             f"for it: foredraft train {card.kind}."
         )
+    return card, weights
 
 
 def fill(module: nn.Module, weights: Mapping[str, torch.Tensor], location: str | Path) -> None:
     """Load a head's weights into `module`. If the file holds no LM head weights, the module keeps its own.
 
-    Raises:
-        StoreError: a weight is missing, unknown, of another shape, or not finite.
+    Raises StoreError if a weight is missing, unknown, of another shape, or not finite.
     """
     bad = [name for name, weight in weights.items() if not torch.isfinite(weight).all()]
     own = {name: weight for name, weight in module.state_dict().items() if name.startswith(_LM_HEAD) and name != IDS}
@@ -183,11 +165,7 @@ def shipped_head(method: str, model: Any) -> Path | None:
 
 
 def head_folder(location: str) -> Path:
-    """Return the local folder of a head, downloaded from the hub if `location` is a hub id.
-
-    Raises:
-        UsageError: it cannot be downloaded.
-    """
+    """Return the local folder of a head, downloaded if `location` is a hub id; raises UsageError if that fails."""
     path = Path(location).expanduser()
     if path.exists() or location.startswith((".", "/", "~")) or location.count("/") != 1:
         return path

@@ -7,7 +7,6 @@ tokens were selected, nor on how drafts are made.
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -16,16 +15,7 @@ from foredraft.graph.tree import IntArray
 
 
 class RankedHead(nn.Linear):
-    """Rows of an LM head, the most frequent token's first.
-
-    Args:
-        width: of the hidden states (D).
-        ids: int64[N], the token of each row.
-        bias: whether it has a bias.
-
-    Attributes:
-        ids: int32[N], as given.
-    """
+    """Rows of an LM head for the tokens `ids`, int32[N], the most frequent token's first."""
 
     ids: torch.Tensor
 
@@ -38,8 +28,7 @@ class RankedHead(nn.Linear):
 def ranked_head(model: Any, ids: torch.Tensor) -> RankedHead:
     """Return a frozen copy of the rows of the model's LM head for these tokens, int64[N].
 
-    Raises:
-        UsageError: the model does not have an id, or an id occurs twice.
+    Raises UsageError if the model does not have an id, or an id occurs twice.
     """
     whole = model.get_output_embeddings()
     vocabulary, width = whole.weight.shape
@@ -47,10 +36,9 @@ def ranked_head(model: Any, ids: torch.Tensor) -> RankedHead:
         raise UsageError(f"The {len(ids)} tokens to score must be different ids below {vocabulary}, and at least one.")
     bias = getattr(whole, "bias", None)
     head = RankedHead(width, ids, bias=bias is not None).to(whole.weight.device, whole.weight.dtype)
-    rows = ids.long().to(whole.weight.device)
-    head.weight.copy_(whole.weight[rows])
+    head.weight.copy_(whole.weight[head.ids.long()])
     if bias is not None:
-        head.bias.copy_(bias[rows])
+        head.bias.copy_(bias[head.ids.long()])
     return head.requires_grad_(requires_grad=False)
 
 
@@ -69,10 +57,3 @@ def places_of(lm_head: Any, vocabulary: int) -> torch.Tensor | None:
     places = torch.full((vocabulary,), -1, dtype=torch.int64, device=lm_head.ids.device)
     places[lm_head.ids.long()] = torch.arange(len(lm_head.ids), device=lm_head.ids.device)
     return places
-
-
-def in_full(scores: np.ndarray, ids: IntArray, vocabulary: int) -> np.ndarray:
-    """Return logits, float32[R, N], for the whole vocabulary, float32[R, vocabulary]: -inf for tokens not in `ids`."""
-    whole = np.full((len(scores), vocabulary), -np.inf, np.float32)
-    whole[:, ids] = scores
-    return whole

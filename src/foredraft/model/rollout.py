@@ -12,27 +12,19 @@ import torch
 
 from foredraft.contracts import Target, TokenIds
 from foredraft.graph.layout import Layout, lay_out_text
-from foredraft.graph.tree import BoolArray, IntArray
+from foredraft.graph.tree import IntArray, ancestor_mask, depths
 
 
 class Rollout:
-    """One sequence's tree in a draft model.
+    """One sequence's tree in a draft model: begins with `start`, grows with `expand` and ends with `keep`.
 
-    A tree begins with `start`, grows with `expand` and ends with `keep`. Rows are numbered from 0 in the order of
-    expansion; -1 is the root.
-
-    Args:
-        model: the draft model.
-        most_rows: maximum rows of a tree; room for them is reserved when it starts.
+    Rows are numbered from 0 in the order of expansion; -1 is the root. A tree has at most `most_rows` rows.
     """
 
     def __init__(self, model: Target, most_rows: int) -> None:
-        self._model = model
-        self._most_rows = most_rows
+        self._model, self._most_rows = model, most_rows
         self._cache = model.new_cache()
-        self._parents: list[int] = []
-        self._positions = np.empty(most_rows, np.int64)
-        self._sees: BoolArray = np.zeros((most_rows, most_rows), np.bool_)
+        self._parents: IntArray = np.empty(0, np.int32)
 
     @property
     def committed(self) -> int:
@@ -41,17 +33,13 @@ class Rollout:
 
     @torch.inference_mode()
     def start(self, ids: TokenIds) -> torch.Tensor:
-        """Extend the cache to the end of a sequence and begin a tree there.
+        """Extend the cache to the end of a sequence, int64[n], which begins with what is cached, and begin a tree.
 
-        Args:
-            ids: int64[n], n at least 1; must begin with the tokens in the cache.
-
-        Returns:
-            float[1, V], the model's logits after the last of `ids`, the root.
+        Returns float[1, V], the model's logits after the last of `ids`, the root.
         """
-        self._end_tree()
-        if self._cache.length >= len(ids):  # the root must not be in the cache yet, because its logits are needed
-            raise ValueError(f"The cache holds {self._cache.length} tokens, and the sequence has {len(ids)}.")
+        if len(self._parents):
+            self.keep([])
+        assert self._cache.length < len(ids), "the root is not in the cache yet, because its logits are needed"
         new = ids[self._cache.length :].copy()  # torch rejects read-only arrays
         self._model.prefill(new[:-1], self._cache)
         self._cache.reserve(self._most_rows + 1)
@@ -69,46 +57,18 @@ class Rollout:
 
         Returns:
             float[R, V], the model's logits after each row, on its device.
-
-        Raises:
-            ValueError: more than `most_rows` rows.
         """
-        held, rows, at = len(self._parents), len(tokens), self._cache.length
-        if held + rows > self._most_rows:
-            raise ValueError(f"A tree of {held + rows} rows does not fit into {self._most_rows}.")
-        for i, parent in enumerate(parents.tolist()):
-            row = held + i
-            if parent >= 0:
-                self._sees[row, :held] = self._sees[parent, :held]
-            self._sees[row, row] = True
-            self._positions[row] = at if parent < 0 else self._positions[parent] + 1
-        ancestors = self._sees[held : held + rows, : held + rows]
-        positions = self._positions[held : held + rows]
-        layout = Layout(tokens.astype(np.int64), positions, ancestors, at, self._positions[:held])
+        held, at, above = len(self._parents), self._cache.length, np.concatenate([self._parents, parents])
+        assert len(above) <= self._most_rows, "room for so many rows is reserved"
+        positions = at - 1 + depths(above).astype(np.int64)
+        sees = ancestor_mask(above)[held + 1 :, 1:]
+        layout = Layout(tokens.astype(np.int64), positions[held:], sees, at, positions[:held])
         scores = self._model.forward(layout, self._cache)
         self._cache.hold()
-        self._parents += parents.tolist()
+        self._parents = above
         return scores.logits
 
     def keep(self, path: Sequence[int]) -> None:
-        """End the tree: commit the rows `path`, from the root's child downwards, and discard the others.
-
-        Raises:
-            ValueError: the rows are not a path from the root.
-        """
-        before = -1
-        for row in path:
-            if self._parents[row] != before:
-                raise ValueError(f"Rows {list(path)} are not a path: row {row} follows {self._parents[row]}.")
-            before = row
+        """End the tree: commit the rows `path`, from the root's child downwards, and discard the others."""
         self._cache.commit(path)
-        self._forget()
-
-    def _end_tree(self) -> None:
-        if self._parents:
-            self._cache.commit([])
-        self._forget()
-
-    def _forget(self) -> None:
-        self._sees[: len(self._parents)] = False
-        self._parents = []
+        self._parents = self._parents[:0]
