@@ -27,24 +27,21 @@ from foredraft.model.layers import Passage, model_parts, shorter
 from foredraft.model.rounding import relative_error, within_rounding
 from foredraft.model.target import TorchTarget
 
-_ROOT_ROW = 0
-
 
 class SplitCache:
     """One sequence's caches in a split target, and the exit's states of its uncommitted rows.
 
-    Args:
-        first: an empty cache of the layers up to the exit, and of the head's own layer.
-        rest: an empty cache of the layers after the exit; holds the root only after verification.
-
     Attributes:
-        first: the same.
-        rest: the same.
+        first: cache of the layers up to the exit, and of the head's own layer.
+        rest: cache of the layers after the exit; holds the root only after verification.
     """
 
     def __init__(self, first: TreeCache, rest: TreeCache) -> None:
         self.first, self.rest = first, rest
-        self._states: list[torch.Tensor] = []  # of the root and then of the held rows, [r, D] each
+        self._forget()
+
+    def _forget(self) -> None:
+        self._states: list[torch.Tensor] = []  # of the root, which is row 0, and then of the held rows, [r, D] each
         self._row_of: dict[tuple[int, int], int] = {}  # by parent row (-1 for the root's) and token
         self._positions: list[int] = []
         self._verified: list[int] = []  # the row of each row of the last verification
@@ -55,8 +52,9 @@ class SplitCache:
         return self.rest.length
 
     def begin(self, layout: Layout, states: torch.Tensor) -> None:
-        """Store the root's states, float[1, D]; the root is row 0."""
-        self._states, self._row_of, self._verified = [states], {(-1, int(layout.token_ids[0])): _ROOT_ROW}, []
+        """Store the root's states, float[1, D]."""
+        self._forget()
+        self._states, self._row_of = [states], {(-1, int(layout.token_ids[0])): 0}
         self._positions = [int(layout.positions[0])]
 
     def add(self, layout: Layout, states: torch.Tensor) -> None:
@@ -68,24 +66,18 @@ class SplitCache:
         self._states.append(states)
 
     def knows_root(self, layout: Layout) -> bool:
-        """Return whether the root was run through the first layers already.
-
-        Raises:
-            ValueError: another root was.
-        """
+        """Return whether the root was run through the first layers already."""
         if self.first.length == layout.at:
             return False
-        if self.first.length != layout.at + 1 or (-1, int(layout.token_ids[0])) not in self._row_of:
-            raise ValueError(
-                f"The first layers hold {self.first.length} tokens, not those before or up to the root at {layout.at}."
-            )
+        assert self.first.length == layout.at + 1, "the first layers hold what is before the root, or up to it"
+        assert (-1, int(layout.token_ids[0])) in self._row_of, "the draft had the same root"
         return True
 
     def missing(self, layout: Layout) -> Layout | None:
         """Match a verification's rows with the stored ones; return a layout of the missing rows, or None."""
         known = len(self._positions)
-        rows: list[int] = []
         new: list[int] = []
+        rows: list[int] = []
         for row, (above, token) in enumerate(zip(_rows_above(layout), layout.token_ids.tolist(), strict=True)):
             found = self._row_of.get((rows[above] if above >= 0 else -1, token))
             if found is None:
@@ -108,38 +100,28 @@ class SplitCache:
         return states if self._verified == list(range(len(states))) else states[self._verified]
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Commit these rows of the last verification, root first, in both parts; discard all others.
+        """Commit these rows of the last verification in both parts, and discard all others.
 
-        Raises:
-            ValueError: the root is missing, or the rows are not ascending.
+        Raises ValueError if the root is missing, or the rows are not ascending.
         """
-        rows = list(rows)
-        if rows[:1] != [_ROOT_ROW]:
-            raise ValueError(f"Rows {rows} must begin with the root, row 0.")
+        if list(rows[:1]) != [0]:
+            raise ValueError(f"Rows {list(rows)} must begin with the root, row 0.")
         self.rest.commit(rows)
         self.first.commit([self._verified[row] - 1 for row in rows[1:]])
-        self._states, self._row_of, self._positions, self._verified = [], {}, [], []
+        self._forget()
 
 
 class SplitTarget:
-    """A target whose first layers run separately. Both parts are compiled if the target and they were.
+    """A target whose first `layers` layers run separately. Both parts are compiled if the target and they were.
 
-    Args:
-        target: the whole model.
-        layers: layers before the exit (N).
-        head: drafts from the exit's states; None uses the target's own norm and LM head, without a layer.
+    Without a head, the target's own norm and LM head draft from the exit's states. Raises UsageError for `layers` out
+    of range, and UnsupportedModelError if the model cannot be split.
 
     Attributes:
-        first: the first N layers, the head's layer, and its LM head.
+        first: the first layers, the head's layer, and its LM head.
         rest: the remaining layers, which start from the exit's states.
-        vocabulary: number of ids that it scores.
-        window: maximum tokens of a sequence, or None.
         drafted_ids: int32[N], the tokens that the head scores; None for all.
         exit_hidden: float[R, D], the inputs of the head's LM head in its last pass.
-
-    Raises:
-        UsageError: N out of range.
-        UnsupportedModelError: the model cannot be split.
     """
 
     def __init__(self, target: TorchTarget, layers: int, head: ExitHead | None) -> None:
@@ -180,47 +162,48 @@ class SplitTarget:
         for start in range(0, len(token_ids), MOST_ROWS):
             chunk = token_ids[start : start + MOST_ROWS]
             layout = lay_out_text(chunk, cache.length)
-            self._entry.states = self.exit_states(layout, cache.first)[None]
+            self._entry.states = self._exit_states(layout, cache.first)[None]
             cache.first.commit(range(len(chunk)))
             self.rest.run(layout, cache.rest)
             cache.rest.commit(range(len(chunk)))
 
-    @torch.inference_mode()
-    def exit_states(self, layout: Layout, first: TreeCache) -> torch.Tensor:
+    def _exit_states(self, layout: Layout, first: TreeCache) -> torch.Tensor:
         """Run rows through the first layers and the head; return the exit's states, float[R, D]."""
         self.first.run(layout, first)
         return self._exit.states[0]
 
     @torch.inference_mode()
-    def draft(self, layout: Layout, first: TreeCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Do the same; return the states and the head's logits, float[R, V], or [R, N] of `drafted_ids`."""
-        scores = self.first.forward(layout, first, hidden=True)
+    def draft(self, layout: Layout, cache: SplitCache) -> Scores:
+        """Score the root, or rows after it, by the head, and store their exit states for the verification.
+
+        The logits are float[R, V], or [R, N] of `drafted_ids`.
+        """
+        scores = self.first.forward(layout, cache.first, hidden=True)
         assert scores.hidden is not None, "requested with hidden=True"
         self.exit_hidden = scores.hidden
-        return self._exit.states[0], scores.logits
+        store = cache.add if cache.first.held or layout.ancestors is not None else cache.begin
+        store(layout, self._exit.states[0])
+        return scores
 
     @torch.inference_mode()
     def forward(self, layout: Layout, cache: SplitCache, *, hidden: bool = False) -> Scores:
         """Score every row of `layout`, reusing the drafted rows' states; nothing is committed until `commit`."""
         if not cache.knows_root(layout):
             root = lay_out_text(layout.token_ids[:1], layout.at)
-            states = self.exit_states(root, cache.first)
+            cache.begin(root, self._exit_states(root, cache.first))
             cache.first.commit([0])
-            cache.begin(root, states)
         missing = cache.missing(layout)
         if missing is not None:
-            states = self.exit_states(missing, cache.first)
+            cache.add(missing, self._exit_states(missing, cache.first))
             cache.first.hold()
-            cache.add(missing, states)
         self._entry.states = cache.verified_states()[None]
         return self.rest.forward(layout, cache.rest, hidden=hidden)
 
     @torch.inference_mode()
     def _probe(self, target: TorchTarget) -> None:
-        """Compare the split with the whole model on a few tokens: layers may exchange more than hidden states.
+        """Raise UnsupportedModelError if the split and the whole model score a few tokens differently.
 
-        Raises:
-            UnsupportedModelError: the logits differ.
+        Layers may exchange more than hidden states.
         """
         ids = np.arange(1, 6, dtype=np.int64) % self.vocabulary
         layout = lay_out(int(ids[3]), np.array([0, ids[4]], np.int32), np.array([-1, -1], np.int32), at=3)
@@ -238,16 +221,7 @@ class SplitTarget:
 
 
 class ExitModel:
-    """The first part as one sequence's draft model, in which a rollout grows a tree.
-
-    Args:
-        target: both parts.
-        cache: the sequence's.
-
-    Attributes:
-        vocabulary: number of ids that it scores.
-        window: maximum tokens of a sequence, or None.
-    """
+    """The first part as one sequence's draft model, in which a rollout grows a tree."""
 
     def __init__(self, target: SplitTarget, cache: SplitCache) -> None:
         self.vocabulary, self.window = target.vocabulary, target.window
@@ -257,25 +231,14 @@ class ExitModel:
         """Return the existing cache of the first part."""
         return self._cache.first
 
-    def prefill(self, token_ids: TokenIds, cache: TreeCache) -> None:
-        """Do nothing: committed tokens went through the first layers already, drafted or not.
+    def prefill(self, token_ids: TokenIds, _cache: TreeCache) -> None:
+        """Do nothing: committed tokens went through the first layers already, drafted or not."""
+        assert not len(token_ids), "verification ran what was not drafted"
 
-        Raises:
-            ValueError: some tokens did not.
-        """
-        if len(token_ids):
-            raise ValueError(
-                f"{len(token_ids)} tokens after the {cache.length} known ones were not run through the first layers."
-            )
-
-    def forward(self, layout: Layout, cache: TreeCache, *, hidden: bool = False) -> Scores:
+    def forward(self, layout: Layout, _cache: TreeCache, *, hidden: bool = False) -> Scores:
         """Score rows, and store their exit states for the verification."""
-        states, logits = self._target.draft(layout, cache)
-        if cache.held or layout.ancestors is not None:
-            self._cache.add(layout, states)
-        else:
-            self._cache.begin(layout, states)
-        return Scores(logits, self._target.exit_hidden if hidden else None)
+        scores = self._target.draft(layout, self._cache)
+        return Scores(scores.logits, scores.hidden if hidden else None)
 
 
 def _rows_above(layout: Layout) -> list[int]:
