@@ -38,19 +38,13 @@ class Lease:
         return self._tokens[: self.length]
 
     def reserve(self, token_ids: TokenIds) -> None:
-        """Make room for the rows of a pass, int64[R], after the committed ones; may move the lease.
-
-        Raises OutOfMemoryError if the arena is full.
-        """
+        """Make room for the rows of a pass, int64[R], after the committed ones; may move the lease."""
         self._last = token_ids
         if self.length + len(token_ids) > self.capacity:
             self._arena.move(self, self.length + len(token_ids))
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Commit these rows of the last pass, and discard its others.
-
-        Raises ValueError if rows are not ascending, or do not exist.
-        """
+        """Commit these rows of the last pass, ascending, and discard its others."""
         kept = kept_rows(rows, len(self._last))
         if len(kept) and kept[-1] >= len(kept):
             move_rows(self._arena.bits, self.start + self.length, kept)
@@ -81,14 +75,10 @@ class Arena:
         return sum(lease.capacity for lease in self._leases if lease not in self._idle)
 
     def open(self, token_ids: TokenIds, capacity: int) -> Lease:
-        """Lease slots to a sequence; a prefix shared with an earlier sequence is committed already.
+        """Lease slots to a sequence, int64[n]; a prefix shared with an earlier sequence is committed already.
 
-        Args:
-            token_ids: int64[n], the sequence so far; the last token is the root, which is never committed.
-            capacity: expected number of tokens; the lease grows if there are more.
-
-        Raises:
-            OutOfMemoryError: unfinished sequences take too much room.
+        Its last token is the root, which is never committed. More tokens than `capacity` make the lease grow. Raises
+        OutOfMemoryError if unfinished sequences take too much room.
         """
         shared = 0
         source: Lease | None = None
@@ -124,10 +114,7 @@ class Arena:
         self._add(lease)
 
     def _place(self, capacity: int, keep: Lease | None) -> int:
-        """Return the start of a free range, growing the store or evicting idle leases other than `keep` if needed.
-
-        Raises OutOfMemoryError if there is no room.
-        """
+        """Return the start of a free range, growing the store or evicting idle leases other than `keep` if needed."""
         while True:
             end = 0
             for lease in self._leases:

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Target, TokenIds, Verdict
 from foredraft.errors import UsageError
 from foredraft.graph.dag import DraftGraph, add_level, empty_graph, leaves
-from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.graph.layout import Layout, lay_out_text
+from foredraft.graph.tree import FloatArray, IntArray, ancestor_mask, depths
 from foredraft.graph.unmerge import unmerge
 from foredraft.model.candidates import Candidates, Imitation, candidates
-from foredraft.model.rollout import Rollout
 
 Calibrate = Callable[[Candidates, int], Candidates]
 """Corrects the probabilities of a level's candidates; the first level is 1."""
@@ -54,6 +55,58 @@ class GrowthRules:
         for name, given, least, most in limits:
             if not least <= given <= most:
                 raise UsageError(f"{name} is {given}; it must be {least} to {most}.")
+
+
+class Rollout:
+    """One sequence's tree in a draft model's KV cache: begins with `start`, grows with `expand` and ends with `keep`.
+
+    While it grows, its rows are held uncommitted, at most `most_rows`, so that accepted ones are not computed twice.
+    They are numbered from 0 in the order of expansion; -1 is the root.
+    """
+
+    def __init__(self, model: Target, most_rows: int) -> None:
+        self._model, self._most_rows = model, most_rows
+        self._cache = model.new_cache()
+        self._parents: IntArray = np.empty(0, np.int32)
+
+    @property
+    def committed(self) -> int:
+        """The number of the sequence's tokens in the cache."""
+        return int(self._cache.length)
+
+    @torch.inference_mode()
+    def start(self, ids: TokenIds) -> torch.Tensor:
+        """Extend the cache to the end of a sequence, int64[n], which begins with what is cached, and begin a tree.
+
+        Returns float[1, V], the model's logits after the last of `ids`, the root.
+        """
+        if len(self._parents):
+            self.keep([])
+        assert self._cache.length < len(ids), "the root is not in the cache yet, because its logits are needed"
+        new = ids[self._cache.length :].copy()  # torch rejects read-only arrays
+        self._model.prefill(new[:-1], self._cache)
+        self._cache.reserve(self._most_rows + 1)
+        scores = self._model.forward(lay_out_text(new[-1:], self._cache.length), self._cache)
+        self._cache.commit([0])
+        return scores.logits
+
+    @torch.inference_mode()
+    def expand(self, tokens: IntArray, parents: IntArray) -> torch.Tensor:
+        """Run the next rows, int32[R] tokens and parent rows, and return the model's logits after each, float[R, V]."""
+        held, at, above = len(self._parents), self._cache.length, np.concatenate([self._parents, parents])
+        assert len(above) <= self._most_rows, "room for so many rows is reserved"
+        positions = at - 1 + depths(above).astype(np.int64)
+        sees = ancestor_mask(above)[held + 1 :, 1:]
+        layout = Layout(tokens.astype(np.int64), positions[held:], sees, at, positions[:held])
+        scores = self._model.forward(layout, self._cache)
+        self._cache.hold()
+        self._parents = above
+        return scores.logits
+
+    def keep(self, path: Sequence[int]) -> None:
+        """End the tree: commit the rows `path`, from the root's child downwards, and discard the others."""
+        self._cache.commit(path)
+        self._parents = self._parents[:0]
 
 
 @dataclass(frozen=True, slots=True)

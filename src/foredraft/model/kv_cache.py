@@ -5,7 +5,8 @@ overwrites the others. Rows may be held for the next passes, so that a tree can 
 sliding-window layer stores its window and some slack. Does not depend on the rows' meaning, nor on how masks are made.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,9 +42,10 @@ class Span:
         """Return the capacity for `needed` slots, which grows by at least a quarter so that copying stays rare."""
         if needed <= self.capacity:
             return self.capacity
-        if self.window is not None:  # slack of one window: slots are shifted once a window, not every step
-            return whole_blocks(max(needed, min(2 * self.window, needed + self.window)))
-        return whole_blocks(max(needed, self.capacity + self.capacity // 4))
+        if self.window is None:
+            return whole_blocks(max(needed, self.capacity + self.capacity // 4))
+        # slack of one window: slots are shifted once a window, not every step
+        return whole_blocks(max(needed, min(2 * self.window, needed + self.window)))
 
 
 class TreeLayer(CacheLayerMixin):
@@ -114,10 +116,7 @@ def kept_rows(rows: Sequence[int], count: int) -> npt.NDArray[np.int64]:
 
 
 def slots_of(buffers: torch.Tensor) -> npt.NDArray[np.uint16]:
-    """Return keys or values on the CPU as 16-bit units, a view of the same memory, as `move_rows` takes them.
-
-    Takes contiguous [B, heads, C, head_dim], and returns uint16[B, heads, C, head_dim or a multiple].
-    """
+    """View contiguous keys or values on the CPU, [B, heads, C, head_dim], as uint16[B, heads, C, head_dim or more]."""
     return buffers.detach().view(torch.int16).numpy().view(np.uint16)
 
 
@@ -130,7 +129,7 @@ def move_rows(slots: npt.NDArray[np.uint16], start: int, rows: npt.NDArray[np.in
                 slots[buffer, head, start + place] = slots[buffer, head, start + rows[place]]
 
 
-def _gather(slots: torch.Tensor, start: int, rows: npt.NDArray[np.int64]) -> None:
+def _move_on_device(slots: torch.Tensor, start: int, rows: npt.NDArray[np.int64]) -> None:
     """Do the same for float[B, heads, C, head_dim] on any device."""
     index = torch.from_numpy(rows + start).to(slots.device)
     slots[:, :, start : start + len(rows)] = slots.index_select(2, index)
@@ -161,8 +160,7 @@ class TreeCache(Cache):
         """Set `store`, and forget what was derived from the layers' former buffers."""
         self.store = store
         self._buffers: list[torch.Tensor] = []
-        # by window: the slots on the CPU, and the buffers on other devices
-        self._slots: dict[int | None, tuple[list[npt.NDArray[np.uint16]], list[torch.Tensor]]] = {}
+        self._movable: dict[int | None, list[tuple[Callable[..., None], Any]]] = {}  # by window, what moves its slots
 
     def take_shapes(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
         """Initialise every layer on the CPU, for its number of key heads and their size, before anything is written."""
@@ -196,7 +194,7 @@ class TreeCache(Cache):
     def reserved_buffers(self, rows: int) -> list[torch.Tensor]:
         """Make room for `rows` more rows, and return the buffers of every layer: all keys, then all values.
 
-        Returns an empty list until every layer was written to once or `take_shapes` was called.
+        There are none until every layer was written to once or `take_shapes` was called.
         """
         self.reserve(rows)
         layers = self._tree_layers
@@ -224,10 +222,7 @@ class TreeCache(Cache):
         self._resize(span, 0, whole_blocks(span.stored + self._rows))
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Commit these rows of the held rows and then the last pass, and discard the others.
-
-        Raises ValueError if rows are not ascending, or do not exist.
-        """
+        """Commit these rows of the held rows and then the last pass, ascending, and discard the others."""
         kept = kept_rows(rows, self.held + self._rows)
         if len(kept) and kept[-1] >= len(kept):  # the kept rows are not already at the front
             self._gather(kept)
@@ -239,21 +234,17 @@ class TreeCache(Cache):
     @torch.inference_mode()
     def _gather(self, rows: npt.NDArray[np.int64]) -> None:
         """Move these rows, int64[n], down to the first held row, or the first row of the last pass."""
-        if self.store is not None:
-            _gather(self.store, self.length, rows)  # without windows, slots are positions
-            return
         for window, span in self.spans.items():
-            if window not in self._slots:
+            if window not in self._movable:
                 # a layer that never writes, such as one that shares another's keys, has no buffers
                 layers = [layer for layer in self._tree_layers if layer.span is span and layer.is_initialized]
                 buffers = [buffer for layer in layers for buffer in (layer.keys, layer.values)]
-                here = [slots_of(buffer) for buffer in buffers if buffer.device.type == "cpu"]
-                self._slots[window] = here, [buffer for buffer in buffers if buffer.device.type != "cpu"]
-            here, elsewhere = self._slots[window]
-            for slots in here:
-                move_rows(slots, span.stored - self.held, rows)
-            for buffer in elsewhere:
-                _gather(buffer, span.stored - self.held, rows)
+                self._movable[window] = [
+                    (move_rows, slots_of(each)) if each.device.type == "cpu" else (_move_on_device, each)
+                    for each in (buffers if self.store is None else [self.store])
+                ]
+            for move, slots in self._movable[window]:
+                move(slots, span.stored - self.held, rows)
 
     def hold(self) -> None:
         """Keep the rows of the last pass visible to the next passes until `commit` selects from them."""
