@@ -46,12 +46,9 @@ class GrowthRules:
     def __post_init__(self) -> None:
         """Raise UsageError for a value out of range, under the name of the drafters' option."""
         limits = (
-            ("levels", self.most_levels, 1, 64),
-            ("out_degree", self.out_degree, 1, 32),
-            ("tau", self.tau, 0, 8),
-            ("least_probability", self.least_probability, 0, 1),
-            ("least_share", self.least_share, 0, 1),
-        )
+            ("levels", self.most_levels, 1, 64), ("out_degree", self.out_degree, 1, 32), ("tau", self.tau, 0, 8),
+            ("least_probability", self.least_probability, 0, 1), ("least_share", self.least_share, 0, 1),
+        )  # fmt: skip
         for name, given, least, most in limits:
             if not least <= given <= most:
                 raise UsageError(f"{name} is {given}; it must be {least} to {most}.")
@@ -147,7 +144,9 @@ class Grown:
         """
         if self.q:
             graph, kept = self.graph, np.arange(min(self.graph.size, limit))
-            return Draft(graph.tokens[kept], graph.parents[kept], graph.score[kept], np.array(self.q, np.float32)[kept])
+            return Draft(
+                graph.tokens[kept], graph.parents[kept], graph.score[kept], np.array(self.q[: len(kept)], np.float32)
+            )
         tree = unmerge(self.graph, limit, self.depth)
         return Draft(tree.tokens, tree.parents, tree.score, source=tree.merged.astype(np.uint8))
 
@@ -200,13 +199,9 @@ def _add(grown: Grown, frontier: IntArray, found: Candidates, rules: GrowthRules
 
 
 class RolloutDrafter:
-    """Any drafter that drafts with a causal language model.
+    """Any drafter that drafts with a causal language model, whose logits are of the tokens `ids`, int32[N], or all.
 
-    Args:
-        sources: names for `Draft.source`, the method's own first.
-        rules: limits of its graphs.
-        model: the draft model.
-        ids: int32[N], the token of each of its logits; None if they are 0, 1, 2, ...
+    `sources` are the names for `Draft.source`, the method's own first.
     """
 
     def __init__(self, sources: tuple[str, ...], rules: GrowthRules, model: Any, ids: IntArray | None = None) -> None:
@@ -238,10 +233,7 @@ class RolloutDrafting:
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Grow a graph after the sequence, and return its most probable paths as a tree.
 
-        The draft is empty if the sequence fills the model's window or contains ids unknown to the model.
-
-        Raises:
-            NumericsError: logits from which no token can be chosen.
+        It is empty if the sequence fills the model's window or contains ids unknown to the model.
         """
         self._grown, ids, window = None, view.ids, self._model.window
         depth = budget.depth if window is None else min(budget.depth, window - len(ids))

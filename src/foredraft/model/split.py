@@ -1,10 +1,9 @@
 """A target in two parts: its first layers draft through an early exit, and verification continues from their states.
 
 Liu et al., "Speculative Decoding via Early-exiting for Faster LLM Inference with Thompson Sampling Control Mechanism"
-(EESD, ACL Findings 2024), section 3.1: what the first N layers computed for a drafted token is not computed again.
-Each part has its own KV cache. Drafted rows are held in the first one. A verification reuses their states, runs the
-missing rows through the first layers, and all rows through the rest. Does not depend on how drafts grow or which tokens
-are accepted.
+(EESD, ACL Findings 2024), section 3.1. Each part has its own KV cache, and drafted rows are held in the first one. A
+verification reuses their states, runs the missing rows through the first layers, and all rows through the rest. Does
+not depend on how drafts grow or which tokens are accepted.
 """
 
 import warnings
@@ -24,6 +23,7 @@ from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.heads import ExitHead
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.layers import Passage, model_parts, shorter
+from foredraft.model.mask import seen_rows
 from foredraft.model.rounding import relative_error, within_rounding
 from foredraft.model.target import TorchTarget
 
@@ -41,10 +41,12 @@ class SplitCache:
         self._forget()
 
     def _forget(self) -> None:
-        self._states: list[torch.Tensor] = []  # of the root, which is row 0, and then of the held rows, [r, D] each
-        self._row_of: dict[tuple[int, int], int] = {}  # by parent row (-1 for the root's) and token
+        # of the root, which is row 0, and then of the held rows
+        self._states: list[torch.Tensor] = []  # [r, D] each
+        self._tokens: list[int] = []
         self._positions: list[int] = []
-        self._verified: list[int] = []  # the row of each row of the last verification
+        self._row_of: dict[tuple[int, ...], int] = {}  # by the tokens from the root to the row
+        self._verified: npt.NDArray[np.int64] = np.empty(0, np.int64)  # the row of each row of the last verification
 
     @property
     def length(self) -> int:
@@ -54,60 +56,54 @@ class SplitCache:
     def begin(self, layout: Layout, states: torch.Tensor) -> None:
         """Store the root's states, float[1, D]."""
         self._forget()
-        self._states, self._row_of = [states], {(-1, int(layout.token_ids[0])): 0}
-        self._positions = [int(layout.positions[0])]
+        self._states, self._positions = [states], [layout.at]
+        self._tokens = layout.token_ids.tolist()
+        self._row_of[tuple(self._tokens)] = 0
 
     def add(self, layout: Layout, states: torch.Tensor) -> None:
-        """Store the states, float[R, D], of rows that are now held."""
-        start = len(self._positions)
-        self._positions += layout.positions.tolist()
-        for row, (above, token) in enumerate(zip(_rows_above(layout), layout.token_ids.tolist(), strict=True)):
-            self._row_of[above + 1, token] = start + row  # in a layout after the root, row 0 is the root's child
+        """Store the states, float[R, D], of rows after the root that are now held."""
         self._states.append(states)
+        self._positions += layout.positions.tolist()
+        self._tokens += layout.token_ids.tolist()
+        after = np.array(self._tokens[1:])
+        for seen in seen_rows(layout):
+            self._row_of[self._tokens[0], *after[seen].tolist()] = len(self._row_of)
 
     def knows_root(self, layout: Layout) -> bool:
         """Return whether the root was run through the first layers already."""
         if self.first.length == layout.at:
             return False
         assert self.first.length == layout.at + 1, "the first layers hold what is before the root, or up to it"
-        assert (-1, int(layout.token_ids[0])) in self._row_of, "the draft had the same root"
+        assert self._tokens[:1] == layout.token_ids[:1].tolist(), "the draft had the same root"
         return True
 
     def missing(self, layout: Layout) -> Layout | None:
         """Match a verification's rows with the stored ones; return a layout of the missing rows, or None."""
-        known = len(self._positions)
-        new: list[int] = []
-        rows: list[int] = []
-        for row, (above, token) in enumerate(zip(_rows_above(layout), layout.token_ids.tolist(), strict=True)):
-            found = self._row_of.get((rows[above] if above >= 0 else -1, token))
-            if found is None:
-                found = known + len(new)
-                new.append(row)
-            rows.append(found)
-        self._verified = rows
-        if not new:
+        seen, known = seen_rows(layout), len(self._tokens)
+        found = [self._row_of.get(tuple(layout.token_ids[own].tolist()), -1) for own in seen]
+        new = np.flatnonzero(np.array(found) < 0)
+        self._verified = np.array(found)
+        self._verified[new] = known + np.arange(len(new))
+        if not len(new):
             return None
         sees: BoolArray = np.zeros((len(new), known - 1 + len(new)), np.bool_)
         for i, row in enumerate(new):
-            after_root = np.ones(row) if layout.ancestors is None else layout.ancestors[row, 1 : row + 1]
-            sees[i, [rows[other + 1] - 1 for other in np.flatnonzero(after_root)]] = True
+            sees[i, self._verified[seen[row]][1:] - 1] = True
         held = np.array(self._positions[1:], np.int64)
         return Layout(layout.token_ids[new], layout.positions[new], sees, layout.at + 1, held)
 
     def verified_states(self) -> torch.Tensor:
         """Return the exit's states of the verification's rows, float[R, D]."""
         states = torch.cat(self._states)
-        return states if self._verified == list(range(len(states))) else states[self._verified]
+        in_order = np.array_equal(self._verified, np.arange(len(states)))
+        return states if in_order else states[torch.from_numpy(self._verified)]
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Commit these rows of the last verification in both parts, and discard all others.
-
-        Raises ValueError if the root is missing, or the rows are not ascending.
-        """
+        """Commit these rows of the last verification, root first and ascending, in both parts; discard all others."""
         if list(rows[:1]) != [0]:
             raise ValueError(f"Rows {list(rows)} must begin with the root, row 0.")
         self.rest.commit(rows)
-        self.first.commit([self._verified[row] - 1 for row in rows[1:]])
+        self.first.commit((self._verified[list(rows[1:])] - 1).tolist())
         self._forget()
 
 
@@ -174,10 +170,7 @@ class SplitTarget:
 
     @torch.inference_mode()
     def draft(self, layout: Layout, cache: SplitCache) -> Scores:
-        """Score the root, or rows after it, by the head, and store their exit states for the verification.
-
-        The logits are float[R, V], or [R, N] of `drafted_ids`.
-        """
+        """Score the root, or rows after it, by the head, and store their exit states for the verification."""
         scores = self.first.forward(layout, cache.first, hidden=True)
         assert scores.hidden is not None, "requested with hidden=True"
         self.exit_hidden = scores.hidden
@@ -201,10 +194,7 @@ class SplitTarget:
 
     @torch.inference_mode()
     def _probe(self, target: TorchTarget) -> None:
-        """Raise UnsupportedModelError if the split and the whole model score a few tokens differently.
-
-        Layers may exchange more than hidden states.
-        """
+        """Raise UnsupportedModelError if the whole model scores differently: layers may exchange more than states."""
         ids = np.arange(1, 6, dtype=np.int64) % self.vocabulary
         layout = lay_out(int(ids[3]), np.array([0, ids[4]], np.int32), np.array([-1, -1], np.int32), at=3)
         logits = []
@@ -239,12 +229,3 @@ class ExitModel:
         """Score rows, and store their exit states for the verification."""
         scores = self._target.draft(layout, self._cache)
         return Scores(scores.logits, scores.hidden if hidden else None)
-
-
-def _rows_above(layout: Layout) -> list[int]:
-    """Return each row's parent row, counting held rows first; -1 for rows whose parent is neither held nor in it."""
-    if layout.ancestors is None:
-        return list(range(-1, layout.rows - 1))
-    positions: npt.NDArray[np.int64] = np.concatenate([layout.held, layout.positions])
-    above = layout.ancestors & (positions[None, :] == layout.positions[:, None] - 1)
-    return [int(row.argmax()) if row.any() else -1 for row in above]
