@@ -52,13 +52,7 @@ class SequentialBatch:
 
 
 class JointBatch:
-    """Runs a batch in one pass of a compiled target.
-
-    Args:
-        target: the model.
-        compiled: its compiled forward, in which a row has the same bits alone and in a batch.
-        most_bytes: for keys and values.
-    """
+    """Runs a batch in one pass of a compiled target, with at most `most_bytes` of keys and values."""
 
     def __init__(self, target: TorchTarget, compiled: CompiledForward, most_bytes: int) -> None:
         heads, size = compiled.record.shapes[0]

@@ -29,21 +29,13 @@ NOISY_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Imitation:
-    """How the target chooses tokens, as far as a draft model imitates it.
-
-    Attributes:
-        sampling: the options in effect.
-        draws: whether nodes are drawn, for rejection verification, instead of chosen.
-        draft: number of the draft in the sequence; each uses a fresh random stream.
-        vocabulary: number of ids that the target scores; None for all of the draft model's.
-        ids: int32[N], the token of each of the draft model's logits; None if they are 0, 1, 2, ...
-    """
+    """How the target chooses tokens, as far as a draft model imitates it."""
 
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
-    draws: bool = False
-    draft: int = 0
-    vocabulary: int | None = None
-    ids: IntArray | None = field(default=None, compare=False)
+    draws: bool = False  # whether nodes are drawn, for rejection verification, instead of chosen
+    draft: int = 0  # number of the draft in the sequence; each uses a fresh random stream
+    vocabulary: int | None = None  # number of ids that the target scores; None for all of the draft model's
+    ids: IntArray | None = None  # int32[N], the token of each of the draft model's logits; None if they are 0, 1, ...
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], seed: int, vocabulary: int, ids: IntArray | None = None) -> "Imitation":

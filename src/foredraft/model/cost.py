@@ -37,10 +37,7 @@ _FORMAT = 3
 
 
 def measured_cost(target: TorchTarget, folder: Path | None) -> CostCurve:
-    """Return the target's cost curve: from `folder` if it was measured on this machine before, else measured now.
-
-    Without a folder nothing is stored. An unreadable file is measured again and replaced.
-    """
+    """Return the target's cost curve: from `folder`, if there is one, or measured now, and stored there for later."""
     if folder is None:
         return measure_cost(target)
     path = folder / f"cost-{_identity(target)}.json"

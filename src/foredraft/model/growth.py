@@ -27,21 +27,13 @@ Calibrate = Callable[[Candidates, int], Candidates]
 
 @dataclass(frozen=True, slots=True)
 class GrowthRules:
-    """Limits of a graph. The defaults of the first four are those of the paper's appendix B.
+    """Limits of a graph. The defaults of the first four are those of the paper's appendix B."""
 
-    Attributes:
-        out_degree: maximum children of a node; k in the paper.
-        least_probability: a node below this probability is not expanded; theta_prob.
-        least_share: a node below this share of its best sibling's probability is not expanded; theta_sib.
-        most_levels: maximum depth.
-        tau: length of the n-grams that are expanded once; 0 merges nothing.
-    """
-
-    out_degree: int = 4
-    least_probability: float = 0.2
-    least_share: float = 0.3
-    most_levels: int = 10
-    tau: int = 0
+    out_degree: int = 4  # maximum children of a node; k in the paper
+    least_probability: float = 0.2  # a node below this probability is not expanded; theta_prob
+    least_share: float = 0.3  # a node below this share of its best sibling's probability is not; theta_sib
+    most_levels: int = 10  # maximum depth
+    tau: int = 0  # length of the n-grams that are expanded once; 0 merges nothing
 
     def __post_init__(self) -> None:
         """Raise UsageError for a value out of range, under the name of the drafters' option."""
@@ -110,18 +102,13 @@ class Rollout:
 class Grown:
     """A finished graph.
 
-    Attributes:
-        graph: its nodes.
-        rows: int32[N], the rollout's row of each node; -1 for a node that was not run through the model.
-        q: float32[V] for each node, the distribution that it was drawn from; empty if nodes were chosen, not drawn.
-        depth: maximum depth of a draft made from it. Merged nodes can lead deeper than the levels that were grown,
-            which is not wanted if `budget.more` ended the growth.
+    Merged nodes can lead deeper than the levels that were grown, which is not wanted if `budget.more` ended the growth.
     """
 
     graph: DraftGraph
-    rows: IntArray
-    q: list[FloatArray]
-    depth: int
+    rows: IntArray  # int32[N], the rollout's row of each node; -1 for a node that was not run through the model
+    q: list[FloatArray]  # float32[V] for each node, what it was drawn from; empty if nodes were chosen, not drawn
+    depth: int  # maximum depth of a draft made from it
 
     def rows_along(self, tokens: Sequence[int]) -> list[int]:
         """Return the rows on the path of `tokens` from the root, up to the first token without a row."""

@@ -35,27 +35,16 @@ _SCALE = ".scale"  # suffix of a matrix's row scales in an int8 file
 
 @dataclass(frozen=True, slots=True)
 class HeadCard:
-    """Metadata of a head.
+    """Metadata of a head."""
 
-    Attributes:
-        kind: "eesd", "cali", "draft" or "medusa".
-        base_model: the name under which its model was loaded for training.
-        fingerprint: of that model's weights, see `fingerprint`.
-        vocabulary: number of ids that the model scores.
-        width: of the hidden states.
-        layers: layers before the exit (N), or of the draft model; 0 for Medusa.
-        dtype: of its weights, such as "bfloat16"; "int8" rounds matrices by row, in the file only.
-        count: number of heads; 1 except for Medusa.
-    """
-
-    kind: str
-    base_model: str
-    fingerprint: str
-    vocabulary: int
-    width: int
-    layers: int
-    dtype: str
-    count: int = 1
+    kind: str  # "eesd", "cali", "draft" or "medusa"
+    base_model: str  # the name under which its model was loaded for training
+    fingerprint: str  # of that model's weights
+    vocabulary: int  # number of ids that the model scores
+    width: int  # of the hidden states
+    layers: int  # layers before the exit (N), or of the draft model; 0 for Medusa
+    dtype: str  # of its weights, such as "bfloat16"; "int8" rounds matrices by row, in the file only
+    count: int = 1  # number of heads; more for Medusa
 
 
 def weights_of(head: nn.Module) -> dict[str, torch.Tensor]:
@@ -102,11 +91,10 @@ def _encoded(weights: Mapping[str, torch.Tensor], dtype: str) -> Iterator[tuple[
 
 def _decoded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights from a file's tensors: the inverse of `_encoded`."""
-    scales = {name: tensors.pop(name) for name in list(tensors) if name.endswith(_SCALE)}
-    return {
-        name: weight.float() * scales[name + _SCALE] if name + _SCALE in scales else weight
-        for name, weight in tensors.items()
-    }
+    for name in [each for each in tensors if each.endswith(_SCALE)]:
+        whole = name.removesuffix(_SCALE)
+        tensors[whole] = tensors[whole].float() * tensors.pop(name)
+    return tensors
 
 
 def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, dict[str, torch.Tensor]]:
@@ -143,10 +131,7 @@ def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, di
 
 
 def fill(module: nn.Module, weights: Mapping[str, torch.Tensor], location: str | Path) -> None:
-    """Load a head's weights into `module`. If the file holds no LM head weights, the module keeps its own.
-
-    Raises StoreError if a weight is missing, unknown, of another shape, or not finite.
-    """
+    """Load weights into `module`, which keeps its own LM head's where there are none; raises StoreError for others."""
     bad = [name for name, weight in weights.items() if not torch.isfinite(weight).all()]
     own = {name: weight for name, weight in module.state_dict().items() if name.startswith(_LM_HEAD) and name != IDS}
     try:

@@ -38,8 +38,8 @@ class ExitHead(nn.Module):
 def new_exit_head(model: Any, ids: torch.Tensor | None = None) -> ExitHead:
     """Return a frozen head initialised with copies of the model's last layer, final norm and LM head.
 
-    It scores the tokens `ids`, int64[N], or all. Raises UnsupportedModelError if the model's layers are not a plain
-    list, and UsageError if it does not have these ids.
+    It scores the tokens `ids`, int64[N], or all. Raises UsageError if the model does not have these, and
+    UnsupportedModelError if its layers are not a plain list.
     """
     layers, norm, lm_head = _copies(model, 1, ids)
     return ExitHead(layers[0], norm, lm_head).requires_grad_(requires_grad=False)
@@ -195,12 +195,8 @@ class AgreementPredictor(nn.Module):
     ) -> torch.Tensor:  # fmt: skip
         """Return the logits of agreement, float[R].
 
-        Args:
-            target: float[R, D], the target's last hidden states.
-            draft: float[R, D], the head's.
-            level: int64[R], depth of each drafted token, from 1.
-            estimate: float[R], the head's own estimate for its token, 0 to 1.
-            sampled: float[R], 1 if the target samples, 0 if it is greedy.
+        Takes the last hidden states of the target and the head, float[R, D], the depths of the drafted tokens from 1,
+        int64[R], the head's estimates of them, float[R], and 1 where the target samples, else 0, float[R].
         """
         position = level.clamp(1, POSITIONS) - 1
         from_states = self.target(target).gather(1, position[:, None])[:, 0] + self.draft(draft)[:, 0]

@@ -26,17 +26,14 @@ def whole_blocks(slots: int) -> int:
 class Span:
     """The slots of all layers with the same attention type.
 
-    Attributes:
-        window: number of positions that a query sees, itself included; None for full attention.
-        base: absolute position of the token in slot 0.
-        stored: number of slots in use. Slot `j` holds the token at position `base + j`, except for the last
-            `TreeCache.held` slots in use, which hold uncommitted rows.
-        capacity: number of slots allocated.
+    Slot `j` holds the token at position `base + j`, except for the last `TreeCache.held` slots in use, which hold
+    uncommitted rows.
     """
 
     def __init__(self, window: int | None) -> None:
-        self.window = window
-        self.base = self.stored = self.capacity = 0
+        self.window = window  # number of positions that a query sees, itself included; None for full attention
+        self.base = 0  # absolute position of the token in slot 0
+        self.stored = self.capacity = 0  # number of slots in use, and allocated
 
     def needed_capacity(self, needed: int) -> int:
         """Return the capacity for `needed` slots, which grows by at least a quarter so that copying stays rare."""
@@ -49,10 +46,7 @@ class Span:
 
 
 class TreeLayer(CacheLayerMixin):
-    """One layer's keys and values, [1, heads, capacity, head_dim] each, as the layer class that transformers requires.
-
-    They are allocated at the first write.
-    """
+    """One layer's keys and values, [1, heads, capacity, head_dim] each, allocated at the first write."""
 
     is_compileable = False
     keys: torch.Tensor
@@ -136,28 +130,22 @@ def _move_on_device(slots: torch.Tensor, start: int, rows: npt.NDArray[np.int64]
 
 
 class TreeCache(Cache):
-    """The cache of one sequence, whose class transformers' models require.
+    """The cache of one sequence, as the class that transformers' models require.
 
-    Args:
-        windows: for each layer, its sliding window, or None for full attention.
-
-    Attributes:
-        spans: the slots, by window.
-        length: number of committed tokens.
-        held: number of rows held: written, visible to later passes, and not committed.
-        store: the tensor that holds every layer's slots, if `move_into` set one and it is still in use; else None.
+    For each layer it is given the sliding window, or None for full attention.
     """
 
     def __init__(self, windows: Sequence[int | None]) -> None:
         self.spans = {window: Span(window) for window in dict.fromkeys(windows)}
         self._tree_layers = [TreeLayer(self.spans[window]) for window in windows]
         super().__init__(layers=list(self._tree_layers))
-        self.length = self.held = 0
+        self.length = 0  # number of committed tokens
+        self.held = 0  # number of rows held: written, visible to later passes, and not committed
         self._rows = 0  # of the last pass
         self._use(None)
 
     def _use(self, store: torch.Tensor | None) -> None:
-        """Set `store`, and forget what was derived from the layers' former buffers."""
+        """Set the tensor that holds every layer's slots, if one does, and forget what depended on former buffers."""
         self.store = store
         self._buffers: list[torch.Tensor] = []
         self._movable: dict[int | None, list[tuple[Callable[..., None], Any]]] = {}  # by window, what moves its slots

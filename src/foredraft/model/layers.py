@@ -74,16 +74,11 @@ def with_modules(model: Any, replaced: Mapping[str, nn.Module]) -> Any:
 
 
 class Passage:
-    """The hidden states that enter a model part without the first layers, or leave one without the last.
-
-    Attributes:
-        enters: whether they enter, replacing the embeddings' output.
-        states: float[B, R, D], of one pass: set before the pass if they enter, after it if they leave.
-    """
+    """The hidden states that enter a model part without the first layers, or leave one without the last."""
 
     def __init__(self, *, enters: bool) -> None:
-        self.enters = enters
-        self.states = torch.empty(0)
+        self.enters = enters  # whether they enter, replacing the embeddings' output
+        self.states = torch.empty(0)  # float[B, R, D], set before a pass if they enter, after it if they leave
 
     def into(self, layer: nn.Module) -> nn.Module:
         """Return a copy of a layer that reads its input from `states`."""

@@ -172,15 +172,9 @@ def new_pass(
 ) -> Callable[[Layout, int], Outputs]:  # fmt: skip
     """Return a function that sends the rows of a layout, after the slots in use, and scores them in a recorded pass.
 
-    The next call overwrites the result. The previous one must have finished on the device, because the memory that is
-    sent must not change on its way.
-
-    Args:
-        functional: the forward.
-        store: float[2 L, heads, C, head_dim], the slots of every layer, keys and then values.
-        shape: number of rows, and of slots that they attend to.
-        stream: as for `recorded`, like `pool`.
-        pool: the same.
+    The store holds every layer's slots, keys and then values, float[2 L, heads, C, head_dim]; the shape is the number
+    of rows, and of slots that they attend to. The next call overwrites the result. The previous one must have finished
+    on the device, because the memory that is sent must not change on its way.
     """
     sent, received = empty_rows(shape[0], pin_memory=store.is_cuda), empty_rows(shape[0], device=store.device)
     numbers, sees = (each.numpy() for each in sent)

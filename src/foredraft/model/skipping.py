@@ -56,10 +56,7 @@ def layer_numbers(given: Any, name: str) -> tuple[int, ...]:
 
 
 def default_skipped(layers: int) -> Skipped:
-    """Return the default choice: every second layer, starting at a quarter of the way.
-
-    The last layer is kept in models of three or more layers, because the logits are computed from its output.
-    """
+    """Return every second layer from a quarter of the way on; the last one, which gives the logits, stays if it can."""
     if layers == 1:
         return Skipped((0,), ())
     numbers = tuple(range(max(layers // 4, 1), max(layers - 1, 2), 2))
@@ -69,9 +66,8 @@ def default_skipped(layers: int) -> Skipped:
 def skipping(target: TorchTarget, skipped: Skipped) -> TorchTarget:
     """Return `target` without the sub-layers `skipped`; weights are shared, caches are not.
 
-    Raises:
-        UsageError: the target does not have these layers.
-        UnsupportedModelError: the family's sub-layers are not known, or the layers are not a plain list.
+    Raises UsageError if the target does not have these layers, and UnsupportedModelError if the family's sub-layers are
+    not known, or its layers are not a plain list.
     """
     model, family = target.model, target.support.family
     if family not in _FAMILIES:
@@ -132,10 +128,7 @@ def _no_mlp(hidden_states: torch.Tensor) -> torch.Tensor:
 
 
 def write_skipped(path: Path, skipped: Skipped, model: Any, about: Mapping[str, Any]) -> None:
-    """Write a choice for `model`, with further JSON fields `about`; raises StoreError if that fails.
-
-    An old file is replaced once this one is complete.
-    """
+    """Write a choice for `model`, with further JSON fields `about`; raises StoreError if the file cannot be written."""
     content = {
         "kind": _KIND, "format": _FORMAT, "model": fingerprint(model), "attention": skipped.attention,
         "mlp": skipped.mlp, **about,

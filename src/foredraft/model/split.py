@@ -29,15 +29,11 @@ from foredraft.model.target import TorchTarget
 
 
 class SplitCache:
-    """One sequence's caches in a split target, and the exit's states of its uncommitted rows.
-
-    Attributes:
-        first: cache of the layers up to the exit, and of the head's own layer.
-        rest: cache of the layers after the exit; holds the root only after verification.
-    """
+    """One sequence's caches in a split target, and the exit's states of its uncommitted rows."""
 
     def __init__(self, first: TreeCache, rest: TreeCache) -> None:
-        self.first, self.rest = first, rest
+        self.first = first  # of the layers up to the exit, and of the head's own layer
+        self.rest = rest  # of the layers after the exit; holds the root only after verification
         self._forget()
 
     def _forget(self) -> None:
@@ -110,14 +106,9 @@ class SplitCache:
 class SplitTarget:
     """A target whose first `layers` layers run separately. Both parts are compiled if the target and they were.
 
-    Without a head, the target's own norm and LM head draft from the exit's states. Raises UsageError for `layers` out
-    of range, and UnsupportedModelError if the model cannot be split.
-
-    Attributes:
-        first: the first layers, the head's layer, and its LM head.
-        rest: the remaining layers, which start from the exit's states.
-        drafted_ids: int32[N], the tokens that the head scores; None for all.
-        exit_hidden: float[R, D], the inputs of the head's LM head in its last pass.
+    `first` has the head's layer and its LM head, or without a head the target's own norm and LM head. `rest` starts
+    from the exit's states. Raises UsageError for `layers` out of range, and UnsupportedModelError if the model cannot
+    be split.
     """
 
     def __init__(self, target: TorchTarget, layers: int, head: ExitHead | None) -> None:
@@ -125,7 +116,7 @@ class SplitTarget:
         parts.check_exit(layers)
         self.vocabulary, self.window = target.vocabulary, target.window
         own = target.model.get_submodule(parts.layers)
-        self.exit_hidden = torch.empty(0)
+        self.exit_hidden = torch.empty(0)  # float[R, D], the inputs of the head's LM head in its last pass
         self._exit, self._entry = Passage(enters=False), Passage(enters=True)
         first = dict(enumerate(own[:layers]))
         first[layers - 1] = self._exit.out_of(first[layers - 1])
@@ -137,7 +128,7 @@ class SplitTarget:
         rest[layers] = self._entry.into(rest[layers])
         self.first = target.with_model(shorter(target.model, parts, first, replaced), self._exit)
         self.rest = target.with_model(shorter(target.model, parts, rest), self._entry)
-        self.drafted_ids = self.first.ids
+        self.drafted_ids = self.first.ids  # int32[N], the tokens that the head scores; None for all
         if target.compiled is not None and (self.first.compiled is None or self.rest.compiled is None):
             warnings.warn(
                 "An early exit runs the model in two parts, which are not compiled, so each pass will take about "

@@ -26,23 +26,14 @@ _STATEFUL_FAMILIES = frozenset({"mamba", "mamba2", "rwkv", "rwkv7", "recurrent_g
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Properties of a model, from its configuration.
+    """Properties of a model, from its configuration."""
 
-    Attributes:
-        family: transformers' `model_type`.
-        layer_types: for each layer, `full_attention` or `sliding_attention`.
-        windows: for each layer, its sliding window, or None.
-        window: maximum tokens of a sequence, or None if the configuration sets no limit.
-        window_note: why `window` is smaller than the model's own, or an empty string.
-        tested: whether the family is in `TESTED_FAMILIES`.
-    """
-
-    family: str
-    layer_types: tuple[str, ...]
-    windows: tuple[int | None, ...]
-    window: int | None
-    window_note: str
-    tested: bool
+    family: str  # transformers' `model_type`
+    layer_types: tuple[str, ...]  # for each layer, `full_attention` or `sliding_attention`
+    windows: tuple[int | None, ...]  # for each layer, its sliding window, or None
+    window: int | None  # maximum tokens of a sequence, or None if the configuration sets no limit
+    window_note: str  # why `window` is smaller than the model's own, or an empty string
+    tested: bool  # whether the family is in `TESTED_FAMILIES`
 
 
 def inspect(config: Any) -> Support:

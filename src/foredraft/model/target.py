@@ -33,29 +33,21 @@ PREFILL_ROWS = 512
 class TorchTarget:
     """A causal language model of transformers, in evaluation mode and on its device or devices, as foredraft's target.
 
-    Raises UnsupportedModelError if the model's rows cannot be verified as a tree.
-
-    Attributes:
-        compiled: its forward compiled for this machine, or None; may be set between passes.
-        recordings: its forward recorded on a CUDA device, or None; the same.
-        passage: the hidden states that enter or leave, if the model is a part of one; None for a whole model.
-        support: properties from its configuration.
-        vocabulary: number of ids that it knows; it scores them all unless `ids` is set.
-        ids: int32[N], the token of each logit, for a draft model that scores frequent tokens only; else None.
-        window: maximum tokens of a sequence, or None.
+    Its forward may be compiled for this machine, or recorded on a CUDA device; both may be set between passes. Raises
+    UnsupportedModelError if the model's rows cannot be verified as a tree.
     """
 
     def __init__(
         self, model: Any, compiled: CompiledForward | None = None, recordings: RecordedForward | None = None
     ) -> None:
         self.model, self.compiled, self.recordings = model, compiled, recordings
-        self.passage: Passage | None = None
+        self.passage: Passage | None = None  # where hidden states enter or leave, if the model is a part of one
         _check_model(model)
         warn_where_rows_depend(model.config)
         self.support: Support = inspect(model.config)
-        self.window = self.support.window
+        self.window = self.support.window  # maximum tokens of a sequence, or None
         embedding = model.get_input_embeddings().weight
-        self.ids = ids_of(model.get_output_embeddings())
+        self.ids = ids_of(model.get_output_embeddings())  # int32[N], the token of each logit; None for all
         self.vocabulary = int((model.get_output_embeddings().weight if self.ids is None else embedding).shape[0])
         self.device: torch.device = embedding.device
         self.dtype: torch.dtype = _compute_dtype(model)
