@@ -60,20 +60,13 @@ class JointBatch:
         slot = 2 * layers * heads * size * target.dtype.itemsize
         self._compiled, self._dtype = compiled, target.dtype
         self._arena = Arena(layers, heads, size, target.dtype, most_bytes // slot)
+        self.open, self.close = self._arena.open, self._arena.close
         self.vocabulary, self.most_rows = target.vocabulary, MOST_ROWS
 
     @property
     def memory_use(self) -> float:
         """The share of the slots that is leased to unfinished sequences."""
         return self._arena.used / self._arena.most_slots
-
-    def open(self, token_ids: TokenIds, capacity: int) -> Lease:
-        """Lease slots; a prefix shared with an earlier sequence is reused."""
-        return self._arena.open(token_ids, capacity)
-
-    def close(self, cache: Lease) -> None:
-        """Return the slots."""
-        self._arena.close(cache)
 
     def reserve(self, cache: Lease, layout: Layout) -> None:
         """Make room for the rows of a pass; may move the lease."""

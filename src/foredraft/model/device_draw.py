@@ -6,9 +6,12 @@ needs. Does not depend on what was drafted.
 """
 
 import functools
+import warnings
 from collections.abc import Callable
 
 import torch
+
+from foredraft.errors import ForedraftWarning, told
 
 SETTINGS = 6
 """Numbers that define how tokens are drawn: the seed's lower and upper 32 bits, temperature, top-k, top-p, min-p."""
@@ -18,28 +21,37 @@ _MOST_AT_ONCE = 1 << 21  # logits; drawing takes some hundred bytes of device me
 
 
 class RowDraws:
-    """Draws tokens after rows; the first result of the fused kernel is compared with the unfused one's."""
+    """Draws tokens after rows, until that fails once; the fused kernel's first result is compared with the unfused."""
 
     def __init__(self) -> None:
         self._compared: set[bool] = set()  # kernels compared so far: with filters, without
+        self._failed = False
 
     @torch.inference_mode()
     def draw(
         self,
         logits: torch.Tensor, positions: torch.Tensor,
         seed: int, temperature: float, top_k: int, top_p: float, min_p: float,
-    ) -> list[int]:  # fmt: skip
-        """Return the tokens after rows, -1 where a row's logits are unusable.
+    ) -> list[int] | None:  # fmt: skip
+        """Return the tokens after rows, -1 where a row's logits are unusable; None, after a warning, if that failed.
 
         Takes logits, float[R, V], and the absolute positions of the rows, int64[R]; the rest is as for
-        `foredraft.sampling.chooser.drawn`. Raises RuntimeError if the fused kernel gives other tokens than the unfused.
+        `foredraft.sampling.chooser.drawn`.
         """
+        if self._failed:
+            return None
         settings = float(seed & _WORD), float(seed >> 32), temperature, float(top_k), top_p, min_p
-        on_device = positions.to(logits.device), torch.tensor(settings, dtype=torch.float64).to(logits.device)
         filters = top_k > 0 or top_p < 1.0 or min_p > 0.0
-        tokens: list[int] = quickest_draw(logits.device)(logits, *on_device, filters=filters).tolist()
-        if filters not in self._compared and tokens != drawn_rows(logits, *on_device, filters=filters).tolist():
-            raise RuntimeError("fused into one kernel, drawing gives other tokens")
+        try:
+            on_device = positions.to(logits.device), torch.tensor(settings, dtype=torch.float64).to(logits.device)
+            tokens: list[int] = quickest_draw(logits.device)(logits, *on_device, filters=filters).tolist()
+            if filters not in self._compared and tokens != drawn_rows(logits, *on_device, filters=filters).tolist():
+                raise RuntimeError("fused into one kernel, drawing gives other tokens")
+        except Exception as error:  # noqa: BLE001  # compilers can raise anything, and the host can draw instead
+            self._failed = True
+            sentence = f"Tokens cannot be drawn on this device ({told(error)}); the host draws them."
+            warnings.warn(sentence, ForedraftWarning, stacklevel=2)
+            return None
         self._compared.add(filters)
         return tokens
 

@@ -6,6 +6,7 @@ sliding-window layer stores its window and some slack. Does not depend on the ro
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ def whole_blocks(slots: int) -> int:
     return -(-slots // BLOCK) * BLOCK
 
 
+@dataclass(slots=True, eq=False)
 class Span:
     """The slots of all layers with the same attention type.
 
@@ -30,19 +32,10 @@ class Span:
     uncommitted rows.
     """
 
-    def __init__(self, window: int | None) -> None:
-        self.window = window  # number of positions that a query sees, itself included; None for full attention
-        self.base = 0  # absolute position of the token in slot 0
-        self.stored = self.capacity = 0  # number of slots in use, and allocated
-
-    def needed_capacity(self, needed: int) -> int:
-        """Return the capacity for `needed` slots, which grows by at least a quarter so that copying stays rare."""
-        if needed <= self.capacity:
-            return self.capacity
-        if self.window is None:
-            return whole_blocks(max(needed, self.capacity + self.capacity // 4))
-        # slack of one window: slots are shifted once a window, not every step
-        return whole_blocks(max(needed, min(2 * self.window, needed + self.window)))
+    window: int | None  # number of positions that a query sees, itself included; None for full attention
+    base: int = 0  # absolute position of the token in slot 0
+    stored: int = 0  # number of slots in use
+    capacity: int = 0  # number of slots allocated
 
 
 class TreeLayer(CacheLayerMixin):
@@ -175,7 +168,11 @@ class TreeCache(Cache):
 
     def _grow(self, span: Span, rows: int, drop: int = 0) -> None:
         """Drop the first `drop` slots, and allocate slots for `rows` more rows if they do not fit."""
-        capacity = span.needed_capacity(span.stored - drop + rows)
+        needed, capacity = span.stored - drop + rows, span.capacity
+        if needed > capacity and span.window is None:  # grows by at least a quarter so that copying stays rare
+            capacity = whole_blocks(max(needed, capacity + capacity // 4))
+        elif needed > capacity and span.window:  # with slack, so that slots are shifted once a window
+            capacity = whole_blocks(max(needed, min(2 * span.window, needed + span.window)))
         if drop or capacity != span.capacity:
             self._resize(span, drop, capacity)
 

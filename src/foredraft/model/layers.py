@@ -143,7 +143,8 @@ def _numbered(module: nn.Module, index: int, config: Any) -> nn.Module:
     copied: nn.Module = _shallow(module)
     own = vars(copied)
     own.update({name: value for name, value in (("layer_idx", index), ("config", config)) if name in own})
-    own["_modules"] |= {name: _numbered(child, index, config) for name, child in copied.named_children()}
+    children = [(name, child) for name, child in own["_modules"].items() if child is not None]
+    own["_modules"] |= {name: _numbered(child, index, config) for name, child in children}
     return copied
 
 

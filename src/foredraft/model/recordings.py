@@ -1,10 +1,10 @@
 """A model's forward with fixed shapes at fixed addresses, so that a CUDA device can record a pass and replay it.
 
-Launching the hundreds of kernels of a pass dominates the time of a pass of few rows; a recording (a CUDA graph) is one
-launch. It fixes the shapes and addresses of tensors. Therefore rows are padded to one of a few counts, attention covers
-one of a few numbers of slots, and successive sequences use the slots of one store. Inputs that change are copied to the
-device from pinned memory, and slots and masks are computed from them there. Padding repeats the first row, writes after
-all other rows, and is dropped. Other devices run the same code without recording. Does not depend on what rows mean.
+Launching hundreds of kernels dominates the time of a pass of few rows; a recording (a CUDA graph) is one launch. It
+fixes shapes and addresses: rows are padded to one of a few counts, attention covers one of a few numbers of slots, and
+successive sequences use the slots of one store. Inputs are copied from pinned memory, and slots and masks are computed
+from them on the device. Padding repeats the first row, writes after all other rows, and is dropped. Other devices run
+the same code without recording. Does not depend on what rows mean.
 """
 
 import warnings
@@ -23,7 +23,7 @@ from foredraft.model.compiled.export import FunctionalForward
 from foredraft.model.device_draw import RowDraws
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.mask import seen_rows, slot_mask
-from foredraft.model.rounding import relative_error, within_rounding
+from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import inspect
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
@@ -54,11 +54,11 @@ class RecordedForward:
 
     def __init__(self, model: Any) -> None:
         support = inspect(model.config)
-        devices = {str(parameter.device) for parameter in model.parameters()}
+        devices = sorted({str(parameter.device) for parameter in model.parameters()})
         if len(devices) > 1:
             raise UsageError(
-                f"The model is spread over {', '.join(sorted(devices))}, and only a model on one device can be "
-                "recorded; it runs unrecorded. Load it onto one device."
+                f"The model is spread over {', '.join(devices)}, and only a model on one device can be recorded; it "
+                "runs unrecorded. Load it onto one device."
             )
         if any(window is not None for window in support.windows):
             raise UsageError(
@@ -71,7 +71,7 @@ class RecordedForward:
         self._pool: Any = None
         self._owner: Callable[[], TreeCache | None] = lambda: None  # the sequence that uses the store
         self._evicted: weakref.WeakSet[TreeCache] = weakref.WeakSet()
-        self._draws: RowDraws | None = RowDraws()  # None if drawing on the device failed
+        self._draws = RowDraws()
         self._failed = False
 
     @torch.inference_mode()
@@ -93,11 +93,8 @@ class RecordedForward:
         except Exception as error:  # noqa: BLE001  # recording can raise anything, and the model can run without it
             self._failed, self._store = True, None
             self._passes.clear()
-            warnings.warn(
-                f"This model's forward cannot be recorded on its device ({told(error)}); it runs unrecorded.",
-                ForedraftWarning,
-                stacklevel=4,
-            )
+            sentence = f"This model's forward cannot be recorded on its device ({told(error)}); it runs unrecorded."
+            warnings.warn(sentence, ForedraftWarning, stacklevel=4)
             return None
 
     def _settled(self, cache: TreeCache, rows: int) -> torch.Tensor | None:
@@ -144,26 +141,11 @@ class RecordedForward:
         logits = logits.clone()  # the next replay overwrites them
         best = best.cpu()  # waits for the device, so that the pass is timed in full
         if new:
-            error = relative_error(logits.float(), own().float())
-            if not within_rounding(error, self._functional.model):
+            error = error_beyond_rounding(logits, own(), self._functional.model)
+            if error:
                 raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
-        draw = partial(self._draw, logits, torch.from_numpy(layout.positions))
+        draw = partial(self._draws.draw, logits, torch.from_numpy(layout.positions))
         return Scores(logits, states.clone() if hidden else None, best, draw)
-
-    def _draw(self, logits: torch.Tensor, positions: torch.Tensor, *settings: Any) -> list[int] | None:
-        """Draw a token after each row on the device; None if that failed, for which one warning is issued."""
-        if self._draws is None:
-            return None
-        try:
-            return self._draws.draw(logits, positions, *settings)
-        except Exception as error:  # noqa: BLE001  # as above: the host can draw instead
-            self._draws = None
-            warnings.warn(
-                f"Tokens cannot be drawn on this device ({told(error)}); the host draws them.",
-                ForedraftWarning,
-                stacklevel=2,
-            )
-            return None
 
 
 def new_pass(

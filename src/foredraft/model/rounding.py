@@ -18,11 +18,8 @@ def dtype_name(model: Any) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
-def relative_error(scores: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the norm of the difference, relative to the norm of `expected`."""
-    return float((scores - expected).norm() / expected.norm().clamp_min(1e-30))
-
-
-def within_rounding(error: float, model: Any) -> bool:
-    """Return whether rounding in a model's dtype explains a relative error; False for NaN."""
-    return error < _TOLERANCE.get(dtype_name(model), 5e-2)
+def error_beyond_rounding(scores: torch.Tensor, expected: torch.Tensor, model: Any) -> float:
+    """Return the relative error of logits, as a norm; 0 if rounding in the model's dtype explains it. It may be NaN."""
+    expected = expected.float()
+    error = float((scores.float() - expected).norm() / expected.norm().clamp_min(1e-30))
+    return 0.0 if error < _TOLERANCE.get(dtype_name(model), 5e-2) else error

@@ -24,7 +24,7 @@ from foredraft.model.heads import ExitHead
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.layers import Passage, model_parts, shorter
 from foredraft.model.mask import seen_rows
-from foredraft.model.rounding import relative_error, within_rounding
+from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.target import TorchTarget
 
 
@@ -130,13 +130,12 @@ class SplitTarget:
         self.rest = target.with_model(shorter(target.model, parts, rest), self._entry)
         self.drafted_ids = self.first.ids  # int32[N], the tokens that the head scores; None for all
         if target.compiled is not None and (self.first.compiled is None or self.rest.compiled is None):
-            warnings.warn(
+            sentence = (
                 "An early exit runs the model in two parts, which are not compiled, so each pass will take about "
                 f"{target.compiled.gain:.1f} times as long as it could. `foredraft compile --method eesd` compiles "
-                "both.",
-                ForedraftWarning,
-                stacklevel=2,
+                "both."
             )
+            warnings.warn(sentence, ForedraftWarning, stacklevel=2)
         self._probe(target)
 
     def new_cache(self) -> SplitCache:
@@ -192,9 +191,9 @@ class SplitTarget:
         for each in (target, self):
             cache: Any = each.new_cache()
             each.prefill(ids[:3], cache)
-            logits.append(each.forward(layout, cache).logits.float())
-        error = relative_error(logits[1], logits[0])
-        if not within_rounding(error, target.model):
+            logits.append(each.forward(layout, cache).logits)
+        error = error_beyond_rounding(logits[1], logits[0], target.model)
+        if error:
             raise UnsupportedModelError(
                 f"This {target.support.family} model scores tokens differently when its first layers are run apart "
                 f"(relative error {error:.1e}), so it cannot exit early; draft with another method."

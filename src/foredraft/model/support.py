@@ -68,13 +68,12 @@ def warn_where_rows_depend(config: Any) -> None:
     """
     settings: Any = getattr(config, "quantization_config", None)
     if getattr(settings, "load_in_8bit", False) and getattr(settings, "llm_int8_threshold", 0.0) > 0:
-        warnings.warn(
+        sentence = (
             f"This model's 8-bit quantisation (bitsandbytes, llm_int8_threshold {settings.llm_int8_threshold}) rounds "
             "a token's values depending on the other tokens of the pass, so drafted texts may differ from plain "
-            "decoding's. Load it with llm_int8_threshold=0.0 to make them equal.",
-            ForedraftWarning,
-            stacklevel=2,
+            "decoding's. Load it with llm_int8_threshold=0.0 to make them equal."
         )
+        warnings.warn(sentence, ForedraftWarning, stacklevel=2)
 
 
 def _refuse_other_kinds(config: Any, family: str) -> None:
@@ -111,8 +110,7 @@ def _layer_types(config: Any) -> list[str]:
             f"The configuration of this {getattr(config, 'model_type', 'unknown')} model names no num_hidden_layers, "
             "so its layer types are unknown."
         )
-    declared = getattr(config, "layer_types", None)
-    if declared:
+    if declared := getattr(config, "layer_types", None):
         return list(declared)[:count]
     if getattr(config, "attention_chunk_size", None):
         return ["chunked_attention"] * count

@@ -23,7 +23,7 @@ from foredraft.model.layers import Passage, scored_states
 from foredraft.model.mask import attention_mask
 from foredraft.model.ranked import ids_of
 from foredraft.model.recordings import RecordedForward
-from foredraft.model.rounding import relative_error, within_rounding
+from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import Support, inspect, warn_where_rows_depend
 
 PREFILL_ROWS = 512
@@ -157,12 +157,12 @@ class TorchTarget:
         self.prefill(ids[:4], tree)
         # the root, a wrong guess, and the right token after the wrong guess's row
         layout = lay_out(int(ids[4]), np.array([0, ids[5]], np.int32), np.array([-1, -1], np.int32), at=4)
-        forked = self.forward(layout, tree).logits[2].float()
+        forked = self.forward(layout, tree).logits[2]
         plain = self.new_cache()
         self.prefill(ids[:5], plain)
-        chained = self.forward(lay_out_text(ids[5:6], 5), plain).logits[0].float()
-        error = relative_error(forked, chained)
-        if not within_rounding(error, self.model):
+        chained = self.forward(lay_out_text(ids[5:6], 5), plain).logits[0]
+        error = error_beyond_rounding(forked, chained, self.model)
+        if error:
             raise UnsupportedModelError(
                 f"This {self.support.family} model scores a token differently inside a tree (relative error "
                 f"{error:.1e}), so drafts cannot be verified exactly; foredraft supports models with rotary or learned "
