@@ -63,7 +63,7 @@ class Arena:
 
     def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype, most_slots: int) -> None:
         self.most_slots = most_slots
-        self._leases: list[Lease] = []  # all, ascending by start
+        self._leases: list[Lease] = []
         self._idle: list[Lease] = []  # those of finished sequences, the least recently used first
         self._store = torch.empty((2 * layers, heads, 0, size), dtype=dtype)
         self.buffers: list[torch.Tensor] = []
@@ -92,7 +92,7 @@ class Arena:
             self._idle.append(source)  # most recently used, so that it is not evicted before it is copied
         capacity = whole_blocks(max(capacity, len(token_ids)))
         lease = Lease(self, self._place(capacity, keep=source), capacity, token_ids[:shared])
-        self._add(lease)
+        self._leases.append(lease)
         if source is not None:
             self._copy(source.start, lease.start, shared)
         return lease
@@ -109,15 +109,13 @@ class Arena:
         capacity = whole_blocks(needed + needed // 4)
         start, tokens = self._place(capacity, keep=lease), lease.tokens
         self._copy(lease.start, start, lease.length)
-        self._leases.remove(lease)
         lease.place(start, capacity, tokens)
-        self._add(lease)
 
     def _place(self, capacity: int, keep: Lease | None) -> int:
         """Return the start of a free range, growing the store or evicting idle leases other than `keep` if needed."""
         while True:
             end = 0
-            for lease in self._leases:
+            for lease in sorted(self._leases, key=lambda each: each.start):
                 if lease.start - end >= capacity:
                     return end
                 end = lease.start + lease.capacity
@@ -147,10 +145,6 @@ class Arena:
     @torch.inference_mode()
     def _copy(self, source: int, target: int, count: int) -> None:
         self._store[:, :, target : target + count] = self._store[:, :, source : source + count]
-
-    def _add(self, lease: Lease) -> None:
-        self._leases.append(lease)
-        self._leases.sort(key=lambda each: each.start)
 
 
 def _common(one: TokenIds, other: TokenIds) -> int:

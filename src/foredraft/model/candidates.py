@@ -58,10 +58,8 @@ def candidates(logits: torch.Tensor, k: int, imitation: Imitation, positions: np
     """Return `k` candidates for each row: its most probable tokens, the most probable first, or drawn ones.
 
     A chosen token's probability is that the target takes it, estimated from this row and, when sampling, from the
-    noise. A drawn token's is its probability in the row.
-
-    Takes the draft model's logits, float[R, V], or float[R, N] if `imitation.ids` names the tokens, and the absolute
-    positions of the tokens after the rows, int64[R]. Raises NumericsError for logits without a token to choose.
+    noise. A drawn token's is its probability in the row. Takes logits, float[R, V], or float[R, N] of `imitation.ids`,
+    and the absolute positions of the tokens after the rows, int64[R]. Raises NumericsError if none can be chosen.
     """
     if imitation.ids is None:
         logits = logits[:, : imitation.vocabulary]

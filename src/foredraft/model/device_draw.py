@@ -33,11 +33,7 @@ class RowDraws:
         logits: torch.Tensor, positions: torch.Tensor,
         seed: int, temperature: float, top_k: int, top_p: float, min_p: float,
     ) -> list[int] | None:  # fmt: skip
-        """Return the tokens after rows, -1 where a row's logits are unusable; None, after a warning, if that failed.
-
-        Takes logits, float[R, V], and the absolute positions of the rows, int64[R]; the rest is as for
-        `foredraft.sampling.chooser.drawn`.
-        """
+        """Return the tokens after rows, as `drawn_rows` does; None, after a warning, if that failed."""
         if self._failed:
             return None
         settings = float(seed & _WORD), float(seed >> 32), temperature, float(top_k), top_p, min_p
@@ -70,9 +66,8 @@ def _fused() -> Callable[..., torch.Tensor]:
 def drawn_rows(logits: torch.Tensor, positions: torch.Tensor, settings: torch.Tensor, *, filters: bool) -> torch.Tensor:
     """Return the token that sampling draws after each row, int64[R], computed on the device.
 
-    It is -1 where a row of the logits, float[R, V], contains NaN or +inf, or nothing finite. A row's token is at the
-    position after the row's, int64[R]. `settings` is float64[6], see `SETTINGS`; `filters` says whether top-k, top-p
-    or min-p is in effect.
+    It is -1 where a row of the logits, float[R, V], contains NaN or +inf, or nothing finite. `positions`, int64[R], are
+    the rows', one before the tokens'; `settings` are float64[6]; `filters`: whether top-k, top-p or min-p is in effect.
     """
     rows = max(1, _MOST_AT_ONCE // logits.shape[1])
     parts = zip(logits.split(rows), positions.split(rows), strict=True)
@@ -90,10 +85,7 @@ def _drawn(logits: torch.Tensor, positions: torch.Tensor, settings: torch.Tensor
 
 
 def _is_dropped(rows: torch.Tensor, scaled: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-    """Return which tokens transformers' filters drop, bool[R, V]: top-k, top-p of the remaining ones, min-p.
-
-    `rows` are logits, float32[R, V], and `scaled` their log-weights relative to the most probable token's.
-    """
+    """Return which tokens transformers' filters drop, bool[R, V]: top-k, top-p of the remaining ones, min-p."""
     width = rows.shape[1]
     falling, order = rows.sort(dim=-1, descending=True)
     kept = settings[3].to(torch.int64)

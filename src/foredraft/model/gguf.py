@@ -45,12 +45,9 @@ def smollm2_file() -> Path:
 def gguf_folder(file: Path) -> Path:
     """Return the transformers folder of a GGUF file: weights without quantisation, tokenizer and chat template.
 
-    It is written once, and only a complete folder is used. A second process that needs it meanwhile waits.
-
-    Raises:
-        UsageError: no such file, a damaged one, one without a tokenizer, or the packages that read it are missing.
-        UnsupportedModelError: transformers cannot read its architecture.
-        StoreError: the cache folder cannot be written to, or there is no room.
+    It is written once, and only a complete folder is used. A second process that needs it meanwhile waits. Raises
+    UsageError for a missing or damaged file, one without a tokenizer, or missing packages, UnsupportedModelError for an
+    architecture that transformers cannot read, and StoreError if the cache folder cannot be written to.
     """
     from safetensors import SafetensorError
 

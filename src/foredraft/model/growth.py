@@ -65,10 +65,7 @@ class Rollout:
 
     @torch.inference_mode()
     def start(self, ids: TokenIds) -> torch.Tensor:
-        """Extend the cache to the end of a sequence, int64[n], which begins with what is cached, and begin a tree.
-
-        Returns float[1, V], the model's logits after the last of `ids`, the root.
-        """
+        """Extend the cache to the end of a sequence, int64[n]; return the root's logits, float[1, V], and begin a tree."""
         if len(self._parents):
             self.keep([])
         assert self._cache.length < len(ids), "the root is not in the cache yet, because its logits are needed"
@@ -186,10 +183,7 @@ def _add(grown: Grown, frontier: IntArray, found: Candidates, rules: GrowthRules
 
 
 class RolloutDrafter:
-    """Any drafter that drafts with a causal language model, whose logits are of the tokens `ids`, int32[N], or all.
-
-    `sources` are the names for `Draft.source`, the method's own first.
-    """
+    """Any drafter that drafts with a causal language model, whose logits are of the tokens `ids`, int32[N], or all."""
 
     def __init__(self, sources: tuple[str, ...], rules: GrowthRules, model: Any, ids: IntArray | None = None) -> None:
         self.name, self.source_names = sources[0], sources
@@ -218,10 +212,7 @@ class RolloutDrafting:
         self._grown: Grown | None = None
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Grow a graph after the sequence, and return its most probable paths as a tree.
-
-        It is empty if the sequence fills the model's window or contains ids unknown to the model.
-        """
+        """Return the best paths of a graph; none where the window is full or the sequence has ids unknown to the model."""
         self._grown, ids, window = None, view.ids, self._model.window
         depth = budget.depth if window is None else min(budget.depth, window - len(ids))
         unknown = ids[self._rollout.committed :].max(initial=0) >= self._model.vocabulary

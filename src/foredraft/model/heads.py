@@ -128,10 +128,7 @@ class MedusaHeads(nn.Module):
 
 
 def load_medusa(location: str | Path, model: Any) -> tuple[HeadCard, MedusaHeads, nn.Module]:
-    """Load Medusa heads, in the model's dtype and on its device, and the LM head that scores their outputs.
-
-    Raises what `read_head` does.
-    """
+    """Load Medusa heads as `load_exit_head` does, and the LM head that scores their outputs."""
     card, weights = read_head(location, "medusa", model)
     ids = weights.pop(IDS, None)
     heads = MedusaHeads(card.width, card.count)

@@ -123,10 +123,7 @@ def _move_on_device(slots: torch.Tensor, start: int, rows: npt.NDArray[np.int64]
 
 
 class TreeCache(Cache):
-    """The cache of one sequence, as the class that transformers' models require.
-
-    For each layer it is given the sliding window, or None for full attention.
-    """
+    """The cache of one sequence for transformers' models; `windows` are the layers', None for full attention."""
 
     def __init__(self, windows: Sequence[int | None]) -> None:
         self.spans = {window: Span(window) for window in dict.fromkeys(windows)}
@@ -177,10 +174,7 @@ class TreeCache(Cache):
             self._resize(span, drop, capacity)
 
     def reserved_buffers(self, rows: int) -> list[torch.Tensor]:
-        """Make room for `rows` more rows, and return the buffers of every layer: all keys, then all values.
-
-        There are none until every layer was written to once or `take_shapes` was called.
-        """
+        """Make room for `rows` more rows, and return all layers' keys, then values; none before all are initialised."""
         self.reserve(rows)
         layers = self._tree_layers
         if not self._buffers and all(layer.is_initialized for layer in layers):

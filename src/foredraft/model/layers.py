@@ -33,10 +33,7 @@ class ModelParts:
 
 
 def model_parts(model: Any) -> ModelParts:
-    """Find a causal language model's layers, final norm and language model head.
-
-    Raises UnsupportedModelError if the layers are not a plain list, or hooks spread them over devices.
-    """
+    """Find these; raises UnsupportedModelError if the layers are no plain list, or hooks spread them over devices."""
     family, count = str(model.config.model_type), int(model.config.num_hidden_layers)
     modules = dict(model.named_modules())
     lists = [path for path, each in modules.items() if isinstance(each, nn.ModuleList) and len(each) == count]
@@ -80,23 +77,19 @@ class Passage:
         self.enters = enters  # whether they enter, replacing the embeddings' output
         self.states = torch.empty(0)  # float[B, R, D], set before a pass if they enter, after it if they leave
 
-    def into(self, layer: nn.Module) -> nn.Module:
-        """Return a copy of a layer that reads its input from `states`."""
+    def at(self, layer: nn.Module) -> nn.Module:
+        """Return a copy of a layer that reads its input from `states` if they enter, else writes its output there."""
         copied: nn.Module = _shallow(layer)
-        vars(copied)["_forward_pre_hooks"] = OrderedDict(vars(layer)["_forward_pre_hooks"])
-        copied.register_forward_pre_hook(lambda _layer, inputs: (self.states, *inputs[1:]))
+        for hooks in ("_forward_pre_hooks", "_forward_hooks"):
+            vars(copied)[hooks] = OrderedDict(vars(layer)[hooks])
+        if self.enters:
+            copied.register_forward_pre_hook(lambda _layer, inputs: (self.states, *inputs[1:]))
+        else:
+            copied.register_forward_hook(self._leave)
         return copied
 
-    def out_of(self, layer: nn.Module) -> nn.Module:
-        """Return a copy of a layer that also writes its output to `states`."""
-
-        def leave(_layer: nn.Module, _inputs: object, output: Any) -> None:
-            self.states = output[0] if isinstance(output, tuple) else output
-
-        copied: nn.Module = _shallow(layer)
-        vars(copied)["_forward_hooks"] = OrderedDict(vars(layer)["_forward_hooks"])
-        copied.register_forward_hook(leave)
-        return copied
+    def _leave(self, _layer: nn.Module, _inputs: object, output: Any) -> None:
+        self.states = output[0] if isinstance(output, tuple) else output
 
 
 def shorter(

@@ -101,10 +101,7 @@ def load_model(
 
 
 def located(model: str) -> str:
-    """Return the folder or hub id to pass to transformers.
-
-    Raises UsageError for no such file or folder, or one without a model, and whatever `gguf_folder` raises.
-    """
+    """Return the folder or hub id to pass to transformers; raises UsageError, or what `gguf_folder` does."""
     path = smollm2_file() if model == SMOLLM2 else Path(model).expanduser()
     if path.suffix.lower() == SUFFIX:
         return str(gguf_folder(path))

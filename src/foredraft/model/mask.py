@@ -1,6 +1,6 @@
 """Attention masks: which slots each row of a pass may attend to, as values added to attention scores.
 
-All masks of the package are made here, from layouts and cache slots. Does not depend on the model.
+They are 0 where a row may attend, else the dtype's lowest value. Made from layouts and cache slots, not from the model.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,7 @@ def seen_rows(layout: Layout) -> BoolArray:
 
 
 def attention_mask(layout: Layout, span: Span, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return the additive mask [1, 1, R, S + R] of R rows after S stored slots, held rows included.
-
-    It is 0 where a row may attend, else the dtype's lowest value.
-    """
+    """Return the additive mask [1, 1, R, S + R] of R rows after S stored slots, held rows included."""
     committed = span.stored - len(layout.held)
     mask = joined_mask([layout], [committed], dtype)
     if span.window is not None:

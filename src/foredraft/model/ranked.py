@@ -26,10 +26,7 @@ class RankedHead(nn.Linear):
 
 @torch.no_grad()
 def ranked_head(model: Any, ids: torch.Tensor) -> RankedHead:
-    """Return a frozen copy of the rows of the model's LM head for these tokens, int64[N].
-
-    Raises UsageError if the model does not have an id, or an id occurs twice.
-    """
+    """Return a frozen copy of the LM head's rows for different ids of the model, int64[N]; UsageError for others."""
     whole = model.get_output_embeddings()
     vocabulary, width = whole.weight.shape
     if not len(ids) or len(ids.unique()) != len(ids) or int(ids.min()) < 0 or int(ids.max()) >= vocabulary:

@@ -177,8 +177,8 @@ def new_pass(
 def recorded(compute: Compute, stream: torch.cuda.Stream | None, pool: Any) -> Compute:
     """Record `compute` on a CUDA device, and return a function that replays it; without a stream, return `compute`.
 
-    `compute` reads and writes the same memory at every call, and never waits for the device. The stream is used for
-    recording only; the pool, from `torch.cuda.graph_pool_handle`, holds intermediate results.
+    It reads and writes the same memory at every call, and never waits for the device. The stream is used for recording
+    only; the pool holds intermediate results.
     """
     if stream is None:
         return compute

@@ -106,9 +106,8 @@ class SplitCache:
 class SplitTarget:
     """A target whose first `layers` layers run separately. Both parts are compiled if the target and they were.
 
-    `first` has the head's layer and its LM head, or without a head the target's own norm and LM head. `rest` starts
-    from the exit's states. Raises UsageError for `layers` out of range, and UnsupportedModelError if the model cannot
-    be split.
+    `first` has the head's layer, norm and LM head, or the target's own norm and LM head; `rest` starts from the exit's
+    states. Raises UsageError for `layers` out of range, and UnsupportedModelError if the model cannot be split.
     """
 
     def __init__(self, target: TorchTarget, layers: int, head: ExitHead | None) -> None:
@@ -119,13 +118,13 @@ class SplitTarget:
         self.exit_hidden = torch.empty(0)  # float[R, D], the inputs of the head's LM head in its last pass
         self._exit, self._entry = Passage(enters=False), Passage(enters=True)
         first = dict(enumerate(own[:layers]))
-        first[layers - 1] = self._exit.out_of(first[layers - 1])
+        first[layers - 1] = self._exit.at(first[layers - 1])
         replaced: dict[str, nn.Module] = {}
         if head is not None:
             first[parts.count - 1] = head.layer
             replaced = {parts.norm: head.norm, parts.lm_head: head.lm_head}
         rest = dict(enumerate(own[layers:], layers))
-        rest[layers] = self._entry.into(rest[layers])
+        rest[layers] = self._entry.at(rest[layers])
         self.first = target.with_model(shorter(target.model, parts, first, replaced), self._exit)
         self.rest = target.with_model(shorter(target.model, parts, rest), self._entry)
         self.drafted_ids = self.first.ids  # int32[N], the tokens that the head scores; None for all

@@ -72,10 +72,7 @@ class TorchTarget:
 
     @torch.inference_mode()
     def prefill(self, token_ids: TokenIds, cache: TreeCache) -> None:
-        """Run `token_ids`, int64[n], through the model after the tokens in the cache, and commit them.
-
-        Like every pass, it raises OutOfMemoryError if there is not enough memory, for the pass or the cache.
-        """
+        """Run tokens, int64[n], after those in the cache, and commit them; every pass may raise OutOfMemoryError."""
         compiled = self.compiled is not None and self.compiled.package_for(MOST_ROWS) is not None
         most = MOST_ROWS if compiled else PREFILL_ROWS
         cache.reserve_text(len(token_ids))
@@ -125,10 +122,7 @@ class TorchTarget:
     def _run_compiled(
         self, layout: Layout, cache: TreeCache, *, scored: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return logits and hidden states of the last `scored` rows, or all, from the compiled forward.
-
-        Returns None if the uncompiled model must run the pass.
-        """
+        """Return logits and hidden states of the last `scored` rows, or all; None if the model must run uncompiled."""
         package = self.compiled.package_for(layout.rows) if self.compiled is not None else None
         buffers = cache.reserved_buffers(layout.rows) if package is not None else []
         if package is None or not buffers:
