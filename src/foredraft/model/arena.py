@@ -14,8 +14,7 @@ from foredraft.errors import OutOfMemoryError
 from foredraft.model.kv_cache import BLOCK, kept_rows, move_rows, slots_of, whole_blocks
 
 _FIRST_SLOTS = 16 * BLOCK  # allocated at first; chosen
-_LEAST_SHARED = 16
-"""Tokens; a shorter common prefix is computed as fast as it is copied."""
+_LEAST_SHARED = 16  # tokens; a shorter common prefix is computed as fast as it is copied
 
 
 class Lease:
@@ -54,20 +53,15 @@ class Lease:
 
 
 class Arena:
-    """Up to `most_slots` slots for many sequences, in layers of `heads` key heads of one `size`.
-
-    Attributes:
-        buffers: all layers' keys, then all layers' values, float[1, heads, slots, size] each, of 16 or 32 bits.
-        bits: the same memory in the form that `move_rows` takes, uint16[2 L, heads, slots, W].
-    """
+    """Up to `most_slots` slots for many sequences, in layers of `heads` key heads of one `size`."""
 
     def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype, most_slots: int) -> None:
         self.most_slots = most_slots
         self._leases: list[Lease] = []
         self._idle: list[Lease] = []  # those of finished sequences, the least recently used first
         self._store = torch.empty((2 * layers, heads, 0, size), dtype=dtype)
-        self.buffers: list[torch.Tensor] = []
-        self.bits = slots_of(self._store)
+        self.buffers: list[torch.Tensor] = []  # all keys, then all values, float[1, heads, slots, size] a layer
+        self.bits = slots_of(self._store)  # the same memory as `move_rows` takes it, uint16[2 L, heads, slots, W]
 
     @property
     def used(self) -> int:

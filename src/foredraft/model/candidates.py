@@ -23,8 +23,7 @@ from foredraft.sampling.rejection import VERIFIER_STREAM, SeededChance, draw_sib
 
 _FIRST_STREAM = VERIFIER_STREAM + 1  # the verifier's own stream is not shared
 _MOST_ROWS, _STREAMS = 1 << 11, 1 << 31
-NOISY_TOKENS = 32
-"""A row's most probable tokens that noise is added to; less probable ones rarely come out first. Chosen."""
+NOISY_TOKENS = 32  # most probable tokens that noise is added to; others rarely come out first; chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,7 @@ from foredraft.model.fingerprint import architecture
 from foredraft.model.rounding import dtype_name
 from foredraft.model.target import TorchTarget
 
-ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64)
-"""Row counts that are timed: powers of two, and one more row where kernels often switch to a larger block."""
-
+ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64)  # that are timed; after some, kernels often switch to a larger block
 _FEW_ROWS = (1, 16, 64)  # if one pass takes over a tenth of the time allowed
 _CONTEXT = 128  # tokens in the cache
 _SECONDS = 1.5  # time for one measurement; this and the next three are chosen

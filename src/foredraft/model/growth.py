@@ -65,7 +65,7 @@ class Rollout:
 
     @torch.inference_mode()
     def start(self, ids: TokenIds) -> torch.Tensor:
-        """Extend the cache to the end of a sequence, int64[n]; return the root's logits, float[1, V], and begin a tree."""
+        """Cache a sequence, int64[n]; begin a tree and return the root's logits, float[1, V]."""
         if len(self._parents):
             self.keep([])
         assert self._cache.length < len(ids), "the root is not in the cache yet, because its logits are needed"
@@ -141,9 +141,9 @@ def grow(
 ) -> Grown:  # fmt: skip
     """Grow a graph after `ids`, int64[n].
 
-    Growth ends at the budget's depth or `most_levels`, when no node is left to expand, when `budget.more` returns
-    False, or after `most_rows` rows of the model; the most probable nodes of a level are expanded first. `calibrate` is
-    called for chosen candidates, never for drawn ones. Raises NumericsError for logits without a token to choose.
+    It ends at the budget's depth or `most_levels`, when no node is left to expand, when `budget.more` returns False, or
+    after `most_rows` rows of the model; the most probable nodes of a level are expanded first. `calibrate` is called
+    for chosen candidates, never for drawn ones. Raises NumericsError for logits without a token to choose.
     """
     k = min(rules.out_degree, budget.nodes)
     graph = empty_graph(ids[-max(rules.tau, 1) :], rules.tau, (most_rows + 1) * k)
@@ -212,7 +212,7 @@ class RolloutDrafting:
         self._grown: Grown | None = None
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Return the best paths of a graph; none where the window is full or the sequence has ids unknown to the model."""
+        """Return the best paths of a graph; none if the window is full or the sequence has ids unknown to the model."""
         self._grown, ids, window = None, view.ids, self._model.window
         depth = budget.depth if window is None else min(budget.depth, window - len(ids))
         unknown = ids[self._rollout.committed :].max(initial=0) >= self._model.vocabulary

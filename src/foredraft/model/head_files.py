@@ -1,8 +1,8 @@
 """The files of trained heads: written, read, and checked against the model that they are loaded for.
 
-A head is a folder with `head.json`, which names its model, and `head.safetensors`. If the file holds `lm_head.ids`, the
-head scores only those tokens (model/ranked.py); if it holds no LM head weights, the target's own rows are used.
-Does not depend on the modules that the weights belong to.
+A head is a folder with `head.json`, which names its model, and `head.safetensors`. With `lm_head.ids` it scores only
+those tokens (model/ranked.py), and without LM head weights it uses the target's own. Does not depend on the modules
+that the weights belong to.
 """
 
 import json
@@ -22,13 +22,9 @@ from foredraft.errors import StoreError, UsageError
 from foredraft.model.fingerprint import fingerprint
 
 CONFIG_FILE, WEIGHTS_FILE = "head.json", "head.safetensors"
-
-SHIPPED = Path(__file__).parents[3] / "models"
-"""Heads in a checkout of the repository, MODEL/METHOD each; the wheel does not contain them."""
-
+SHIPPED = Path(__file__).parents[3] / "models"  # heads in a checkout, MODEL/METHOD each; the wheel has none
 INT8 = "int8"
-IDS = "lm_head.ids"
-"""The tensor in a file that holds the ids of the tokens that the head scores."""
+IDS = "lm_head.ids"  # the tensor in a file that holds the ids of the tokens that the head scores
 _LM_HEAD = "lm_head."
 _SCALE = ".scale"  # suffix of a matrix's row scales in an int8 file
 
@@ -100,9 +96,7 @@ def _decoded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, dict[str, torch.Tensor]]:
     """Read a head for `model` from a folder or the hub.
 
-    Raises:
-        UsageError: there is no head, it is of another kind, or it was trained for another model.
-        StoreError: its files are damaged.
+    Raises UsageError for no head, or one of another kind or for another model, and StoreError for damaged files.
     """
     folder = head_folder(str(location))
     try:

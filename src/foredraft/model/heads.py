@@ -18,12 +18,9 @@ from foredraft.model.head_files import CONFIG_FILE, IDS, HeadCard, fill, read_he
 from foredraft.model.layers import model_parts, shorter
 from foredraft.model.ranked import ranked_head
 
-POSITIONS = 10
-"""Draft levels that an agreement predictor distinguishes; deeper ones count as the last (EESD, equation 5)."""
-PREDICTOR_FOLDER = "agreement"
-"""Subfolder of a head's folder that holds its agreement predictor."""
-RANKS = 10
-"""Number of a Medusa head's best tokens whose accuracies are stored."""
+POSITIONS = 10  # draft levels that a predictor distinguishes; deeper ones count as the last (EESD, equation 5)
+PREDICTOR_FOLDER = "agreement"  # subfolder of a head's folder that holds its agreement predictor
+RANKS = 10  # number of a Medusa head's best tokens whose accuracies are stored
 _MARGIN = 1e-4  # estimates are clamped to this distance from 0 and 1, so that their logits are finite
 
 

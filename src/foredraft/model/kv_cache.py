@@ -15,8 +15,7 @@ import torch
 from numba import njit
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-BLOCK = 256
-"""Slots are allocated in multiples of this many tokens."""
+BLOCK = 256  # slots are allocated in multiples of this many tokens
 
 
 def whole_blocks(slots: int) -> int:

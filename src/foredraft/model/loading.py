@@ -31,8 +31,7 @@ class LoadingOptions(TypedDict, total=False):
     attn_implementation: str
 
 
-_FOR_ALL = ("revision", "trust_remote_code")
-"""Loading options that configurations and tokenizers accept too."""
+_FOR_ALL = ("revision", "trust_remote_code")  # options that configurations and tokenizers accept too
 _HUB_SECONDS = 5.0  # connection timeout; a slower connection could not download a model either
 
 
@@ -72,17 +71,12 @@ def build_without_weights(config: Any) -> Any:
 def load_model(
     model: str, dtype: str | torch.dtype = "auto", device: str | None = None, **options: Unpack[LoadingOptions]
 ) -> Any:
-    """Load a causal language model in evaluation mode.
+    """Load a causal language model, `smollm2`, a GGUF file, a hub id, or a folder, in evaluation mode.
 
-    Args:
-        model: `smollm2`, a GGUF file, a hub id, or a folder.
-        dtype: a torch dtype or its name; "auto" takes the checkpoint's.
-        device: a torch device; None is the first GPU or the CPU; "auto" spreads the model over devices (accelerate).
-        **options: passed to transformers; `device_map` replaces `device`.
-
-    Raises:
-        UsageError: it cannot be loaded, or the dtype or device does not exist.
-        UnsupportedModelError: transformers has no causal language model class for it.
+    The dtype is torch's or its name; "auto" takes the checkpoint's. The device is torch's; None is the first GPU or the
+    CPU; "auto" spreads the model over devices (accelerate). Options go to transformers; `device_map` replaces `device`.
+    Raises UsageError if the model cannot be loaded, or dtype or device does not exist, and UnsupportedModelError if
+    transformers has no causal language model class for it.
     """
     from transformers import AutoModelForCausalLM
 

@@ -1,8 +1,7 @@
 """An LM head for the most frequent tokens only, so that a drafting step need not score the whole vocabulary.
 
 Zhao et al., "FR-Spec: Accelerating Large-Vocabulary Language Models via Frequency-Ranked Speculative Sampling" (ACL
-2025). The target still scores every token when it verifies, so the text does not change. Does not depend on how the
-tokens were selected, nor on how drafts are made.
+2025). The target still scores every token. Does not depend on how the tokens were selected or drafts are made.
 """
 
 from typing import Any

@@ -26,12 +26,8 @@ from foredraft.model.mask import seen_rows, slot_mask
 from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import inspect
 
-ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-"""Row counts that passes are padded to; passes of more rows are not recorded."""
-
-COLUMNS = 256
-"""Maximum number of held rows and rows of a pass together: the width of the ancestor mask that is sent."""
-
+ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # that passes are padded to; passes of more are not recorded
+COLUMNS = 256  # maximum number of held rows and rows of a pass together: the width of the ancestor mask that is sent
 _LEAST_SLOTS = 512
 _WARM_UPS = 2  # runs before a recording, in which libraries load kernels and choose algorithms
 
@@ -140,10 +136,8 @@ class RecordedForward:
         logits, states, best = (each[: layout.rows] for each in self._passes[shape](layout, stored))
         logits = logits.clone()  # the next replay overwrites them
         best = best.cpu()  # waits for the device, so that the pass is timed in full
-        if new:
-            error = error_beyond_rounding(logits, own(), self._functional.model)
-            if error:
-                raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
+        if new and (error := error_beyond_rounding(logits, own(), self._functional.model)):
+            raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
         draw = partial(self._draws.draw, logits, torch.from_numpy(layout.positions))
         return Scores(logits, states.clone() if hidden else None, best, draw)
 

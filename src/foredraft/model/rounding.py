@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-EXACT = ("float32", "float64")
-"""Dtypes in which a drafted text equals plain decoding token for token; in others, near-ties may flip."""
-
+EXACT = ("float32", "float64")  # in these a drafted text equals plain decoding; in others, near-ties may flip
 _TOLERANCE = {"float32": 1e-3, "float64": 1e-6}  # relative error; 5e-2 for other dtypes; chosen
 
 

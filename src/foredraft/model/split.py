@@ -191,8 +191,7 @@ class SplitTarget:
             cache: Any = each.new_cache()
             each.prefill(ids[:3], cache)
             logits.append(each.forward(layout, cache).logits)
-        error = error_beyond_rounding(logits[1], logits[0], target.model)
-        if error:
+        if error := error_beyond_rounding(logits[1], logits[0], target.model):
             raise UnsupportedModelError(
                 f"This {target.support.family} model scores tokens differently when its first layers are run apart "
                 f"(relative error {error:.1e}), so it cannot exit early; draft with another method."

@@ -26,8 +26,7 @@ from foredraft.model.recordings import RecordedForward
 from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import Support, inspect, warn_where_rows_depend
 
-PREFILL_ROWS = 512
-"""Tokens of a pass of an uncompiled model in prefill; limits the mask's memory. Chosen."""
+PREFILL_ROWS = 512  # tokens of a pass of an uncompiled model in prefill; limits the mask's memory; chosen
 
 
 class TorchTarget:
@@ -155,8 +154,7 @@ class TorchTarget:
         plain = self.new_cache()
         self.prefill(ids[:5], plain)
         chained = self.forward(lay_out_text(ids[5:6], 5), plain).logits[0]
-        error = error_beyond_rounding(forked, chained, self.model)
-        if error:
+        if error := error_beyond_rounding(forked, chained, self.model):
             raise UnsupportedModelError(
                 f"This {self.support.family} model scores a token differently inside a tree (relative error "
                 f"{error:.1e}), so drafts cannot be verified exactly; foredraft supports models with rotary or learned "
