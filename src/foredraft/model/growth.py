@@ -17,7 +17,7 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs,
 from foredraft.errors import UsageError
 from foredraft.graph.dag import DraftGraph, add_level, empty_graph, leaves
 from foredraft.graph.layout import Layout, lay_out_text
-from foredraft.graph.tree import FloatArray, IntArray, ancestor_mask, depths
+from foredraft.graph.tree import FloatArray, IntArray, ancestor_mask, child_with, depths
 from foredraft.graph.unmerge import unmerge
 from foredraft.model.candidates import Candidates, Imitation, candidates
 
@@ -109,13 +109,12 @@ class Grown:
 
     def rows_along(self, tokens: Sequence[int]) -> list[int]:
         """Return the rows on the path of `tokens` from the root, up to the first token without a row."""
-        parents, drafted = (each[: self.graph.size].tolist() for each in (self.graph.parents, self.graph.tokens))
-        child_of = {edge: node for node, edge in enumerate(zip(parents, drafted, strict=True))}
+        drafted, parents = self.graph.tokens[: self.graph.size], self.graph.parents[: self.graph.size]
         found: list[int] = []
-        node: int | None = -1
+        node = -1
         for token in tokens:
-            node = child_of.get((node, token))
-            if node is None or self.rows[node] < 0:
+            node = child_with(drafted, parents, node, token)
+            if node < 0 or self.rows[node] < 0:
                 break
             found.append(int(self.rows[node]))
         return found

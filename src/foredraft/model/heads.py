@@ -112,11 +112,9 @@ class MedusaHeads(nn.Module):
 
     def __init__(self, width: int, count: int) -> None:
         super().__init__()
-        blocks = [nn.Linear(width, width) for _ in range(count)]
-        for block in blocks:  # with zero weights, a head is the LM head itself
-            nn.init.zeros_(block.weight)
-            nn.init.zeros_(block.bias)
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(count))
+        for weight in self.blocks.parameters():  # with zero weights, a head is the LM head itself
+            nn.init.zeros_(weight)
         self.register_buffer("accuracies", torch.zeros(count, RANKS))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -86,7 +86,7 @@ def skipping(target: TorchTarget, skipped: Skipped) -> TorchTarget:
         if number in skipped.attention:
             left[number] = _without(layer, names.attention, _no_attention, names.attention_norms)
         elif number in skipped.mlp:
-            left[number] = _without(layer, names.mlp, _no_mlp, names.mlp_norms)
+            left[number] = _without(layer, names.mlp, torch.zeros_like, names.mlp_norms)
     return target.with_model(shorter(model, parts, left))
 
 
@@ -121,10 +121,6 @@ def _without(layer: nn.Module, name: str, instead: Any, norms: tuple[str, ...]) 
 
 def _no_attention(hidden_states: torch.Tensor, *_args: object, **_kwargs: object) -> tuple[torch.Tensor, None]:
     return torch.zeros_like(hidden_states), None
-
-
-def _no_mlp(hidden_states: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(hidden_states)
 
 
 def write_skipped(path: Path, skipped: Skipped, model: Any, about: Mapping[str, Any]) -> None:
