@@ -25,8 +25,7 @@ from foredraft.contracts import Budget, TokenIds
 from foredraft.graph.tree import depths
 from foredraft.model.candidates import Imitation
 from foredraft.model.gguf import SMOLLM2
-from foredraft.model.growth import Grown, GrowthRules, grow
-from foredraft.model.rollout import Rollout
+from foredraft.model.growth import Grown, GrowthRules, Rollout, grow
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
 

@@ -16,7 +16,7 @@ from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UnsupportedModelError
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import path_to
-from foredraft.model.rollout import Rollout
+from foredraft.model.growth import Rollout
 from foredraft.model.support import TESTED_FAMILIES, inspect
 from foredraft.model.target import TorchTarget
 from foredraft.testing import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in

@@ -16,6 +16,7 @@ from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import ForedraftWarning, NumericsError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
 from foredraft.model import recordings
+from foredraft.model.growth import Rollout
 from foredraft.model.loading import load_model
 from foredraft.model.recordings import (
     COLUMNS,
@@ -28,7 +29,6 @@ from foredraft.model.recordings import (
     slots_for,
     write_rows,
 )
-from foredraft.model.rollout import Rollout
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.chooser import Sampler

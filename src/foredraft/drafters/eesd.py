@@ -12,11 +12,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
+from foredraft.contracts import Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.model.candidates import Candidates, Imitation
-from foredraft.model.growth import GraphGrower, GrowthRules
+from foredraft.model.growth import GrowthRules, RolloutDrafting
 from foredraft.model.head_files import head_folder, shipped_head
 from foredraft.model.heads import AgreementPredictor, load_exit_head, load_predictor
 from foredraft.model.split import ExitModel, SplitCache, SplitTarget
@@ -135,7 +135,9 @@ class EesdDrafting:
         calibrate = self._calibrate if predictor is not None else None
         self._target, self._predictor = target, predictor
         self._samples = imitation.sampling.do_sample
-        self._grower = GraphGrower(ExitModel(target, context.cache), rules, imitation, context.max_nodes, calibrate)
+        self._rollout = RolloutDrafting(
+            ExitModel(target, context.cache), rules, imitation, context.max_nodes, calibrate
+        )
         self._hidden: torch.Tensor | None = None  # the target's last hidden state at the row that chose the root
         self._length = 0  # length of the sequence at that state
         self._asked = False  # whether a draft was requested in this step
@@ -145,8 +147,7 @@ class EesdDrafting:
         self._asked = budget.nodes > 0
         if self._length != len(view.ids):
             self._hidden = None
-        grown = self._grower.grow(view.ids, budget)
-        return EMPTY_DRAFT if grown is None else grown.draft(budget.nodes)
+        return self._rollout.propose(view, budget)
 
     def observe(self, verdict: Verdict) -> None:
         """Store the predictor's input; the cache kept the accepted rows when it committed."""
@@ -155,7 +156,7 @@ class EesdDrafting:
 
     def close(self) -> None:
         """Drop the tree."""
-        self._grower.close()
+        self._rollout.close()
         self._hidden = None
 
     def _calibrate(self, found: Candidates, level: int) -> Candidates:

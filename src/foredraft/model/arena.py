@@ -14,18 +14,11 @@ from foredraft.errors import OutOfMemoryError
 from foredraft.model.kv_cache import BLOCK, kept_rows, move_rows, slots_of, whole_blocks
 
 _FIRST_SLOTS = 16 * BLOCK  # allocated at first; chosen
-_LEAST_SHARED = 16
-"""Tokens; a shorter common prefix is computed as fast as it is copied."""
+_LEAST_SHARED = 16  # tokens; a shorter common prefix is computed as fast as it is copied
 
 
 class Lease:
-    """The cache of one sequence: a range of an arena's slots.
-
-    Attributes:
-        start: its first slot.
-        capacity: number of slots.
-        length: number of committed tokens.
-    """
+    """The cache of one sequence: `capacity` slots of an arena from `start` on, of which `length` are committed."""
 
     def __init__(self, arena: "Arena", start: int, capacity: int, tokens: TokenIds) -> None:
         self._arena = arena
@@ -44,24 +37,13 @@ class Lease:
         return self._tokens[: self.length]
 
     def reserve(self, token_ids: TokenIds) -> None:
-        """Make room for the rows of a pass after the committed ones; may move the lease.
-
-        Args:
-            token_ids: int64[R], of the rows.
-
-        Raises:
-            OutOfMemoryError: the arena is full.
-        """
+        """Make room for the rows of a pass, int64[R], after the committed ones; may move the lease."""
         self._last = token_ids
         if self.length + len(token_ids) > self.capacity:
             self._arena.move(self, self.length + len(token_ids))
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Commit these rows of the last pass, ascending, and discard its others.
-
-        Raises:
-            ValueError: rows that are not ascending, or not rows of the last pass.
-        """
+        """Commit these rows of the last pass, ascending, and discard its others."""
         kept = kept_rows(rows, len(self._last))
         if len(kept) and kept[-1] >= len(kept):
             move_rows(self._arena.bits, self.start + self.length, kept)
@@ -71,33 +53,15 @@ class Lease:
 
 
 class Arena:
-    """Slots for many sequences.
-
-    Attributes:
-        most_slots: maximum number of slots.
-        buffers: all layers' keys, then all layers' values, float[1, heads, slots, size] each.
-        bits: the same memory in the form that `move_rows` takes, uint16[2 L, heads, slots, W].
-
-    Args:
-        layers: number of layers.
-        heads: key heads of each.
-        size: of a head.
-        dtype: of keys and values; 16 or 32 bits.
-        most_slots: maximum number of slots.
-    """
+    """Up to `most_slots` slots for many sequences, in layers of `heads` key heads of one `size`."""
 
     def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype, most_slots: int) -> None:
         self.most_slots = most_slots
-        self._leases: list[Lease] = []  # all, ascending by start
+        self._leases: list[Lease] = []
         self._idle: list[Lease] = []  # those of finished sequences, the least recently used first
         self._store = torch.empty((2 * layers, heads, 0, size), dtype=dtype)
-        self.buffers: list[torch.Tensor] = []
-        self.bits = slots_of(self._store)
-
-    @property
-    def slots(self) -> int:
-        """The number of slots allocated."""
-        return int(self._store.shape[2])
+        self.buffers: list[torch.Tensor] = []  # all keys, then all values, float[1, heads, slots, size] a layer
+        self.bits = slots_of(self._store)  # the same memory as `move_rows` takes it, uint16[2 L, heads, slots, W]
 
     @property
     def used(self) -> int:
@@ -105,16 +69,16 @@ class Arena:
         return sum(lease.capacity for lease in self._leases if lease not in self._idle)
 
     def open(self, token_ids: TokenIds, capacity: int) -> Lease:
-        """Lease slots to a sequence; a prefix shared with an earlier sequence is committed already.
+        """Lease slots to a sequence, int64[n]; a prefix shared with an earlier sequence is committed already.
 
-        Args:
-            token_ids: int64[n], the sequence so far; the last token is the root, which is never committed.
-            capacity: expected number of tokens; the lease grows if there are more.
-
-        Raises:
-            OutOfMemoryError: unfinished sequences take too much room.
+        Its last token is the root, which is never committed. More tokens than `capacity` make the lease grow. Raises
+        OutOfMemoryError if unfinished sequences take too much room.
         """
-        source, shared = self._longest_shared(token_ids[:-1])
+        shared = 0
+        source: Lease | None = None
+        for lease in self._leases:
+            if (common := _common(lease.tokens, token_ids[:-1])) >= max(shared + 1, _LEAST_SHARED):
+                shared, source = common, lease
         if source in self._idle:
             self._idle.remove(source)
             if shared == source.length:  # nothing to copy
@@ -122,7 +86,7 @@ class Arena:
             self._idle.append(source)  # most recently used, so that it is not evicted before it is copied
         capacity = whole_blocks(max(capacity, len(token_ids)))
         lease = Lease(self, self._place(capacity, keep=source), capacity, token_ids[:shared])
-        self._add(lease)
+        self._leases.append(lease)
         if source is not None:
             self._copy(source.start, lease.start, shared)
         return lease
@@ -135,43 +99,26 @@ class Arena:
             self._leases.remove(lease)
 
     def move(self, lease: Lease, needed: int) -> None:
-        """Move a lease and its committed tokens to a range of at least `needed` slots.
-
-        Raises:
-            OutOfMemoryError: there is no room.
-        """
+        """Move a lease and its committed tokens to `needed` slots or more; raises OutOfMemoryError without room."""
         capacity = whole_blocks(needed + needed // 4)
         start, tokens = self._place(capacity, keep=lease), lease.tokens
         self._copy(lease.start, start, lease.length)
-        self._leases.remove(lease)
         lease.place(start, capacity, tokens)
-        self._add(lease)
-
-    def _longest_shared(self, token_ids: TokenIds) -> tuple[Lease | None, int]:
-        """Return the lease with the longest common prefix and its length; None and 0 if none is worth copying."""
-        shared = [_common(lease.tokens, token_ids) for lease in self._leases]
-        longest = max(shared, default=0)
-        return (self._leases[shared.index(longest)], longest) if longest >= _LEAST_SHARED else (None, 0)
 
     def _place(self, capacity: int, keep: Lease | None) -> int:
-        """Return the start of a free range of `capacity` slots, growing the store or evicting idle leases if needed.
-
-        The lease `keep` is not evicted.
-
-        Raises:
-            OutOfMemoryError: there is no room.
-        """
+        """Return the start of a free range, growing the store or evicting idle leases other than `keep` if needed."""
         while True:
             end = 0
-            for lease in self._leases:
+            for lease in sorted(self._leases, key=lambda each: each.start):
                 if lease.start - end >= capacity:
                     return end
                 end = lease.start + lease.capacity
-            if self.slots - end >= capacity:
+            slots = self._store.shape[2]
+            if slots - end >= capacity:
                 return end
             if end + capacity <= self.most_slots:
-                self._grow(min(max(end + capacity, 2 * self.slots, _FIRST_SLOTS), self.most_slots))
-                continue
+                self._grow(min(max(end + capacity, 2 * slots, _FIRST_SLOTS), self.most_slots))
+                return end
             evicted = next((lease for lease in self._idle if lease is not keep), None)
             if evicted is None:
                 raise OutOfMemoryError(
@@ -192,10 +139,6 @@ class Arena:
     @torch.inference_mode()
     def _copy(self, source: int, target: int, count: int) -> None:
         self._store[:, :, target : target + count] = self._store[:, :, source : source + count]
-
-    def _add(self, lease: Lease) -> None:
-        self._leases.append(lease)
-        self._leases.sort(key=lambda each: each.start)
 
 
 def _common(one: TokenIds, other: TokenIds) -> int:

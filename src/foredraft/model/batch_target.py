@@ -20,11 +20,7 @@ from foredraft.model.target import PREFILL_ROWS, TorchTarget
 
 
 class SequentialBatch:
-    """Runs a pass for each sequence of a batch.
-
-    Args:
-        target: the model.
-    """
+    """Runs a pass for each sequence of a batch."""
 
     def __init__(self, target: TorchTarget) -> None:
         self._target = target
@@ -56,13 +52,7 @@ class SequentialBatch:
 
 
 class JointBatch:
-    """Runs a batch in one pass of a compiled target.
-
-    Args:
-        target: the model.
-        compiled: its compiled forward, in which a row has the same bits alone and in a batch.
-        most_bytes: for keys and values.
-    """
+    """Runs a batch in one pass of a compiled target, with at most `most_bytes` of keys and values."""
 
     def __init__(self, target: TorchTarget, compiled: CompiledForward, most_bytes: int) -> None:
         heads, size = compiled.record.shapes[0]
@@ -70,20 +60,13 @@ class JointBatch:
         slot = 2 * layers * heads * size * target.dtype.itemsize
         self._compiled, self._dtype = compiled, target.dtype
         self._arena = Arena(layers, heads, size, target.dtype, most_bytes // slot)
+        self.open, self.close = self._arena.open, self._arena.close
         self.vocabulary, self.most_rows = target.vocabulary, MOST_ROWS
 
     @property
     def memory_use(self) -> float:
         """The share of the slots that is leased to unfinished sequences."""
         return self._arena.used / self._arena.most_slots
-
-    def open(self, token_ids: TokenIds, capacity: int) -> Lease:
-        """Lease slots; a prefix shared with an earlier sequence is reused."""
-        return self._arena.open(token_ids, capacity)
-
-    def close(self, cache: Lease) -> None:
-        """Return the slots."""
-        self._arena.close(cache)
 
     def reserve(self, cache: Lease, layout: Layout) -> None:
         """Make room for the rows of a pass; may move the lease."""
@@ -120,10 +103,9 @@ class JointBatch:
 
 def _batch_package(compiled: CompiledForward, rows: int) -> LoadedPackage | None:
     """Return the package for a pass over several sequences, even if the uncompiled model would be faster."""
-    for package, record in zip(compiled.packages, compiled.record.packages, strict=True):
-        if package.ranges and record.least_rows <= rows <= record.most_rows:
-            return package
-    return None
+    pairs = zip(compiled.packages, compiled.record.packages, strict=True)
+    fits = (each for each, record in pairs if each.ranges and record.least_rows <= rows <= record.most_rows)
+    return next(fits, None)
 
 
 def batch_target(target: TorchTarget, most_bytes: int) -> JointBatch | SequentialBatch:

@@ -15,7 +15,6 @@ import torch
 
 from foredraft.errors import NumericsError
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.model.ranked import in_full
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.filters import filter_row
 from foredraft.sampling.logits import top_probabilities
@@ -24,27 +23,18 @@ from foredraft.sampling.rejection import VERIFIER_STREAM, SeededChance, draw_sib
 
 _FIRST_STREAM = VERIFIER_STREAM + 1  # the verifier's own stream is not shared
 _MOST_ROWS, _STREAMS = 1 << 11, 1 << 31
-NOISY_TOKENS = 32
-"""A row's most probable tokens that noise is added to; less probable ones rarely come out first. Chosen."""
+NOISY_TOKENS = 32  # most probable tokens that noise is added to; others rarely come out first; chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Imitation:
-    """How the target chooses tokens, as far as a draft model imitates it.
-
-    Attributes:
-        sampling: the options in effect.
-        draws: whether nodes are drawn, for rejection verification, instead of chosen.
-        draft: number of the draft in the sequence; each uses a fresh random stream.
-        vocabulary: number of ids that the target scores; None for all of the draft model's.
-        ids: int32[N], the token of each of the draft model's logits; None if they are 0, 1, 2, ...
-    """
+    """How the target chooses tokens, as far as a draft model imitates it."""
 
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
-    draws: bool = False
-    draft: int = 0
-    vocabulary: int | None = None
-    ids: IntArray | None = field(default=None, compare=False)
+    draws: bool = False  # whether nodes are drawn, for rejection verification, instead of chosen
+    draft: int = 0  # number of the draft in the sequence; each uses a fresh random stream
+    vocabulary: int | None = None  # number of ids that the target scores; None for all of the draft model's
+    ids: IntArray | None = None  # int32[N], the token of each of the draft model's logits; None if they are 0, 1, ...
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], seed: int, vocabulary: int, ids: IntArray | None = None) -> "Imitation":
@@ -56,33 +46,19 @@ class Imitation:
 
 
 class Candidates(NamedTuple):
-    """Candidates after each of R rows.
+    """Candidates after each of R rows."""
 
-    Attributes:
-        tokens: int32[R, k]; -1 where filters leave fewer than k.
-        probabilities: float32[R, k], 0 where there is no token.
-        q: float32[R, k, V], the distribution that each token was drawn from; None if they were chosen.
-    """
-
-    tokens: IntArray
-    probabilities: FloatArray
-    q: FloatArray | None = None
+    tokens: IntArray  # int32[R, k]; -1 where filters leave fewer than k
+    probabilities: FloatArray  # float32[R, k], 0 where there is no token
+    q: FloatArray | None = None  # float32[R, k, V], what each token was drawn from; None if they were chosen
 
 
 def candidates(logits: torch.Tensor, k: int, imitation: Imitation, positions: npt.NDArray[np.int64]) -> Candidates:
     """Return `k` candidates for each row: its most probable tokens, the most probable first, or drawn ones.
 
     A chosen token's probability is that the target takes it, estimated from this row and, when sampling, from the
-    noise. A drawn token's is its probability in the row.
-
-    Args:
-        logits: float[R, V], of the draft model; float[R, N] if `imitation.ids` names the tokens.
-        k: candidates for each row.
-        imitation: how the target chooses.
-        positions: int64[R], the absolute position of the token after each row.
-
-    Raises:
-        NumericsError: logits from which no token can be chosen.
+    noise. A drawn token's is its probability in the row. Takes logits, float[R, V], or float[R, N] of `imitation.ids`,
+    and the absolute positions of the tokens after the rows, int64[R]. Raises NumericsError if none can be chosen.
     """
     if imitation.ids is None:
         logits = logits[:, : imitation.vocabulary]
@@ -111,22 +87,20 @@ def _drawn(logits: torch.Tensor, k: int, imitation: Imitation, positions: npt.ND
     options, stream = imitation.sampling, _FIRST_STREAM + imitation.draft * _MOST_ROWS % _STREAMS
     rows = logits.float().cpu().numpy()
     if imitation.ids is not None and imitation.vocabulary is not None:
-        rows = in_full(rows, imitation.ids, imitation.vocabulary)
-    found = Candidates(
-        np.full((len(rows), k), -1, np.int32), np.zeros((len(rows), k), np.float32),
-        np.zeros((len(rows), k, rows.shape[1]), np.float32),
-    )  # fmt: skip
-    assert found.q is not None
+        scored, rows = rows, np.full((len(rows), imitation.vocabulary), -np.inf, np.float32)
+        rows[:, imitation.ids] = scored
+    found = np.full((len(rows), k), -1, np.int32)
+    chances, q_of = np.zeros((len(rows), k), np.float32), np.zeros((len(rows), k, rows.shape[1]), np.float32)
     for row, position in enumerate(positions.tolist()):
         weights = filter_row(rows[row], options.temperature, options.top_k, options.top_p, options.min_p)
         if not len(weights):
             raise NumericsError(_UNUSABLE)
         q = weights.astype(np.float64) / weights.sum(dtype=np.float64)
         tokens, distributions = draw_siblings(q, k, SeededChance(options.seed, position, stream + row))
-        found.tokens[row, : len(tokens)] = tokens
-        found.probabilities[row, : len(tokens)] = q[tokens]
-        found.q[row, : len(tokens)] = distributions
-    return found
+        found[row, : len(tokens)] = tokens
+        chances[row, : len(tokens)] = q[tokens]
+        q_of[row, : len(tokens)] = distributions
+    return Candidates(found, chances, q_of)
 
 
 _UNUSABLE = "The draft model's scores are NaN or infinite; check its weights and dtype."

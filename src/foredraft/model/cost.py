@@ -24,9 +24,7 @@ from foredraft.model.fingerprint import architecture
 from foredraft.model.rounding import dtype_name
 from foredraft.model.target import TorchTarget
 
-ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64)
-"""Row counts that are timed: powers of two, and one more row where kernels often switch to a larger block."""
-
+ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64)  # that are timed; after some, kernels often switch to a larger block
 _FEW_ROWS = (1, 16, 64)  # if one pass takes over a tenth of the time allowed
 _CONTEXT = 128  # tokens in the cache
 _SECONDS = 1.5  # time for one measurement; this and the next three are chosen
@@ -37,20 +35,18 @@ _FORMAT = 3
 
 
 def measured_cost(target: TorchTarget, folder: Path | None) -> CostCurve:
-    """Return the target's cost curve: from `folder` if it was measured on this machine before, else measured now.
-
-    Args:
-        target: the model, on its device.
-        folder: where curves are stored; None stores none. An unreadable file is measured again and replaced.
-    """
+    """Return the target's cost curve: from `folder`, if there is one, or measured now, and stored there for later."""
     if folder is None:
         return measure_cost(target)
     path = folder / f"cost-{_identity(target)}.json"
-    curve = _read(path)
-    if curve is None:
-        curve = measure_cost(target)
-        if _is_settled(curve):  # otherwise the machine was busy, and the next process measures again
-            _write(path, curve)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        stored = json.loads(path.read_text())
+        return sound_curve(stored["rows"], stored["seconds"])
+    curve = measure_cost(target)
+    if _is_settled(curve):  # otherwise the machine was busy, and the next process measures again
+        with contextlib.suppress(OSError):  # generation works without stored figures
+            folder.mkdir(parents=True, exist_ok=True)
+            write_file(path, json.dumps({"rows": curve.rows, "seconds": curve.seconds}).encode())
     return curve
 
 
@@ -59,10 +55,10 @@ def measure_cost(
 ) -> CostCurve:
     """Time forward passes of `rows` rows after `context` tokens, for about `seconds` in all.
 
-    A machine can be slow for seconds at a time, and the minimum time of each row count might come from different
-    phases. So the row counts take turns, round after round, and their proportions within a round count. The fastest of
-    a few passes counts, because delays from other processes are not a cost of the rows. A curve that falls anywhere
-    indicates a busy machine: the measurement is repeated. On a slow model only a few row counts are timed.
+    A machine can be slow for seconds at a time, so the row counts take turns, round after round, and their proportions
+    within a round count. The fastest of a few passes counts, because delays from other processes are not a cost of the
+    rows. A curve that falls anywhere indicates a busy machine: the measurement is repeated. On a slow model only a few
+    row counts are timed.
     """
     window = target.window or 4096
     context = min(context, max(1, window - max(rows) - 1))
@@ -98,11 +94,7 @@ def _is_settled(curve: CostCurve) -> bool:
 
 
 def sound_curve(rows: Iterable[int], seconds: Iterable[float]) -> CostCurve:
-    """Return a stored curve, checked.
-
-    Raises:
-        ValueError: the numbers are not a cost curve.
-    """
+    """Return a stored curve; raises ValueError if the numbers are not one."""
     curve = CostCurve(tuple(map(int, rows)), tuple(map(float, seconds)))
     ascending = curve.rows[:1] == (1,) and all(few < more for few, more in itertools.pairwise(curve.rows))
     if not (ascending and len(curve.rows) == len(curve.seconds) and all(0 < each < 1e4 for each in curve.seconds)):
@@ -128,17 +120,3 @@ def _identity(target: TorchTarget) -> str:
         target.compiled.record if target.compiled is not None else target.recordings is not None,
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
-
-
-def _read(path: Path) -> CostCurve | None:
-    try:
-        data = json.loads(path.read_text())
-        return sound_curve(data["rows"], data["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _write(path: Path, curve: CostCurve) -> None:
-    with contextlib.suppress(OSError):  # generation works without stored figures
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, json.dumps({"rows": curve.rows, "seconds": curve.seconds}).encode())

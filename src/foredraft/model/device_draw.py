@@ -6,9 +6,12 @@ needs. Does not depend on what was drafted.
 """
 
 import functools
+import warnings
 from collections.abc import Callable
 
 import torch
+
+from foredraft.errors import ForedraftWarning, told
 
 SETTINGS = 6
 """Numbers that define how tokens are drawn: the seed's lower and upper 32 bits, temperature, top-k, top-p, min-p."""
@@ -18,42 +21,33 @@ _MOST_AT_ONCE = 1 << 21  # logits; drawing takes some hundred bytes of device me
 
 
 class RowDraws:
-    """Draws tokens after rows; the first result of the fused kernel is compared with the unfused one's."""
+    """Draws tokens after rows, until that fails once; the fused kernel's first result is compared with the unfused."""
 
     def __init__(self) -> None:
         self._compared: set[bool] = set()  # kernels compared so far: with filters, without
+        self._failed = False
 
     @torch.inference_mode()
     def draw(
         self,
-        logits: torch.Tensor,
-        positions: torch.Tensor,
-        seed: int,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-    ) -> list[int]:
-        """Return the tokens after rows, -1 where a row's logits are unusable.
-
-        Args:
-            logits: float[R, V].
-            positions: int64[R], absolute positions of the rows.
-            seed: as for `foredraft.sampling.chooser.drawn`, like the following arguments.
-            temperature: the same.
-            top_k: the same.
-            top_p: the same.
-            min_p: the same.
-
-        Raises:
-            RuntimeError: the fused kernel gives other tokens than the unfused operations.
-        """
+        logits: torch.Tensor, positions: torch.Tensor,
+        seed: int, temperature: float, top_k: int, top_p: float, min_p: float,
+    ) -> list[int] | None:  # fmt: skip
+        """Return the tokens after rows, as `drawn_rows` does; None, after a warning, if that failed."""
+        if self._failed:
+            return None
         settings = float(seed & _WORD), float(seed >> 32), temperature, float(top_k), top_p, min_p
-        on_device = positions.to(logits.device), torch.tensor(settings, dtype=torch.float64).to(logits.device)
         filters = top_k > 0 or top_p < 1.0 or min_p > 0.0
-        tokens: list[int] = quickest_draw(logits.device)(logits, *on_device, filters=filters).tolist()
-        if filters not in self._compared and tokens != drawn_rows(logits, *on_device, filters=filters).tolist():
-            raise RuntimeError("fused into one kernel, drawing gives other tokens")
+        try:
+            on_device = positions.to(logits.device), torch.tensor(settings, dtype=torch.float64).to(logits.device)
+            tokens: list[int] = quickest_draw(logits.device)(logits, *on_device, filters=filters).tolist()
+            if filters not in self._compared and tokens != drawn_rows(logits, *on_device, filters=filters).tolist():
+                raise RuntimeError("fused into one kernel, drawing gives other tokens")
+        except Exception as error:  # noqa: BLE001  # compilers can raise anything, and the host can draw instead
+            self._failed = True
+            sentence = f"Tokens cannot be drawn on this device ({told(error)}); the host draws them."
+            warnings.warn(sentence, ForedraftWarning, stacklevel=2)
+            return None
         self._compared.add(filters)
         return tokens
 
@@ -70,16 +64,10 @@ def _fused() -> Callable[..., torch.Tensor]:
 
 
 def drawn_rows(logits: torch.Tensor, positions: torch.Tensor, settings: torch.Tensor, *, filters: bool) -> torch.Tensor:
-    """Return the token that sampling draws after each row, computed on the device.
+    """Return the token that sampling draws after each row, int64[R], computed on the device.
 
-    Args:
-        logits: float[R, V].
-        positions: int64[R], absolute positions of the rows; a row's token is at the next position.
-        settings: float64[6], see `SETTINGS`.
-        filters: whether top-k, top-p or min-p is in effect.
-
-    Returns:
-        int64[R]; -1 where a row contains NaN or +inf, or nothing finite.
+    It is -1 where a row of the logits, float[R, V], contains NaN or +inf, or nothing finite. `positions`, int64[R], are
+    the rows', one before the tokens'; `settings` are float64[6]; `filters`: whether top-k, top-p or min-p is in effect.
     """
     rows = max(1, _MOST_AT_ONCE // logits.shape[1])
     parts = zip(logits.split(rows), positions.split(rows), strict=True)
@@ -97,13 +85,7 @@ def _drawn(logits: torch.Tensor, positions: torch.Tensor, settings: torch.Tensor
 
 
 def _is_dropped(rows: torch.Tensor, scaled: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-    """Return which tokens transformers' filters drop, bool[R, V]: top-k, top-p of the remaining ones, min-p.
-
-    Args:
-        rows: float32[R, V], logits.
-        scaled: float32[R, V], log-weights relative to the most probable token's.
-        settings: float64[6].
-    """
+    """Return which tokens transformers' filters drop, bool[R, V]: top-k, top-p of the remaining ones, min-p."""
     width = rows.shape[1]
     falling, order = rows.sort(dim=-1, descending=True)
     kept = settings[3].to(torch.int64)
@@ -120,12 +102,8 @@ def _is_dropped(rows: torch.Tensor, scaled: torch.Tensor, settings: torch.Tensor
 def gumbel_rows(positions: torch.Tensor, width: int, settings: torch.Tensor) -> torch.Tensor:
     """Return g(seed, position, token) of `foredraft.sampling.noise` for whole rows, float64[R, width].
 
-    Philox's 32-bit words are held in int64; its products wrap as unsigned ones do.
-
-    Args:
-        positions: int64[R], the positions of the drawn tokens.
-        width: number of tokens, from 0.
-        settings: float64[6]; the first two are the seed.
+    Takes the positions of the drawn tokens, int64[R], and `SETTINGS`. Philox's 32-bit words are held in int64; its
+    products wrap as unsigned ones do.
     """
     c0 = torch.arange((width + 3) // 4, device=settings.device).expand(len(positions), -1)
     c1 = (positions & _WORD)[:, None].expand_as(c0)

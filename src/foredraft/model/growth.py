@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Target, TokenIds, Verdict
 from foredraft.errors import UsageError
 from foredraft.graph.dag import DraftGraph, add_level, empty_graph, leaves
-from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.graph.layout import Layout, lay_out_text
+from foredraft.graph.tree import FloatArray, IntArray, ancestor_mask, child_with, depths
 from foredraft.graph.unmerge import unmerge
 from foredraft.model.candidates import Candidates, Imitation, candidates
-from foredraft.model.rollout import Rollout
 
 Calibrate = Callable[[Candidates, int], Candidates]
 """Corrects the probabilities of a level's candidates; the first level is 1."""
@@ -26,63 +27,94 @@ Calibrate = Callable[[Candidates, int], Candidates]
 
 @dataclass(frozen=True, slots=True)
 class GrowthRules:
-    """Limits of a graph. The defaults of the first four are those of the paper's appendix B.
+    """Limits of a graph. The defaults of the first four are those of the paper's appendix B."""
 
-    Attributes:
-        out_degree: maximum children of a node; k in the paper.
-        least_probability: a node below this probability is not expanded; theta_prob.
-        least_share: a node below this share of its best sibling's probability is not expanded; theta_sib.
-        most_levels: maximum depth.
-        tau: length of the n-grams that are expanded once; 0 merges nothing.
-    """
-
-    out_degree: int = 4
-    least_probability: float = 0.2
-    least_share: float = 0.3
-    most_levels: int = 10
-    tau: int = 0
+    out_degree: int = 4  # maximum children of a node; k in the paper
+    least_probability: float = 0.2  # a node below this probability is not expanded; theta_prob
+    least_share: float = 0.3  # a node below this share of its best sibling's probability is not; theta_sib
+    most_levels: int = 10  # maximum depth
+    tau: int = 0  # length of the n-grams that are expanded once; 0 merges nothing
 
     def __post_init__(self) -> None:
-        """Check the ranges; messages use the names of the drafters' options.
+        """Raise UsageError for a value out of range, under the name of the drafters' option."""
+        limits = (
+            ("levels", self.most_levels, 1, 64), ("out_degree", self.out_degree, 1, 32), ("tau", self.tau, 0, 8),
+            ("least_probability", self.least_probability, 0, 1), ("least_share", self.least_share, 0, 1),
+        )  # fmt: skip
+        for name, given, least, most in limits:
+            if not least <= given <= most:
+                raise UsageError(f"{name} is {given}; it must be {least} to {most}.")
 
-        Raises:
-            UsageError: naming the value that is out of range.
-        """
-        counts = (("levels", self.most_levels, 1, 64), ("out_degree", self.out_degree, 1, 32), ("tau", self.tau, 0, 8))
-        for name, number, least, most in counts:
-            if not least <= number <= most:
-                raise UsageError(f"{name} is {number}; it must be {least} to {most}.")
-        for name, share in (("least_probability", self.least_probability), ("least_share", self.least_share)):
-            if not 0 <= share <= 1:
-                raise UsageError(f"{name} is {share}; it must be 0 to 1.")
+
+class Rollout:
+    """One sequence's tree in a draft model's KV cache: begins with `start`, grows with `expand` and ends with `keep`.
+
+    While it grows, its rows are held uncommitted, at most `most_rows`, so that accepted ones are not computed twice.
+    They are numbered from 0 in the order of expansion; -1 is the root.
+    """
+
+    def __init__(self, model: Target, most_rows: int) -> None:
+        self._model, self._most_rows = model, most_rows
+        self._cache = model.new_cache()
+        self._parents: IntArray = np.empty(0, np.int32)
+
+    @property
+    def committed(self) -> int:
+        """The number of the sequence's tokens in the cache."""
+        return int(self._cache.length)
+
+    @torch.inference_mode()
+    def start(self, ids: TokenIds) -> torch.Tensor:
+        """Cache a sequence, int64[n]; begin a tree and return the root's logits, float[1, V]."""
+        if len(self._parents):
+            self.keep([])
+        assert self._cache.length < len(ids), "the root is not in the cache yet, because its logits are needed"
+        new = ids[self._cache.length :].copy()  # torch rejects read-only arrays
+        self._model.prefill(new[:-1], self._cache)
+        self._cache.reserve(self._most_rows + 1)
+        scores = self._model.forward(lay_out_text(new[-1:], self._cache.length), self._cache)
+        self._cache.commit([0])
+        return scores.logits
+
+    @torch.inference_mode()
+    def expand(self, tokens: IntArray, parents: IntArray) -> torch.Tensor:
+        """Run the next rows, int32[R] tokens and parent rows, and return the model's logits after each, float[R, V]."""
+        held, at, above = len(self._parents), self._cache.length, np.concatenate([self._parents, parents])
+        assert len(above) <= self._most_rows, "room for so many rows is reserved"
+        positions = at - 1 + depths(above).astype(np.int64)
+        sees = ancestor_mask(above)[held + 1 :, 1:]
+        layout = Layout(tokens.astype(np.int64), positions[held:], sees, at, positions[:held])
+        scores = self._model.forward(layout, self._cache)
+        self._cache.hold()
+        self._parents = above
+        return scores.logits
+
+    def keep(self, path: Sequence[int]) -> None:
+        """End the tree: commit the rows `path`, from the root's child downwards, and discard the others."""
+        self._cache.commit(path)
+        self._parents = self._parents[:0]
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
     """A finished graph.
 
-    Attributes:
-        graph: its nodes.
-        rows: int32[N], the rollout's row of each node; -1 for a node that was not run through the model.
-        q: float32[V] for each node, the distribution that it was drawn from; empty if nodes were chosen, not drawn.
-        depth: maximum depth of a draft made from it. Merged nodes can lead deeper than the levels that were grown,
-            which is not wanted if `budget.more` ended the growth.
+    Merged nodes can lead deeper than the levels that were grown, which is not wanted if `budget.more` ended the growth.
     """
 
     graph: DraftGraph
-    rows: IntArray
-    q: list[FloatArray]
-    depth: int
+    rows: IntArray  # int32[N], the rollout's row of each node; -1 for a node that was not run through the model
+    q: list[FloatArray]  # float32[V] for each node, what it was drawn from; empty if nodes were chosen, not drawn
+    depth: int  # maximum depth of a draft made from it
 
-    def rows_along(self, tokens: tuple[int, ...]) -> list[int]:
+    def rows_along(self, tokens: Sequence[int]) -> list[int]:
         """Return the rows on the path of `tokens` from the root, up to the first token without a row."""
-        parents, drafted = (each[: self.graph.size].tolist() for each in (self.graph.parents, self.graph.tokens))
-        child_of = {edge: node for node, edge in enumerate(zip(parents, drafted, strict=True))}
+        drafted, parents = self.graph.tokens[: self.graph.size], self.graph.parents[: self.graph.size]
         found: list[int] = []
-        node: int | None = -1
+        node = -1
         for token in tokens:
-            node = child_of.get((node, token))
-            if node is None or self.rows[node] < 0:
+            node = child_with(drafted, parents, node, token)
+            if node < 0 or self.rows[node] < 0:
                 break
             found.append(int(self.rows[node]))
         return found
@@ -94,34 +126,23 @@ class Grown:
         drawn, because whether one is kept must not depend on its token. Graphs of drawn nodes contain no merged ones.
         """
         if self.q:
-            graph, kept = self.graph, min(self.graph.size, limit)
+            graph, kept = self.graph, np.arange(min(self.graph.size, limit))
             return Draft(
-                graph.tokens[:kept].copy(),
-                graph.parents[:kept].copy(),
-                graph.score[:kept].copy(),
-                np.array(self.q[:kept], np.float32),
+                graph.tokens[kept], graph.parents[kept], graph.score[kept], np.array(self.q[: len(kept)], np.float32)
             )
         tree = unmerge(self.graph, limit, self.depth)
         return Draft(tree.tokens, tree.parents, tree.score, source=tree.merged.astype(np.uint8))
 
 
 def grow(
-    rollout: Rollout,
-    ids: TokenIds,
-    rules: GrowthRules,
-    budget: Budget,
-    imitation: Imitation,
-    most_rows: int,
+    rollout: Rollout, ids: TokenIds, rules: GrowthRules, budget: Budget, imitation: Imitation, most_rows: int,
     calibrate: Calibrate | None = None,
-) -> Grown:
+) -> Grown:  # fmt: skip
     """Grow a graph after `ids`, int64[n].
 
-    Growth ends at the budget's depth or `most_levels`, when no node is left to expand, when `budget.more` returns
-    False, or after `most_rows` rows of the model; the most probable nodes of a level are expanded first. `calibrate` is
-    called for chosen candidates, never for drawn ones.
-
-    Raises:
-        NumericsError: logits from which no token can be chosen.
+    It ends at the budget's depth or `most_levels`, when no node is left to expand, when `budget.more` returns False, or
+    after `most_rows` rows of the model; the most probable nodes of a level are expanded first. `calibrate` is called
+    for chosen candidates, never for drawn ones. Raises NumericsError for logits without a token to choose.
     """
     k = min(rules.out_degree, budget.nodes)
     graph = empty_graph(ids[-max(rules.tau, 1) :], rules.tau, (most_rows + 1) * k)
@@ -133,8 +154,7 @@ def grow(
     if rules.out_degree == 1:
         depth = min(depth, budget.nodes)  # further levels of a chain would be cut
     for level in range(depth):
-        positions = np.full(len(frontier), len(ids) + level, np.int64)
-        found = candidates(logits, k, imitation, positions)
+        found = candidates(logits, k, imitation, np.full(len(frontier), len(ids) + level, np.int64))
         if calibrate is not None and found.q is None:
             found = calibrate(found, level + 1)
         start, most_open = graph.size, most_rows - used if level + 1 < depth else 0
@@ -161,103 +181,55 @@ def _add(grown: Grown, frontier: IntArray, found: Candidates, rules: GrowthRules
     return opened
 
 
-class GraphGrower:
-    """Grows the graphs of one sequence, and keeps the draft model's cache in step with it.
-
-    Args:
-        model: the draft model.
-        rules: limits of a graph.
-        imitation: how the target chooses tokens.
-        most_rows: maximum rows that a step runs through the model.
-        calibrate: corrects the candidates' probabilities.
-    """
-
-    def __init__(
-        self,
-        model: Target,
-        rules: GrowthRules,
-        imitation: Imitation,
-        most_rows: int,
-        calibrate: Calibrate | None = None,
-    ) -> None:
-        self._model = model
-        self._rules = rules
-        self._imitation = imitation
-        self._most_rows = max(most_rows, 1)
-        self._calibrate = calibrate
-        self._rollout = Rollout(model, self._most_rows)
-        self._grown: Grown | None = None
-
-    def grow(self, ids: TokenIds, budget: Budget) -> Grown | None:
-        """Grow a graph after `ids`, int64[n]; None if they fill the model's window or contain ids unknown to it.
-
-        Raises:
-            NumericsError: logits from which no token can be chosen.
-        """
-        self._grown = None
-        window = self._model.window
-        depth = budget.depth if window is None else min(budget.depth, window - len(ids))
-        unknown = ids[self._rollout.committed :].max(initial=0) >= self._model.vocabulary
-        if budget.nodes <= 0 or depth <= 0 or unknown:
-            return None
-        budget = dataclasses.replace(budget, depth=depth)
-        self._imitation = dataclasses.replace(self._imitation, draft=self._imitation.draft + 1)
-        rows = min(self._most_rows, budget.nodes)
-        self._grown = grow(self._rollout, ids, self._rules, budget, self._imitation, rows, self._calibrate)
-        return self._grown
-
-    def keep(self, tokens: Sequence[int]) -> None:
-        """Commit the cached rows of `tokens`, the accepted tokens after the last graph's root."""
-        if self._grown is not None:
-            self._rollout.keep(self._grown.rows_along(tuple(tokens)))
-        self._grown = None
-
-    def close(self) -> None:
-        """Release the cache's memory."""
-        self._rollout = Rollout(self._model, 1)
-        self._grown = None
-
-
 class RolloutDrafter:
-    """Any drafter that drafts with a causal language model.
-
-    Args:
-        sources: names for `Draft.source`, the method's own first.
-        rules: limits of its graphs.
-        model: the draft model.
-        ids: int32[N], the token of each of its logits; None if they are 0, 1, 2, ...
-    """
+    """Any drafter that drafts with a causal language model, whose logits are of the tokens `ids`, int32[N], or all."""
 
     def __init__(self, sources: tuple[str, ...], rules: GrowthRules, model: Any, ids: IntArray | None = None) -> None:
-        self.name = sources[0]
-        self.source_names = sources
+        self.name, self.source_names = sources[0], sources
         self._rules, self._model, self._ids = rules, model, ids
         # skipped steps are read at the next `propose`; each level costs a pass, so the control must end levels early
         self.needs = Needs(every_step=False, control="cost_aware", models=(model,))
 
     def open(self, context: DraftContext) -> "RolloutDrafting":
         """Begin drafting for one sequence."""
-        return RolloutDrafting(self._model, self._rules, context, self._ids)
+        imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self._ids)
+        # merging would make it depend on a drawn token whether it is kept, which changes the distribution
+        rules = dataclasses.replace(self._rules, tau=0) if imitation.draws else self._rules
+        return RolloutDrafting(self._model, rules, imitation, context.max_nodes)
 
 
 class RolloutDrafting:
-    """Drafting for one sequence."""
+    """Drafting for one sequence by graphs of at most `most_rows` rows; the draft model's cache follows the sequence."""
 
-    def __init__(self, model: Any, rules: GrowthRules, context: DraftContext, ids: IntArray | None = None) -> None:
-        imitation = Imitation.of(context.settings, context.seed, context.vocabulary, ids)
-        # merging would make it depend on a drawn token whether it is kept, which changes the distribution
-        rules = dataclasses.replace(rules, tau=0) if imitation.draws else rules
-        self._grower = GraphGrower(model, rules, imitation, context.max_nodes)
+    def __init__(
+        self, model: Target, rules: GrowthRules, imitation: Imitation, most_rows: int,
+        calibrate: Calibrate | None = None,
+    ) -> None:  # fmt: skip
+        self._model, self._rules, self._imitation, self._calibrate = model, rules, imitation, calibrate
+        self._most_rows = max(most_rows, 1)
+        self._rollout = Rollout(model, self._most_rows)
+        self._grown: Grown | None = None
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Grow a graph after the sequence, and return its most probable paths as a tree."""
-        grown = self._grower.grow(view.ids, budget)
-        return EMPTY_DRAFT if grown is None else grown.draft(budget.nodes)
+        """Return the best paths of a graph; none if the window is full or the sequence has ids unknown to the model."""
+        self._grown, ids, window = None, view.ids, self._model.window
+        depth = budget.depth if window is None else min(budget.depth, window - len(ids))
+        unknown = ids[self._rollout.committed :].max(initial=0) >= self._model.vocabulary
+        if budget.nodes <= 0 or depth <= 0 or unknown:
+            return EMPTY_DRAFT
+        budget = dataclasses.replace(budget, depth=depth)
+        self._imitation = dataclasses.replace(self._imitation, draft=self._imitation.draft + 1)
+        rows = min(self._most_rows, budget.nodes)
+        self._grown = grow(self._rollout, ids, self._rules, budget, self._imitation, rows, self._calibrate)
+        return self._grown.draft(budget.nodes)
 
     def observe(self, verdict: Verdict) -> None:
-        """Keep the cached rows of the accepted path."""
-        self._grower.keep(verdict.tokens[:-1])
+        """Commit the cached rows of the accepted path."""
+        if self._grown is not None:
+            self._rollout.keep(self._grown.rows_along(verdict.tokens[:-1]))
+        self._grown = None
 
     def close(self) -> None:
         """Release the cache's memory."""
-        self._grower.close()
+        self._rollout = Rollout(self._model, 1)
+        self._grown = None

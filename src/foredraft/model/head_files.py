@@ -1,8 +1,8 @@
 """The files of trained heads: written, read, and checked against the model that they are loaded for.
 
-A head is a folder with `head.json`, which names its model, and `head.safetensors`. If the file holds `lm_head.ids`, the
-head scores only those tokens (model/ranked.py); if it holds no LM head weights, the target's own rows are used.
-Does not depend on the modules that the weights belong to.
+A head is a folder with `head.json`, which names its model, and `head.safetensors`. With `lm_head.ids` it scores only
+those tokens (model/ranked.py), and without LM head weights it uses the target's own. Does not depend on the modules
+that the weights belong to.
 """
 
 import json
@@ -22,49 +22,32 @@ from foredraft.errors import StoreError, UsageError
 from foredraft.model.fingerprint import fingerprint
 
 CONFIG_FILE, WEIGHTS_FILE = "head.json", "head.safetensors"
-
-SHIPPED = Path(__file__).parents[3] / "models"
-"""Heads in a checkout of the repository, MODEL/METHOD each; the wheel does not contain them."""
-
+SHIPPED = Path(__file__).parents[3] / "models"  # heads in a checkout, MODEL/METHOD each; the wheel has none
 INT8 = "int8"
-IDS = "lm_head.ids"
-"""The tensor in a file that holds the ids of the tokens that the head scores."""
+IDS = "lm_head.ids"  # the tensor in a file that holds the ids of the tokens that the head scores
 _LM_HEAD = "lm_head."
 _SCALE = ".scale"  # suffix of a matrix's row scales in an int8 file
-_INT8_MAX = 127.0
 
 
 @dataclass(frozen=True, slots=True)
 class HeadCard:
-    """Metadata of a head.
+    """Metadata of a head."""
 
-    Attributes:
-        kind: "eesd", "cali", "draft" or "medusa".
-        base_model: the name under which its model was loaded for training.
-        fingerprint: of that model's weights, see `fingerprint`.
-        vocabulary: number of ids that the model scores.
-        width: of the hidden states.
-        layers: layers before the exit (N), or of the draft model; 0 for Medusa.
-        dtype: of its weights, such as "bfloat16"; "int8" rounds matrices by row, in the file only.
-        count: number of heads; 1 except for Medusa.
-    """
-
-    kind: str
-    base_model: str
-    fingerprint: str
-    vocabulary: int
-    width: int
-    layers: int
-    dtype: str
-    count: int = 1
+    kind: str  # "eesd", "cali", "draft" or "medusa"
+    base_model: str  # the name under which its model was loaded for training
+    fingerprint: str  # of that model's weights
+    vocabulary: int  # number of ids that the model scores
+    width: int  # of the hidden states
+    layers: int  # layers before the exit (N), or of the draft model; 0 for Medusa
+    dtype: str  # of its weights, such as "bfloat16"; "int8" rounds matrices by row, in the file only
+    count: int = 1  # number of heads; more for Medusa
 
 
 def weights_of(head: nn.Module) -> dict[str, torch.Tensor]:
     """Return the weights to save. A frozen LM head is the target's: only its ids are saved."""
-    frozen = {
-        name for name, weight in head.named_parameters() if name.startswith(_LM_HEAD) and not weight.requires_grad
-    }
-    return {name: weight for name, weight in head.state_dict().items() if name not in frozen}
+    frozen = {name for name, weight in head.named_parameters() if not weight.requires_grad}
+    own = head.state_dict().items()
+    return {name: weight for name, weight in own if name not in frozen or not name.startswith(_LM_HEAD)}
 
 
 def card_for(
@@ -76,11 +59,7 @@ def card_for(
 
 
 def save_head(folder: Path, card: HeadCard, weights: Mapping[str, torch.Tensor]) -> None:
-    """Write a head. Each file replaces an old one only once it is complete.
-
-    Raises:
-        StoreError: the folder cannot be written.
-    """
+    """Write a head; raises StoreError if the folder cannot be written. Each complete file replaces an old one."""
     tensors = {name: weight.contiguous() for name, weight in _encoded(weights, card.dtype)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,50 +80,35 @@ def _encoded(weights: Mapping[str, torch.Tensor], dtype: str) -> Iterator[tuple[
         elif values.dim() < 2:
             yield name, values.to(torch.bfloat16)
         else:
-            scale = (values.float().abs().amax(-1, keepdim=True) / _INT8_MAX).clamp_min(1e-30)
+            scale = (values.float().abs().amax(-1, keepdim=True) / 127.0).clamp_min(1e-30)
             yield name, (values.float() / scale).round().to(torch.int8)
             yield name + _SCALE, scale
 
 
 def _decoded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights from a file's tensors: the inverse of `_encoded`."""
-    scales = {name: tensors.pop(name) for name in list(tensors) if name.endswith(_SCALE)}
-    return {
-        name: weight.float() * scales[name + _SCALE] if name + _SCALE in scales else weight
-        for name, weight in tensors.items()
-    }
+    for name in [each for each in tensors if each.endswith(_SCALE)]:
+        whole = name.removesuffix(_SCALE)
+        tensors[whole] = tensors[whole].float() * tensors.pop(name)
+    return tensors
 
 
 def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, dict[str, torch.Tensor]]:
     """Read a head for `model` from a folder or the hub.
 
-    Raises:
-        UsageError: there is no head, it is of another kind, or it was trained for another model.
-        StoreError: its files are damaged.
+    Raises UsageError for no head, or one of another kind or for another model, and StoreError for damaged files.
     """
     folder = head_folder(str(location))
     try:
         data = json.loads((folder / CONFIG_FILE).read_text())
         card = HeadCard(**{field.name: data[field.name] for field in fields(HeadCard) if field.name in data})
-        if card.kind != kind:
-            raise UsageError(f"{location} is a head for {card.kind}, not for {kind}.")
         weights = _decoded(load_tensors((folder / WEIGHTS_FILE).read_bytes()))
     except FileNotFoundError as error:
         raise UsageError(f"{location} holds no trained head: {Path(error.filename).name} is missing.") from error
-    except UsageError:  # also a ValueError, so it must come before the next clause
-        raise
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise StoreError(f"The head in {location} is damaged ({error}). Train it again, or copy it again.") from error
-    _check_card(card, model, location)
-    return card, weights
-
-
-def _check_card(card: HeadCard, model: Any, location: str | Path) -> None:
-    """Check that a head was trained for this model.
-
-    Raises:
-        UsageError: it was trained for another one.
-    """
+    if card.kind != kind:
+        raise UsageError(f"{location} is a head for {card.kind}, not for {kind}.")
     vocabulary, width = model.get_output_embeddings().weight.shape
     for name, theirs, ours in (("vocabulary", card.vocabulary, vocabulary), ("width", card.width, width)):
         if theirs != ours:
@@ -157,14 +121,11 @@ def _check_card(card: HeadCard, model: Any, location: str | Path) -> None:
             f"The head in {location} was trained for {card.base_model}, whose weights are not this model's. Train one "
             f"for it: foredraft train {card.kind}."
         )
+    return card, weights
 
 
 def fill(module: nn.Module, weights: Mapping[str, torch.Tensor], location: str | Path) -> None:
-    """Load a head's weights into `module`. If the file holds no LM head weights, the module keeps its own.
-
-    Raises:
-        StoreError: a weight is missing, unknown, of another shape, or not finite.
-    """
+    """Load weights into `module`, which keeps its own LM head's where there are none; raises StoreError for others."""
     bad = [name for name, weight in weights.items() if not torch.isfinite(weight).all()]
     own = {name: weight for name, weight in module.state_dict().items() if name.startswith(_LM_HEAD) and name != IDS}
     try:
@@ -183,11 +144,7 @@ def shipped_head(method: str, model: Any) -> Path | None:
 
 
 def head_folder(location: str) -> Path:
-    """Return the local folder of a head, downloaded from the hub if `location` is a hub id.
-
-    Raises:
-        UsageError: it cannot be downloaded.
-    """
+    """Return the local folder of a head, downloaded if `location` is a hub id; raises UsageError if that fails."""
     path = Path(location).expanduser()
     if path.exists() or location.startswith((".", "/", "~")) or location.count("/") != 1:
         return path

@@ -18,23 +18,14 @@ from foredraft.model.head_files import CONFIG_FILE, IDS, HeadCard, fill, read_he
 from foredraft.model.layers import model_parts, shorter
 from foredraft.model.ranked import ranked_head
 
-POSITIONS = 10
-"""Draft levels that an agreement predictor distinguishes; deeper ones count as the last (EESD, equation 5)."""
-PREDICTOR_FOLDER = "agreement"
-"""Subfolder of a head's folder that holds its agreement predictor."""
-RANKS = 10
-"""Number of a Medusa head's best tokens whose accuracies are stored."""
+POSITIONS = 10  # draft levels that a predictor distinguishes; deeper ones count as the last (EESD, equation 5)
+PREDICTOR_FOLDER = "agreement"  # subfolder of a head's folder that holds its agreement predictor
+RANKS = 10  # number of a Medusa head's best tokens whose accuracies are stored
 _MARGIN = 1e-4  # estimates are clamped to this distance from 0 and 1, so that their logits are finite
 
 
 class ExitHead(nn.Module):
-    """An early exit: one layer of the target's kind, a final norm, and an LM head.
-
-    Args:
-        layer: applied to the exit's hidden states.
-        norm: applied to the layer's output.
-        lm_head: scores the normalised output.
-    """
+    """An early exit: one layer of the target's kind for the exit's states, a final norm, and an LM head."""
 
     def __init__(self, layer: nn.Module, norm: nn.Module, lm_head: nn.Module) -> None:
         super().__init__()
@@ -44,48 +35,34 @@ class ExitHead(nn.Module):
 def new_exit_head(model: Any, ids: torch.Tensor | None = None) -> ExitHead:
     """Return a frozen head initialised with copies of the model's last layer, final norm and LM head.
 
-    Args:
-        model: the target.
-        ids: int64[N], the tokens that the head scores; None for all.
-
-    Raises:
-        UnsupportedModelError: the model's layers are not a plain list.
-        UsageError: the model does not have these ids.
+    It scores the tokens `ids`, int64[N], or all. Raises UsageError if the model does not have these, and
+    UnsupportedModelError if its layers are not a plain list.
     """
-    parts = model_parts(model)
-    last, norm = model.get_submodule(parts.layers)[-1], model.get_submodule(parts.norm)
-    head = ExitHead(copy.deepcopy(last), copy.deepcopy(norm), _new_lm_head(model, ids))
-    return head.requires_grad_(requires_grad=False)
+    layers, norm, lm_head = _copies(model, 1, ids)
+    return ExitHead(layers[0], norm, lm_head).requires_grad_(requires_grad=False)
 
 
 def load_exit_head(location: str | Path, model: Any) -> tuple[HeadCard, ExitHead]:
-    """Load an early-exit head, in the model's dtype and on its device.
-
-    Raises:
-        UsageError: there is none, or it was trained for another model.
-        StoreError: its files are damaged.
-        UnsupportedModelError: the model's layers are not a plain list.
-    """
+    """Load an early-exit head, in the model's dtype and on its device. Raises what `read_head`, `new_exit_head` do."""
     card, weights = read_head(location, "eesd", model)
     head = new_exit_head(model, weights.get(IDS))
     fill(head, weights, location)
     return card, head
 
 
-def _new_lm_head(model: Any, ids: torch.Tensor | None) -> nn.Module:
-    """Return a copy of the model's LM head, or of its rows for the tokens `ids`, int64[N]."""
-    return copy.deepcopy(model.get_output_embeddings()) if ids is None else ranked_head(model, ids)
+def _copies(model: Any, count: int, ids: torch.Tensor | None) -> tuple[nn.ModuleList, nn.Module, nn.Module]:
+    """Return copies of the first `count - 1` layers and the last one, of the norm, and of the LM head for `ids`."""
+    parts = model_parts(model)
+    own = model.get_submodule(parts.layers)
+    lm_head = copy.deepcopy(model.get_output_embeddings()) if ids is None else ranked_head(model, ids)
+    layers = nn.ModuleList(copy.deepcopy(each) for each in (*own[: count - 1], own[-1]))
+    return layers, copy.deepcopy(model.get_submodule(parts.norm)), lm_head
 
 
 class FirstLayers(nn.Module):
-    """The trained part of a draft model made of a target's first layers and its last one.
+    """The trained part of a draft model made of a target's first layers and its last one, a final norm and an LM head.
 
     The embeddings are the target's own; they are shared in memory and not stored in the head's file.
-
-    Args:
-        layers: of the target's kind.
-        norm: applied to the last layer's output.
-        lm_head: the target's, or its rows for the most frequent tokens.
     """
 
     def __init__(self, layers: nn.ModuleList, norm: nn.Module, lm_head: nn.Module) -> None:
@@ -96,22 +73,13 @@ class FirstLayers(nn.Module):
 def new_first_layers(model: Any, count: int, ids: torch.Tensor | None = None) -> FirstLayers:
     """Return copies of the target's first `count - 1` layers, its last layer and its norm, frozen.
 
-    Args:
-        model: the target.
-        count: layers of the draft model.
-        ids: int64[N], the tokens that it scores; None for all.
-
-    Raises:
-        UsageError: `count` is not between 1 and the target's layers less one, or the model does not have these ids.
-        UnsupportedModelError: the model's layers are not a plain list.
+    They score the tokens `ids`, int64[N], or all. Raises UsageError if `count` is not between 1 and the target's layers
+    less one, and what `new_exit_head` does.
     """
     parts = model_parts(model)
     if not 1 <= count < parts.count:
         raise UsageError(f"layers is {count}; a draft model of this one has 1 to {parts.count - 1}.")
-    own = model.get_submodule(parts.layers)
-    layers = nn.ModuleList(copy.deepcopy(each) for each in (*own[: count - 1], own[-1]))
-    norm = copy.deepcopy(model.get_submodule(parts.norm))
-    return FirstLayers(layers, norm, _new_lm_head(model, ids)).requires_grad_(requires_grad=False)
+    return FirstLayers(*_copies(model, count, ids)).requires_grad_(requires_grad=False)
 
 
 def draft_model(model: Any, first: FirstLayers) -> Any:
@@ -123,13 +91,7 @@ def draft_model(model: Any, first: FirstLayers) -> Any:
 
 
 def load_draft_model(location: str | Path, model: Any) -> tuple[HeadCard, Any]:
-    """Load a draft model for `model`, in its dtype and on its device.
-
-    Raises:
-        UsageError: there is none, or it was trained for another model.
-        StoreError: its files are damaged.
-        UnsupportedModelError: the model's layers are not a plain list.
-    """
+    """Load a draft model for `model`, in its dtype and on its device. Raises what `read_head`, `new_exit_head` do."""
     card, weights = read_head(location, "draft", model)
     first = new_first_layers(model, card.layers, weights.get(IDS))
     fill(first, weights, location)
@@ -140,26 +102,19 @@ class MedusaHeads(nn.Module):
     """Medusa's heads: residual blocks on the target's last hidden state that score the tokens after the next one.
 
     Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (ICML 2024), section
-    2.1: head k is h + SiLU(W_k h), scored by the target's LM head, which all heads share. The heads' accuracies,
-    measured on held-out text, are stored with them and determine the draft tree.
-
-    Args:
-        width: of the hidden states.
-        count: number of heads (K).
-
-    Attributes:
-        accuracies: float32[K, RANKS], how often a head's i-th best token is the target's; zeros before measurement.
+    2.1: head k of the `count` heads (K) is h + SiLU(W_k h) for hidden states of `width` numbers, scored by the target's
+    LM head, which all heads share.
     """
 
     accuracies: torch.Tensor
+    """float32[K, RANKS], how often a head's i-th best token is the target's, measured on held-out text and stored with
+    the heads; it determines the draft tree. Zeros before measurement."""
 
     def __init__(self, width: int, count: int) -> None:
         super().__init__()
-        blocks = [nn.Linear(width, width) for _ in range(count)]
-        for block in blocks:  # with zero weights, a head is the LM head itself
-            nn.init.zeros_(block.weight)
-            nn.init.zeros_(block.bias)
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(count))
+        for weight in self.blocks.parameters():  # with zero weights, a head is the LM head itself
+            nn.init.zeros_(weight)
         self.register_buffer("accuracies", torch.zeros(count, RANKS))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -168,12 +123,7 @@ class MedusaHeads(nn.Module):
 
 
 def load_medusa(location: str | Path, model: Any) -> tuple[HeadCard, MedusaHeads, nn.Module]:
-    """Load Medusa heads, in the model's dtype and on its device, and the LM head that scores their outputs.
-
-    Raises:
-        UsageError: there are none, or they were trained for another model.
-        StoreError: their files are damaged.
-    """
+    """Load Medusa heads as `load_exit_head` does, and the LM head that scores their outputs."""
     card, weights = read_head(location, "medusa", model)
     ids = weights.pop(IDS, None)
     heads = MedusaHeads(card.width, card.count)
@@ -187,14 +137,9 @@ def static_tree(
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
     """Return the tree of ranks with the highest products of accuracies along its paths, best node first.
 
-    Args:
-        accuracies: float32[K, I], of each head's i-th best token.
-        nodes: at most.
-        depth: at most.
-
-    Returns:
-        parents int32[N] (-1 below the root), ranks int32[N] (index among the best tokens of the head at the node's
-        depth), and score float32[N], the product along the path. A parent comes before its children.
+    Takes the accuracies of each head's i-th best token, float32[K, I]. Returns parents int32[N] (-1 below the root),
+    ranks int32[N] (index among the best tokens of the head at the node's depth), and score float32[N], the product
+    along the path. A parent comes before its children.
     """
     parents, ranks, score, level = [-1], [0], [1.0], [0]
     # candidate nodes: (score, parent, rank)
@@ -220,13 +165,10 @@ class AgreementPredictor(nn.Module):
     """Estimates the probability that the target agrees with a drafted token: Cali-TS's theta_M.
 
     EESD (Liu et al. 2024), equation 5: Sigmoid(W_p (W^i H_T, H_D)). H_T is the target's last hidden state at the token
-    that gave the root, H_D the head's at the i-th drafted token, and i is at most 10. W_p and W^i are both linear, so
-    only their product matters: one vector for each i is stored, instead of ten matrices. Our addition: the head's own
-    estimate of its token is an input too, weighted separately for greedy texts (where it is the token's probability)
-    and sampled ones (where it includes the noise that the target will add).
-
-    Args:
-        width: of the hidden states.
+    that gave the root, H_D the head's at the i-th drafted token, both of `width` numbers, and i is at most 10. W_p and
+    W^i are both linear, so only their product matters: one vector for each i is stored, instead of ten matrices. Our
+    addition: the head's own estimate of its token is an input too, weighted separately for greedy texts (where it is
+    the token's probability) and sampled ones (where it includes the noise that the target will add).
     """
 
     def __init__(self, width: int) -> None:
@@ -241,20 +183,12 @@ class AgreementPredictor(nn.Module):
 
     def forward(
         self,
-        target: torch.Tensor,
-        draft: torch.Tensor,
-        level: torch.Tensor,
-        estimate: torch.Tensor,
-        sampled: torch.Tensor,
-    ) -> torch.Tensor:
+        target: torch.Tensor, draft: torch.Tensor, level: torch.Tensor, estimate: torch.Tensor, sampled: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
         """Return the logits of agreement, float[R].
 
-        Args:
-            target: float[R, D], the target's last hidden states.
-            draft: float[R, D], the head's.
-            level: int64[R], depth of each drafted token, from 1.
-            estimate: float[R], the head's own estimate for its token, 0 to 1.
-            sampled: float[R], 1 if the target samples, 0 if it is greedy.
+        Takes the last hidden states of the target and the head, float[R, D], the depths of the drafted tokens from 1,
+        int64[R], the head's estimates of them, float[R], and 1 where the target samples, else 0, float[R].
         """
         position = level.clamp(1, POSITIONS) - 1
         from_states = self.target(target).gather(1, position[:, None])[:, 0] + self.draft(draft)[:, 0]
@@ -275,12 +209,7 @@ class AgreementPredictor(nn.Module):
 
 
 def load_predictor(head: Path, model: Any) -> AgreementPredictor | None:
-    """Load the agreement predictor of the head in a folder; None if it has none.
-
-    Raises:
-        UsageError: it was trained for another model.
-        StoreError: its files are damaged.
-    """
+    """Load the agreement predictor of the head in a folder; None if it has none. Raises what `read_head` does."""
     folder = head / PREDICTOR_FOLDER
     if not (folder / CONFIG_FILE).is_file():
         return None

@@ -1,12 +1,13 @@
-"""The target's KV cache: pfreshd in blocks, written after the committed length, committed by gathering rows.
+"""The target's KV cache: allocated in blocks, written after the committed length, committed by gathering rows.
 
-There is no rollback. A forward pass writes its rows after the committed ones. To commit, the accepted rows are gathered
-down and the length increases; the next pass overwrites the others. Rows may be held for the next passes, so that a tree
-can grow level by level before any of it is committed. A sliding-window layer stores its window and some slack, not the
-whole context. Does not depend on the rows' meaning, nor on how masks are made.
+There is no rollback: to commit, the accepted rows of a pass are gathered down and the length increases; the next pass
+overwrites the others. Rows may be held for the next passes, so that a tree can grow before any of it is committed. A
+sliding-window layer stores its window and some slack. Does not depend on the rows' meaning, nor on how masks are made.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,7 @@ import torch
 from numba import njit
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-BLOCK = 256
-"""Slots are allocated in multiples of this many tokens."""
+BLOCK = 256  # slots are allocated in multiples of this many tokens
 
 
 def whole_blocks(slots: int) -> int:
@@ -23,44 +23,22 @@ def whole_blocks(slots: int) -> int:
     return -(-slots // BLOCK) * BLOCK
 
 
+@dataclass(slots=True, eq=False)
 class Span:
     """The slots of all layers with the same attention type.
 
-    Attributes:
-        window: number of positions that a query sees, itself included; None for full attention.
-        base: absolute position of the token in slot 0.
-        stored: number of slots in use. Slot `j` holds the token at position `base + j`, except for the last
-            `TreeCache.held` slots in use, which hold uncommitted rows.
-        capacity: number of slots allocated.
+    Slot `j` holds the token at position `base + j`, except for the last `TreeCache.held` slots in use, which hold
+    uncommitted rows.
     """
 
-    def __init__(self, window: int | None) -> None:
-        self.window = window
-        self.base = 0
-        self.stored = 0
-        self.capacity = 0
-
-    def surplus(self, rows: int) -> int:
-        """Return the number of leading slots to drop so that `rows` more fit without growing; 0 while there is room."""
-        if self.window is None or self.stored + rows <= self.capacity:
-            return 0
-        return max(0, self.stored - (self.window - 1))
-
-    def needed_capacity(self, rows: int) -> int:
-        """Return the capacity for `rows` more slots, growing by at least a quarter so that copying stays rare."""
-        needed = self.stored + rows
-        if needed <= self.capacity:
-            return self.capacity
-        if self.window is not None:  # slack of one window: slots are shifted once a window, not every step
-            return whole_blocks(max(needed, min(2 * self.window, needed + self.window)))
-        return whole_blocks(max(needed, self.capacity + self.capacity // 4))
+    window: int | None  # number of positions that a query sees, itself included; None for full attention
+    base: int = 0  # absolute position of the token in slot 0
+    stored: int = 0  # number of slots in use
+    capacity: int = 0  # number of slots allocated
 
 
 class TreeLayer(CacheLayerMixin):
-    """One layer's keys and values, [1, heads, capacity, head_dim] each, allocated at the first write.
-
-    Derives from transformers' layer class because `Cache` requires it.
-    """
+    """One layer's keys and values, [1, heads, capacity, head_dim] each, allocated at the first write."""
 
     is_compileable = False
     keys: torch.Tensor
@@ -79,11 +57,10 @@ class TreeLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the rows' states after the committed ones; return all states that these rows may attend to."""
+        """Write the rows' states after the stored ones; return all states that these rows may attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        start = self.span.stored
-        stop = start + key_states.shape[-2]
+        start, stop = self.span.stored, self.span.stored + key_states.shape[-2]
         self.keys[:, :, start:stop] = key_states
         self.values[:, :, start:stop] = value_states
         return self.keys[:, :, :stop], self.values[:, :, :stop]
@@ -100,7 +77,7 @@ class TreeLayer(CacheLayerMixin):
         return self.span.stored + query_length, self.span.base
 
     def get_seq_length(self) -> int:
-        """Return the number of committed tokens, including those that left a sliding window."""
+        """Return the number of tokens, including those that left a sliding window."""
         return self.span.base + self.span.stored
 
     def get_max_length(self) -> int:
@@ -117,11 +94,7 @@ def allocated(like: torch.Tensor, capacity: int) -> torch.Tensor:
 
 
 def kept_rows(rows: Sequence[int], count: int) -> npt.NDArray[np.int64]:
-    """Return the rows to commit, int64[n], checked against the `count` rows that exist.
-
-    Raises:
-        ValueError: they are not ascending, or do not exist.
-    """
+    """Return the rows to commit, int64[n]; raises ValueError if they are not ascending, or `count` or more."""
     kept = np.array(rows, np.int64)
     if len(kept) and not (kept[0] >= 0 and kept[-1] < count and (np.diff(kept) > 0).all()):
         raise ValueError(f"Rows {list(rows)} must be ascending and below {count}, the rows held and of the last pass.")
@@ -129,74 +102,45 @@ def kept_rows(rows: Sequence[int], count: int) -> npt.NDArray[np.int64]:
 
 
 def slots_of(buffers: torch.Tensor) -> npt.NDArray[np.uint16]:
-    """Return keys or values on the CPU as 16-bit units, a view of the same memory, as `move_rows` takes them.
-
-    Args:
-        buffers: [B, heads, C, head_dim], contiguous, of 16 bits or a multiple.
-
-    Returns:
-        uint16[B, heads, C, head_dim or a multiple].
-    """
+    """View contiguous keys or values on the CPU, [B, heads, C, head_dim], as uint16[B, heads, C, head_dim or more]."""
     return buffers.detach().view(torch.int16).numpy().view(np.uint16)
 
 
 @njit(cache=True)
 def move_rows(slots: npt.NDArray[np.uint16], start: int, rows: npt.NDArray[np.int64]) -> None:
-    """Copy the slots `start + rows` to `start` onwards; several times faster than torch.
-
-    Args:
-        slots: uint16[B, heads, C, W], what `slots_of` returns.
-        start: the first destination slot.
-        rows: int64[n], ascending.
-    """
+    """Copy the slots `start + rows`, int64[n] and ascending, to `start` onwards; several times faster than torch."""
     for buffer in range(slots.shape[0]):
         for head in range(slots.shape[1]):
             for place in range(len(rows)):
                 slots[buffer, head, start + place] = slots[buffer, head, start + rows[place]]
 
 
-def _gather(slots: torch.Tensor, start: int, rows: npt.NDArray[np.int64]) -> None:
+def _move_on_device(slots: torch.Tensor, start: int, rows: npt.NDArray[np.int64]) -> None:
     """Do the same for float[B, heads, C, head_dim] on any device."""
     index = torch.from_numpy(rows + start).to(slots.device)
     slots[:, :, start : start + len(rows)] = slots.index_select(2, index)
 
 
 class TreeCache(Cache):
-    """The cache of one sequence. Derives from transformers' `Cache`, which its models require.
-
-    Args:
-        windows: for each layer, its sliding window, or None for full attention.
-
-    Attributes:
-        spans: the slots, by window.
-        length: number of committed tokens.
-        held: number of rows held: written, visible to later passes, and not committed.
-        store: the tensor that holds every layer's slots, if `move_into` set one and it is still in use; else None.
-    """
+    """The cache of one sequence for transformers' models; `windows` are the layers', None for full attention."""
 
     def __init__(self, windows: Sequence[int | None]) -> None:
         self.spans = {window: Span(window) for window in dict.fromkeys(windows)}
         self._tree_layers = [TreeLayer(self.spans[window]) for window in windows]
         super().__init__(layers=list(self._tree_layers))
-        self.store: torch.Tensor | None = None
-        self.length = 0
-        self.held = 0
+        self.length = 0  # number of committed tokens
+        self.held = 0  # number of rows held: written, visible to later passes, and not committed
         self._rows = 0  # of the last pass
-        self._buffers: list[torch.Tensor] = []  # cleared when a layer gets new ones
-        # by window, cleared likewise: the slots on the CPU, and the buffers on other devices
-        self._slots: dict[int | None, tuple[list[npt.NDArray[np.uint16]], list[torch.Tensor]]] = {}
+        self._use(None)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002  # transformers' signature
-        """Return the number of committed tokens."""
-        return self.length
+    def _use(self, store: torch.Tensor | None) -> None:
+        """Set the tensor that holds every layer's slots, if one does, and forget what depended on former buffers."""
+        self.store = store
+        self._buffers: list[torch.Tensor] = []
+        self._movable: dict[int | None, list[tuple[Callable[..., None], Any]]] = {}  # by window, what moves its slots
 
     def take_shapes(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
-        """Initialise every layer on the CPU before anything is written to it.
-
-        Args:
-            shapes: for each layer, its number of key heads and their size.
-            dtype: of keys and values.
-        """
+        """Initialise every layer on the CPU, for its number of key heads and their size, before anything is written."""
         for layer, (heads, size) in zip(self._tree_layers, shapes, strict=True):
             nothing = torch.empty(1, heads, 0, size, dtype=dtype)
             layer.lazy_initialization(nothing, nothing)
@@ -207,32 +151,32 @@ class TreeCache(Cache):
         Room for all rows that will be held must be reserved before the first of them: held rows cannot be shifted.
         """
         for span in self.spans.values():
-            drop = span.surplus(rows) if not self.held else 0
-            if drop:
-                self._resize(span, drop, span.capacity)
-            self._grow(span, rows)
+            drop = 0
+            if span.window is not None and not self.held and span.stored + rows > span.capacity:
+                drop = max(0, span.stored - (span.window - 1))
+            self._grow(span, rows, drop)
         self._rows = rows
 
     def reserve_text(self, tokens: int) -> None:
         """Make room for so many more tokens at once, where no window limits what is kept; growing copies everything."""
-        for window, span in self.spans.items():
-            if window is None:
-                self._grow(span, tokens)
+        if None in self.spans:
+            self._grow(self.spans[None], tokens)
 
-    def _grow(self, span: Span, rows: int) -> None:
-        """Allocate slots for `rows` more rows if they do not fit."""
-        capacity = span.needed_capacity(rows)
-        if capacity != span.capacity:
-            self._resize(span, 0, capacity)
+    def _grow(self, span: Span, rows: int, drop: int = 0) -> None:
+        """Drop the first `drop` slots, and allocate slots for `rows` more rows if they do not fit."""
+        needed, capacity = span.stored - drop + rows, span.capacity
+        if needed > capacity and span.window is None:  # grows by at least a quarter so that copying stays rare
+            capacity = whole_blocks(max(needed, capacity + capacity // 4))
+        elif needed > capacity and span.window:  # with slack, so that slots are shifted once a window
+            capacity = whole_blocks(max(needed, min(2 * span.window, needed + span.window)))
+        if drop or capacity != span.capacity:
+            self._resize(span, drop, capacity)
 
     def reserved_buffers(self, rows: int) -> list[torch.Tensor]:
-        """Make room for `rows` more rows, and return the buffers of every layer: all keys, then all values.
-
-        Returns an empty list until every layer was written to once or `take_shapes` was called.
-        """
+        """Make room for `rows` more rows, and return all layers' keys, then values; none before all are initialised."""
         self.reserve(rows)
-        if not self._buffers and all(layer.is_initialized for layer in self._tree_layers):
-            layers = self._tree_layers
+        layers = self._tree_layers
+        if not self._buffers and all(layer.is_initialized for layer in layers):
             self._buffers = [layer.keys for layer in layers] + [layer.values for layer in layers]
         return self._buffers
 
@@ -247,7 +191,8 @@ class TreeCache(Cache):
         for layer, keys, values in zip(self._tree_layers, *parts, strict=True):
             layer.move(keys, values, 0, span.stored)
         store[:, :, span.stored :] = 0  # remains of another sequence may be NaN, and weight 0 times NaN is NaN
-        span.capacity, self.store, self._buffers, self._slots = store.shape[2], store, [], {}
+        span.capacity = store.shape[2]
+        self._use(store)
 
     def move_out(self) -> None:
         """Move all slots back into buffers of each layer."""
@@ -255,11 +200,7 @@ class TreeCache(Cache):
         self._resize(span, 0, whole_blocks(span.stored + self._rows))
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Commit these rows, ascending, of the held rows and then the last pass; discard the others.
-
-        Raises:
-            ValueError: rows that are not ascending, or do not exist.
-        """
+        """Commit these rows of the held rows and then the last pass, ascending, and discard the others."""
         kept = kept_rows(rows, self.held + self._rows)
         if len(kept) and kept[-1] >= len(kept):  # the kept rows are not already at the front
             self._gather(kept)
@@ -271,22 +212,17 @@ class TreeCache(Cache):
     @torch.inference_mode()
     def _gather(self, rows: npt.NDArray[np.int64]) -> None:
         """Move these rows, int64[n], down to the first held row, or the first row of the last pass."""
-        if self.store is not None:
-            _gather(self.store, self.length, rows)  # without windows, slots are positions
-            return
         for window, span in self.spans.items():
-            if window not in self._slots:
+            if window not in self._movable:
                 # a layer that never writes, such as one that shares another's keys, has no buffers
                 layers = [layer for layer in self._tree_layers if layer.span is span and layer.is_initialized]
                 buffers = [buffer for layer in layers for buffer in (layer.keys, layer.values)]
-                elsewhere = [buffer for buffer in buffers if buffer.device.type != "cpu"]
-                here = [slots_of(buffer) for buffer in buffers if buffer.device.type == "cpu"]
-                self._slots[window] = here, elsewhere
-            here, elsewhere = self._slots[window]
-            for slots in here:
-                move_rows(slots, span.stored - self.held, rows)
-            for buffer in elsewhere:
-                _gather(buffer, span.stored - self.held, rows)
+                self._movable[window] = [
+                    (move_rows, slots_of(each)) if each.device.type == "cpu" else (_move_on_device, each)
+                    for each in (buffers if self.store is None else [self.store])
+                ]
+            for move, slots in self._movable[window]:
+                move(slots, span.stored - self.held, rows)
 
     def hold(self) -> None:
         """Keep the rows of the last pass visible to the next passes until `commit` selects from them."""
@@ -303,7 +239,7 @@ class TreeCache(Cache):
             if layer.span is span and layer.is_initialized:
                 keys, values = (allocated(each, capacity) if fresh else each for each in (layer.keys, layer.values))
                 layer.move(keys, values, drop, min(span.stored + self._rows, span.capacity))
-        self.store, self._buffers, self._slots = None, [], {}
         span.base += drop
         span.stored -= drop
         span.capacity = capacity
+        self._use(None)

@@ -19,14 +19,7 @@ from foredraft.errors import UnsupportedModelError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """The modules that an early exit needs, as paths of module names.
-
-    Attributes:
-        layers: the list of layers.
-        norm: applied to the last layer's output.
-        lm_head: scores the norm's output.
-        count: number of layers.
-    """
+    """The modules that an early exit needs, as paths of module names, and the number of layers."""
 
     layers: str
     norm: str
@@ -34,25 +27,16 @@ class ModelParts:
     count: int
 
     def check_exit(self, layers: int) -> None:
-        """Check that an exit after `layers` layers has at least one layer before and one after it.
-
-        Raises:
-            UsageError: it does not.
-        """
+        """Raise UsageError unless an exit after `layers` layers has at least one layer before and one after it."""
         if not 1 <= layers < self.count:
             raise UsageError(f"layers is {layers}; this model has {self.count}, so it must be 1 to {self.count - 1}.")
 
 
 def model_parts(model: Any) -> ModelParts:
-    """Find a causal language model's layers, final norm and language model head.
-
-    Raises:
-        UnsupportedModelError: the layers are not a plain list, or hooks spread them over devices.
-    """
+    """Find these; raises UnsupportedModelError if the layers are no plain list, or hooks spread them over devices."""
     family, count = str(model.config.model_type), int(model.config.num_hidden_layers)
-    lists = [
-        path for path, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == count
-    ]
+    modules = dict(model.named_modules())
+    lists = [path for path, each in modules.items() if isinstance(each, nn.ModuleList) and len(each) == count]
     outermost = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
     norms = _norms(model, outermost[0]) if len(outermost) == 1 else []
     if len(outermost) != 1 or len(norms) != 1:
@@ -68,7 +52,7 @@ def model_parts(model: Any) -> ModelParts:
             "cannot exit early; load it onto one device."
         )
     head = model.get_output_embeddings()
-    lm_head = next(name for name, module in model.named_modules() if module is head)
+    lm_head = next(path for path, each in modules.items() if each is head)
     return ModelParts(path, norms[0], lm_head, count)
 
 
@@ -87,49 +71,34 @@ def with_modules(model: Any, replaced: Mapping[str, nn.Module]) -> Any:
 
 
 class Passage:
-    """The hidden states that enter a model part without the first layers, or leave one without the last.
-
-    Args:
-        enters: whether they enter, replacing the embeddings' output.
-
-    Attributes:
-        enters: the same.
-        states: float[B, R, D], of one pass: set before the pass if they enter, after it if they leave.
-    """
+    """The hidden states that enter a model part without the first layers, or leave one without the last."""
 
     def __init__(self, *, enters: bool) -> None:
-        self.enters = enters
-        self.states = torch.empty(0)
+        self.enters = enters  # whether they enter, replacing the embeddings' output
+        self.states = torch.empty(0)  # float[B, R, D], set before a pass if they enter, after it if they leave
 
-    def into(self, layer: nn.Module) -> nn.Module:
-        """Return a copy of a layer that reads its input from `states`."""
-        copied = _shallow(layer)
-        vars(copied)["_forward_pre_hooks"] = OrderedDict(vars(layer)["_forward_pre_hooks"])
-        copied.register_forward_pre_hook(lambda _layer, inputs: (self.states, *inputs[1:]))
-        return copied  # type: ignore[no-any-return]  # a module's copy is Any
+    def at(self, layer: nn.Module) -> nn.Module:
+        """Return a copy of a layer that reads its input from `states` if they enter, else writes its output there."""
+        copied: nn.Module = _shallow(layer)
+        for hooks in ("_forward_pre_hooks", "_forward_hooks"):
+            vars(copied)[hooks] = OrderedDict(vars(layer)[hooks])
+        if self.enters:
+            copied.register_forward_pre_hook(lambda _layer, inputs: (self.states, *inputs[1:]))
+        else:
+            copied.register_forward_hook(self._leave)
+        return copied
 
-    def out_of(self, layer: nn.Module) -> nn.Module:
-        """Return a copy of a layer that also writes its output to `states`."""
-
-        def leave(_layer: nn.Module, _inputs: object, output: Any) -> None:
-            self.states = output[0] if isinstance(output, tuple) else output
-
-        copied = _shallow(layer)
-        vars(copied)["_forward_hooks"] = OrderedDict(vars(layer)["_forward_hooks"])
-        copied.register_forward_hook(leave)
-        return copied  # type: ignore[no-any-return]  # the same
+    def _leave(self, _layer: nn.Module, _inputs: object, output: Any) -> None:
+        self.states = output[0] if isinstance(output, tuple) else output
 
 
 def shorter(
     model: Any, parts: ModelParts, layers: Mapping[int, nn.Module], replaced: Mapping[str, nn.Module] | None = None
 ) -> Any:
-    """Return a model of the same kind with fewer layers, numbered from 0 in the KV cache.
+    """Return a model of the same kind that shares the weights and runs fewer layers, numbered from 0 in the KV cache.
 
-    Args:
-        model: whose weights are shared.
-        parts: `model_parts` of it.
-        layers: the layers in order, by the index of the layer in `model` that they correspond to.
-        replaced: other modules to replace, by path.
+    `layers` are in order, by the index of the layer in `model` that they correspond to; `replaced` are other modules to
+    replace, by path.
     """
     config = copy.deepcopy(model.config)
     numbered = nn.ModuleList(_numbered(layer, index, config) for index, layer in enumerate(layers.values()))
@@ -164,13 +133,12 @@ def with_forward(module: nn.Module, forward: Callable[..., Any]) -> nn.Module:
 
 def _numbered(module: nn.Module, index: int, config: Any) -> nn.Module:
     """Return a copy of a layer, with its submodules, for a model of that configuration and cache layer `index`."""
-    copied = _shallow(module)
+    copied: nn.Module = _shallow(module)
     own = vars(copied)
     own.update({name: value for name, value in (("layer_idx", index), ("config", config)) if name in own})
-    own["_modules"] |= {
-        name: _numbered(child, index, config) for name, child in own["_modules"].items() if child is not None
-    }
-    return copied  # type: ignore[no-any-return]  # a module's copy is Any
+    children = [(name, child) for name, child in own["_modules"].items() if child is not None]
+    own["_modules"] |= {name: _numbered(child, index, config) for name, child in children}
+    return copied
 
 
 def _shallow(module: nn.Module) -> Any:
@@ -181,10 +149,6 @@ def _shallow(module: nn.Module) -> Any:
 
 def _norms(model: Any, layers: str) -> list[str]:
     """Return the paths of possible final norms: siblings of the list named as norms, except the embedding's."""
-    owner, _, _ = layers.rpartition(".")
+    owner, dot, _ = layers.rpartition(".")
     names = [name for name, _ in model.get_submodule(owner).named_children()]
-    return [
-        f"{owner}.{name}" if owner else name
-        for name in names
-        if ("norm" in name or name.startswith("ln_")) and "emb" not in name
-    ]
+    return [f"{owner}{dot}{name}" for name in names if ("norm" in name or name.startswith("ln_")) and "emb" not in name]

@@ -19,12 +19,7 @@ from foredraft.model.gguf import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, 
 from foredraft.model.rounded import KINDS, rounded_folder
 from foredraft.options import nearest
 
-DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
 
 class LoadingOptions(TypedDict, total=False):
@@ -37,17 +32,12 @@ class LoadingOptions(TypedDict, total=False):
     attn_implementation: str
 
 
-_FOR_ALL = ("revision", "trust_remote_code")
-"""Loading options that configurations and tokenizers accept too."""
+_FOR_ALL = ("revision", "trust_remote_code")  # options that configurations and tokenizers accept too
 _HUB_SECONDS = 5.0  # connection timeout; a slower connection could not download a model either
 
 
 def load_tokenizer(model: str, **options: Unpack[LoadingOptions]) -> Any:
-    """Load the tokenizer of `smollm2`, a GGUF file, a hub id, or a folder.
-
-    Raises:
-        UsageError: it cannot be loaded.
-    """
+    """Load the tokenizer of `smollm2`, a GGUF file, a hub id, or a folder; raises UsageError if that fails."""
     from transformers import AutoTokenizer  # slow to import, and help pages do not need it
 
     location, given = located(model), _chosen(options, _FOR_ALL)
@@ -56,16 +46,7 @@ def load_tokenizer(model: str, **options: Unpack[LoadingOptions]) -> Any:
 
 
 def load_config(model: str, **options: Unpack[LoadingOptions]) -> Any:
-    """Read a causal language model's configuration, without its weights.
-
-    Args:
-        model: `smollm2`, a GGUF file, a hub id, or a folder.
-        **options: passed to transformers.
-
-    Raises:
-        UsageError: it cannot be loaded, or transformers does not know an option.
-        UnsupportedModelError: transformers has no causal language model class for it.
-    """
+    """Read a causal language model's configuration, without its weights; names and errors are those of `load_model`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     location, given = located(model), _chosen(options, _FOR_ALL)
@@ -91,18 +72,13 @@ def build_without_weights(config: Any) -> Any:
 def load_model(
     model: str, dtype: str | torch.dtype = "auto", device: str | None = None, **options: Unpack[LoadingOptions]
 ) -> Any:
-    """Load a causal language model in evaluation mode.
+    """Load a causal language model, `smollm2`, a GGUF file, a hub id, or a folder, in evaluation mode.
 
-    Args:
-        model: `smollm2`, a GGUF file, a hub id, or a folder.
-        dtype: a torch dtype or its name; "auto" takes the checkpoint's; "q8_0" and "q4_0" round its matrices to GGUF's
-            blocks of 8 or 4 bits.
-        device: a torch device; None is the first GPU or the CPU; "auto" spreads the model over devices (accelerate).
-        **options: passed to transformers; `device_map` replaces `device`.
-
-    Raises:
-        UsageError: it cannot be loaded, or the dtype or device does not exist.
-        UnsupportedModelError: transformers has no causal language model class for it.
+    The dtype is torch's or its name; "auto" takes the checkpoint's; "q8_0" and "q4_0" round its matrices to GGUF's
+    blocks of 8 or 4 bits. The device is torch's; None is the first GPU or the CPU; "auto" spreads the model over
+    devices (accelerate). Options go to transformers; `device_map` replaces `device`. Raises UsageError if the model
+    cannot be loaded, or dtype or device does not exist, and UnsupportedModelError if transformers has no causal
+    language model class for it.
     """
     from transformers import AutoModelForCausalLM
 
@@ -124,11 +100,7 @@ def load_model(
 
 
 def located(model: str) -> str:
-    """Return the folder or hub id to pass to transformers.
-
-    Raises:
-        UsageError: no such file or folder, a folder without a model, or whatever `gguf_folder` raises.
-    """
+    """Return the folder or hub id to pass to transformers; raises UsageError, or what `gguf_folder` does."""
     path = smollm2_file() if model == SMOLLM2 else Path(model).expanduser()
     if path.suffix.lower() == SUFFIX:
         return str(gguf_folder(path))
@@ -144,11 +116,7 @@ def located(model: str) -> str:
 
 
 def _check_hub(model: str) -> None:
-    """Fail fast if a model could only come from a hub that cannot be reached; its library retries for a minute.
-
-    Raises:
-        UsageError: the hub cannot be reached, and the model is not cached.
-    """
+    """Raise UsageError if a model must come from a hub that cannot be reached; its library would retry for a minute."""
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -169,16 +137,13 @@ def _check_hub(model: str) -> None:
 
 
 def _chosen(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the options among `names` that are set.
-
-    Raises:
-        UsageError: `LoadingOptions` does not have an option.
-    """
+    """Return the options among `names` that are set; raises UsageError for one that `LoadingOptions` does not have."""
+    known = LoadingOptions.__annotations__
     for name in options:
-        if name not in LoadingOptions.__annotations__:
+        if name not in known:
             raise UsageError(
-                f"foredraft.load has no option {name!r}.{nearest(name, LoadingOptions.__annotations__)} It passes to "
-                f"transformers: {', '.join(LoadingOptions.__annotations__)}."
+                f"foredraft.load has no option {name!r}.{nearest(name, known)} It passes to transformers: "
+                f"{', '.join(known)}."
             )
     return {name: options[name] for name in names if options.get(name) is not None}
 
@@ -207,11 +172,7 @@ def _device(device: str | None) -> str:
 
 @contextmanager
 def _usage_errors(what: str, model: str) -> Iterator[None]:
-    """Turn transformers' loading errors into a UsageError.
-
-    Raises:
-        UsageError: loading failed.
-    """
+    """Turn transformers' loading errors into a UsageError."""
     try:
         yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:

@@ -1,6 +1,6 @@
 """Attention masks: which slots each row of a pass may attend to, as values added to attention scores.
 
-All masks of the package are made here, from layouts and cache slots. Does not depend on the model.
+They are 0 where a row may attend, else the dtype's lowest value. Made from layouts and cache slots, not from the model.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,7 @@ def seen_rows(layout: Layout) -> BoolArray:
 
 
 def attention_mask(layout: Layout, span: Span, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return the additive mask [1, 1, R, S + R]: 0 where a row may attend, else the dtype's lowest value.
-
-    Args:
-        layout: R rows.
-        span: with S slots stored, held rows included.
-        dtype: of the mask.
-        device: of the mask.
-    """
+    """Return the additive mask [1, 1, R, S + R] of R rows after S stored slots, held rows included."""
     committed = span.stored - len(layout.held)
     mask = joined_mask([layout], [committed], dtype)
     if span.window is not None:
@@ -37,13 +30,9 @@ def attention_mask(layout: Layout, span: Span, dtype: torch.dtype, device: torch
 
 
 def joined_mask(layouts: Sequence[Layout], committed: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return the additive mask of several sequences' rows, [1, 1, R, W]; a row's columns are its sequence's slots.
+    """Return the additive mask of several sequences' R rows, [1, 1, R, W]; a row's columns are its sequence's slots.
 
-    Args:
-        layouts: R rows in all.
-        committed: number of slots that each sequence has committed. Its held rows and the pass's own follow; W is the
-            largest sum of the three.
-        dtype: of the mask.
+    These are the `committed` ones, then the held rows and the pass's own; W is the largest sum of the three.
     """
     rows = sum(layout.rows for layout in layouts)
     width = max(at + len(layout.held) + layout.rows for at, layout in zip(committed, layouts, strict=True))
@@ -63,16 +52,9 @@ def first_slots(rows: int, count: int) -> torch.Tensor:
 
 
 def slot_mask(committed: torch.Tensor, sees: torch.Tensor, visible: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the additive mask of one sequence, computed on the device, for passes that are recorded.
+    """Return the additive mask of one sequence, [1, 1, R, visible], computed on the device, for recorded passes.
 
-    Args:
-        committed: int64[], number of slots that every row sees.
-        sees: bool[R, C], which of the C slots after those each row sees; later slots are masked.
-        visible: number of slots.
-        dtype: of the mask.
-
-    Returns:
-        float[1, 1, R, visible], 0 where a row may attend, else the dtype's lowest value.
+    Every row sees the first `committed` slots, int64[], and those of the next C that `sees`, bool[R, C], says.
     """
     after = torch.arange(visible, device=sees.device) - committed
     chosen = sees.index_select(1, after.clamp(0, sees.shape[1] - 1)) & (after < sees.shape[1])

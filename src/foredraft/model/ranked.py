@@ -1,13 +1,11 @@
 """An LM head for the most frequent tokens only, so that a drafting step need not score the whole vocabulary.
 
 Zhao et al., "FR-Spec: Accelerating Large-Vocabulary Language Models via Frequency-Ranked Speculative Sampling" (ACL
-2025). The target still scores every token when it verifies, so the text does not change. Does not depend on how the
-tokens were selected, nor on how drafts are made.
+2025). The target still scores every token. Does not depend on how the tokens were selected or drafts are made.
 """
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -16,16 +14,7 @@ from foredraft.graph.tree import IntArray
 
 
 class RankedHead(nn.Linear):
-    """Rows of an LM head, the most frequent token's first.
-
-    Args:
-        width: of the hidden states (D).
-        ids: int64[N], the token of each row.
-        bias: whether it has a bias.
-
-    Attributes:
-        ids: int32[N], as given.
-    """
+    """Rows of an LM head for the tokens `ids`, int32[N], the most frequent token's first."""
 
     ids: torch.Tensor
 
@@ -36,21 +25,16 @@ class RankedHead(nn.Linear):
 
 @torch.no_grad()
 def ranked_head(model: Any, ids: torch.Tensor) -> RankedHead:
-    """Return a frozen copy of the rows of the model's LM head for these tokens, int64[N].
-
-    Raises:
-        UsageError: the model does not have an id, or an id occurs twice.
-    """
+    """Return a frozen copy of the LM head's rows for different ids of the model, int64[N]; UsageError for others."""
     whole = model.get_output_embeddings()
     vocabulary, width = whole.weight.shape
     if not len(ids) or len(ids.unique()) != len(ids) or int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
         raise UsageError(f"The {len(ids)} tokens to score must be different ids below {vocabulary}, and at least one.")
     bias = getattr(whole, "bias", None)
     head = RankedHead(width, ids, bias=bias is not None).to(whole.weight.device, whole.weight.dtype)
-    rows = ids.long().to(whole.weight.device)
-    head.weight.copy_(whole.weight[rows])
+    head.weight.copy_(whole.weight[head.ids.long()])
     if bias is not None:
-        head.bias.copy_(bias[rows])
+        head.bias.copy_(bias[head.ids.long()])
     return head.requires_grad_(requires_grad=False)
 
 
@@ -69,10 +53,3 @@ def places_of(lm_head: Any, vocabulary: int) -> torch.Tensor | None:
     places = torch.full((vocabulary,), -1, dtype=torch.int64, device=lm_head.ids.device)
     places[lm_head.ids.long()] = torch.arange(len(lm_head.ids), device=lm_head.ids.device)
     return places
-
-
-def in_full(scores: np.ndarray, ids: IntArray, vocabulary: int) -> np.ndarray:
-    """Return logits, float32[R, N], for the whole vocabulary, float32[R, vocabulary]: -inf for tokens not in `ids`."""
-    whole = np.full((len(scores), vocabulary), -np.inf, np.float32)
-    whole[:, ids] = scores
-    return whole

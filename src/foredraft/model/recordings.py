@@ -1,10 +1,10 @@
 """A model's forward with fixed shapes at fixed addresses, so that a CUDA device can record a pass and replay it.
 
-Launching the hundreds of kernels of a pass dominates the time of a pass of few rows; a recording (a CUDA graph) is one
-launch. It fixes the shapes and addresses of tensors. Therefore rows are padded to one of a few counts, attention covers
-one of a few numbers of slots, and successive sequences use the slots of one store. Inputs that change are copied to the
-device from pinned memory, and slots and masks are computed from them there. Padding repeats the first row, writes after
-all other rows, and is dropped. Other devices run the same code without recording. Does not depend on what rows mean.
+Launching hundreds of kernels dominates the time of a pass of few rows; a recording (a CUDA graph) is one launch. It
+fixes shapes and addresses: rows are padded to one of a few counts, attention covers one of a few numbers of slots, and
+successive sequences use the slots of one store. Inputs are copied from pinned memory, and slots and masks are computed
+from them on the device. Padding repeats the first row, writes after all other rows, and is dropped. Other devices run
+the same code without recording. Does not depend on what rows mean.
 """
 
 import warnings
@@ -23,18 +23,13 @@ from foredraft.model.compiled.export import FunctionalForward
 from foredraft.model.device_draw import RowDraws
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.mask import seen_rows, slot_mask
-from foredraft.model.rounding import relative_error, within_rounding
+from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import inspect
 
-ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-"""Row counts that passes are padded to; passes of more rows are not recorded."""
-
-COLUMNS = 256
-"""Maximum number of held rows and rows of a pass together: the width of the ancestor mask that is sent."""
-
+ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # that passes are padded to; passes of more are not recorded
+COLUMNS = 256  # maximum number of held rows and rows of a pass together: the width of the ancestor mask that is sent
 _LEAST_SLOTS = 512
 _WARM_UPS = 2  # runs before a recording, in which libraries load kernels and choose algorithms
-_NUMBERS = 2  # leading numbers of `Rows`: tokens committed, and slots in use
 
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Logits float[R, V], last hidden states float[R, D], and the most probable token after each row, int64[R], or -1 if
@@ -46,26 +41,20 @@ may attend to each slot after the committed ones."""
 
 
 class RecordedForward:
-    """Records the passes of a model at their first use, and replays them.
+    """Records the passes of a causal language model at their first use, and replays them.
 
     The store grows when a sequence needs more room, which discards the recordings made over the smaller one. A newer
     sequence takes the store over; the previous sequence continues in buffers of its own, without recordings. Not
-    thread-safe.
-
-    Args:
-        model: a causal language model in evaluation mode.
-
-    Raises:
-        UsageError: the model cannot be recorded; the message has the reason.
+    thread-safe. Raises UsageError with the reason if the model cannot be recorded.
     """
 
     def __init__(self, model: Any) -> None:
         support = inspect(model.config)
-        devices = {str(parameter.device) for parameter in model.parameters()}
+        devices = sorted({str(parameter.device) for parameter in model.parameters()})
         if len(devices) > 1:
             raise UsageError(
-                f"The model is spread over {', '.join(sorted(devices))}, and only a model on one device can be "
-                "recorded; it runs unrecorded. Load it onto one device."
+                f"The model is spread over {', '.join(devices)}, and only a model on one device can be recorded; it "
+                "runs unrecorded. Load it onto one device."
             )
         if any(window is not None for window in support.windows):
             raise UsageError(
@@ -73,54 +62,47 @@ class RecordedForward:
             )
         self._functional = FunctionalForward(model)
         self._store: torch.Tensor | None = None
-        self._passes: dict[tuple[int, int], _Pass] = {}
+        self._passes: dict[tuple[int, int], Callable[[Layout, int], Outputs]] = {}
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         self._owner: Callable[[], TreeCache | None] = lambda: None  # the sequence that uses the store
         self._evicted: weakref.WeakSet[TreeCache] = weakref.WeakSet()
-        self._draws: RowDraws | None = RowDraws()  # None if drawing on the device failed
+        self._draws = RowDraws()
         self._failed = False
 
     @torch.inference_mode()
     def forward(
         self, layout: Layout, cache: TreeCache, own: Callable[[], torch.Tensor], *, hidden: bool = False
     ) -> Scores | None:
-        """Score the rows of `layout`; their keys and values are written after the committed ones.
+        """Score R rows; their keys and values are written after the committed ones of their sequence.
 
-        Args:
-            layout: R rows.
-            cache: of their sequence.
-            own: returns the model's own logits of the same rows, float[R, V]; called after each new recording.
-            hidden: whether to return the last hidden states.
-
-        Returns:
-            The scores; None if the model must run unrecorded: too many rows, a sequence that lost the store, or a
-            recording that failed or gave other logits, for which one warning is issued.
+        `own` returns the model's own logits of the same rows, float[R, V], and is called after each new recording.
+        Returns None if the model must run unrecorded: too many rows, a sequence that lost the store, or a recording
+        that failed or gave other logits, for which one warning is issued.
         """
         rows = next((count for count in ROW_COUNTS if count >= layout.rows), None)
         if self._failed or rows is None or len(layout.held) + layout.rows > COLUMNS:
             return None
         try:
-            return self._replayed(layout, cache, rows, own, hidden=hidden) if self._settle(cache, rows) else None
+            store = self._settled(cache, rows)
+            return None if store is None else self._replayed(layout, cache, rows, store, own, hidden=hidden)
         except Exception as error:  # noqa: BLE001  # recording can raise anything, and the model can run without it
             self._failed, self._store = True, None
             self._passes.clear()
-            warnings.warn(
-                f"This model's forward cannot be recorded on its device ({told(error)}); it runs unrecorded.",
-                ForedraftWarning,
-                stacklevel=4,
-            )
+            sentence = f"This model's forward cannot be recorded on its device ({told(error)}); it runs unrecorded."
+            warnings.warn(sentence, ForedraftWarning, stacklevel=4)
             return None
 
-    def _settle(self, cache: TreeCache, rows: int) -> bool:
-        """Move a sequence's slots into the store, with room for `rows` more rows; return whether they are there."""
+    def _settled(self, cache: TreeCache, rows: int) -> torch.Tensor | None:
+        """Move a sequence's slots into the store, with room for `rows` more; return it, or None if it was lost."""
         needed = cache.length + cache.held + rows
+        size = 0 if self._store is None else self._store.shape[2]
         settled = self._store is not None and cache.store is self._store
-        if settled and needed <= _capacity(self._store):
-            return True
+        if settled and needed <= size:
+            return self._store
         buffers = cache.reserved_buffers(0)
         if not buffers or (cache in self._evicted and not settled):
-            return False
+            return None
         if len({(each.shape, each.dtype) for each in buffers}) > 1:
             raise ForedraftError("its layers have keys and values of several shapes")
         before = self._owner()
@@ -130,106 +112,67 @@ class RecordedForward:
                 before.move_out()
         first = buffers[0]
         needed = max(needed, first.shape[2])  # the cache expects to grow to its own capacity
-        if needed > _capacity(self._store):
+        if self._store is None or needed > size:
             self._passes.clear()
             self._store = first.new_empty((len(buffers), first.shape[1], slots_for(needed), first.shape[3]))
             if first.is_cuda:  # torch cannot reuse a pool whose recordings were deleted
                 self._pool = torch.cuda.graph_pool_handle()
                 self._stream = self._stream or torch.cuda.Stream(first.device)
-        assert self._store is not None
         cache.move_into(self._store)
         self._owner = weakref.ref(cache)
-        return True
+        return self._store
 
     def _replayed(
-        self, layout: Layout, cache: TreeCache, rows: int, own: Callable[[], torch.Tensor], *, hidden: bool
-    ) -> Scores:
+        self, layout: Layout, cache: TreeCache, rows: int, store: torch.Tensor, own: Callable[[], torch.Tensor],
+        *, hidden: bool,
+    ) -> Scores:  # fmt: skip
         """Score the rows of `layout` with a recorded pass of `rows` rows, recording it if it is new."""
-        assert self._store is not None
         stored = cache.length + cache.held
         shape = rows, slots_for(stored + rows)
         new = shape not in self._passes
         if new:
-            self._passes[shape] = _Pass(self._functional, self._store, shape, self._stream, self._pool)
+            self._passes[shape] = new_pass(self._functional, store, shape, self._stream, self._pool)
         cache.reserve(layout.rows)
-        logits, states, best = (each[: layout.rows] for each in self._passes[shape].run(layout, stored))
+        logits, states, best = (each[: layout.rows] for each in self._passes[shape](layout, stored))
         logits = logits.clone()  # the next replay overwrites them
         best = best.cpu()  # waits for the device, so that the pass is timed in full
-        best = best.cpu()  # waits for the device, so that a pass takes the time that it is said to take
-        if new:
-            error = relative_error(logits.float(), own().float())
-            if not within_rounding(error, self._functional.model):
-                raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
-        return Scores(
-            logits,
-            states.clone() if hidden else None,
-            best,
-            partial(self._draw, logits, torch.from_numpy(layout.positions)),
-        )
-
-    def _draw(self, logits: torch.Tensor, positions: torch.Tensor, *settings: Any) -> list[int] | None:
-        """Draw a token after each row on the device; None if that failed, for which one warning is issued."""
-        if self._draws is None:
-            return None
-        try:
-            return self._draws.draw(logits, positions, *settings)
-        except Exception as error:  # noqa: BLE001  # as above: the host can draw instead
-            self._draws = None
-            warnings.warn(
-                f"Tokens cannot be drawn on this device ({told(error)}); the host draws them.",
-                ForedraftWarning,
-                stacklevel=2,
-            )
-            return None
+        if new and (error := error_beyond_rounding(logits, own(), self._functional.model)):
+            raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
+        draw = partial(self._draws.draw, logits, torch.from_numpy(layout.positions))
+        return Scores(logits, states.clone() if hidden else None, best, draw)
 
 
-class _Pass:
-    """A pass of one shape: its input memory, and its recording.
+def new_pass(
+    functional: FunctionalForward, store: torch.Tensor, shape: tuple[int, int], stream: torch.cuda.Stream | None,
+    pool: Any,
+) -> Callable[[Layout, int], Outputs]:  # fmt: skip
+    """Return a function that sends the rows of a layout, after the slots in use, and scores them in a recorded pass.
 
-    Args:
-        functional: the forward.
-        store: float[2 L, heads, C, head_dim], the slots of every layer, keys and then values.
-        shape: number of rows, and of slots that they attend to.
-        stream: as for `recorded`.
-        pool: as for `recorded`.
+    The store holds every layer's slots, keys and then values, float[2 L, heads, C, head_dim]; the shape is the number
+    of rows, and of slots that they attend to. The next call overwrites the result. The previous one must have finished
+    on the device, because the memory that is sent must not change on its way.
     """
+    sent, received = empty_rows(shape[0], pin_memory=store.is_cuda), empty_rows(shape[0], device=store.device)
+    numbers, sees = (each.numpy() for each in sent)
+    replay: Compute | None = None
 
-    def __init__(
-        self,
-        functional: FunctionalForward,
-        store: torch.Tensor,
-        shape: tuple[int, int],
-        stream: torch.cuda.Stream | None,
-        pool: Any,
-    ) -> None:
-        rows, visible = shape
-        self._sent = empty_rows(rows, pin_memory=store.is_cuda)
-        self._received = received = empty_rows(rows, device=store.device)
-        self._compute: Compute = lambda: scored(functional, store, received, visible)
-        self._stream, self._pool = stream, pool
-        self._replay: Compute | None = None
-
-    def run(self, layout: Layout, stored: int) -> Outputs:
-        """Send the rows of `layout`, after `stored` slots in use, and compute; the next run overwrites the result.
-
-        The previous run must have finished on the device, because the memory that is sent must not change on its way.
-        """
-        numbers, sees = (each.numpy() for each in self._sent)
+    def run(layout: Layout, stored: int) -> Outputs:
+        nonlocal replay
         write_rows(numbers, sees, layout, stored)
-        for sent, received in zip(self._sent, self._received, strict=True):
-            received.copy_(sent, non_blocking=True)
-        if self._replay is None:
-            self._replay = recorded(self._compute, stream=self._stream, pool=self._pool)
-        return self._replay()
+        for here, there in zip(sent, received, strict=True):
+            there.copy_(here, non_blocking=True)
+        if replay is None:
+            replay = recorded(lambda: scored(functional, store, received, shape[1]), stream=stream, pool=pool)
+        return replay()
+
+    return run
 
 
 def recorded(compute: Compute, stream: torch.cuda.Stream | None, pool: Any) -> Compute:
     """Record `compute` on a CUDA device, and return a function that replays it; without a stream, return `compute`.
 
-    Args:
-        compute: reads and writes the same memory at every call, and never waits for the device.
-        stream: a stream of the device used for recording only; None if it is not a CUDA device.
-        pool: from `torch.cuda.graph_pool_handle`, for intermediate results.
+    It reads and writes the same memory at every call, and never waits for the device. The stream is used for recording
+    only; the pool holds intermediate results.
     """
     if stream is None:
         return compute
@@ -262,22 +205,15 @@ def slots_for(needed: int) -> int:
 
 def empty_rows(rows: int, **where: Any) -> Rows:
     """Return memory for the inputs of a pass of this many rows."""
-    numbers = torch.zeros(_NUMBERS + 2 * rows, dtype=torch.int64, **where)
+    numbers = torch.zeros(2 + 2 * rows, dtype=torch.int64, **where)
     return numbers, torch.zeros(rows, COLUMNS, dtype=torch.bool, **where)
 
 
 def write_rows(numbers: TokenIds, sees: BoolArray, layout: Layout, stored: int) -> None:
-    """Write a layout's rows to `Rows`, as arrays; padding repeats the first row.
-
-    Args:
-        numbers: the first array of `Rows`.
-        sees: the second.
-        layout: the rows.
-        stored: number of slots in use, held rows included.
-    """
+    """Write a layout's rows, after `stored` slots in use, to the arrays of `Rows`; padding repeats the first row."""
     count, seen = layout.rows, seen_rows(layout)
-    numbers[:_NUMBERS] = stored - len(layout.held), stored
-    for row_of, values in zip(numbers[_NUMBERS:].reshape(2, -1), (layout.token_ids, layout.positions), strict=True):
+    numbers[:2] = stored - len(layout.held), stored
+    for row_of, values in zip(numbers[2:].reshape(2, -1), (layout.token_ids, layout.positions), strict=True):
         row_of[:count], row_of[count:] = values, values[0]
     sees[:] = False
     sees[:count, : seen.shape[1]] = seen
@@ -285,17 +221,13 @@ def write_rows(numbers: TokenIds, sees: BoolArray, layout: Layout, stored: int) 
 
 
 def scored(functional: FunctionalForward, store: torch.Tensor, received: Rows, visible: int) -> Outputs:
-    """Score rows from their inputs, on the device alone: this computation is recorded.
+    """Score rows from their inputs on the device alone: this is what is recorded.
 
-    Args:
-        functional: the forward.
-        store: float[2 L, heads, C, head_dim].
-        received: the inputs, on the device.
-        visible: number of slots that the rows attend to, their own included.
+    They attend to `visible` slots of the store, float[2 L, heads, C, head_dim], their own included.
     """
     numbers, sees = received
     committed, stored = numbers[0], numbers[1]
-    token_ids, positions = numbers[_NUMBERS:].view(2, 1, -1)
+    token_ids, positions = numbers[2:].view(2, 1, -1)
     slots = stored + torch.arange(len(sees), device=store.device)
     keys, values = (list(half.split(1)) for half in store.chunk(2))
     mask = slot_mask(committed, sees, visible, store.dtype)
@@ -311,7 +243,3 @@ def recorded_forward(model: Any) -> RecordedForward | None:
     except UsageError as error:
         warnings.warn(str(error), ForedraftWarning, stacklevel=2)
         return None
-
-
-def _capacity(store: torch.Tensor | None) -> int:
-    return 0 if store is None else store.shape[2]

@@ -6,21 +6,19 @@ asks for: it says which folder to load.
 """
 
 import hashlib
-import shutil
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import filelock
 import torch
 from torch import nn
 
-from foredraft.atomic_file import TEMPORARY_SUFFIX
 from foredraft.cache_folder import cache_folder
 from foredraft.errors import UsageError
 from foredraft.model.compiled.blocks import DEPTH
-from foredraft.model.gguf import INSTALL_READERS, SOURCE, no_progress_bar, writing_folder
+from foredraft.model.gguf import INSTALL_READERS, SOURCE, filled_folder, no_progress_bar
 
 KINDS = {"q8_0": "Q8_0", "q4_0": "Q4_0"}
 """Dtype as `--dtype` takes it -> GGUF's format."""
@@ -50,13 +48,7 @@ def rounded_folder(location: str, kind: str, options: Mapping[str, Any]) -> Path
     config = cached_file(location, "config.json", revision=options.get("revision"))
     digest = hashlib.sha256(repr((kind, *_identity(Path(str(config)).parent))).encode()).hexdigest()[:20]
     place = cache_folder() / "rounded" / f"{digest}-{_FORMAT}"
-    if not place.is_dir():
-        with writing_folder(place):
-            place.parent.mkdir(exist_ok=True)
-            with filelock.FileLock(place.with_name(place.name + ".wait")):
-                if not place.is_dir():
-                    _round(location, KINDS[kind], options, place)
-    return place
+    return filled_folder(place, partial(_round, location, KINDS[kind], options))
 
 
 def _identity(folder: Path) -> tuple[Any, ...]:
@@ -67,20 +59,17 @@ def _identity(folder: Path) -> tuple[Any, ...]:
     return (str(folder.resolve()), *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
 
 
-def _round(location: str, form: str, options: Mapping[str, Any], place: Path) -> None:
-    """Write the rounded weights of a checkpoint, and their integers, to `place`."""
+def _round(location: str, form: str, options: Mapping[str, Any], folder: Path) -> None:
+    """Write the rounded weights of a checkpoint, and their integers, to a folder."""
     from gguf import GGUFWriter
     from transformers import AutoModelForCausalLM
 
     with no_progress_bar():
         model = AutoModelForCausalLM.from_pretrained(location, dtype=torch.bfloat16, **options).eval()
-    if getattr(model, "is_quantized", False):
-        raise UsageError(f"The weights of {location} are quantised already; leave the dtype out.")
-    unfinished = place.with_name(place.name + TEMPORARY_SUFFIX)
-    shutil.rmtree(unfinished, ignore_errors=True)  # from a killed process; the lock excludes a live one
-    try:
-        unfinished.mkdir()
-        writer = GGUFWriter(unfinished / SOURCE, "weights")
+        if getattr(model, "is_quantized", False):
+            raise UsageError(f"The weights of {location} are quantised already; leave the dtype out.")
+        folder.mkdir()
+        writer = GGUFWriter(folder / SOURCE, "weights")
         scores = model.get_output_embeddings()
         for name, layer in model.named_modules():
             if type(layer) is nn.Linear and layer.weight.shape[1] % DEPTH == 0:
@@ -89,10 +78,7 @@ def _round(location: str, form: str, options: Mapping[str, Any], place: Path) ->
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        model.save_pretrained(unfinished)
-        unfinished.replace(place)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        model.save_pretrained(folder)
 
 
 @torch.no_grad()

@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-EXACT = ("float32", "float64")
-"""Dtypes in which a drafted text equals plain decoding token for token; in others, near-ties may flip."""
-
+EXACT = ("float32", "float64")  # in these a drafted text equals plain decoding; in others, near-ties may flip
 _TOLERANCE = {"float32": 1e-3, "float64": 1e-6}  # relative error; 5e-2 for other dtypes; chosen
 
 
@@ -18,11 +16,8 @@ def dtype_name(model: Any) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
-def relative_error(scores: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the norm of the difference, relative to the norm of `expected`."""
-    return float((scores - expected).norm() / expected.norm().clamp_min(1e-30))
-
-
-def within_rounding(error: float, model: Any) -> bool:
-    """Return whether rounding in a model's dtype explains a relative error; False for NaN."""
-    return error < _TOLERANCE.get(dtype_name(model), 5e-2)
+def error_beyond_rounding(scores: torch.Tensor, expected: torch.Tensor, model: Any) -> float:
+    """Return the relative error of logits, as a norm; 0 if rounding in the model's dtype explains it. It may be NaN."""
+    expected = expected.float()
+    error = float((scores.float() - expected).norm() / expected.norm().clamp_min(1e-30))
+    return 0.0 if error < _TOLERANCE.get(dtype_name(model), 5e-2) else error

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -27,22 +27,13 @@ _KIND, _FORMAT = "foredraft layer-skip", 1
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """The skipped sub-layers, by layer number from 0.
-
-    Attributes:
-        attention: ascending.
-        mlp: ascending.
-    """
+    """The skipped sub-layers, by layer number from 0, ascending."""
 
     attention: tuple[int, ...]
     mlp: tuple[int, ...]
 
     def check(self, layers: int) -> None:
-        """Check against a model of `layers` layers; neither all nor none of the sub-layers may be skipped.
-
-        Raises:
-            UsageError: naming the layer.
-        """
+        """Raise UsageError unless a model of `layers` layers has these; neither all nor none may be skipped."""
         for name, numbers in (("attention", self.attention), ("mlp", self.mlp)):
             wrong = [number for number in numbers if not 0 <= number < layers]
             if wrong:
@@ -54,26 +45,18 @@ class Skipped:
 
 
 def layer_numbers(given: Any, name: str) -> tuple[int, ...]:
-    """Return a list of layers as ascending numbers; None is the empty list.
-
-    Raises:
-        UsageError: it is not a list of whole numbers, or a number occurs twice.
-    """
-    numbers = (
-        [whole_number(each) for each in given] if isinstance(given, Sequence) and not isinstance(given, str) else None
-    )
+    """Return a list of different layer numbers in ascending order; None is the empty list. Raises UsageError."""
     if given is None:
         return ()
-    if numbers is None or None in numbers or len(set(numbers)) < len(numbers):
+    listed = given if isinstance(given, Sequence) and not isinstance(given, str) else [None]
+    numbers = {number for each in listed if (number := whole_number(each)) is not None}
+    if len(numbers) < len(listed):
         raise UsageError(f"{name} is {shown(given)}; it must be a list of different layer numbers such as [3, 5].")
-    return tuple(sorted(number for number in numbers if number is not None))
+    return tuple(sorted(numbers))
 
 
 def default_skipped(layers: int) -> Skipped:
-    """Return the default choice: every second layer, starting at a quarter of the way.
-
-    The last layer is kept in models of three or more layers, because the logits are computed from its output.
-    """
+    """Return every second layer from a quarter of the way on; the last one, which gives the logits, stays if it can."""
     if layers == 1:
         return Skipped((0,), ())
     numbers = tuple(range(max(layers // 4, 1), max(layers - 1, 2), 2))
@@ -83,12 +66,16 @@ def default_skipped(layers: int) -> Skipped:
 def skipping(target: TorchTarget, skipped: Skipped) -> TorchTarget:
     """Return `target` without the sub-layers `skipped`; weights are shared, caches are not.
 
-    Raises:
-        UsageError: the target does not have these layers.
-        UnsupportedModelError: the family's sub-layers are not known, or the layers are not a plain list.
+    Raises UsageError if the target does not have these layers, and UnsupportedModelError if the family's sub-layers are
+    not known, or its layers are not a plain list.
     """
-    model = target.model
-    names = _names(target.support.family)
+    model, family = target.model, target.support.family
+    if family not in _FAMILIES:
+        raise UnsupportedModelError(
+            f"The sub-layers of {family} models cannot be skipped one by one; layer_skip drafts for "
+            f"{', '.join(sorted(_FAMILIES))}. Choose another method."
+        )
+    names = _FAMILIES[family]
     parts = model_parts(model)
     skipped.check(parts.count)
     left: dict[int, nn.Module] = {}
@@ -99,12 +86,11 @@ def skipping(target: TorchTarget, skipped: Skipped) -> TorchTarget:
         if number in skipped.attention:
             left[number] = _without(layer, names.attention, _no_attention, names.attention_norms)
         elif number in skipped.mlp:
-            left[number] = _without(layer, names.mlp, _no_mlp, names.mlp_norms)
+            left[number] = _without(layer, names.mlp, torch.zeros_like, names.mlp_norms)
     return target.with_model(shorter(model, parts, left))
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
+class _Names(NamedTuple):
     """A family's module names within a layer; the norms are those used by one sub-layer only."""
 
     attention: str
@@ -126,15 +112,6 @@ _FAMILIES = {
 }
 
 
-def _names(family: str) -> _Names:
-    if family not in _FAMILIES:
-        raise UnsupportedModelError(
-            f"The sub-layers of {family} models cannot be skipped one by one; layer_skip drafts for "
-            f"{', '.join(sorted(_FAMILIES))}. Choose another method."
-        )
-    return _FAMILIES[family]
-
-
 def _without(layer: nn.Module, name: str, instead: Any, norms: tuple[str, ...]) -> Any:
     """Return a copy of a layer without one sub-layer and its norms."""
     return with_modules(
@@ -146,16 +123,8 @@ def _no_attention(hidden_states: torch.Tensor, *_args: object, **_kwargs: object
     return torch.zeros_like(hidden_states), None
 
 
-def _no_mlp(hidden_states: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(hidden_states)
-
-
 def write_skipped(path: Path, skipped: Skipped, model: Any, about: Mapping[str, Any]) -> None:
-    """Write a choice for `model`, with further JSON fields `about`. An old file is replaced once this one is complete.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
+    """Write a choice for `model`, with further JSON fields `about`; raises StoreError if the file cannot be written."""
     content = {
         "kind": _KIND, "format": _FORMAT, "model": fingerprint(model), "attention": skipped.attention,
         "mlp": skipped.mlp, **about,
@@ -167,11 +136,7 @@ def write_skipped(path: Path, skipped: Skipped, model: Any, about: Mapping[str, 
 
 
 def read_skipped(path: Path, model: Any) -> Skipped:
-    """Read the choice for `model` from a file.
-
-    Raises:
-        StoreError: the file is missing, damaged, of another kind or version, or for another model.
-    """
+    """Read the choice for `model`; raises StoreError if the file is missing, damaged, or of another kind or model."""
     try:
         content = json.loads(path.read_text())
     except OSError as error:
@@ -188,9 +153,7 @@ def read_skipped(path: Path, model: Any) -> Skipped:
     if content.get("model") != fingerprint(model):
         raise StoreError(f"{path} was made for another model; make one for this model with foredraft train layer-skip.")
     try:
-        skipped = Skipped(
-            layer_numbers(content.get("attention"), "attention"), layer_numbers(content.get("mlp"), "mlp")
-        )
+        skipped = Skipped(*(layer_numbers(content.get(name), name) for name in ("attention", "mlp")))
         skipped.check(int(model.config.num_hidden_layers))
     except UsageError as error:
         raise StoreError(f"{path} is damaged: {error} Make it again with foredraft train layer-skip.") from error

@@ -1,10 +1,9 @@
 """A target in two parts: its first layers draft through an early exit, and verification continues from their states.
 
 Liu et al., "Speculative Decoding via Early-exiting for Faster LLM Inference with Thompson Sampling Control Mechanism"
-(EESD, ACL Findings 2024), section 3.1: what the first N layers computed for a drafted token is not computed again.
-Each part has its own KV cache. Drafted rows are held in the first one. A verification reuses their states, runs the
-missing rows through the first layers, and all rows through the rest. Does not depend on how drafts grow or which tokens
-are accepted.
+(EESD, ACL Findings 2024), section 3.1. Each part has its own KV cache, and drafted rows are held in the first one. A
+verification reuses their states, runs the missing rows through the first layers, and all rows through the rest. Does
+not depend on how drafts grow or which tokens are accepted.
 """
 
 import warnings
@@ -24,30 +23,26 @@ from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.heads import ExitHead
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.layers import Passage, model_parts, shorter
-from foredraft.model.rounding import relative_error, within_rounding
+from foredraft.model.mask import seen_rows
+from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.target import TorchTarget
-
-_ROOT_ROW = 0
 
 
 class SplitCache:
-    """One sequence's caches in a split target, and the exit's states of its uncommitted rows.
-
-    Args:
-        first: an empty cache of the layers up to the exit, and of the head's own layer.
-        rest: an empty cache of the layers after the exit; holds the root only after verification.
-
-    Attributes:
-        first: the same.
-        rest: the same.
-    """
+    """One sequence's caches in a split target, and the exit's states of its uncommitted rows."""
 
     def __init__(self, first: TreeCache, rest: TreeCache) -> None:
-        self.first, self.rest = first, rest
-        self._states: list[torch.Tensor] = []  # of the root and then of the held rows, [r, D] each
-        self._row_of: dict[tuple[int, int], int] = {}  # by parent row (-1 for the root's) and token
+        self.first = first  # of the layers up to the exit, and of the head's own layer
+        self.rest = rest  # of the layers after the exit; holds the root only after verification
+        self._forget()
+
+    def _forget(self) -> None:
+        # of the root, which is row 0, and then of the held rows
+        self._states: list[torch.Tensor] = []  # [r, D] each
+        self._tokens: list[int] = []
         self._positions: list[int] = []
-        self._verified: list[int] = []  # the row of each row of the last verification
+        self._row_of: dict[tuple[int, ...], int] = {}  # by the tokens from the root to the row
+        self._verified: npt.NDArray[np.int64] = np.empty(0, np.int64)  # the row of each row of the last verification
 
     @property
     def length(self) -> int:
@@ -55,91 +50,64 @@ class SplitCache:
         return self.rest.length
 
     def begin(self, layout: Layout, states: torch.Tensor) -> None:
-        """Store the root's states, float[1, D]; the root is row 0."""
-        self._states, self._row_of, self._verified = [states], {(-1, int(layout.token_ids[0])): _ROOT_ROW}, []
-        self._positions = [int(layout.positions[0])]
+        """Store the root's states, float[1, D]."""
+        self._forget()
+        self._states, self._positions = [states], [layout.at]
+        self._tokens = layout.token_ids.tolist()
+        self._row_of[tuple(self._tokens)] = 0
 
     def add(self, layout: Layout, states: torch.Tensor) -> None:
-        """Store the states, float[R, D], of rows that are now held."""
-        start = len(self._positions)
-        self._positions += layout.positions.tolist()
-        for row, (above, token) in enumerate(zip(_rows_above(layout), layout.token_ids.tolist(), strict=True)):
-            self._row_of[above + 1, token] = start + row  # in a layout after the root, row 0 is the root's child
+        """Store the states, float[R, D], of rows after the root that are now held."""
         self._states.append(states)
+        self._positions += layout.positions.tolist()
+        self._tokens += layout.token_ids.tolist()
+        after = np.array(self._tokens[1:])
+        for seen in seen_rows(layout):
+            self._row_of[self._tokens[0], *after[seen].tolist()] = len(self._row_of)
 
     def knows_root(self, layout: Layout) -> bool:
-        """Return whether the root was run through the first layers already.
-
-        Raises:
-            ValueError: another root was.
-        """
+        """Return whether the root was run through the first layers already."""
         if self.first.length == layout.at:
             return False
-        if self.first.length != layout.at + 1 or (-1, int(layout.token_ids[0])) not in self._row_of:
-            raise ValueError(
-                f"The first layers hold {self.first.length} tokens, not those before or up to the root at {layout.at}."
-            )
+        assert self.first.length == layout.at + 1, "the first layers hold what is before the root, or up to it"
+        assert self._tokens[:1] == layout.token_ids[:1].tolist(), "the draft had the same root"
         return True
 
     def missing(self, layout: Layout) -> Layout | None:
         """Match a verification's rows with the stored ones; return a layout of the missing rows, or None."""
-        known = len(self._positions)
-        rows: list[int] = []
-        new: list[int] = []
-        for row, (above, token) in enumerate(zip(_rows_above(layout), layout.token_ids.tolist(), strict=True)):
-            found = self._row_of.get((rows[above] if above >= 0 else -1, token))
-            if found is None:
-                found = known + len(new)
-                new.append(row)
-            rows.append(found)
-        self._verified = rows
-        if not new:
+        seen, known = seen_rows(layout), len(self._tokens)
+        found = [self._row_of.get(tuple(layout.token_ids[own].tolist()), -1) for own in seen]
+        new = np.flatnonzero(np.array(found) < 0)
+        self._verified = np.array(found)
+        self._verified[new] = known + np.arange(len(new))
+        if not len(new):
             return None
         sees: BoolArray = np.zeros((len(new), known - 1 + len(new)), np.bool_)
         for i, row in enumerate(new):
-            after_root = np.ones(row) if layout.ancestors is None else layout.ancestors[row, 1 : row + 1]
-            sees[i, [rows[other + 1] - 1 for other in np.flatnonzero(after_root)]] = True
+            sees[i, self._verified[seen[row]][1:] - 1] = True
         held = np.array(self._positions[1:], np.int64)
         return Layout(layout.token_ids[new], layout.positions[new], sees, layout.at + 1, held)
 
     def verified_states(self) -> torch.Tensor:
         """Return the exit's states of the verification's rows, float[R, D]."""
         states = torch.cat(self._states)
-        return states if self._verified == list(range(len(states))) else states[self._verified]
+        in_order = np.array_equal(self._verified, np.arange(len(states)))
+        return states if in_order else states[torch.from_numpy(self._verified)]
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Commit these rows of the last verification, root first, in both parts; discard all others.
-
-        Raises:
-            ValueError: the root is missing, or the rows are not ascending.
-        """
-        rows = list(rows)
-        if rows[:1] != [_ROOT_ROW]:
-            raise ValueError(f"Rows {rows} must begin with the root, row 0.")
+        """Commit these rows of the last verification, root first and ascending, in both parts; discard all others."""
+        if list(rows[:1]) != [0]:
+            raise ValueError(f"Rows {list(rows)} must begin with the root, row 0.")
         self.rest.commit(rows)
-        self.first.commit([self._verified[row] - 1 for row in rows[1:]])
-        self._states, self._row_of, self._positions, self._verified = [], {}, [], []
+        self.first.commit((self._verified[list(rows[1:])] - 1).tolist())
+        self._forget()
 
 
 class SplitTarget:
-    """A target whose first layers run separately. Both parts are compiled if the target and they were.
+    """A target whose first `layers` layers run separately. Both parts are compiled if the target and they were.
 
-    Args:
-        target: the whole model.
-        layers: layers before the exit (N).
-        head: drafts from the exit's states; None uses the target's own norm and LM head, without a layer.
-
-    Attributes:
-        first: the first N layers, the head's layer, and its LM head.
-        rest: the remaining layers, which start from the exit's states.
-        vocabulary: number of ids that it scores.
-        window: maximum tokens of a sequence, or None.
-        drafted_ids: int32[N], the tokens that the head scores; None for all.
-        exit_hidden: float[R, D], the inputs of the head's LM head in its last pass.
-
-    Raises:
-        UsageError: N out of range.
-        UnsupportedModelError: the model cannot be split.
+    `first` has the head's layer, norm and LM head, or the target's own norm and LM head; `rest` starts from the exit's
+    states. Raises UsageError for `layers` out of range, and UnsupportedModelError if the model cannot be split.
     """
 
     def __init__(self, target: TorchTarget, layers: int, head: ExitHead | None) -> None:
@@ -147,27 +115,26 @@ class SplitTarget:
         parts.check_exit(layers)
         self.vocabulary, self.window = target.vocabulary, target.window
         own = target.model.get_submodule(parts.layers)
-        self.exit_hidden = torch.empty(0)
+        self.exit_hidden = torch.empty(0)  # float[R, D], the inputs of the head's LM head in its last pass
         self._exit, self._entry = Passage(enters=False), Passage(enters=True)
         first = dict(enumerate(own[:layers]))
-        first[layers - 1] = self._exit.out_of(first[layers - 1])
+        first[layers - 1] = self._exit.at(first[layers - 1])
         replaced: dict[str, nn.Module] = {}
         if head is not None:
             first[parts.count - 1] = head.layer
             replaced = {parts.norm: head.norm, parts.lm_head: head.lm_head}
         rest = dict(enumerate(own[layers:], layers))
-        rest[layers] = self._entry.into(rest[layers])
+        rest[layers] = self._entry.at(rest[layers])
         self.first = target.with_model(shorter(target.model, parts, first, replaced), self._exit)
         self.rest = target.with_model(shorter(target.model, parts, rest), self._entry)
-        self.drafted_ids = self.first.ids
+        self.drafted_ids = self.first.ids  # int32[N], the tokens that the head scores; None for all
         if target.compiled is not None and (self.first.compiled is None or self.rest.compiled is None):
-            warnings.warn(
+            sentence = (
                 "An early exit runs the model in two parts, which are not compiled, so each pass will take about "
                 f"{target.compiled.gain:.1f} times as long as it could. `foredraft compile --method eesd` compiles "
-                "both.",
-                ForedraftWarning,
-                stacklevel=2,
+                "both."
             )
+            warnings.warn(sentence, ForedraftWarning, stacklevel=2)
         self._probe(target)
 
     def new_cache(self) -> SplitCache:
@@ -180,57 +147,51 @@ class SplitTarget:
         for start in range(0, len(token_ids), MOST_ROWS):
             chunk = token_ids[start : start + MOST_ROWS]
             layout = lay_out_text(chunk, cache.length)
-            self._entry.states = self.exit_states(layout, cache.first)[None]
+            self._entry.states = self._exit_states(layout, cache.first)[None]
             cache.first.commit(range(len(chunk)))
             self.rest.run(layout, cache.rest)
             cache.rest.commit(range(len(chunk)))
 
-    @torch.inference_mode()
-    def exit_states(self, layout: Layout, first: TreeCache) -> torch.Tensor:
+    def _exit_states(self, layout: Layout, first: TreeCache) -> torch.Tensor:
         """Run rows through the first layers and the head; return the exit's states, float[R, D]."""
         self.first.run(layout, first)
         return self._exit.states[0]
 
     @torch.inference_mode()
-    def draft(self, layout: Layout, first: TreeCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Do the same; return the states and the head's logits, float[R, V], or [R, N] of `drafted_ids`."""
-        scores = self.first.forward(layout, first, hidden=True)
+    def draft(self, layout: Layout, cache: SplitCache) -> Scores:
+        """Score the root, or rows after it, by the head, and store their exit states for the verification."""
+        scores = self.first.forward(layout, cache.first, hidden=True)
         assert scores.hidden is not None, "requested with hidden=True"
         self.exit_hidden = scores.hidden
-        return self._exit.states[0], scores.logits
+        store = cache.add if cache.first.held or layout.ancestors is not None else cache.begin
+        store(layout, self._exit.states[0])
+        return scores
 
     @torch.inference_mode()
     def forward(self, layout: Layout, cache: SplitCache, *, hidden: bool = False) -> Scores:
         """Score every row of `layout`, reusing the drafted rows' states; nothing is committed until `commit`."""
         if not cache.knows_root(layout):
             root = lay_out_text(layout.token_ids[:1], layout.at)
-            states = self.exit_states(root, cache.first)
+            cache.begin(root, self._exit_states(root, cache.first))
             cache.first.commit([0])
-            cache.begin(root, states)
         missing = cache.missing(layout)
         if missing is not None:
-            states = self.exit_states(missing, cache.first)
+            cache.add(missing, self._exit_states(missing, cache.first))
             cache.first.hold()
-            cache.add(missing, states)
         self._entry.states = cache.verified_states()[None]
         return self.rest.forward(layout, cache.rest, hidden=hidden)
 
     @torch.inference_mode()
     def _probe(self, target: TorchTarget) -> None:
-        """Compare the split with the whole model on a few tokens: layers may exchange more than hidden states.
-
-        Raises:
-            UnsupportedModelError: the logits differ.
-        """
+        """Raise UnsupportedModelError if the whole model scores differently: layers may exchange more than states."""
         ids = np.arange(1, 6, dtype=np.int64) % self.vocabulary
         layout = lay_out(int(ids[3]), np.array([0, ids[4]], np.int32), np.array([-1, -1], np.int32), at=3)
         logits = []
         for each in (target, self):
             cache: Any = each.new_cache()
             each.prefill(ids[:3], cache)
-            logits.append(each.forward(layout, cache).logits.float())
-        error = relative_error(logits[1], logits[0])
-        if not within_rounding(error, target.model):
+            logits.append(each.forward(layout, cache).logits)
+        if error := error_beyond_rounding(logits[1], logits[0], target.model):
             raise UnsupportedModelError(
                 f"This {target.support.family} model scores tokens differently when its first layers are run apart "
                 f"(relative error {error:.1e}), so it cannot exit early; draft with another method."
@@ -238,16 +199,7 @@ class SplitTarget:
 
 
 class ExitModel:
-    """The first part as one sequence's draft model, in which a rollout grows a tree.
-
-    Args:
-        target: both parts.
-        cache: the sequence's.
-
-    Attributes:
-        vocabulary: number of ids that it scores.
-        window: maximum tokens of a sequence, or None.
-    """
+    """The first part as one sequence's draft model, in which a rollout grows a tree."""
 
     def __init__(self, target: SplitTarget, cache: SplitCache) -> None:
         self.vocabulary, self.window = target.vocabulary, target.window
@@ -257,31 +209,11 @@ class ExitModel:
         """Return the existing cache of the first part."""
         return self._cache.first
 
-    def prefill(self, token_ids: TokenIds, cache: TreeCache) -> None:
-        """Do nothing: committed tokens went through the first layers already, drafted or not.
+    def prefill(self, token_ids: TokenIds, _cache: TreeCache) -> None:
+        """Do nothing: committed tokens went through the first layers already, drafted or not."""
+        assert not len(token_ids), "verification ran what was not drafted"
 
-        Raises:
-            ValueError: some tokens did not.
-        """
-        if len(token_ids):
-            raise ValueError(
-                f"{len(token_ids)} tokens after the {cache.length} known ones were not run through the first layers."
-            )
-
-    def forward(self, layout: Layout, cache: TreeCache, *, hidden: bool = False) -> Scores:
+    def forward(self, layout: Layout, _cache: TreeCache, *, hidden: bool = False) -> Scores:
         """Score rows, and store their exit states for the verification."""
-        states, logits = self._target.draft(layout, cache)
-        if cache.held or layout.ancestors is not None:
-            self._cache.add(layout, states)
-        else:
-            self._cache.begin(layout, states)
-        return Scores(logits, self._target.exit_hidden if hidden else None)
-
-
-def _rows_above(layout: Layout) -> list[int]:
-    """Return each row's parent row, counting held rows first; -1 for rows whose parent is neither held nor in it."""
-    if layout.ancestors is None:
-        return list(range(-1, layout.rows - 1))
-    positions: npt.NDArray[np.int64] = np.concatenate([layout.held, layout.positions])
-    above = layout.ancestors & (positions[None, :] == layout.positions[:, None] - 1)
-    return [int(row.argmax()) if row.any() else -1 for row in above]
+        scores = self._target.draft(layout, self._cache)
+        return Scores(scores.logits, scores.hidden if hidden else None)

@@ -16,54 +16,35 @@ TESTED_FAMILIES = frozenset(
 """Families for which the project's tests compare tree rows with plain decoding."""
 
 _ENCODER_FAMILIES = frozenset(
-    {
-        "bert", "roberta", "electra", "rembert", "camembert", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm",
-        "ernie", "megatron-bert", "big_bird", "roformer", "data2vec-text", "xmod", "bert-generation", "xlm", "flaubert",
-    }
+    ("bert", "roberta", "electra", "rembert", "camembert", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm",
+     "ernie", "megatron-bert", "big_bird", "roformer", "data2vec-text", "xmod", "bert-generation", "xlm", "flaubert")
 )  # fmt: skip
 _ALIBI_FAMILIES = frozenset({"bloom", "mpt"})
-_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _STATEFUL_MARKS = ("ssm_cfg", "state_size", "conv_kernel", "mamba_d_state", "linear_num_key_heads", "rwkv_version")
 _STATEFUL_FAMILIES = frozenset({"mamba", "mamba2", "rwkv", "rwkv7", "recurrent_gemma", "xlstm", "falcon_mamba"})
-_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Properties of a model, from its configuration.
+    """Properties of a model, from its configuration."""
 
-    Attributes:
-        family: transformers' `model_type`.
-        layer_types: for each layer, `full_attention` or `sliding_attention`.
-        windows: for each layer, its sliding window, or None.
-        window: maximum tokens of a sequence, or None if the configuration sets no limit.
-        window_note: why `window` is smaller than the model's own, or an empty string.
-        tested: whether the family is in `TESTED_FAMILIES`.
-    """
-
-    family: str
-    layer_types: tuple[str, ...]
-    windows: tuple[int | None, ...]
-    window: int | None
-    window_note: str
-    tested: bool
+    family: str  # transformers' `model_type`
+    layer_types: tuple[str, ...]  # for each layer, `full_attention` or `sliding_attention`
+    windows: tuple[int | None, ...]  # for each layer, its sliding window, or None
+    window: int | None  # maximum tokens of a sequence, or None if the configuration sets no limit
+    window_note: str  # why `window` is smaller than the model's own, or an empty string
+    tested: bool  # whether the family is in `TESTED_FAMILIES`
 
 
 def inspect(config: Any) -> Support:
-    """Return what a transformers configuration supports.
-
-    Raises:
-        UnsupportedModelError: with the reason, and the layer if one layer is the reason.
-    """
+    """Return a configuration's properties; raises UnsupportedModelError with the reason for a model without support."""
     family = str(getattr(config, "model_type", "unknown"))
     layers = _layer_types(config)
     for number, kind in enumerate(layers):
-        if kind not in _KNOWN_LAYERS:
-            reason = (
-                "cannot be masked as a tree"
-                if kind.endswith("_attention") and kind != "linear_attention"
-                else "keeps a state that cannot step back after a rejected draft"
-            )
+        if kind not in ("full_attention", "sliding_attention"):
+            reason = "keeps a state that cannot step back after a rejected draft"
+            if kind.endswith("_attention") and kind != "linear_attention":
+                reason = "cannot be masked as a tree"
             raise UnsupportedModelError(
                 f"Layer {number} of this {family} model is of type {kind!r}, which {reason}; "
                 "foredraft supports full and sliding attention."
@@ -82,18 +63,17 @@ def inspect(config: Any) -> Support:
 def warn_where_rows_depend(config: Any) -> None:
     """Warn if a row's logits depend on the other rows of a pass, so that drafted text may differ from plain decoding.
 
-    bitsandbytes multiplies columns that contain a large value in any row of the pass separately, and rounds the others
-    to eight bits (LLM.int8, Dettmers et al. 2022, section 3.2): other rows change which columns these are.
+    bitsandbytes multiplies columns with a large value in any row of the pass separately, and rounds the others to eight
+    bits (LLM.int8, Dettmers et al. 2022, section 3.2).
     """
     settings: Any = getattr(config, "quantization_config", None)
     if getattr(settings, "load_in_8bit", False) and getattr(settings, "llm_int8_threshold", 0.0) > 0:
-        warnings.warn(
+        sentence = (
             f"This model's 8-bit quantisation (bitsandbytes, llm_int8_threshold {settings.llm_int8_threshold}) rounds "
             "a token's values depending on the other tokens of the pass, so drafted texts may differ from plain "
-            "decoding's. Load it with llm_int8_threshold=0.0 to make them equal.",
-            ForedraftWarning,
-            stacklevel=2,
+            "decoding's. Load it with llm_int8_threshold=0.0 to make them equal."
         )
+        warnings.warn(sentence, ForedraftWarning, stacklevel=2)
 
 
 def _refuse_other_kinds(config: Any, family: str) -> None:
@@ -130,8 +110,7 @@ def _layer_types(config: Any) -> list[str]:
             f"The configuration of this {getattr(config, 'model_type', 'unknown')} model names no num_hidden_layers, "
             "so its layer types are unknown."
         )
-    declared = getattr(config, "layer_types", None)
-    if declared:
+    if declared := getattr(config, "layer_types", None):
         return list(declared)[:count]
     if getattr(config, "attention_chunk_size", None):
         return ["chunked_attention"] * count
@@ -145,12 +124,10 @@ def _layer_types(config: Any) -> list[str]:
 def _window(config: Any) -> tuple[int | None, str]:
     window = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     rope = getattr(config, "rope_parameters", None) or {}
-    groups = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    for group in groups:
-        if group.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
-            original = group.get("original_max_position_embeddings") or getattr(
-                config, "original_max_position_embeddings", None
-            )
+    for group in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if group.get("rope_type") in ("dynamic", "longrope"):  # these change with the length of the sequence
+            name = "original_max_position_embeddings"
+            original = group.get(name) or getattr(config, name, None)
             if original and window and original < window:
                 return int(original), (
                     f"limited to {original} of {window} tokens, because {group['rope_type']} rotary positions change "

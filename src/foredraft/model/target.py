@@ -23,49 +23,30 @@ from foredraft.model.layers import Passage, scored_states
 from foredraft.model.mask import attention_mask
 from foredraft.model.ranked import ids_of
 from foredraft.model.recordings import RecordedForward
-from foredraft.model.rounding import relative_error, within_rounding
+from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import Support, inspect, warn_where_rows_depend
 
-PREFILL_ROWS = 512
-"""Tokens of a pass of an uncompiled model in prefill; limits the mask's memory. Chosen."""
-
-_MASKED_KERNELS = (None, "eager", "sdpa")  # attention kernels that take a prepared mask
+PREFILL_ROWS = 512  # tokens of a pass of an uncompiled model in prefill; limits the mask's memory; chosen
 
 
 class TorchTarget:
-    """A transformers model as foredraft's target.
+    """A causal language model of transformers, in evaluation mode and on its device or devices, as foredraft's target.
 
-    Args:
-        model: a causal language model in evaluation mode, on its device or devices.
-        compiled: its forward compiled for this machine, or None.
-        recordings: its forward recorded on a CUDA device, or None.
-
-    Attributes:
-        compiled: as given; may be set between passes.
-        recordings: the same.
-        passage: the hidden states that enter or leave, if the model is a part of one; None for a whole model.
-        support: properties from its configuration.
-        vocabulary: number of ids that it knows; it scores them all unless `ids` is set.
-        ids: int32[N], the token of each logit, for a draft model that scores frequent tokens only; else None.
-        window: maximum tokens of a sequence, or None.
-
-    Raises:
-        UnsupportedModelError: the model's rows cannot be verified as a tree.
+    Its forward may be compiled for this machine, or recorded on a CUDA device; both may be set between passes. Raises
+    UnsupportedModelError if the model's rows cannot be verified as a tree.
     """
 
     def __init__(
         self, model: Any, compiled: CompiledForward | None = None, recordings: RecordedForward | None = None
     ) -> None:
-        self.model = model
-        self.compiled = compiled
-        self.recordings = recordings
-        self.passage: Passage | None = None
+        self.model, self.compiled, self.recordings = model, compiled, recordings
+        self.passage: Passage | None = None  # where hidden states enter or leave, if the model is a part of one
         _check_model(model)
         warn_where_rows_depend(model.config)
         self.support: Support = inspect(model.config)
-        self.window = self.support.window
+        self.window = self.support.window  # maximum tokens of a sequence, or None
         embedding = model.get_input_embeddings().weight
-        self.ids = ids_of(model.get_output_embeddings())
+        self.ids = ids_of(model.get_output_embeddings())  # int32[N], the token of each logit; None for all
         self.vocabulary = int((model.get_output_embeddings().weight if self.ids is None else embedding).shape[0])
         self.device: torch.device = embedding.device
         self.dtype: torch.dtype = _compute_dtype(model)
@@ -90,11 +71,7 @@ class TorchTarget:
 
     @torch.inference_mode()
     def prefill(self, token_ids: TokenIds, cache: TreeCache) -> None:
-        """Run `token_ids`, int64[n], through the model after the tokens in the cache, and commit them.
-
-        Raises:
-            OutOfMemoryError: there is not enough memory.
-        """
+        """Run tokens, int64[n], after those in the cache, and commit them; every pass may raise OutOfMemoryError."""
         compiled = self.compiled is not None and self.compiled.package_for(MOST_ROWS) is not None
         most = MOST_ROWS if compiled else PREFILL_ROWS
         cache.reserve_text(len(token_ids))
@@ -105,11 +82,7 @@ class TorchTarget:
 
     @torch.inference_mode()
     def forward(self, layout: Layout, cache: TreeCache, *, hidden: bool = False) -> Scores:
-        """Score every row of `layout`; the rows stay after the committed ones until `cache.commit`.
-
-        Raises:
-            OutOfMemoryError: there is not enough memory for the pass, or for the cache to grow.
-        """
+        """Score every row of `layout`; the rows stay after the committed ones until `cache.commit`."""
         with _out_of_memory(layout.rows, cache.length):
             compiled = self._run_compiled(layout, cache)
             if compiled is not None:
@@ -126,11 +99,7 @@ class TorchTarget:
 
     @torch.inference_mode()
     def run(self, layout: Layout, cache: TreeCache) -> None:
-        """Run rows through the model for their keys, values and states; only the last row is scored.
-
-        Raises:
-            OutOfMemoryError: there is not enough memory.
-        """
+        """Run rows through the model for their keys, values and states; only the last row is scored."""
         with _out_of_memory(layout.rows, cache.length):
             if self._run_compiled(layout, cache, scored=1) is None:
                 self._run(layout, cache, scored=1)
@@ -152,16 +121,10 @@ class TorchTarget:
     def _run_compiled(
         self, layout: Layout, cache: TreeCache, *, scored: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Run a pass with the compiled forward, and score its last `scored` rows, or all.
-
-        Returns:
-            Logits and hidden states of the scored rows; None if the uncompiled model must run the pass.
-        """
+        """Return logits and hidden states of the last `scored` rows, or all; None if the model must run uncompiled."""
         package = self.compiled.package_for(layout.rows) if self.compiled is not None else None
-        if package is None:
-            return None
-        buffers = cache.reserved_buffers(layout.rows)
-        if not buffers:
+        buffers = cache.reserved_buffers(layout.rows) if package is not None else []
+        if package is None or not buffers:
             return None
         ids, positions, which, masks, slots, ranges = row_arguments(
             layout, cache.spans.values(), self.dtype, ranges=package.ranges, scored=scored
@@ -181,22 +144,17 @@ class TorchTarget:
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Compare tree rows with plain rows on a few tokens, for an untested family.
-
-        Raises:
-            UnsupportedModelError: the logits depend on a fork in the tree, or on a row's index.
-        """
+        """Raise UnsupportedModelError if logits depend on a fork in a tree of a few tokens, or on a row's index."""
         ids = np.arange(1, 7, dtype=np.int64) % self.vocabulary
         tree = self.new_cache()
         self.prefill(ids[:4], tree)
         # the root, a wrong guess, and the right token after the wrong guess's row
         layout = lay_out(int(ids[4]), np.array([0, ids[5]], np.int32), np.array([-1, -1], np.int32), at=4)
-        forked = self.forward(layout, tree).logits[2].float()
+        forked = self.forward(layout, tree).logits[2]
         plain = self.new_cache()
         self.prefill(ids[:5], plain)
-        chained = self.forward(lay_out_text(ids[5:6], 5), plain).logits[0].float()
-        error = relative_error(forked, chained)
-        if not within_rounding(error, self.model):
+        chained = self.forward(lay_out_text(ids[5:6], 5), plain).logits[0]
+        if error := error_beyond_rounding(forked, chained, self.model):
             raise UnsupportedModelError(
                 f"This {self.support.family} model scores a token differently inside a tree (relative error "
                 f"{error:.1e}), so drafts cannot be verified exactly; foredraft supports models with rotary or learned "
@@ -219,11 +177,7 @@ def _out_of_memory(rows: int, context: int) -> Iterator[None]:
 
 
 def _check_model(model: Any) -> None:
-    """Check what the configuration does not show.
-
-    Raises:
-        UnsupportedModelError: no language model head, or an attention kernel that takes no prepared mask.
-    """
+    """Raise UnsupportedModelError without a language model head, or for attention that takes no prepared mask."""
     config = getattr(model, "config", None)
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if config is None or head is None:
@@ -232,7 +186,7 @@ def _check_model(model: Any) -> None:
             "tokens with. Load it with AutoModelForCausalLM."
         )
     kernel = getattr(config, "_attn_implementation", None)
-    if kernel not in _MASKED_KERNELS:
+    if kernel not in (None, "eager", "sdpa"):  # these take a prepared mask
         raise UnsupportedModelError(
             f"This model runs the attention kernel {kernel!r}, which does not take the mask of a tree; choose one that "
             "does: model.set_attn_implementation('sdpa')."

@@ -74,7 +74,7 @@ class ExitTask:
         self._first = shorter(model, parts, own, {parts.norm: nothing, parts.lm_head: nothing}).base_model
         self._exit = Passage(enters=True)
         self._after = shorter(
-            model, parts, {parts.count - 1: self._exit.into(self.module.layer)},
+            model, parts, {parts.count - 1: self._exit.at(self.module.layer)},
             {parts.norm: self.module.norm, parts.lm_head: self.module.lm_head},
         )  # fmt: skip
         self._stored = np.zeros(len(traces.windows), np.bool_)  # windows whose states this run has stored
