@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from foredraft.api import load
-from foredraft.server.app import Access
 from foredraft.server.running import Listening, ServerOptions
 from support.toys import TOY
 
@@ -336,7 +335,7 @@ def test_an_answer_that_nobody_reads_is_not_written_on(server, client):
     writer = server[0]._service.writer
     stream = asked(client, temperature=0, max_tokens=1000, ignore_eos=True, stream=True)
     next(iter(stream))
-    assert writer.running == 1
+    until(lambda: writer.running == 1)
     stream.close()
     until(lambda: writer.running == 0)
 
@@ -392,7 +391,7 @@ def test_stopping_finishes_what_was_begun(tmp_path):
 
 
 def test_keys_keep_strangers_out_and_apart(tmp_path):
-    listening, _, thread = served(tmp_path, access=Access(keys=(KEY, OTHER)))
+    listening, _, thread = served(tmp_path, keys=(KEY, OTHER))
     url = f"{listening.address}/v1"
     body = {"model": "toy", "messages": QUESTION, "max_tokens": 5}
     for headers in ({}, {"authorization": "Bearer wrong"}):

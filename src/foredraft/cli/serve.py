@@ -45,7 +45,6 @@ def serve(
     """Serve a model to OpenAI and Anthropic clients: /v1/chat/completions, /v1/messages, and a web page."""
     keys = _keys(api_key)
     try:
-        from foredraft.server.app import Access
         from foredraft.server.running import Listening, ServerOptions
     except ImportError as error:
         raise UsageError(
@@ -53,9 +52,8 @@ def serve(
         ) from error
     config = speculative_options(speculative_config, num_speculative_tokens=num_speculative_tokens, memory=memory)
     options = ServerOptions(
-        host, port, max_num_seqs, max_waiting, int(kv_cache_gib * 2**30), timeout, stores=stores,
-        access=Access(keys),
-    )  # fmt: skip
+        host, port, max_num_seqs, max_waiting, int(kv_cache_gib * 2**30), timeout, stores=stores, keys=keys
+    )
     generator = Job(model, dtype, device, eager, method, config).load()
     method_options: dict[str, Any] = {name: value for name, value in config.items() if name != "method"}
     served_name = name or (model if "/" in model and not Path(model).exists() else Path(model).stem)

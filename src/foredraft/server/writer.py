@@ -46,17 +46,17 @@ class Job:
     steps: int = 0  # steps delivered
 
 
+Deliver = Callable[[Sequence[tuple[Job, Event]]], None]
+
+
 class Writer:
     """Generates up to `most_at_once` texts in an empty batch, while `most_waiting` more wait, until it is closed.
 
     `deliver` receives the events of a step on the writer's thread, and must pass each to its job's `send`.
     """
 
-    def __init__(
-        self, batch: Batch, deliver: Callable[[Sequence[tuple[Job, Event]]], None], *, most_at_once: int,
-        most_waiting: int,
-    ) -> None:  # fmt: skip
-        self._batch, self._deliver = batch, deliver
+    def __init__(self, batch: Batch, deliver: Deliver, *, most_at_once: int, most_waiting: int) -> None:
+        self.batch, self._deliver = batch, deliver
         self._most_at_once, self._most_waiting = most_at_once, most_waiting
         self._waiting: deque[Job] = deque()
         self._lanes: dict[Lane, Job] = {}
@@ -75,11 +75,6 @@ class Writer:
     def waiting(self) -> int:
         """Texts that wait to join the batch."""
         return len(self._waiting)
-
-    @property
-    def memory_use(self) -> float:
-        """The share of the KV cache in use, 0 to 1."""
-        return self._batch.memory_use
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue all texts or none; BusyError if too many wait already, or the writer is closing."""
@@ -117,8 +112,7 @@ class Writer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting and not self._lanes and not self._stopping:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._waiting or self._lanes or self._stopping)
                 if not self._waiting and not self._lanes:
                     return
             if time.monotonic() > self._until:
@@ -131,7 +125,7 @@ class Writer:
     def _admit(self) -> list[tuple[Job, Event]]:
         """Remove cancelled texts and add waiting ones; return the events of those that cannot join."""
         for lane in [lane for lane, job in self._lanes.items() if job.cancelled]:
-            self._batch.leave(lane)
+            self.batch.leave(lane)
             del self._lanes[lane]
         rejected = []
         while len(self._lanes) < self._most_at_once:
@@ -140,7 +134,8 @@ class Writer:
                     break
                 job = self._waiting.popleft()
             try:
-                self._lanes[self._batch.join(job.prepared)] = job
+                self._lanes[self.batch.join(job.prepared)] = job
+                job.started = time.monotonic()
             except Exception as error:  # noqa: BLE001  # no error may stop the other texts
                 if isinstance(error, OutOfMemoryError) and self._lanes:  # there is room once another text has ended
                     with self._changed:
@@ -148,15 +143,11 @@ class Writer:
                             self._waiting.appendleft(job)
                     break
                 rejected.append((job, Event(failure=error)))
-            else:
-                job.started = time.monotonic()
         return rejected
 
     def _step(self) -> list[tuple[Job, Event]]:
-        if not self._lanes:
-            return []
         try:
-            lanes = self._batch.step()
+            lanes = self.batch.step() if self._lanes else []
         except Exception as error:  # noqa: BLE001  # no error may stop later requests
             return self._fail_all(ForedraftError(f"A step failed ({told(error)}); the texts of its batch are lost."))
         events = []
@@ -175,7 +166,7 @@ class Writer:
             jobs = [*self._lanes.values(), *self._waiting]
             self._waiting.clear()
         for lane in self._lanes:
-            if lane in self._batch:
-                self._batch.leave(lane)
+            if lane in self.batch:
+                self.batch.leave(lane)
         self._lanes.clear()
         return [(job, Event(failure=error)) for job in jobs]
