@@ -196,8 +196,7 @@ def _refuse(
          "leave it out: foredraft keeps a cache of its own, and reads the whole prompt again"),
         (cache is not None and "dynamic" not in cache and "static" not in cache, f"cache_implementation={cache!r}",
          "leave it out: foredraft keeps a cache of its own"),
-        (streamer is not None and len(input_ids) > 1, f"a streamer for {len(input_ids)} rows",
-         "stream one row a call"),
+        (streamer is not None and len(input_ids) > 1, f"a streamer for {len(input_ids)} rows", "stream one row a call"),
         (_has_own_positions(model_kwargs), "position_ids of your own: each row's positions are 0, 1, 2, ...",
          "leave them out"),
     )  # fmt: skip

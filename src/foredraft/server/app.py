@@ -6,7 +6,6 @@ Does not depend on how answers are generated or formatted.
 import asyncio
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -42,19 +41,12 @@ _GENERATING = {
 
 
 def make_app(
-    service: Service, stores: Stores, name: str, keys: tuple[str, ...], hosts: tuple[str, ...],
-    started: Callable[[], Awaitable[None]],
-) -> FastAPI:  # fmt: skip
-    """Return the application for the model `name`; `started` is called once the event loop runs.
+    service: Service, stores: Stores, name: str, keys: tuple[str, ...], hosts: tuple[str, ...], lifespan: Any
+) -> FastAPI:
+    """Return the application for the model `name`, with FastAPI's `lifespan`.
 
     `keys` are the accepted API keys; without any, `hosts` are the allowed host names, and none means all.
     """
-
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await started()
-        yield
-
     app = FastAPI(title="foredraft", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.name, app.state.keys, app.state.hosts = name, keys, hosts
     for kind in (Exception, RequestError, ForedraftError, ValidationError, TimeoutError, HTTPException):
@@ -87,10 +79,7 @@ def _answering(service: Service, kind: type[Any]) -> Callable[[Request], Awaitab
 
 
 class _AnswerStream(StreamingResponse):
-    """Streams the events of a body's answers, and the one of an exception.
-
-    Cancels unfinished answers at the end, also if the client disconnects before the first event.
-    """
+    """Streams answers, and cancels unfinished ones at the end, also if the client leaves before the first event."""
 
     def __init__(self, service: Service, answers: Answers, body: Any) -> None:
         async def content() -> AsyncIterator[bytes]:

@@ -24,10 +24,8 @@ _MOST = 32  # generators kept (chosen); the learned state of `auto` takes a few 
 class Generators:
     """Makes generators and caches the most recently used.
 
-    Args:
-        default: for requests without a key and without drafting options.
-        config: the options of its method, and its number of nodes as `num_speculative_tokens`.
-        stores: the stores that requests may name.
+    `default` is for requests without a key and without drafting options, and `config` holds the options of its method
+    and its number of nodes as `num_speculative_tokens`.
     """
 
     def __init__(self, default: Generator, config: Mapping[str, Any], stores: Stores) -> None:
@@ -36,12 +34,7 @@ class Generators:
         self.methods = [name for name in method_names() if name in (default.method, *_SELECTABLE)]
 
     def get(self, key: str, speculative: Speculation | bool | None) -> Generator:
-        """Return the generator of a request.
-
-        Raises:
-            UsageError: an unknown method, option or store.
-            StoreError: a store that is damaged.
-        """
+        """Return the generator of a request; UsageError for an unknown method, option or store."""
         if speculative in (None, True) and not (key and isinstance(self.default.drafter, Learner)):
             return self.default
         if not isinstance(speculative, Speculation):

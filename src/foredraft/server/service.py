@@ -51,9 +51,7 @@ class Answers:
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """Yield the increments of the answers until all have ended, one per choice for all queued events.
 
-        Raises:
-            Exception: the failure of an answer.
-            TimeoutError: the deadline has passed.
+        Raises the failure of an answer, and TimeoutError when the deadline has passed.
         """
         while any(choice.finish is None for choice in self.choices):
             deltas: dict[int, Delta] = {}
@@ -75,9 +73,10 @@ class Answers:
 
 
 class Service:
-    """Generates answers with one model: `generator` is the default one, `generators` are those of requests.
+    """Generates answers with one model.
 
-    Texts wait for the batch, which has the limits of `Writer`. `timeout` is the seconds after which an answer fails.
+    The batch has room for `most_at_once` texts and `cache_bytes` of keys and values, including prefixes kept from
+    earlier requests; `most_waiting` more texts may wait. An answer fails after `timeout` seconds.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class Job:
     steps: int = 0  # steps delivered
 
 
-Deliver = Callable[[Sequence[tuple[Job, Event]]], None]
+Progress = list[tuple[Job, Event]]
 
 
 class Writer:
@@ -55,7 +55,9 @@ class Writer:
     `deliver` receives the events of a step on the writer's thread, and must pass each to its job's `send`.
     """
 
-    def __init__(self, batch: Batch, deliver: Deliver, *, most_at_once: int, most_waiting: int) -> None:
+    def __init__(
+        self, batch: Batch, deliver: Callable[[Progress], None], *, most_at_once: int, most_waiting: int
+    ) -> None:
         self.batch, self._deliver = batch, deliver
         self._most_at_once, self._most_waiting = most_at_once, most_waiting
         self._waiting: deque[Job] = deque()
@@ -122,7 +124,7 @@ class Writer:
             if events:
                 self._deliver(events)
 
-    def _admit(self) -> list[tuple[Job, Event]]:
+    def _admit(self) -> Progress:
         """Remove cancelled texts and add waiting ones; return the events of those that cannot join."""
         for lane in [lane for lane, job in self._lanes.items() if job.cancelled]:
             self.batch.leave(lane)
@@ -145,7 +147,7 @@ class Writer:
                 rejected.append((job, Event(failure=error)))
         return rejected
 
-    def _step(self) -> list[tuple[Job, Event]]:
+    def _step(self) -> Progress:
         try:
             lanes = self.batch.step() if self._lanes else []
         except Exception as error:  # noqa: BLE001  # no error may stop later requests
@@ -160,7 +162,7 @@ class Writer:
                 del self._lanes[lane]
         return events
 
-    def _fail_all(self, error: Exception) -> list[tuple[Job, Event]]:
+    def _fail_all(self, error: Exception) -> Progress:
         """Drop every text, and return the event of each."""
         with self._changed:
             jobs = [*self._lanes.values(), *self._waiting]
