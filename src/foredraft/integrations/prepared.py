@@ -64,15 +64,14 @@ class Row:
     prompt: TokenIds  # int64[n], the row without padding
     processors: LogitsProcessorList  # the remaining ones; the row's own copies if the batch has several rows
     criteria: StoppingCriteriaList  # called after every token
-    keeps_scores: bool  # whether processed logits are returned
-    keeps_logits: bool  # whether unprocessed logits are returned
+    scores: list[torch.Tensor] | None  # processed logits, float32[V] for each token; None if they are not returned
+    logits: list[torch.Tensor] | None  # the same before processing
     tokens: list[int] = field(default_factory=list)  # the tokens written
-    scores: list[torch.Tensor] = field(default_factory=list)  # float32[V] for each token, if returned
-    logits: list[torch.Tensor] = field(default_factory=list)  # the same before processing, if returned
 
     def engine_processors(self) -> tuple[LogitsProcessor, ...]:
         """Return the processors for the engine to call at every emitted position; none if there is nothing to do."""
-        return (self._process,) if self.processors or self.keeps_scores or self.keeps_logits else ()
+        is_needed = bool(self.processors) or self.scores is not None or self.logits is not None
+        return (self._process,) if is_needed else ()
 
     def stops(self, token: int) -> bool:
         """Record an emitted token, and return whether a criterion ends the row with it."""
@@ -81,13 +80,13 @@ class Row:
             return False
         new = torch.tensor([self.tokens], dtype=torch.long, device=self.batch.device)
         ids = torch.cat([self.batch[self.number : self.number + 1], new], dim=1)
-        scores = tuple(each[None] for each in self.scores) if self.keeps_scores else None
+        scores = None if self.scores is None else tuple(each[None] for each in self.scores)
         return bool(torch.as_tensor(self.criteria(ids, scores)).any())
 
     def _process(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Process float32[1, V] as transformers would, with the whole batch."""
         scores = scores.to(self.batch.device)
-        if self.keeps_logits:
+        if self.logits is not None:
             self.logits.append(scores[0].clone())
         if self.processors:
             # processors may index their data by row, so this row is at its own index in a batch of copies
@@ -96,7 +95,7 @@ class Row:
             rows = len(self.batch)
             processed = self.processors(ids.repeat(rows, 1), scores.repeat(rows, 1))  # type: ignore[arg-type]  # ids are int64
             scores = processed[self.number : self.number + 1]
-        if self.keeps_scores:
+        if self.scores is not None:
             self.scores.append(scores[0].clone())
         return scores
 

@@ -95,9 +95,7 @@ class RequestDrafter:
 
     def _matched(self, texts: dict[int, npt.NDArray[np.int64]]) -> dict[int, _Request]:
         """Return each row's request, if known: the row's last one, else the longest that fits; none is used twice."""
-        found = {
-            row: self._rows[row] for row in texts if row in self._rows and self._rows[row].continues_in(texts[row])
-        }
+        found = {row: last for row, last in self._rows.items() if row in texts and last.continues_in(texts[row])}
         left = [request for request in self._requests if request not in found.values()]
         for row, ids in texts.items():
             fitting = [] if row in found else [request for request in left if request.continues_in(ids)]

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -84,13 +85,15 @@ def generate(
     generator = cache.generator(model, speculative_config or {})
     max_length, eos, criteria = split_criteria(stopping_criteria)
     limit = NO_LIMIT if max_length is None else max_length - input_ids.shape[1]
-    keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
-    keeps_logits = bool(config.return_dict_in_generate and config.output_logits)
+    keeps_scores = config.return_dict_in_generate and config.output_scores
+    keeps_logits = config.return_dict_in_generate and config.output_logits
     left, filters = (logits_processor, {}) if keeps_scores or not config.do_sample else split_filters(logits_processor)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"), generator.target.vocabulary)
     own = own_processors(left, len(prompts), model)
     rows = [
-        Row(number, input_ids, prompt, own[number], criteria, keeps_scores, keeps_logits)
+        Row(
+            number, input_ids, prompt, own[number], criteria, [] if keeps_scores else None, [] if keeps_logits else None
+        )
         for number, prompt in enumerate(prompts)
     ]
     seeds = torch.randint(1 << 62, (len(rows),)).tolist() if config.do_sample else [0] * len(rows)
@@ -138,16 +141,14 @@ def _output(input_ids: torch.Tensor, rows: Sequence[Row], config: Any) -> Any:
     if not config.return_dict_in_generate:
         return sequences
     kind: Any = GenerateDecoderOnlyOutput  # its annotations require tuples of one
-    scores, logits = (_by_step(each, longest) for each in ([r.scores for r in rows], [r.logits for r in rows]))
+    scores, logits = _by_step([row.scores for row in rows]), _by_step([row.logits for row in rows])
     return kind(sequences=sequences, scores=scores, logits=logits)
 
 
-def _by_step(values: Sequence[Sequence[torch.Tensor]], longest: int) -> tuple[torch.Tensor, ...] | None:
+def _by_step(values: Sequence[Sequence[torch.Tensor] | None]) -> tuple[torch.Tensor, ...] | None:
     """Return float32[B, V] for each step, zeros for rows that had ended; None if nothing was kept."""
-    if not any(values):
-        return None
-    nothing = torch.zeros_like(next(row[0] for row in values if row))
-    return tuple(torch.stack([row[step] if step < len(row) else nothing for row in values]) for step in range(longest))
+    kept = [torch.stack(list(row)) for row in values if row is not None]
+    return tuple(pad_sequence(kept).unbind()) if kept else None
 
 
 def _dropped_arguments(frame: FrameType | None) -> Mapping[str, Any]:
