@@ -152,13 +152,13 @@ def parse_proposer_options(given: Mapping[str, Any]) -> tuple[ProposerOptions, d
         if key not in method_names and (hint := nearest(key, names)):
             raise UsageError(f"foredraft's proposer has no option {key!r}.{hint}")
     parse_options(options.method, own)
-    for key, value in own.items():
-        if key in ("feedback", "feedback_weight", "feedback_top_k") and value not in (None, "off"):
-            raise UsageError(f"{key} is {shown(value)}, and vLLM passes a proposer no probabilities; leave it out.")
-        if key == "drafter" and value is not None:
-            raise UsageError(
-                f"drafter is {shown(value)}, and vLLM runs the model itself, apart from a proposer; leave it out."
-            )
+    for key in ("feedback", "feedback_weight", "feedback_top_k"):
+        if own.get(key) not in (None, "off"):
+            raise UsageError(f"{key} is {shown(own[key])}, and vLLM passes a proposer no probabilities; leave it out.")
+    if own.get("drafter") is not None:
+        raise UsageError(
+            f"drafter is {shown(own['drafter'])}, and vLLM runs the model itself, apart from a proposer; leave it out."
+        )
     if options.method == "lookahead":
         raise _needing("lookahead", "best token after every drafted one")
     return options, own

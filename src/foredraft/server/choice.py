@@ -13,9 +13,6 @@ from foredraft.server.processors import Logprobs, TokenLogprobs
 from foredraft.server.writer import Event
 from foredraft.text import TextStream
 
-_FINISH = {"eos": "stop", "stop": "stop", "length": "length", "window": "length", "memory": "length"}
-"""Finish reason to OpenAI's `finish_reason`."""
-
 Piece = tuple[str, str | None]
 """A text, and the name of the source that drafted it, or None."""
 
@@ -100,7 +97,7 @@ class Choice:
                     delta.tokens.append(self._logprobs.take(token))
         if event.finish is not None:
             pieces.append((self._stream.finish(), None))
-            self.finish = delta.finish = _FINISH[event.finish]
+            self.finish = delta.finish = "stop" if event.finish in ("eos", "stop") else "length"
         delta.pieces = self.stops.push([piece for piece in pieces if piece[0]], last=event.finish is not None)
         return delta
 

@@ -170,12 +170,9 @@ class ChatRequest(_Request):
         """Translate the body."""
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools or []] if self._has_tools else []
         has_calls = any(message.role == "tool" or message.tool_calls for message in self.messages)
-        return self._request(
-            [[message.for_template() for message in self.messages]],
-            self.max_completion_tokens or self.max_tokens,
-            (self.top_logprobs or 0) if self.logprobs else None,
-            tools if tools or has_calls else None,
-        )
+        prompts = [[message.for_template() for message in self.messages]]
+        most, logprobs = self.max_completion_tokens or self.max_tokens, self.top_logprobs or 0
+        return self._request(prompts, most, logprobs if self.logprobs else None, tools if tools or has_calls else None)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
         """Return the complete answers."""

@@ -3,6 +3,7 @@
 Does not depend on how answers are generated.
 """
 
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
@@ -62,12 +63,10 @@ class ResponsesRequest(GenerationRequest):
 
     async def events(self, answers: Answers) -> AsyncIterator[bytes]:
         """Yield the answer as a stream of events."""
-        number = 0
+        numbers = itertools.count()
 
         def numbered(kind: str, **fields: Any) -> bytes:
-            nonlocal number
-            number += 1
-            return event({"type": kind, "sequence_number": number - 1} | fields, kind)
+            return event({"type": kind, "sequence_number": next(numbers)} | fields, kind)
 
         place = {"output_index": 0, "item_id": f"msg_{self._id}", "content_index": 0}
         begun = self._response("in_progress", [])

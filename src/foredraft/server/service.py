@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeVar
 
 import llguidance.hf
@@ -40,7 +40,7 @@ class Answers:
     choices: list[Choice]
     jobs: list[Job]
     prompt_tokens: int  # ids of all prompts
-    events: asyncio.Queue[tuple[int, Event]]  # number of the choice and event, in order
+    events: asyncio.Queue[tuple[Job, Event]]  # in order
     until: float  # deadline, in seconds of the loop's clock
 
     @property
@@ -59,7 +59,8 @@ class Answers:
                 events = [await self.events.get()]
             while not self.events.empty():
                 events.append(self.events.get_nowait())
-            for number, event in events:
+            for job, event in events:
+                number = self.jobs.index(job)
                 deltas.setdefault(number, Delta()).extend(self.choices[number].take(event))
             for each in deltas.items():
                 yield each
@@ -102,8 +103,8 @@ class Service:
             made = await self.in_turn(self._prepared, request, key)
         finally:
             self._preparing_now -= count
-        events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        jobs = [Job(prepared, partial(_queue, events, number)) for number, (_, prepared) in enumerate(made)]
+        events: asyncio.Queue[tuple[Job, Event]] = asyncio.Queue()
+        jobs = [Job(prepared, events.put_nowait) for _, prepared in made]
         self.writer.submit(jobs)
         self.metrics.begun(jobs)
         prompt_tokens = sum(len(job.prepared.prompt) for job in jobs[:: request.n])
@@ -189,11 +190,7 @@ class Service:
     def _send(self, events: Sequence[tuple[Job, Event]]) -> None:
         for job, event in events:
             self.metrics.advanced(job, event)
-            job.send(event)
-
-
-def _queue(events: asyncio.Queue[tuple[int, Event]], number: int, event: Event) -> None:
-    events.put_nowait((number, event))
+            job.send((job, event))
 
 
 def _ids_with_tools(messages: Any, tools: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:

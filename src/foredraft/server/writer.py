@@ -38,7 +38,7 @@ class Job:
     """One text to generate; times are seconds of `time.monotonic`, 0 if not reached yet."""
 
     prepared: Prepared
-    send: Callable[[Event], None]  # called for every event by the `deliver` function of `Writer`
+    send: "Callable[[tuple[Job, Event]], None]"  # called for every event by the `deliver` function of `Writer`
     cancelled: bool = False
     submitted: float = field(default_factory=time.monotonic)
     started: float = 0.0  # when it joined the batch
