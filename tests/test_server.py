@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from foredraft.api import load
-from foredraft.server.app import Access
-from foredraft.server.running import Listening, ServerOptions
+from foredraft.server.running import Listening
 from support.toys import TOY
 
 pytestmark = pytest.mark.slow
@@ -29,7 +28,7 @@ TEMPLATE = (
 def served(folder, **options):
     """Run a server over the toy in a thread; return it, its generator and the thread."""
     generator = load(TOY, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
-    listening = Listening(generator, "toy", {"table": "none"}, ServerOptions(port=0, stores=folder, **options))
+    listening = Listening(generator, "toy", {"table": "none"}, port=0, stores=folder, **options)
     thread = threading.Thread(target=listening.run)
     thread.start()
     return listening, generator, thread
@@ -336,14 +335,14 @@ def test_an_answer_that_nobody_reads_is_not_written_on(server, client):
     writer = server[0]._service.writer
     stream = asked(client, temperature=0, max_tokens=1000, ignore_eos=True, stream=True)
     next(iter(stream))
-    assert writer.running == 1
+    until(lambda: writer.running == 1)
     stream.close()
     until(lambda: writer.running == 0)
 
 
 def test_a_client_that_goes_before_the_first_event_is_not_written_for(tmp_path):
     """By the application alone, so that the client is gone before the response begins."""
-    listening = Listening(load(TOY, method="none", compile=False), "toy", {}, ServerOptions(port=0, stores=tmp_path))
+    listening = Listening(load(TOY, method="none", compile=False), "toy", {}, port=0, stores=tmp_path)
     writer = listening._service.writer
     body = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True, "stream": True}
     given = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
@@ -363,7 +362,7 @@ def test_a_client_that_goes_before_the_first_event_is_not_written_for(tmp_path):
 
 
 def test_too_many_requests_are_told_to_come_back(tmp_path):
-    listening, _, thread = served(tmp_path, max_num_seqs=1, max_waiting=1)
+    listening, _, thread = served(tmp_path, most_at_once=1, most_waiting=1)
     body = {"model": "toy", "messages": QUESTION, "max_tokens": 900, "ignore_eos": True, "stream": True}
     url = f"{listening.address}/v1/chat/completions"
     with (
@@ -392,7 +391,7 @@ def test_stopping_finishes_what_was_begun(tmp_path):
 
 
 def test_keys_keep_strangers_out_and_apart(tmp_path):
-    listening, _, thread = served(tmp_path, access=Access(keys=(KEY, OTHER)))
+    listening, _, thread = served(tmp_path, keys=(KEY, OTHER))
     url = f"{listening.address}/v1"
     body = {"model": "toy", "messages": QUESTION, "max_tokens": 5}
     for headers in ({}, {"authorization": "Bearer wrong"}):

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from foredraft.api import load
-from foredraft.server.running import Listening, ServerOptions
+from foredraft.server.running import Listening
 from support.toys import TOY
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -39,7 +39,7 @@ def browser(tmp_path):
 
 def test_a_message_is_answered_and_compared(browser):
     generator = load(TOY, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
-    listening = Listening(generator, "toy", {"table": "none"}, ServerOptions(port=0))
+    listening = Listening(generator, "toy", {"table": "none"}, port=0)
     thread = threading.Thread(target=listening.run)
     thread.start()
     try:

@@ -45,21 +45,19 @@ def serve(
     """Serve a model to OpenAI and Anthropic clients: /v1/chat/completions, /v1/messages, and a web page."""
     keys = _keys(api_key)
     try:
-        from foredraft.server.app import Access
-        from foredraft.server.running import Listening, ServerOptions
+        from foredraft.server.running import Listening
     except ImportError as error:
         raise UsageError(
             f"The server needs packages that are not installed ({error.name}); run pip install 'foredraft[server]'."
         ) from error
     config = speculative_options(speculative_config, num_speculative_tokens=num_speculative_tokens, memory=memory)
-    options = ServerOptions(
-        host, port, max_num_seqs, max_waiting, int(kv_cache_gib * 2**30), timeout, stores=stores,
-        access=Access(keys),
-    )  # fmt: skip
     generator = Job(model, dtype, device, eager, method, config).load()
     method_options: dict[str, Any] = {name: value for name, value in config.items() if name != "method"}
     served_name = name or (model if "/" in model and not Path(model).exists() else Path(model).stem)
-    listening = Listening(generator, served_name, method_options, options)
+    listening = Listening(
+        generator, served_name, method_options, host=host, port=port, most_at_once=max_num_seqs,
+        most_waiting=max_waiting, cache_bytes=int(kv_cache_gib * 2**30), timeout=timeout, stores=stores, keys=keys,
+    )  # fmt: skip
     is_compiled = generator.target.compiled is not None
     compiled = "compiled" if is_compiled else "not compiled (`foredraft compile` makes it faster)"
     say(f"{served_name} is {compiled}; method {generator.method}.", "dim")

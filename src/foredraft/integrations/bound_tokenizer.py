@@ -9,20 +9,13 @@ from typing import Any
 from foredraft.errors import UsageError
 from foredraft.model.loading import load_tokenizer
 
-_BOUND = ("table", "store", "memory")
-"""Options that name a file bound to one tokenizer."""
-
 
 def tokenizer_for(name: str, given: Any, options: Mapping[str, Any]) -> Any | None:
-    """Return the tokenizer `given`, an object or a name; else the one where the model was loaded from, or None.
-
-    Args:
-        name: the folder or hub id that the model was loaded from; empty if unknown.
-        given: None looks there.
-        options: the drafting method's; if one names a bound file, a tokenizer is required.
+    """Return the tokenizer `given`, an object or a name; else that of `name`, where the model was loaded from, or None.
 
     Raises:
-        UsageError: the named tokenizer cannot be loaded, or a required one is not found.
+        UsageError: the given one cannot be loaded, or there is none and one of the drafting method's `options` names a
+            file that is bound to a tokenizer.
     """
     if given is not None:
         return load_tokenizer(given) if isinstance(given, str) else given
@@ -32,10 +25,10 @@ def tokenizer_for(name: str, given: Any, options: Mapping[str, Any]) -> Any | No
             return load_tokenizer(name)
         except UsageError as error:
             problem = str(error)
-    bound = [key for key in _BOUND if options.get(key) not in (None, "default", "none")]
-    if bound:
-        raise UsageError(
-            f"{bound[0]} is bound to a tokenizer, and the model's is not found ({problem}) Give it as the option "
-            "tokenizer, or load the model from a folder that has it."
-        )
+    for key in ("table", "store", "memory"):
+        if options.get(key) not in (None, "default", "none"):
+            raise UsageError(
+                f"{key} is bound to a tokenizer, and the model's is not found ({problem}) Give it as the option "
+                "tokenizer, or load the model from a folder that has it."
+            )
     return None

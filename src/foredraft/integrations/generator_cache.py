@@ -35,15 +35,23 @@ class GeneratorCache:
     def generator(self, model: Any, config: Mapping[str, Any]) -> Generator:
         """Return the generator for a configuration, an existing or a new one.
 
-        A model that was moved, cast or resized since gets a new one. Raises as `make_generator`.
+        `config` is `speculative_config` as `foredraft.load` takes it, plus `tokenizer`, an object or a name; without
+        it, the tokenizer is loaded from where the model was loaded.
+
+        Raises:
+            UsageError: an unknown name, option or value, or a file bound to a tokenizer and no tokenizer is found.
+            UnsupportedModelError: the model cannot be verified as a tree.
+            StoreError: a table or store is damaged or belongs to another tokenizer.
         """
-        state = _state_of(model)
+        weight = model.get_input_embeddings().weight
+        # a model that was moved, cast or resized, or runs another kernel, gets a new generator
+        state = weight.device, weight.dtype, weight.shape, getattr(model.config, "_attn_implementation", None)
         with self._lock:
             for number, (known, generator) in enumerate(self._made):
                 if known == (state, config):
                     self._made.append(self._made.pop(number))
                     return generator
-            generator = make_generator(model, config)
+            generator = _make_generator(model, config)
             # a copy, so that the caller's later changes do not matter; models in it are not copied
             copied = {name: dict(value) if isinstance(value, Mapping) else value for name, value in config.items()}
             self._made = [*self._made, ((state, copied), generator)][-MOST_GENERATORS:]
@@ -52,39 +60,17 @@ class GeneratorCache:
 
 def generators_of(model: Any) -> GeneratorCache:
     """Return a model's generator cache, a new one if it has none."""
-    cache = vars(model).get(ATTRIBUTE)
-    if not isinstance(cache, GeneratorCache):
-        cache = GeneratorCache()
-        setattr(model, ATTRIBUTE, cache)
+    if not isinstance(vars(model).get(ATTRIBUTE), GeneratorCache):
+        setattr(model, ATTRIBUTE, GeneratorCache())
+    cache: GeneratorCache = getattr(model, ATTRIBUTE)
     return cache
 
 
-def make_generator(model: Any, config: Mapping[str, Any]) -> Generator:
-    """Create a generator for a transformers causal language model in memory, in evaluation mode.
-
-    `config` is `speculative_config` as `foredraft.load` takes it, plus `tokenizer`, an object or a name. Without it,
-    the tokenizer is loaded from where the model was loaded.
-
-    Raises:
-        UsageError: an unknown name, option or value, or a file bound to a tokenizer and no tokenizer is found.
-        UnsupportedModelError: the model cannot be verified as a tree.
-        StoreError: a table or store is damaged or belongs to another tokenizer.
-    """
+def _make_generator(model: Any, config: Mapping[str, Any]) -> Generator:
     asked = parse_speculation(None, config)
     given = asked.options.pop("tokenizer", None)
-    name = str(getattr(model, "name_or_path", "") or "")
-    tokenizer = tokenizer_for(name, given, asked.options)
+    tokenizer = tokenizer_for(str(getattr(model, "name_or_path", None) or ""), given, asked.options)
     return Generator(
-        TorchTarget(model),
-        tokenizer,
-        method=asked.method,
-        options=asked.options,
+        TorchTarget(model), tokenizer, method=asked.method, options=asked.options, verification=asked.verification,
         **asked.amount,
-        verification=asked.verification,
-    )
-
-
-def _state_of(model: Any) -> tuple[Any, ...]:
-    """Return the properties that a generator depends on: the weights' device, dtype and shape, and the kernel."""
-    weight = model.get_input_embeddings().weight
-    return weight.device, weight.dtype, tuple(weight.shape), getattr(model.config, "_attn_implementation", None)
+    )  # fmt: skip

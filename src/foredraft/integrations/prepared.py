@@ -6,41 +6,31 @@ The rest is called as transformers would call it, with the row's whole padded pr
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import (
-    EosTokenCriteria,
-    LogitsProcessorList,
-    MaxLengthCriteria,
-    MinPLogitsWarper,
-    StoppingCriteriaList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import EosTokenCriteria, LogitsProcessorList, MaxLengthCriteria, StoppingCriteriaList
+from transformers.generation import logits_process
 
+from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError
 from foredraft.sampling import LEAST_TEMPERATURE, LogitsProcessor
 
 NO_LIMIT = 1 << 40
 """Maximum new tokens if nothing sets a limit; the model's window then does."""
 _FILTERS = (
-    (TemperatureLogitsWarper, "temperature", LEAST_TEMPERATURE),
-    (TopKLogitsWarper, "top_k", 1),
-    (TopPLogitsWarper, "top_p", 1e-9),
-    (MinPLogitsWarper, "min_p", 0.0),
+    (logits_process.TemperatureLogitsWarper, "temperature", LEAST_TEMPERATURE),
+    (logits_process.TopKLogitsWarper, "top_k", 1),
+    (logits_process.TopPLogitsWarper, "top_p", 1e-9),
+    (logits_process.MinPLogitsWarper, "min_p", 0.0),
 )
 """The filters that the engine implements, in the order of their application, and the least value that it accepts."""
 
 
 def split_filters(processors: Iterable[Any]) -> tuple[LogitsProcessorList, dict[str, Any]]:
-    """Split off the trailing filters in `processors` that the engine implements, in its order.
-
-    Returns the remaining processors, and the sampling options by name.
-    """
+    """Return the processors but for the last ones that the engine implements, and these as sampling options."""
     left, options = list(processors), {}
     for kind, name, least in reversed(_FILTERS):
         last = left[-1] if left else None
@@ -71,19 +61,17 @@ class Row:
 
     number: int  # index of the row
     batch: torch.Tensor  # int64[B, L], the prompts as passed to `generate`, padding included
-    length: int  # how many of the row's L ids are not padding
+    prompt: TokenIds  # int64[n], the row without padding
     processors: LogitsProcessorList  # the remaining ones; the row's own copies if the batch has several rows
     criteria: StoppingCriteriaList  # called after every token
-    keeps_scores: bool = False  # whether processed logits are returned
-    keeps_logits: bool = False  # whether unprocessed logits are returned
+    scores: list[torch.Tensor] | None  # processed logits, float32[V] for each token; None if they are not returned
+    logits: list[torch.Tensor] | None  # the same before processing
     tokens: list[int] = field(default_factory=list)  # the tokens written
-    scores: list[torch.Tensor] = field(default_factory=list)  # float32[V] for each token, if returned
-    logits: list[torch.Tensor] = field(default_factory=list)  # the same before processing, if returned
 
     def engine_processors(self) -> tuple[LogitsProcessor, ...]:
         """Return the processors for the engine to call at every emitted position; none if there is nothing to do."""
-        needed = len(self.processors) > 0 or self.keeps_scores or self.keeps_logits
-        return (self._process,) if needed else ()
+        is_needed = bool(self.processors) or self.scores is not None or self.logits is not None
+        return (self._process,) if is_needed else ()
 
     def stops(self, token: int) -> bool:
         """Record an emitted token, and return whether a criterion ends the row with it."""
@@ -92,31 +80,30 @@ class Row:
             return False
         new = torch.tensor([self.tokens], dtype=torch.long, device=self.batch.device)
         ids = torch.cat([self.batch[self.number : self.number + 1], new], dim=1)
-        scores = tuple(each[None] for each in self.scores) if self.keeps_scores else None
+        scores = None if self.scores is None else tuple(each[None] for each in self.scores)
         return bool(torch.as_tensor(self.criteria(ids, scores)).any())
 
     def _process(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Process float32[1, V] as transformers would, with the whole batch."""
         scores = scores.to(self.batch.device)
-        if self.keeps_logits:
+        if self.logits is not None:
             self.logits.append(scores[0].clone())
-        if len(self.processors):
+        if self.processors:
             # processors may index their data by row, so this row is at its own index in a batch of copies
             prompt = self.batch[self.number : self.number + 1]
-            ids = torch.cat([prompt, input_ids[:, self.length :].to(prompt.device)], dim=1)
+            ids = torch.cat([prompt, input_ids[:, len(self.prompt) :].to(prompt.device)], dim=1)
             rows = len(self.batch)
             processed = self.processors(ids.repeat(rows, 1), scores.repeat(rows, 1))  # type: ignore[arg-type]  # ids are int64
             scores = processed[self.number : self.number + 1]
-        if self.keeps_scores:
+        if self.scores is not None:
             self.scores.append(scores[0].clone())
         return scores
 
 
-def own_processors(processors: LogitsProcessorList, rows: int, model: Any) -> Sequence[LogitsProcessorList]:
+def own_processors(processors: LogitsProcessorList, rows: int, model: Any) -> list[LogitsProcessorList]:
     """Return the processors of each of `rows` rows; copies if there are several, as some processors keep state.
 
-    Raises:
-        UsageError: a processor cannot be copied. (The model itself is not copied.)
+    The model itself is not copied. A processor that cannot be copied is a UsageError.
     """
     if rows == 1 or not processors:
         return [processors] * rows

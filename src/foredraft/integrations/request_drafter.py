@@ -11,17 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foredraft.contracts import (
-    EMPTY_DRAFT,
-    Budget,
-    Draft,
-    DraftContext,
-    Drafter,
-    Drafting,
-    SequenceView,
-    TokenIds,
-    Verdict,
-)
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Drafter, Drafting, SequenceView, Verdict
 from foredraft.engine.guard import GuardedDrafter
 from foredraft.graph.tree import IntArray, best_chain, chain_parents
 
@@ -37,11 +27,11 @@ class _Request:
 
     drafting: Drafting
     prompt_length: int  # its tokens when first seen
-    ids: TokenIds  # int64[n], its text when last seen
+    ids: npt.NDArray[np.int64]  # int64[n], its text when last seen
     chain: Draft = EMPTY_DRAFT  # the draft after that text
     seen: int = 0  # the step in which it was last seen
 
-    def continues_in(self, ids: TokenIds) -> bool:
+    def continues_in(self, ids: npt.NDArray[np.int64]) -> bool:
         length = len(self.ids)
         return length <= len(ids) and self.ids[-1] == ids[length - 1] and np.array_equal(self.ids, ids[:length])
 
@@ -58,8 +48,7 @@ class RequestDrafter:
         most: maximum drafted tokens for a request and step.
         rows: maximum requests in a batch.
         longest: maximum tokens of a request.
-        tree_nodes: nodes of the tree that the chain is taken from.
-        least_probability: the chain ends before a token whose path is less probable, by the drafter's estimate.
+        tree_nodes: see `foredraft.integrations.vllm.ProposerOptions`, as for `least_probability`.
     """
 
     def __init__(
@@ -104,11 +93,9 @@ class RequestDrafter:
             drafts[row] = request.chain.tokens.tolist()
         return drafts
 
-    def _matched(self, texts: dict[int, TokenIds]) -> dict[int, _Request]:
+    def _matched(self, texts: dict[int, npt.NDArray[np.int64]]) -> dict[int, _Request]:
         """Return each row's request, if known: the row's last one, else the longest that fits; none is used twice."""
-        found = {
-            row: self._rows[row] for row in texts if row in self._rows and self._rows[row].continues_in(texts[row])
-        }
+        found = {row: last for row, last in self._rows.items() if row in texts and last.continues_in(texts[row])}
         left = [request for request in self._requests if request not in found.values()]
         for row, ids in texts.items():
             fitting = [] if row in found else [request for request in left if request.continues_in(ids)]
@@ -120,17 +107,12 @@ class RequestDrafter:
     def _forget(self, new: int) -> None:
         """Close the requests not seen for `PATIENCE` steps, and the oldest ones if `new` requests need room."""
         self._requests.sort(key=lambda request: request.seen)
-        excess = len(self._requests) + new - self._kept
-        gone = [
-            request
-            for place, request in enumerate(self._requests)
-            if place < excess or request.seen < self._step - PATIENCE
-        ]
-        self._requests = self._requests[len(gone) :]
-        for request in gone:
-            request.drafting.close()
+        while self._requests and (
+            len(self._requests) + new > self._kept or self._requests[0].seen < self._step - PATIENCE
+        ):
+            self._requests.pop(0).drafting.close()
 
-    def _chain(self, request: _Request, ids: TokenIds) -> Draft:
+    def _chain(self, request: _Request, ids: npt.NDArray[np.int64]) -> Draft:
         """Return the best path of the draft after a request's text."""
         ids.flags.writeable = False
         # the target adds one token after the draft, which must fit too
@@ -144,7 +126,7 @@ class RequestDrafter:
         return Draft(draft.tokens[kept], chain_parents(len(kept)), None if draft.score is None else score[kept])
 
 
-def _verdict(draft: Draft, ids: TokenIds, known: int) -> Verdict:
+def _verdict(draft: Draft, ids: npt.NDArray[np.int64], known: int) -> Verdict:
     """Return the verdict on a chain drafted after `ids[:known]`; the last new token is the target's own."""
     new = tuple(ids[known:].tolist())
     accepted = 0

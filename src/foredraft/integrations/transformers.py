@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from foredraft.contracts import TokenIds
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import UsageError
 from foredraft.integrations.generator_cache import generators_of
@@ -31,17 +32,10 @@ _OWN_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 
 def generate(
-    model: Any,
-    input_ids: torch.Tensor,
-    logits_processor: Any,
-    stopping_criteria: Any,
-    generation_config: Any,
-    speculative_config: Mapping[str, Any] | None = None,
-    streamer: Any = None,
-    assistant_model: Any = None,
-    synced_gpus: bool = False,
-    **model_kwargs: Any,
-) -> Any:
+    model: Any, input_ids: torch.Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any,
+    speculative_config: Mapping[str, Any] | None = None, streamer: Any = None, assistant_model: Any = None,
+    synced_gpus: bool = False, **model_kwargs: Any,
+) -> Any:  # fmt: skip
     """Continue `input_ids`; called by `model.generate(..., custom_generate=foredraft.generate)`.
 
     Sampling is matched: with the same `torch.manual_seed`, the text is the same with every method of foredraft. Each
@@ -73,7 +67,8 @@ def generate(
     dropped = _dropped_arguments(inspect.currentframe())
     streamer = dropped.get("streamer") if streamer is None else streamer
     assistant = dropped.get("assistant_model") if assistant_model is None else assistant_model
-    mode = generation_config.get_generation_mode(assistant)
+    config = generation_config
+    mode = config.get_generation_mode(assistant)
     if mode == GenerationMode.ASSISTED_GENERATION:
         if speculative_config:
             raise UsageError(
@@ -82,22 +77,33 @@ def generate(
             )
         return model._assisted_decoding(  # noqa: SLF001  # what `generate` calls here has no public name
             input_ids, logits_processor=logits_processor, stopping_criteria=stopping_criteria,
-            generation_config=generation_config, synced_gpus=synced_gpus, streamer=streamer, inputs_tensor=input_ids,
+            generation_config=config, synced_gpus=synced_gpus, streamer=streamer, inputs_tensor=input_ids,
             assistant_model=assistant, **model_kwargs,
         )  # fmt: skip
-    _refuse(model, input_ids, generation_config, mode, streamer, synced_gpus, model_kwargs)
+    _refuse(model, input_ids, config, mode, streamer, synced_gpus, model_kwargs)
     cache = generators_of(model)
     generator = cache.generator(model, speculative_config or {})
-    prompts = _prompts(input_ids, model_kwargs, generator.target.vocabulary)
     max_length, eos, criteria = split_criteria(stopping_criteria)
-    sampling, rows = _rows(model, input_ids, prompts, logits_processor, generation_config, criteria)
     limit = NO_LIMIT if max_length is None else max_length - input_ids.shape[1]
+    keeps_scores = config.return_dict_in_generate and config.output_scores
+    keeps_logits = config.return_dict_in_generate and config.output_logits
+    left, filters = (logits_processor, {}) if keeps_scores or not config.do_sample else split_filters(logits_processor)
+    prompts = _prompts(input_ids, model_kwargs.get("attention_mask"), generator.target.vocabulary)
+    own = own_processors(left, len(prompts), model)
+    rows = [
+        Row(
+            number, input_ids, prompt, own[number], criteria, [] if keeps_scores else None, [] if keeps_logits else None
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    seeds = torch.randint(1 << 62, (len(rows),)).tolist() if config.do_sample else [0] * len(rows)
     runs = [
         generator.begin(
-            prompt, options, max_new_tokens=limit, eos=eos, processors=row.engine_processors(), stop=row.stops
+            row.prompt, SamplingOptions(do_sample=bool(config.do_sample), seed=seed, **filters), max_new_tokens=limit,
+            eos=eos, processors=row.engine_processors(), stop=row.stops,
         )
-        for prompt, options, row in zip(prompts, sampling, rows, strict=True)
-    ]  # all prompts are checked before any row is written
+        for row, seed in zip(rows, seeds, strict=True)
+    ]  # fmt: skip  # all prompts are checked before any row is written
     for run in runs:
         for record in run.steps():
             if streamer is not None:
@@ -106,7 +112,7 @@ def generate(
         if streamer is not None:
             streamer.end()
     cache.last = tuple(run.statistics for run in runs)
-    return _output(input_ids, rows, generation_config)
+    return _output(input_ids, rows, config)
 
 
 def last_statistics(model: Any) -> tuple[Statistics, ...]:
@@ -114,55 +120,35 @@ def last_statistics(model: Any) -> tuple[Statistics, ...]:
     return generators_of(model).last
 
 
-def _rows(
-    model: Any, input_ids: torch.Tensor, prompts: Sequence[Any], processors: Any, config: Any, criteria: Any
-) -> tuple[list[SamplingOptions], list[Row]]:
-    """Return each row's sampling options, and its processors and criteria."""
-    keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
-    keeps_logits = bool(config.return_dict_in_generate and config.output_logits)
-    left, filters = (processors, {}) if keeps_scores or not config.do_sample else split_filters(processors)
-    seeds = torch.randint(1 << 62, (len(prompts),)).tolist() if config.do_sample else [0] * len(prompts)
-    own = own_processors(left, len(prompts), model)
-    rows = [
-        Row(number, input_ids, len(prompt), own[number], criteria, keeps_scores, keeps_logits)
-        for number, prompt in enumerate(prompts)
-    ]
-    return [SamplingOptions(do_sample=bool(config.do_sample), seed=seed, **filters) for seed in seeds], rows
-
-
-def _prompts(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], vocabulary: int) -> list[Any]:
+def _prompts(input_ids: torch.Tensor, mask: torch.Tensor | None, vocabulary: int) -> list[TokenIds]:
     """Return each row's ids without padding, int64[n]."""
-    mask = model_kwargs.get("attention_mask")
     shown = torch.ones_like(input_ids) if mask is None else mask
     return [checked_ids(row[kept != 0].tolist(), vocabulary) for row, kept in zip(input_ids, shown, strict=True)]
 
 
 def _output(input_ids: torch.Tensor, rows: Sequence[Row], config: Any) -> Any:
-    longest = max(len(row.tokens) for row in rows)
-    pad = getattr(config, "_pad_token_tensor", None)
-    if pad is None and any(len(row.tokens) < longest for row in rows):
+    lengths = [len(row.tokens) for row in rows]
+    longest, pad = max(lengths), getattr(config, "_pad_token_tensor", None)
+    if pad is None and min(lengths) < longest:
         raise UsageError(
-            f"The rows of this batch ended after {sorted({len(row.tokens) for row in rows})} tokens and there is no id "
-            "to pad the shorter ones with; give pad_token_id."
+            f"The rows of this batch ended after {sorted(set(lengths))} tokens and there is no id to pad the shorter "
+            "ones with; give pad_token_id."
         )
-    new = np.full((len(rows), longest), 0 if pad is None else int(pad), np.int64)
+    new = torch.full((len(rows), longest), 0 if pad is None else int(pad), device=input_ids.device)
     for row in rows:
-        new[row.number, : len(row.tokens)] = row.tokens
-    sequences = torch.cat([input_ids, torch.from_numpy(new).to(input_ids.device)], dim=1)
+        new[row.number, : len(row.tokens)] = torch.tensor(row.tokens)
+    sequences = torch.cat([input_ids, new], dim=1)
     if not config.return_dict_in_generate:
         return sequences
     kind: Any = GenerateDecoderOnlyOutput  # its annotations require tuples of one
-    return kind(
-        sequences=sequences,
-        scores=_by_step([row.scores for row in rows], longest) if rows[0].keeps_scores else None,
-        logits=_by_step([row.logits for row in rows], longest) if rows[0].keeps_logits else None,
-    )
+    scores, logits = _by_step([row.scores for row in rows]), _by_step([row.logits for row in rows])
+    return kind(sequences=sequences, scores=scores, logits=logits)
 
 
-def _by_step(values: Sequence[Sequence[torch.Tensor]], longest: int) -> tuple[torch.Tensor, ...]:
-    """Return float32[B, V] for each step; zeros for rows that had ended."""
-    nothing = torch.zeros_like(next(row[0] for row in values if row))
-    return tuple(torch.stack([row[step] if step < len(row) else nothing for row in values]) for step in range(longest))
+def _by_step(values: Sequence[Sequence[torch.Tensor] | None]) -> tuple[torch.Tensor, ...] | None:
+    """Return float32[B, V] for each step, zeros for rows that had ended; None if nothing was kept."""
+    kept = [torch.stack(list(row)) for row in values if row is not None]
+    return tuple(pad_sequence(kept).unbind()) if kept else None
 
 
 def _dropped_arguments(frame: FrameType | None) -> Mapping[str, Any]:
@@ -211,23 +197,19 @@ def _refuse(
          "leave it out: foredraft keeps a cache of its own, and reads the whole prompt again"),
         (cache is not None and "dynamic" not in cache and "static" not in cache, f"cache_implementation={cache!r}",
          "leave it out: foredraft keeps a cache of its own"),
-        (streamer is not None and len(input_ids) > 1, f"a streamer for {len(input_ids)} rows",
-         "stream one row a call"),
+        (streamer is not None and len(input_ids) > 1, f"a streamer for {len(input_ids)} rows", "stream one row a call"),
+        (_has_own_positions(model_kwargs), "position_ids of your own: each row's positions are 0, 1, 2, ...",
+         "leave them out"),
     )  # fmt: skip
     for is_refused, what, remedy in refusals:
         if is_refused:
             raise UsageError(f"foredraft.generate does not take {what}; {remedy}.")
-    _refuse_positions(model_kwargs)
 
 
-def _refuse_positions(model_kwargs: Mapping[str, Any]) -> None:
+def _has_own_positions(model_kwargs: Mapping[str, Any]) -> bool:
     positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
     if positions is None:
-        return
+        return False
     shown = torch.ones_like(positions) if mask is None else mask.to(positions.device)
     expected = shown.long().cumsum(-1) - 1
-    if positions.shape != expected.shape or bool(((positions != expected) & (shown != 0)).any()):
-        raise UsageError(
-            "foredraft.generate does not take position_ids of your own: each row's positions are 0, 1, 2, ...; leave "
-            "them out."
-        )
+    return positions.shape != expected.shape or bool(((positions != expected) & (shown != 0)).any())

@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,6 @@ OPTIONS_VARIABLE = "FOREDRAFT_VLLM_OPTIONS"
 """Environment variable that names a JSON file with the options, as an alternative to `additional_config`."""
 KEY = "foredraft"
 """The options' key in `additional_config`."""
-_FED_BACK = ("feedback", "feedback_weight", "feedback_top_k")
-"""Options that use the target's probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,6 @@ class ProposerOptions:
     least_probability: float = 0.0  # the chain ends before a token whose path is less probable, by the drafter
 
     def __post_init__(self) -> None:
-        """Raise UsageError for values out of range."""
         if not 1 <= self.tree_nodes <= 1024:
             raise UsageError(f"tree_nodes is {self.tree_nodes}; it must be a whole number, 1 to 1024.")
         if not 0 <= self.least_probability <= 1:
@@ -55,26 +53,31 @@ class ProposerOptions:
 class Proposer:
     """The class that vLLM creates with its `vllm.config.VllmConfig`; it calls `propose` after every step.
 
-    Raises:
-        UsageError: another version of vLLM, an unsupported option, or more tokens than vLLM verifies.
-        StoreError: a table or store is damaged or belongs to another tokenizer.
+    UsageError for another version of vLLM, an unsupported option, or more tokens than vLLM verifies; StoreError for a
+    table or store that is damaged or belongs to another tokenizer.
     """
 
     def __init__(self, vllm_config: Any) -> None:
         check_version(_installed_version())
-        most = checked_most(vllm_config.speculative_config.num_speculative_tokens)
+        given = vllm_config.speculative_config.num_speculative_tokens
+        most = whole_number(given)
+        if most is None or not 1 <= most <= MOST_TOKENS:
+            raise UsageError(
+                f"num_speculative_tokens is {shown(given)}; vLLM verifies 1 to {MOST_TOKENS} drafted tokens, so give a "
+                "number in that range."
+            )
         options, own = parse_proposer_options(read_options(vllm_config.additional_config, os.environ))
         model = vllm_config.model_config
-        drafter = served_drafter(options.method, own, str(model.tokenizer), int(model.get_vocab_size()))
-        sizes: dict[str, Any] = {
-            "vocabulary": int(model.get_vocab_size()),
-            "most": most,
-            "longest": int(model.max_model_len),
-            "tree_nodes": options.tree_nodes,
-            "least_probability": options.least_probability,
-        }
-        _compile(RequestDrafter(drafter, rows=1, **sizes), int(model.max_model_len))
-        self._requests = RequestDrafter(drafter, rows=int(vllm_config.scheduler_config.max_num_seqs), **sizes)
+        vocabulary, longest = int(model.get_vocab_size()), int(model.max_model_len)
+        made = partial(
+            RequestDrafter, served_drafter(options.method, own, str(model.tokenizer), vocabulary),
+            vocabulary=vocabulary, most=most, longest=longest, tree_nodes=options.tree_nodes,
+            least_probability=options.least_probability,
+        )  # fmt: skip
+        warming = made(rows=1)  # drafts for a text of one token and a longer one, so that no request waits for numba
+        for length in (1, min(8, longest - 1)):
+            warming.propose([[1]], np.array([length], np.int32), np.ones((1, longest), np.int32))
+        self._requests = made(rows=int(vllm_config.scheduler_config.max_num_seqs))
         self._warned = False
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -84,19 +87,12 @@ class Proposer:
         """Do nothing: kernels are compiled already. Ignores what vLLM passes."""
 
     def propose(
-        self,
-        sampled_token_ids: Sequence[Sequence[int]],
-        num_tokens_no_spec: Any,
-        token_ids_cpu: Any,
+        self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Any, token_ids_cpu: Any,
         slot_mappings: Any = None,  # noqa: ARG002  # vLLM's signature
-    ) -> list[list[int]]:
+    ) -> list[list[int]]:  # fmt: skip
         """Return a chain for each row of the batch, empty if nothing is drafted; never raises.
 
-        Args:
-            sampled_token_ids: the tokens that each row got in the last step; empty for unfinished prompts.
-            num_tokens_no_spec: int32[B], tokens of each row.
-            token_ids_cpu: int32[B, max_model_len], the rows.
-            slot_mappings: not used.
+        Of the arguments, which are those of `RequestDrafter.propose`, `slot_mappings` is not used.
         """
         try:
             return self._requests.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
@@ -113,11 +109,7 @@ class Proposer:
 
 
 def check_version(version: str | None) -> None:
-    """Check the version of vLLM; None means that vLLM is not installed.
-
-    Raises:
-        UsageError: it has another proposer interface; the message names the supported versions.
-    """
+    """Raise UsageError if this version of vLLM has another proposer interface, or vLLM is not installed (None)."""
     known = ", ".join(SUPPORTED)
     if version is None:
         raise UsageError(f"vLLM is not installed; foredraft's proposer runs inside vLLM {known}: install one of them.")
@@ -128,23 +120,8 @@ def check_version(version: str | None) -> None:
         )
 
 
-def checked_most(given: Any) -> int:
-    """Return `num_speculative_tokens`; UsageError if vLLM would not verify so many."""
-    most = whole_number(given)
-    if most is None or not 1 <= most <= MOST_TOKENS:
-        raise UsageError(
-            f"num_speculative_tokens is {shown(given)}; vLLM verifies 1 to {MOST_TOKENS} drafted tokens, so give a "
-            "number in that range."
-        )
-    return most
-
-
 def read_options(additional_config: Any, environment: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the options from `additional_config`, or from the file that the environment variable names.
-
-    Raises:
-        UsageError: both are given, the file cannot be read, or either is not a mapping.
-    """
+    """Return the options from `additional_config`, or from the file that `OPTIONS_VARIABLE` names, but not both."""
     given = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
     path = environment.get(OPTIONS_VARIABLE)
     if given is not None and path:
@@ -166,11 +143,7 @@ def read_options(additional_config: Any, environment: Mapping[str, str]) -> Mapp
 
 
 def parse_proposer_options(given: Mapping[str, Any]) -> tuple[ProposerOptions, dict[str, Any]]:
-    """Return the proposer's options and the method's.
-
-    Raises:
-        UsageError: an unknown option, or an unsupported value.
-    """
+    """Return the proposer's options and the method's; UsageError for an unknown option, or an unsupported value."""
     names = [field.name for field in fields(ProposerOptions)]
     options = options_from(ProposerOptions, {key: given[key] for key in names if key in given}, "foredraft's proposer")
     own = {key: value for key, value in given.items() if key not in names}
@@ -179,47 +152,31 @@ def parse_proposer_options(given: Mapping[str, Any]) -> tuple[ProposerOptions, d
         if key not in method_names and (hint := nearest(key, names)):
             raise UsageError(f"foredraft's proposer has no option {key!r}.{hint}")
     parse_options(options.method, own)
-    _check_available(options.method, own)
-    return options, own
-
-
-def _check_available(method: str, own: Mapping[str, Any]) -> None:
-    """Raise UsageError for options and methods that need values which vLLM does not pass to a proposer."""
-    for key in _FED_BACK:
+    for key in ("feedback", "feedback_weight", "feedback_top_k"):
         if own.get(key) not in (None, "off"):
             raise UsageError(f"{key} is {shown(own[key])}, and vLLM passes a proposer no probabilities; leave it out.")
     if own.get("drafter") is not None:
         raise UsageError(
             f"drafter is {shown(own['drafter'])}, and vLLM runs the model itself, apart from a proposer; leave it out."
         )
-    if method == "lookahead":
-        raise UsageError(
-            "Method 'lookahead' needs the model's best token after every drafted one, which vLLM does not pass to a "
-            "proposer; choose auto, adaptix, rest or prompt_lookup."
-        )
+    if options.method == "lookahead":
+        raise _needing("lookahead", "best token after every drafted one")
+    return options, own
 
 
 def served_drafter(method: str, own: Mapping[str, Any], tokenizer: str, vocabulary: int) -> Drafter:
-    """Create the drafter for a served model.
-
-    Raises:
-        UsageError: an unsupported option, or a drafter that needs values which vLLM does not pass.
-        StoreError: a table or store is damaged or belongs to another tokenizer.
-    """
+    """Create the drafter for a served model; raises as `Proposer`, also if it needs values that vLLM does not pass."""
     drafter = make_drafter(method, own, resources_for(vocabulary, tokenizer_for(tokenizer, None, own)))
     if drafter.needs.hidden:
-        raise UsageError(
-            f"Method {method!r} needs the model's hidden states, which vLLM does not pass to a proposer; choose "
-            "auto, adaptix, rest or prompt_lookup."
-        )
+        raise _needing(method, "hidden states")
     return drafter
 
 
-def _compile(requests: RequestDrafter, longest: int) -> None:
-    """Draft once for a text of one token and once for a longer one, so that no request waits for compilation."""
-    token_ids = np.ones((1, longest), np.int32)
-    for length in (1, min(8, longest - 1)):
-        requests.propose([[1]], np.array([length], np.int32), token_ids)
+def _needing(method: str, what: str) -> UsageError:
+    return UsageError(
+        f"Method {method!r} needs the model's {what}, which vLLM does not pass to a proposer; choose auto, adaptix, "
+        "rest or prompt_lookup."
+    )
 
 
 def _installed_version() -> str | None:

@@ -6,149 +6,143 @@ Does not depend on how answers are generated or formatted.
 import asyncio
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from foredraft.errors import ForedraftError
 from foredraft.request import encoded
-from foredraft.server.anthropic import MessageShape, anthropic_error, conversation_of
-from foredraft.server.bodies import (
-    Body,
-    ChatRequest,
-    CompletionRequest,
-    CountRequest,
-    DetokenizeRequest,
-    GenerationRequest,
-    MessagesRequest,
-    ResponsesRequest,
-    TextsRequest,
-    TokenizeRequest,
-)
-from foredraft.server.openai import ChatShape, CompletionShape, error_shape, message_of
-from foredraft.server.replies import AnswerStream, RequestError, failure_of
-from foredraft.server.responses import ResponseShape
-from foredraft.server.service import Service
+from foredraft.server import bodies
+from foredraft.server.anthropic import CountRequest, MessagesRequest, anthropic_error
+from foredraft.server.openai import ChatRequest, CompletionRequest, error_shape
+from foredraft.server.replies import RequestError, failure_of
+from foredraft.server.responses import ResponsesRequest
+from foredraft.server.service import Answers, Service
 from foredraft.server.stores import Stores
 from foredraft.text import decode
 
-AnyBody = TypeVar("AnyBody", bound=Body)
+AnyBody = TypeVar("AnyBody", bound=bodies.Body)
 
+_MOST_BYTES = 4 << 20  # of a body (chosen)
+_MOST_TEXTS = 64  # per request (chosen)
 _PAGE = Path(__file__).with_name("page.html")
-_TEXTS: dict[str, tuple[type[GenerationRequest], Callable[[Any, str, Any], Any]]] = {
-    "/v1/chat/completions": (ChatRequest, ChatShape),
-    "/v1/completions": (CompletionRequest, CompletionShape),
-    "/v1/responses": (ResponsesRequest, ResponseShape),
-    "/v1/messages": (MessagesRequest, MessageShape),
+_GENERATING = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
 }
-"""The routes that generate: the body of each, and the class that translates requests and formats answers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """The access rules of a server."""
-
-    keys: tuple[str, ...] = ()  # accepted API keys; empty if none is needed
-    hosts: tuple[str, ...] = ()  # allowed host names of requests without keys; empty allows all
-    most_bytes: int = 4 << 20  # bytes of a body (chosen)
-    most_prompts: int = 64  # texts per request (chosen)
 
 
 def make_app(
-    service: Service, stores: Stores, name: str, access: Access, started: Callable[[], Awaitable[None]]
+    service: Service, stores: Stores, name: str, keys: tuple[str, ...], hosts: tuple[str, ...], lifespan: Any
 ) -> FastAPI:
-    """Return the application for the model `name`; `started` is called once the event loop runs."""
+    """Return the application for the model `name`, with FastAPI's `lifespan`.
 
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await started()
-        yield
-
+    `keys` are the accepted API keys; without any, `hosts` are the allowed host names, and none means all.
+    """
     app = FastAPI(title="foredraft", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.name, app.state.access = name, access
+    app.state.name, app.state.keys, app.state.hosts = name, keys, hosts
     for kind in (Exception, RequestError, ForedraftError, ValidationError, TimeoutError, HTTPException):
         app.add_exception_handler(kind, _failed)
-    for path, (body, shape) in _TEXTS.items():
-        app.post(path)(_answering(service, body, shape))
+    for path, body in _GENERATING.items():
+        app.post(path)(_answering(service, body))
     _add_tokens(app, service)
     _add_stores(app, service, stores)
     _add_facts(app, service)
     return app
 
 
-def _answering(
-    service: Service, kind: type[GenerationRequest], shape_of: Callable[[Any, str, Any], Any]
-) -> Callable[[Request], Awaitable[Response]]:
-    """Return the handler of a route that generates."""
+def _answering(service: Service, kind: type[Any]) -> Callable[[Request], Awaitable[Response]]:
+    """Return the handler of a route that generates, whose body is of `kind`."""
 
     async def answer(request: Request) -> Response:
         key, body = await _read(request, kind)
-        shape = shape_of(body, request.app.state.name, service.generator.tokenizer)
-        text_request, most = shape.text_request(), request.app.state.access.most_prompts
+        body.model = request.app.state.name
+        text_request = body.text_request()
         count = len(text_request.prompts) * text_request.n
-        if count > most:
-            raise RequestError(400, f"The request needs {count} texts; the limit is {most}.")
+        if count > _MOST_TEXTS:
+            raise RequestError(400, f"The request needs {count} texts; the limit is {_MOST_TEXTS}.")
         answers = await service.begin(text_request, key)
         if body.stream:
-            return AnswerStream(service, answers, shape.events(answers), shape.failed)
+            return _AnswerStream(service, answers, body)
         with service.attending(answers):
-            return JSONResponse(await _unless_gone(request, shape.whole(answers)))
+            return JSONResponse(await _unless_gone(request, body.whole(answers)))
 
     return answer
 
 
+class _AnswerStream(StreamingResponse):
+    """Streams answers, and cancels unfinished ones at the end, also if the client leaves before the first event."""
+
+    def __init__(self, service: Service, answers: Answers, body: Any) -> None:
+        async def content() -> AsyncIterator[bytes]:
+            try:
+                async for each in body.events(answers):
+                    yield each
+            except Exception as error:  # noqa: BLE001  # the response has started, so the error goes into the stream
+                yield body.failed(failure_of(error))
+
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(content(), media_type="text/event-stream", headers=headers)
+        self._service, self._answers = service, answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._service.attending(self._answers):
+            await super().__call__(scope, receive, send)
+
+
 def _add_tokens(app: FastAPI, service: Service) -> None:
-    tokenizer, vocabulary = service.generator.tokenizer, service.generator.target.vocabulary
+    tokenizer, target = service.generator.tokenizer, service.generator.target
 
     @app.post("/v1/messages/count_tokens")
     async def _count(request: Request) -> Response:
         _, body = await _read(request, CountRequest)
-        ids = await service.prepared_in_turn(encoded, conversation_of(body), tokenizer, vocabulary)
+        ids = await service.in_turn(encoded, body.conversation(), tokenizer, target.vocabulary)
         return JSONResponse({"input_tokens": len(ids)})
 
     @app.post("/tokenize")
     async def _tokenize(request: Request) -> Response:
-        _, body = await _read(request, TokenizeRequest)
-        messages = [message_of(message) for message in body.messages or []]
-        prompt = messages if body.prompt is None else body.prompt
-        ids = await service.prepared_in_turn(encoded, prompt, tokenizer, vocabulary)
-        window = service.generator.target.window
-        return JSONResponse({"tokens": ids.tolist(), "count": len(ids), "max_model_len": window})
+        _, body = await _read(request, bodies.TokenizeRequest)
+        prompt = body.prompt if body.messages is None else [each.for_template() for each in body.messages]
+        ids = await service.in_turn(encoded, prompt, tokenizer, target.vocabulary)
+        return JSONResponse({"tokens": ids.tolist(), "count": len(ids), "max_model_len": target.window})
 
     @app.post("/detokenize")
     async def _detokenize(request: Request) -> Response:
-        _, body = await _read(request, DetokenizeRequest)
-        if any(not 0 <= token < vocabulary for token in body.tokens):
-            raise RequestError(400, f"tokens has an id outside the vocabulary; use ids from 0 to {vocabulary - 1}.")
-        return JSONResponse({"prompt": await service.prepared_in_turn(decode, tokenizer, body.tokens)})
+        _, body = await _read(request, bodies.DetokenizeRequest)
+        if any(not 0 <= token < target.vocabulary for token in body.tokens):
+            most = target.vocabulary - 1
+            raise RequestError(400, f"tokens has an id outside the vocabulary; use ids from 0 to {most}.")
+        return JSONResponse({"prompt": await service.in_turn(decode, tokenizer, body.tokens)})
 
 
 def _add_stores(app: FastAPI, service: Service, stores: Stores) -> None:
     @app.get("/v1/stores")
     async def _stores(request: Request) -> Response:
-        listed = await service.prepared_in_turn(stores.list, _key(request))
-        return JSONResponse({"object": "list", "data": listed})
+        return JSONResponse({"object": "list", "data": await service.in_turn(stores.list, _key(request))})
 
     @app.post("/v1/stores/{store}/texts")
     async def _add(request: Request, store: str) -> Response:
-        key, body = await _read(request, TextsRequest)
-        return JSONResponse(await service.prepared_in_turn(stores.add, key, store, body.texts))
+        key, body = await _read(request, bodies.TextsRequest)
+        return JSONResponse(await service.in_turn(stores.add, key, store, body.texts))
 
     @app.delete("/v1/stores/{store}")
     async def _remove(request: Request, store: str) -> Response:
-        await service.prepared_in_turn(stores.remove, _key(request), store)
+        await service.in_turn(stores.remove, _key(request), store)
         return JSONResponse({"id": store, "object": "store", "deleted": True})
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:
-    name, page = app.state.name, _PAGE.read_text("utf-8")
+    page = _PAGE.read_text("utf-8")
+    model = {"id": app.state.name, "object": "model", "created": 0, "owned_by": "foredraft",
+             "max_model_len": service.generator.target.window, "methods": service.generators.methods}  # fmt: skip
 
     @app.get("/")
     async def _page() -> HTMLResponse:
@@ -166,18 +160,13 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models")
     async def _models(request: Request) -> Response:
         _key(request)
-        return JSONResponse({"object": "list", "data": [_model()]})
+        return JSONResponse({"object": "list", "data": [model]})
 
-    @app.get("/v1/models/{model:path}")
-    async def _one_model(request: Request, model: str) -> Response:
+    @app.get("/v1/models/{named:path}")
+    async def _one_model(request: Request, named: str) -> Response:
         _key(request)
-        _check_model(request, model)
-        return JSONResponse(_model())
-
-    def _model() -> dict[str, Any]:
-        window = service.generator.target.window
-        return {"id": name, "object": "model", "created": 0, "owned_by": "foredraft", "max_model_len": window,
-                "methods": service.generators.methods}  # fmt: skip
+        _check_model(request, named)
+        return JSONResponse(model)
 
 
 async def _unless_gone(request: Request, work: Any) -> Any:
@@ -194,13 +183,11 @@ async def _unless_gone(request: Request, work: Any) -> Any:
 
 async def _read(request: Request, kind: type[AnyBody]) -> tuple[str, AnyBody]:
     """Return the key and the body of a request, after checking its size, key and model."""
-    key = _key(request)
-    most = request.app.state.access.most_bytes
-    data = bytearray()
+    key, data = _key(request), bytearray()
     async for part in request.stream():
         data += part
-        if len(data) > most:
-            raise RequestError(413, f"The body has more than {most:,} bytes; send less.", code="body_too_large")
+        if len(data) > _MOST_BYTES:
+            raise RequestError(413, f"The body has more than {_MOST_BYTES:,} bytes; send less.", code="body_too_large")
     body = kind.model_validate_json(bytes(data))
     model = getattr(body, "model", None)
     if model is not None:
@@ -219,16 +206,15 @@ def _key(request: Request) -> str:
 
     Without keys, requests from another site's pages are rejected by their Origin, and DNS rebinding by the Host.
     """
-    access: Access = request.app.state.access
-    if access.keys:
+    keys, hosts = request.app.state.keys, request.app.state.hosts
+    if keys:
         given = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
-        encoded_key = given.encode("utf-8", "surrogateescape")
-        for key in access.keys:
-            if hmac.compare_digest(key.encode(), encoded_key):
-                return key
+        for key in keys:
+            if hmac.compare_digest(key.encode(), given.encode("utf-8", "surrogateescape")):
+                return str(key)
         raise RequestError(401, "The API key is missing or wrong.", "authentication_error", code="invalid_api_key")
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
-    allowed = not access.hosts or urlsplit(f"//{host}").hostname in access.hosts
+    allowed = not hosts or urlsplit(f"//{host}").hostname in hosts
     if not allowed or (origin and urlsplit(origin).netloc != host):
         raise RequestError(403, "Pages of other sites may not use this server; start it with --api-key to allow them.")
     return ""

@@ -1,35 +1,36 @@
-"""The request bodies, with the field names of OpenAI and Anthropic; a field that is not supported is an error.
+"""What request bodies share, and the small ones; a field that is not supported is an error.
 
 Checks names, types and ranges. Does not depend on the model.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+
+from foredraft.sampling import SEED_LIMIT
 
 Item = TypeVar("Item")
 Many = Annotated[list[Item], Field(fail_fast=True)]
 """A list that may be long: validation stops at the first error, because finding all would block other requests."""
 Some = Annotated[list[Item], Field(fail_fast=True, min_length=1)]
 
-Temperature = Annotated[float, Field(ge=0, le=2)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1)]
+TopK = Annotated[int, Field(ge=0)]
 Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
-OneStopOrMore = Annotated[Stops, BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+
+Shape = str | dict[str, Any]
+"""What a text must match: a regular expression, or a JSON schema."""
 
 
 class Body(BaseModel):
     """A body that rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-
-class StreamOptions(Body):
-    """Options of a stream."""
-
-    include_usage: bool = False
 
 
 class TextPart(Body):
@@ -51,92 +52,49 @@ def text_of(content: Content | None) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content or [])
 
 
-class Function(Body):
-    """The function of a tool call."""
+class Turn(Body):
+    """A message of a conversation, as all protocols have it."""
 
+    role: str
+    content: Content | None
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message in the format of chat templates."""
+        return {"role": "system" if self.role == "developer" else self.role, "content": text_of(self.content)}
+
+
+class _Function(Body):
     name: str
     arguments: str
 
 
-class ToolCall(Body):
-    """A tool call of an earlier answer."""
-
+class _ToolCall(Body):
     id: str
     type: Literal["function"] = "function"
-    function: Function
+    function: _Function
 
 
-class Message(Body):
-    """A message of a conversation."""
+class Message(Turn):
+    """A message of OpenAI's conversations."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> "Message":
+    def _says_something(self) -> Self:
         if self.content is None and not self.tool_calls:
             raise ValueError(f"a message of role {self.role} needs a content")
         return self
 
-
-class FunctionDefinition(Body):
-    """A tool's function; generated arguments are not checked against the schema."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
-
-
-class Tool(Body):
-    """A tool; functions are the only kind."""
-
-    type: Literal["function"]
-    function: FunctionDefinition
-
-
-class JsonSchema(Body):
-    """A named schema."""
-
-    name: str = "schema"
-    description: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    strict: bool | None = None
-
-
-class ResponseFormat(Body):
-    """The format that the text must have; `regex` is an extension."""
-
-    type: Literal["text", "json_object", "json_schema", "regex"] = "text"
-    json_schema: JsonSchema | None = None
-    pattern: str | None = None
-
-    @model_validator(mode="after")
-    def _is_complete(self) -> "ResponseFormat":
-        given = {"json_schema": self.json_schema, "regex": self.pattern}
-        if any((value is not None) != (self.type == kind) for kind, value in given.items()):
-            raise ValueError("type json_schema needs json_schema, type regex needs pattern, and no other takes them")
-        return self
-
-    @property
-    def shape(self) -> tuple[str, Any] | None:
-        """The kind and the schema or regular expression, as `Constraint` takes them; None for text."""
-        if self.type == "text":
-            return None
-        schema = None if self.json_schema is None else self.json_schema.schema_ or {}
-        return self.type, self.pattern if self.type == "regex" else schema
-
-
-class Prediction(Body):
-    """A text similar to the expected one, used for drafting."""
-
-    type: Literal["content"]
-    content: Content
+    def for_template(self) -> dict[str, Any]:
+        """Return the message in the format of chat templates, with its tool calls."""
+        optional = self.model_dump(include={"tool_calls", "tool_call_id", "name"})
+        return super().for_template() | {name: each for name, each in optional.items() if each}
 
 
 class Speculation(Body):
@@ -151,137 +109,50 @@ class Speculation(Body):
     options: dict[str, bool | int | float] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """A request for texts, independent of the protocol."""
+
+    prompts: Sequence[Any]  # texts, conversations or ids
+    options: Mapping[str, Any]  # generation arguments, None for missing ones
+    tools: Sequence[Mapping[str, Any]] | None = None  # for the chat template; None if no message involves tools
+    n: int = 1  # answers per prompt
+    stops: Sequence[str] = ()
+    logprobs: int | None = None  # most probable tokens reported per position; None for no log-probabilities
+    bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits, by token id
+    presence: float = 0.0
+    frequency: float = 0.0
+    shape: Shape | None = None
+    ignore_eos: bool = False  # continue after the end token
+    speculative: Speculation | bool | None = None
+
+
 class GenerationRequest(Body):
-    """The fields of all requests for a text; `seed` and `speculative` are extensions to some protocols."""
+    """The fields of all requests for a text; `seed` and `speculative` are extensions to some protocols.
+
+    A subclass is one route's body. It also translates itself (`text_request`), and formats the answers: `whole`, or
+    the `events` of a stream, which ends with `failed` if one fails.
+    """
 
     model: str | None = None
     stream: bool = False
-    temperature: Temperature | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Share | None = None
     seed: int | None = None
     metadata: dict[str, Any] | None = None
     speculative: Speculation | bool | None = None
+    _id: str = PrivateAttr(default_factory=lambda: uuid.uuid4().hex)  # of the answer
+    _created: int = PrivateAttr(default_factory=lambda: int(time.time()))
 
+    def options(self, most: int | None, **filters: Any) -> dict[str, Any]:
+        """Return generation arguments, with None for missing ones; `most` is `max_new_tokens`.
 
-class OpenAIRequest(GenerationRequest):
-    """The common fields of `/v1/chat/completions` and `/v1/completions`; those from `top_k` on are extensions."""
-
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=64)] = 1
-    response_format: ResponseFormat | None = None
-    prediction: Prediction | None = None
-    stop: OneStopOrMore | None = None
-    frequency_penalty: Penalty = 0.0
-    presence_penalty: Penalty = 0.0
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    user: str | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
-    min_p: Share | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
-    ignore_eos: bool = False
-    return_sources: bool = False
-
-    @model_validator(mode="after")
-    def _streams_with_stream_fields(self) -> "OpenAIRequest":
-        if not self.stream and (self.stream_options is not None or self.return_sources):
-            raise ValueError("stream_options and return_sources need stream to be true")
-        return self
-
-
-class ChatRequest(OpenAIRequest):
-    """`/v1/chat/completions`."""
-
-    messages: Some[Message]
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    parallel_tool_calls: Literal[True] | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    modalities: list[Literal["text"]] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-
-    @model_validator(mode="after")
-    def _is_consistent(self) -> "ChatRequest":
-        if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
-            raise ValueError("max_tokens and max_completion_tokens are the same field; give one of them")
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs to be true")
-        return self
-
-
-class CompletionRequest(OpenAIRequest):
-    """`/v1/completions`."""
-
-    prompt: str | Many[str] | Many[int] | Many[Many[int]]
-    max_tokens: Count = 16
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    echo: Literal[False] = False
-    suffix: None = None
-    best_of: Literal[1] | None = None
-
-
-class ResponsesItem(Body):
-    """A message of `/v1/responses`."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    type: Literal["message"] = "message"
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
-
-
-class ResponsesFormat(JsonSchema):
-    """The format that the text must have, in `/v1/responses`."""
-
-    type: Literal["text", "json_object", "json_schema"] = "text"
-
-
-class ResponsesText(Body):
-    """The text options of `/v1/responses`."""
-
-    format: ResponsesFormat = ResponsesFormat()
-
-
-class ResponsesRequest(GenerationRequest):
-    """`/v1/responses`, text only; nothing is stored."""
-
-    input: str | Some[ResponsesItem]
-    instructions: str | None = None
-    max_output_tokens: Count | None = None
-    text: ResponsesText = ResponsesText()
-    store: bool | None = None
-    user: str | None = None
-
-
-class AnthropicMessage(Body):
-    """A message of `/v1/messages`."""
-
-    role: Literal["user", "assistant"]
-    content: Content
-
-
-class CountRequest(Body):
-    """`/v1/messages/count_tokens`."""
-
-    model: str | None = None
-    messages: Some[AnthropicMessage]
-    system: Content | None = None
-
-
-class MessagesRequest(CountRequest, GenerationRequest):
-    """`/v1/messages`, text only."""
-
-    max_tokens: Count
-    stop_sequences: Stops = []
-    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
+        The default temperature is 1, as in OpenAI's API. Filters are dropped for greedy decoding.
+        """
+        seed = None if self.seed is None else self.seed % SEED_LIMIT
+        temperature = 1.0 if self.temperature is None else self.temperature
+        options = {"max_new_tokens": most, "seed": seed, "temperature": temperature}
+        return options | {"do_sample": True, "top_p": self.top_p} | filters if temperature else options
 
 
 class TokenizeRequest(Body):
@@ -292,7 +163,7 @@ class TokenizeRequest(Body):
     messages: Some[Message] | None = None
 
     @model_validator(mode="after")
-    def _has_one_input(self) -> "TokenizeRequest":
+    def _has_one_input(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either prompt or messages")
         return self

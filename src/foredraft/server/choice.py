@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foredraft.contracts import Drafter, StepRecord
-from foredraft.drafters.prediction import PREDICTION, ChainDrafter
+from foredraft.contracts import StepRecord
+from foredraft.drafters.prediction import ChainDrafter
 from foredraft.server.processors import Logprobs, TokenLogprobs
 from foredraft.server.writer import Event
 from foredraft.text import TextStream
-
-_FINISH = {"eos": "stop", "stop": "stop", "length": "length", "window": "length", "memory": "length"}
-"""Finish reason to OpenAI's `finish_reason`."""
 
 Piece = tuple[str, str | None]
 """A text, and the name of the source that drafted it, or None."""
@@ -45,13 +42,11 @@ class StopFilter:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.found: str | None = None
-        self._stops = tuple(stops)
+        self._stops = stops
         self._held: list[Piece] = []
 
     def push(self, pieces: list[Piece], *, last: bool = False) -> list[Piece]:
         """Add pieces and return those that can be sent; `last` releases the text held back."""
-        if not self._stops:
-            return pieces
         self._held += pieces
         if self.found is not None:
             return []
@@ -60,7 +55,9 @@ class StopFilter:
         if places:
             passed, _, self.found = min(places)
         else:
-            passed = len(text) if last else len(text) - self._overlap(text)
+            lengths = ((stop, n) for stop in self._stops for n in range(1, min(len(stop), len(text) + 1)))
+            begun = (n for stop, n in lengths if text.endswith(stop[:n]))
+            passed = len(text) if last else len(text) - max(begun, default=0)
         pieces, self._held = _split(self._held, passed)
         return pieces
 
@@ -69,22 +66,23 @@ class StopFilter:
         """The text held back."""
         return "".join(piece for piece, _ in self._held)
 
-    def _overlap(self, text: str) -> int:
-        """Return the length of the longest suffix of the text that is a prefix of a stop string."""
-        longest = max(len(stop) for stop in self._stops) - 1
-        lengths = range(min(longest, len(text)), 0, -1)
-        return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
-
 
 class Choice:
-    """One answer of a request: its step records so far, and OpenAI's finish reason, or None."""
+    """One answer of a request.
+
+    Attributes:
+        records: its steps so far.
+        finish: OpenAI's finish reason, or None.
+        stops: cuts its text at a stop string.
+        predicting: drafts for it from a prediction, if there is one.
+    """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], logprobs: Logprobs | None) -> None:
         self.stops = StopFilter(stops)
         self.records: list[StepRecord] = []
         self.finish: str | None = None
+        self.predicting: ChainDrafter | None = None
         self._stream, self._logprobs = TextStream(tokenizer), logprobs
-        self._predicting: ChainDrafter | None = None
 
     def take(self, event: Event) -> Delta:
         """Return the increment of an event, or raise its failure."""
@@ -99,22 +97,9 @@ class Choice:
                     delta.tokens.append(self._logprobs.take(token))
         if event.finish is not None:
             pieces.append((self._stream.finish(), None))
-            self.finish = delta.finish = _FINISH[event.finish]
+            self.finish = delta.finish = "stop" if event.finish in ("eos", "stop") else "length"
         delta.pieces = self.stops.push([piece for piece in pieces if piece[0]], last=event.finish is not None)
         return delta
-
-    def watch(self, drafter: Drafter) -> None:
-        """Keep a reference to the drafter if it drafts from a prediction."""
-        if isinstance(drafter, ChainDrafter):
-            self._predicting = drafter
-
-    @property
-    def predicted(self) -> tuple[int, int]:
-        """The numbers of tokens drafted from the prediction that were accepted and rejected."""
-        if self._predicting is None:
-            return 0, 0
-        accepted = sum(source == PREDICTION for record in self.records for source in record.sources)
-        return accepted, max(self._predicting.drafted - accepted, 0)
 
 
 def _split(pieces: list[Piece], at: int) -> tuple[list[Piece], list[Piece]]:
@@ -122,9 +107,8 @@ def _split(pieces: list[Piece], at: int) -> tuple[list[Piece], list[Piece]]:
     before: list[Piece] = []
     after: list[Piece] = []
     for text, source in pieces:
-        if text[:at]:
-            before.append((text[:at], source))
-        if text[at:]:
-            after.append((text[at:], source))
+        for part, side in ((text[:at], before), (text[at:], after)):
+            if part:
+                side.append((part, source))
         at = max(at - len(text), 0)
     return before, after

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from foredraft.contracts import StepRecord
 from foredraft.engine.statistics import summarize
-from foredraft.server.choice import Choice
 from foredraft.server.writer import Event, Job, Writer
 
 # bucket limits of the histograms, in seconds (chosen)
@@ -36,22 +36,16 @@ class Metrics:
             Counter, "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by position in the draft.", "position"
         )
         self._finished = self._family(Counter, "request_success", "Finished texts by reason.", "finished_reason")
-        times = {"buckets": _SECONDS}
-        self._first = self._made(Histogram, "time_to_first_token_seconds", "From arrival to the first token.", **times)
-        self._between = self._made(
-            Histogram,
-            "inter_token_latency_seconds",
-            "Between tokens; the time of a step divided by its tokens.",
-            **times,
-        )
-        self._queued = self._made(Histogram, "request_queue_time_seconds", "From arrival to the batch.", **times)
-        self._whole = self._made(Histogram, "e2e_request_latency_seconds", "From arrival to the end.", **times)
+        self._first = self._timed("time_to_first_token", "From arrival to the first token.")
+        self._between = self._timed("inter_token_latency", "Between tokens; the time of a step divided by its tokens.")
+        self._queued = self._timed("request_queue_time", "From arrival to the batch.")
+        self._whole = self._timed("e2e_request_latency", "From arrival to the end.")
 
     def watch(self, writer: Writer) -> None:
         """Read the gauges from `writer` whenever the metrics are collected."""
         self._running.set_function(lambda: writer.running)
         self._waiting.set_function(lambda: writer.waiting)
-        self._memory.set_function(lambda: writer.memory_use)
+        self._memory.set_function(lambda: writer.batch.memory_use)
 
     def begun(self, jobs: Sequence[Job]) -> None:
         """Count submitted texts."""
@@ -78,25 +72,27 @@ class Metrics:
             self._first.observe(now - job.submitted)
         job.last_event = now
 
-    def ended(self, job: Job, choice: Choice) -> None:
-        """Count a finished or cancelled text."""
+    def ended(self, job: Job, finish: str | None) -> None:
+        """Count a finished text, or a cancelled one, whose finish reason is None."""
         self._whole.observe(time.monotonic() - job.submitted)
-        self._finished.labels(self._model, choice.finish or "abort").inc()
+        self._finished.labels(self._model, finish or "abort").inc()
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _made(self, kind: type[Kind], name: str, words: str, **options: Any) -> Kind:
-        return self._family(kind, name, words, **options).labels(self._model)
-
     def _family(self, kind: type[Kind], name: str, words: str, *labels: str, **options: Any) -> Kind:
         return kind(f"vllm:{name}", words, ("model_name", *labels), registry=self._registry, **options)
 
+    def _made(self, kind: type[Kind], name: str, words: str, **options: Any) -> Kind:
+        return self._family(kind, name, words, **options).labels(self._model)
 
-def drafting_of(choices: Sequence[Choice]) -> dict[str, object]:
+    def _timed(self, name: str, words: str) -> Histogram:
+        return self._made(Histogram, f"{name}_seconds", words, buckets=_SECONDS)
+
+
+def drafting_of(records: Sequence[StepRecord]) -> dict[str, object]:
     """Return a request's number of steps, and its drafting figures in vLLM's `metrics.speculative_decoding`."""
-    records = [record for choice in choices for record in choice.records]
     total, accepted = summarize(records, 0.0), Counts(record.accepted for record in records if record.drafted)
     speculative = {
         "mean_acceptance_length": total.mean_acceptance_length,

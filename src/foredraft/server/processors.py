@@ -3,130 +3,107 @@
 Each is called once per emitted position, drafted or not, in order, with the ids before it. Does not depend on HTTP.
 """
 
+import threading
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import llguidance
-import llguidance.hf
 import numpy as np
 import torch
 
 from foredraft.contracts import SequenceView
 from foredraft.drafters.prediction import Chain
 from foredraft.errors import NumericsError, UsageError
+from foredraft.server.bodies import Shape
 
 GRAMMAR = "grammar"
 """Source name of the tokens that a constraint forces."""
 _FORCED_SCORE = 0.999  # acceptance estimate of each forced token (chosen)
 
 
-class Bias:
-    """Adds a bias to the logits of given tokens; an id outside the vocabulary is a UsageError."""
+class Penalties:
+    """Adds a bias to the logits of given tokens, and lowers those of generated ones.
 
-    def __init__(self, biases: Mapping[int, float], vocabulary: int) -> None:
+    The latter by `presence` once, and by `frequency` per occurrence. An id outside the vocabulary is a UsageError.
+    """
+
+    def __init__(
+        self, prompt_length: int, presence: float, frequency: float, biases: Mapping[int, float], vocabulary: int
+    ) -> None:
         for token in biases:
             if not 0 <= token < vocabulary:
                 raise UsageError(f"logit_bias holds token {token}; the model has ids 0 to {vocabulary - 1}.")
+        self._prompt_length, self._presence, self._frequency = prompt_length, presence, frequency
         self._tokens = torch.tensor(list(biases), dtype=torch.int64)
         self._biases = torch.tensor(list(biases.values()), dtype=torch.float32)
 
-    def __call__(self, _input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return the logits, float[1, V], with the biases added in place."""
-        scores[0, self._tokens.to(scores.device)] += self._biases.to(scores)
-        return scores
-
-
-class Penalties:
-    """Lowers the logits of generated tokens: by `presence` once, and by `frequency` per occurrence."""
-
-    def __init__(self, prompt_length: int, presence: float, frequency: float) -> None:
-        self._prompt_length, self._presence, self._frequency = prompt_length, presence, frequency
-
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return the logits, float[1, V], lowered in place."""
+        """Return the logits, float[1, V], changed in place."""
+        scores[0, self._tokens.to(scores.device)] += self._biases.to(scores)
         tokens, counts = input_ids[0, self._prompt_length :].unique(return_counts=True)
         scores[0, tokens] -= self._presence + self._frequency * counts.to(scores.dtype)
         return scores
 
 
 class TokenLogprobs(NamedTuple):
-    """A token, its log-probability, and the most probable tokens of its position with theirs, descending."""
+    """A token's text, its log-probability, and the most probable tokens of its position with theirs, descending."""
 
-    token: int
-    of_chosen: float
-    top: list[tuple[int, float]]
+    text: str
+    logprob: float
+    top: list[tuple[str, float]]
 
 
 class Logprobs:
     """Records the `top` log-probabilities of every position, under the softmax of the logits passed to it.
 
-    `__call__` and `take` run on different threads. Only the last position keeps its full row, so that a slow client
-    costs little memory.
+    `__call__` and `take` run on different threads. Only the last position, whose token may be unknown, keeps its full
+    row, so that a slow client costs little memory.
     """
 
-    def __init__(self, top: int) -> None:
-        self._top = top
-        self._positions: deque[_Position] = deque()  # not taken yet
-        self._last: _Position | None = None
+    def __init__(self, top: int, tokenizer: Any) -> None:
+        self._top, self._tokenizer, self._lock = top, tokenizer, threading.Lock()
+        self._settled: deque[list[tuple[int, float]]] = deque()  # not taken yet: each token and the top ones
+        self._row: torch.Tensor | None = None  # float32[V], of the last position
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Record the logits, float[1, V], and return them unchanged."""
-        if self._last is not None:
-            self._last.settle(int(input_ids[0, -1]))
-        self._last = _Position(scores[0].float().log_softmax(dim=-1), self._top)
-        self._positions.append(self._last)
+        row = scores[0].float().log_softmax(dim=-1)
+        with self._lock:
+            self._settle(int(input_ids[0, -1]))
+            self._row = row
         return scores
 
     def take(self, token: int) -> TokenLogprobs:
         """Return the log-probabilities of the next position, whose token is `token`."""
-        return self._positions.popleft().settle(token)
+        with self._lock:
+            if not self._settled:
+                self._settle(token)
+            tokens = self._settled.popleft()
+        (text, logprob), *top = [(self._tokenizer.decode([token]), logprob) for token, logprob in tokens]
+        return TokenLogprobs(text, logprob, top)
 
-
-class _Position:
-    """The log-probabilities of one position: the full row until its token is known, then the reported ones."""
-
-    def __init__(self, row: torch.Tensor, top: int) -> None:
-        self._kept: torch.Tensor | TokenLogprobs = row
-        self._top = top
-
-    def settle(self, token: int) -> TokenLogprobs:
-        """Return the reported log-probabilities, and drop the full row."""
-        kept = self._kept  # read once: two threads may compute the same result at once
-        if isinstance(kept, torch.Tensor):
-            values, tokens = kept.topk(self._top)
-            kept = TokenLogprobs(token, float(kept[token]), list(zip(tokens.tolist(), values.tolist(), strict=True)))
-            self._kept = kept
-        return kept
-
-
-def grammar_tokenizer(tokenizer: Any, vocabulary: int, eos: tuple[int, ...]) -> llguidance.LLTokenizer:
-    """Return the tokenizer for `Constraint`, for a model of `vocabulary` ids; this takes half a second."""
-    return llguidance.hf.from_tokenizer(tokenizer, n_vocab=vocabulary, eos_token=list(eos) or None)
+    def _settle(self, token: int) -> None:
+        """Reduce the row of the last position, whose token is `token`, to what is reported."""
+        if self._row is not None:
+            values, tokens = self._row.topk(self._top)
+            top = zip(tokens.tolist(), values.tolist(), strict=True)
+            self._settled.append([(token, float(self._row[token])), *top])
+            self._row = None
 
 
 class Constraint:
     """Constrains one text to a format by llguidance: masks tokens that are not allowed, and drafts forced ones.
 
-    Args:
-        tokenizer: from `grammar_tokenizer`.
-        kind: "json_object", "json_schema" or "regex".
-        pattern: the schema or regular expression.
-        prompt_length: number of prompt ids.
-
-    Raises:
-        UsageError: a schema or regular expression that cannot be parsed.
+    A shape that cannot be parsed is a UsageError. `prompt_length` is the number of prompt ids.
     """
 
-    def __init__(self, tokenizer: llguidance.LLTokenizer, kind: str, pattern: Any, prompt_length: int) -> None:
-        if kind == "regex":
-            grammar = llguidance.LLMatcher.grammar_from_regex(pattern)
-        else:
-            schema = pattern if kind == "json_schema" else {"type": "object"}
-            grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
+    def __init__(self, tokenizer: llguidance.LLTokenizer, shape: Shape, prompt_length: int) -> None:
+        kinds = llguidance.LLMatcher
+        grammar = kinds.grammar_from_regex(shape) if isinstance(shape, str) else kinds.grammar_from_json_schema(shape)
         self._matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)  # 0: does not print errors
-        if self._matcher.is_error():
-            raise UsageError(f"The response format is not supported: {_first_line(self._matcher.get_error())}.")
+        if why := self._problem():
+            raise UsageError(f"The response format is not supported: {why}.")
         self._vocabulary, self._read = tokenizer.vocab_size, prompt_length
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -146,10 +123,11 @@ class Constraint:
         """Advance the matcher by the new tokens."""
         self._matcher.consume_tokens(tokens)
         self._read += len(tokens)
-        if self._matcher.is_error():
-            why = _first_line(self._matcher.get_error())
+        if why := self._problem():
             raise NumericsError(f"The response format cannot be followed any further: {why}. Use a simpler one.")
 
-
-def _first_line(message: str) -> str:
-    return message.strip().splitlines()[0].rstrip(".") if message.strip() else "unknown error"
+    def _problem(self) -> str | None:
+        """Return the first line of the matcher's error, if any."""
+        if not self._matcher.is_error():
+            return None
+        return next(iter(self._matcher.get_error().strip().splitlines()), "unknown error").rstrip(".")

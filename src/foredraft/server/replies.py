@@ -1,25 +1,21 @@
-"""Responses: streams of server-sent events, and the HTTP status and message of an exception.
+"""Server-sent events, and the HTTP status and message of an exception.
 
 Messages contain no traceback and no local path. Does not depend on a protocol's format.
 """
 
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
-from starlette.types import Receive, Scope, Send
 
 from foredraft.errors import ForedraftError, OutOfMemoryError, UsageError
-from foredraft.server.service import Answers, Service
 from foredraft.server.writer import BusyError, StoppingError
 
-DONE = b"data: [DONE]\n\n"
 _RETRY_SECONDS = 2  # value of the Retry-After header (chosen)
 _LOG = logging.getLogger("foredraft.server")
+_LATE = "The answer took longer than this server allows; request fewer tokens."
 _INTERNAL = "An internal error occurred; see the server's log."
 
 
@@ -57,8 +53,7 @@ def failure_of(error: Exception) -> RequestError:
         case OutOfMemoryError():
             failure = RequestError(503, message, "rate_limit_error", code="out_of_memory")
         case TimeoutError():
-            late = "The answer took longer than this server allows; request fewer tokens."
-            failure = RequestError(504, late, "timeout_error")
+            failure = RequestError(504, _LATE, "timeout_error")
         case _:
             _LOG.error("A request failed.", exc_info=error)
             is_safe = isinstance(error, ForedraftError) and "/" not in message  # a slash may belong to a path
@@ -70,9 +65,8 @@ def _of_body(error: ValidationError) -> RequestError:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(each)[:80] for each in first["loc"]) or None
     if first["type"] == "extra_forbidden":
-        return RequestError(
-            400, f"This server has no field {place!r} here; leave it out.", param=place, code="unknown_field"
-        )
+        unknown = f"This server has no field {place!r} here; leave it out."
+        return RequestError(400, unknown, param=place, code="unknown_field")
     message = first["msg"].removeprefix("Value error, ")
     return RequestError(400, f"{place}: {message}." if place else f"{message}.", param=place)
 
@@ -81,29 +75,3 @@ def event(data: Any, name: str | None = None) -> bytes:
     """Return one event; `name` is its type where the protocol has one."""
     body = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return f"event: {name}\ndata: {body}\n\n".encode() if name else f"data: {body}\n\n".encode()
-
-
-class AnswerStream(StreamingResponse):
-    """Streams `events`, or the event that `failed` returns for an exception.
-
-    Cancels unfinished answers at the end, also if the client disconnects before the first event.
-    """
-
-    def __init__(
-        self, service: Service, answers: Answers, events: AsyncIterator[bytes], failed: Callable[[RequestError], bytes]
-    ) -> None:
-        async def content() -> AsyncIterator[bytes]:
-            try:
-                async for each in events:
-                    yield each
-            except Exception as error:  # noqa: BLE001  # the response has started, so the error goes into the stream
-                yield failed(failure_of(error))
-
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(content(), media_type="text/event-stream", headers=headers)
-        self._service, self._answers = service, answers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response (ASGI)."""
-        with self._service.attending(self._answers):
-            await super().__call__(scope, receive, send)

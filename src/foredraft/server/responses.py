@@ -3,44 +3,58 @@
 Does not depend on how answers are generated.
 """
 
-import time
-import uuid
+import itertools
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
-from foredraft.server.bodies import ResponsesRequest, text_of
+from foredraft.server.bodies import Body, Content, Count, GenerationRequest, Shape, Some, TextRequest, Turn
 from foredraft.server.metrics import drafting_of
-from foredraft.server.openai import generation_options, usage_of
+from foredraft.server.openai import JsonSchema, usage_of
 from foredraft.server.replies import RequestError, event
-from foredraft.server.service import Answers, TextRequest
+from foredraft.server.service import Answers
 
 
-class ResponseShape:
-    """A request of `/v1/responses`, and the format of its answer."""
+class ResponsesItem(Turn):
+    """A message."""
 
-    def __init__(self, body: ResponsesRequest, model: str, _tokenizer: Any) -> None:
-        self._body = body
-        self._item = f"msg_{uuid.uuid4().hex}"
-        self._head = {
-            "id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time()), "model": model,
-            "instructions": body.instructions, "metadata": body.metadata or {}, "temperature": body.temperature,
-            "top_p": body.top_p, "max_output_tokens": body.max_output_tokens, "tools": [], "tool_choice": "none",
-            "parallel_tool_calls": False, "error": None, "previous_response_id": None, "store": False,
-            "text": body.text.model_dump(by_alias=True, exclude_none=True),
-        }  # fmt: skip
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    type: Literal["message"] = "message"
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class _Format(JsonSchema):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+
+    @property
+    def shape(self) -> Shape | None:
+        return {"text": None, "json_object": {"type": "object"}, "json_schema": self.schema_ or {}}[self.type]
+
+
+class _Text(Body):
+    format: _Format = _Format()
+
+
+class ResponsesRequest(GenerationRequest):
+    """`/v1/responses`."""
+
+    input: str | Some[ResponsesItem]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    text: _Text = _Text()
+    store: bool | None = None
+    user: str | None = None
 
     def text_request(self) -> TextRequest:
         """Translate the body."""
-        body, format_ = self._body, self._body.text.format
-        items = [("user", body.input)] if isinstance(body.input, str) else [(i.role, i.content) for i in body.input]
-        if body.instructions is not None:
-            items = [("system", body.instructions), *items]
-        messages = [
-            {"role": "system" if role == "developer" else role, "content": text_of(each)} for role, each in items
-        ]
-        options = generation_options(body, body.max_output_tokens)
-        shape = None if format_.type == "text" else (format_.type, format_.schema_ or {})
-        return TextRequest([messages], options, shape=shape, speculative=body.speculative)
+        given = [ResponsesItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        messages = [item.for_template() for item in given]
+        if self.instructions is not None:
+            messages.insert(0, {"role": "system", "content": self.instructions})
+        options, shape = self.options(self.max_output_tokens), self.text.format.shape
+        return TextRequest([messages], options, shape=shape, speculative=self.speculative)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
         """Return the complete answer."""
@@ -49,18 +63,16 @@ class ResponseShape:
 
     async def events(self, answers: Answers) -> AsyncIterator[bytes]:
         """Yield the answer as a stream of events."""
-        number = 0
+        numbers = itertools.count()
 
         def numbered(kind: str, **fields: Any) -> bytes:
-            nonlocal number
-            number += 1
-            return event({"type": kind, "sequence_number": number - 1} | fields, kind)
+            return event({"type": kind, "sequence_number": next(numbers)} | fields, kind)
 
-        place = {"output_index": 0, "item_id": self._item, "content_index": 0}
-        begun = self._head | {"status": "in_progress", "output": [], "incomplete_details": None, "usage": None}
+        place = {"output_index": 0, "item_id": f"msg_{self._id}", "content_index": 0}
+        begun = self._response("in_progress", [])
         yield numbered("response.created", response=begun)
         yield numbered("response.in_progress", response=begun)
-        yield numbered("response.output_item.added", output_index=0, item=self._message("", "in_progress"))
+        yield numbered("response.output_item.added", output_index=0, item=self._item("in_progress", []))
         yield numbered("response.content_part.added", part=_part(""), **place)
         text = ""
         async for _, delta in answers.deltas():
@@ -75,29 +87,34 @@ class ResponseShape:
 
     def failed(self, failure: RequestError) -> bytes:
         """Return the event that ends a failed stream."""
-        return event(
-            {"type": "error", "code": failure.code, "message": failure.message, "param": failure.param}, "error"
-        )
+        told = {"type": "error", "code": failure.code, "message": failure.message, "param": failure.param}
+        return event(told, "error")
 
     def _finished(self, answers: Answers, text: str) -> dict[str, Any]:
-        is_complete = answers.choices[0].finish != "length"
-        status = "completed" if is_complete else "incomplete"
+        status = "incomplete" if answers.choices[0].finish == "length" else "completed"
         usage = usage_of(answers)
-        return self._head | {
-            "status": status,
-            "incomplete_details": None if is_complete else {"reason": "max_output_tokens"},
-            "output": [self._message(text, status)],
+        return self._response(status, [self._item(status, [_part(text)])]) | {
             "usage": {
                 "input_tokens": usage["prompt_tokens"], "input_tokens_details": {"cached_tokens": 0},
                 "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage["total_tokens"],
             },
-            "metrics": drafting_of(answers.choices),
+            "metrics": drafting_of(answers.records),
         }  # fmt: skip
 
-    def _message(self, text: str, status: str) -> dict[str, Any]:
-        content = [_part(text)] if text or status != "in_progress" else []
-        return {"id": self._item, "type": "message", "role": "assistant", "status": status, "content": content}
+    def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": f"resp_{self._id}", "object": "response", "created_at": self._created, "model": self.model,
+            "status": status, "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": output, "usage": None, "instructions": self.instructions, "metadata": self.metadata or {},
+            "temperature": self.temperature, "top_p": self.top_p, "max_output_tokens": self.max_output_tokens,
+            "tools": [], "tool_choice": "none", "parallel_tool_calls": False, "error": None,
+            "previous_response_id": None, "store": False,
+            "text": self.text.model_dump(by_alias=True, exclude_none=True),
+        }  # fmt: skip
+
+    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": f"msg_{self._id}", "type": "message", "role": "assistant", "status": status, "content": content}
 
 
 def _part(text: str) -> dict[str, Any]:

@@ -6,71 +6,54 @@ Uses uvicorn and signals. Does not depend on routes.
 import asyncio
 import signal
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from foredraft.errors import UsageError
 from foredraft.generator import CACHE_BYTES, Generator
 from foredraft.model.compiled.library import release_threads
-from foredraft.server.app import Access, make_app
+from foredraft.server.app import make_app
 from foredraft.server.generators import Generators
 from foredraft.server.metrics import Metrics
 from foredraft.server.service import Service
 from foredraft.server.stores import Stores
 
+_GRACE = 30.0  # seconds to finish texts after a stop (chosen)
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """Options of a server; the limits are chosen."""
-
-    host: str = "127.0.0.1"  # address to listen on
-    port: int = 8000  # 0 for a free port
-    max_num_seqs: int = 16  # texts in the batch
-    max_waiting: int = 64  # texts that wait for the batch; more are rejected with status 429
-    cache_bytes: int = CACHE_BYTES  # bytes of the KV cache, including prefixes kept from earlier requests
-    timeout: float = 600.0  # seconds after which an answer fails
-    grace: float = 30.0  # seconds to finish texts after a stop
-    stores: Path | None = None  # folder for the stores that clients fill; None for none
-    access: Access = field(default_factory=Access)  # access rules
 
 
 class Listening:
     """A server that listens once it is built, so that its address is known, and serves when `run` is called.
 
-    Args:
-        generator: the default generator.
-        name: the model's name for clients.
-        config: the options of the generator's method, and its number of nodes as `num_speculative_tokens`.
-        options: options of the server.
-
-    Raises:
-        UsageError: an address that it cannot listen on.
+    `generator` and `config` are those of `Generators`, the limits those of `Service`. `name` is the model's name for
+    clients, `port` 0 a free port, `stores` the folder for what clients fill, and `keys` the accepted API keys, if one
+    is needed. An address that it cannot listen on is a UsageError.
     """
 
-    def __init__(self, generator: Generator, name: str, config: Mapping[str, Any], options: ServerOptions) -> None:
-        host, port = options.host, options.port
+    def __init__(
+        self, generator: Generator, name: str, config: Mapping[str, Any], *, host: str = "127.0.0.1", port: int = 8000,
+        most_at_once: int = 16, most_waiting: int = 64, cache_bytes: int = CACHE_BYTES, timeout: float = 600.0,
+        stores: Path | None = None, keys: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._socket = socket.create_server((host, port), family=family, backlog=2048)
         except (OSError, OverflowError) as error:
-            raise UsageError(
-                f"Nothing can listen on {host}, port {port} ({error}); choose another --port or --host."
-            ) from error
-        stores = Stores(options.stores, generator.tokenizer.backend_tokenizer)
+            problem = f"Nothing can listen on {host}, port {port} ({error}); choose another --port or --host."
+            raise UsageError(problem) from error
+        kept = Stores(stores, generator.tokenizer.backend_tokenizer)
         self._service = Service(
-            generator, Generators(generator, config, stores), Metrics(name), most_at_once=options.max_num_seqs,
-            most_waiting=options.max_waiting, cache_bytes=options.cache_bytes, timeout=options.timeout,
+            Generators(generator, config, kept), Metrics(name), most_at_once=most_at_once, most_waiting=most_waiting,
+            cache_bytes=cache_bytes, timeout=timeout,
         )  # fmt: skip
         release_threads()  # from now on, passes run in the writer's thread
-        self._grace = options.grace
-        access = replace(options.access, hosts=_LOOPBACK if host in _LOOPBACK else ())
-        app = make_app(self._service, stores, name, access, self._started)
+        hosts = _LOOPBACK if host in _LOOPBACK else ()
+        app = make_app(self._service, kept, name, keys, hosts, self._lifespan)
         settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
         self._server = uvicorn.Server(settings)
         shown = f"[{host}]" if ":" in host else host
@@ -83,10 +66,11 @@ class Listening:
 
     def stop(self) -> None:
         """Reject new texts, finish those in progress within the grace period, and end `run`; from any thread."""
-        self._service.writer.close(self._grace)
+        self._service.writer.close(_GRACE)
         self._server.should_exit = True
 
-    async def _started(self) -> None:
+    @asynccontextmanager
+    async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
         """Make signals call `stop`; uvicorn's own handler would drop every answer."""
         loop = asyncio.get_running_loop()
         stopping: list[asyncio.Future[None]] = []  # the loop itself keeps no reference
@@ -96,8 +80,7 @@ class Listening:
                 self._server.force_exit = self._server.should_exit = True
             stopping.append(loop.run_in_executor(None, self.stop))
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
+        with suppress(RuntimeError, ValueError, NotImplementedError):  # not the main thread, or not supported here
+            for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, stop)
-            except (RuntimeError, ValueError, NotImplementedError):  # not the main thread, or not supported here
-                return
+        yield

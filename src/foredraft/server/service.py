@@ -4,49 +4,33 @@ Does not depend on routes or on the format in which answers are sent.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
 
-from foredraft.contracts import Drafter
+import llguidance.hf
+
+from foredraft.contracts import Drafter, StepRecord, TokenIds
 from foredraft.drafters.prediction import ChainDrafter
 from foredraft.engine.state import Prepared
 from foredraft.errors import UsageError
-from foredraft.generator import Generator, Prompt
+from foredraft.generator import Generator
 from foredraft.request import templated
-from foredraft.sampling import SEED_LIMIT, LogitsProcessor
-from foredraft.server.bodies import Speculation
+from foredraft.sampling import SEED_LIMIT
+from foredraft.server.bodies import TextRequest
 from foredraft.server.choice import Choice, Delta
 from foredraft.server.generators import Generators
 from foredraft.server.metrics import Metrics
-from foredraft.server.processors import GRAMMAR, Bias, Constraint, Logprobs, Penalties, grammar_tokenizer
+from foredraft.server.processors import GRAMMAR, Constraint, Logprobs, Penalties
 from foredraft.server.writer import Event, Job, Writer
-from foredraft.text import StopStrings
 
 TOOL_CALL = "<tool_call>"
 """The beginning of a tool call in the supported format."""
+Result = TypeVar("Result")
 _UNLIMITED = 1 << 20  # default maximum of new tokens for a model without a window (chosen)
-
-
-@dataclass(frozen=True, slots=True)
-class TextRequest:
-    """A request for texts, independent of the protocol."""
-
-    prompts: Sequence[Prompt]
-    options: Mapping[str, Any]  # generation arguments, None for missing ones
-    tools: Sequence[Mapping[str, Any]] | None = None  # for the chat template; None if no message involves tools
-    n: int = 1  # answers per prompt
-    stops: Sequence[str] = ()
-    logprobs: int | None = None  # most probable tokens reported per position; None for no log-probabilities
-    bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits, by token id
-    presence: float = 0.0
-    frequency: float = 0.0
-    shape: tuple[str, Any] | None = None  # "json_object", "json_schema" or "regex", and the schema or expression
-    ignore_eos: bool = False  # continue after the end token
-    speculative: Speculation | bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +38,20 @@ class Answers:
     """The answers of a request: `n` choices for each prompt, in order, and the job of each."""
 
     choices: list[Choice]
-    prompt_tokens: int  # ids of all prompts
     jobs: list[Job]
-    events: asyncio.Queue[tuple[int, Event]]  # number of the choice and event, in order
+    prompt_tokens: int  # ids of all prompts
+    events: asyncio.Queue[tuple[Job, Event]]  # in order
     until: float  # deadline, in seconds of the loop's clock
+
+    @property
+    def records(self) -> list[StepRecord]:
+        """The steps of all answers so far."""
+        return [record for choice in self.choices for record in choice.records]
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """Yield the increments of the answers until all have ended, one per choice for all queued events.
 
-        Raises:
-            Exception: the failure of an answer.
-            TimeoutError: the deadline has passed.
+        Raises the failure of an answer, and TimeoutError when the deadline has passed.
         """
         while any(choice.finish is None for choice in self.choices):
             deltas: dict[int, Delta] = {}
@@ -72,7 +59,8 @@ class Answers:
                 events = [await self.events.get()]
             while not self.events.empty():
                 events.append(self.events.get_nowait())
-            for number, event in events:
+            for job, event in events:
+                number = self.jobs.index(job)
                 deltas.setdefault(number, Delta()).extend(self.choices[number].take(event))
             for each in deltas.items():
                 yield each
@@ -88,49 +76,39 @@ class Answers:
 class Service:
     """Generates answers with one model.
 
-    Args:
-        generator: the default generator.
-        generators: the generators of requests.
-        metrics: the server's metrics.
-        most_at_once: texts in the batch; `most_waiting` more may wait.
-        cache_bytes: bytes of the KV cache.
-        timeout: seconds after which an answer fails.
+    The batch has room for `most_at_once` texts and `cache_bytes` of keys and values, including prefixes kept from
+    earlier requests; `most_waiting` more texts may wait. An answer fails after `timeout` seconds.
     """
 
     def __init__(
-        self, generator: Generator, generators: Generators, metrics: Metrics, *, most_at_once: int, most_waiting: int,
-        cache_bytes: int, timeout: float,
+        self, generators: Generators, metrics: Metrics, *, most_at_once: int, most_waiting: int, cache_bytes: int,
+        timeout: float,
     ) -> None:  # fmt: skip
-        self.generator, self.generators, self.metrics = generator, generators, metrics
+        self.generator, self.generators, self.metrics = generators.default, generators, metrics
         self._timeout = timeout
         self._preparing = ThreadPoolExecutor(1, "foredraft-prompts")
         self._preparing_now = 0  # texts being tokenized
         self._loop: asyncio.AbstractEventLoop | None = None
-        batch = generator.batch(cache_bytes)
+        batch = self.generator.batch(cache_bytes)
         self.writer = Writer(batch, self._deliver, most_at_once=most_at_once, most_waiting=most_waiting)
         metrics.watch(self.writer)
 
     async def begin(self, request: TextRequest, key: str) -> Answers:
-        """Submit the texts of a request.
-
-        Raises:
-            UsageError: an invalid request.
-            BusyError: too many texts are waiting.
-        """
+        """Submit the texts of a request; UsageError if it is invalid, BusyError if too many texts are waiting."""
         self._loop = asyncio.get_running_loop()
         until, count = self._loop.time() + self._timeout, len(request.prompts) * request.n
         self.writer.check_room(self._preparing_now + count)
         self._preparing_now += count
         try:
-            made = await self.prepared_in_turn(self._prepared, request, key)
+            made = await self.in_turn(self._prepared, request, key)
         finally:
             self._preparing_now -= count
-        events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        jobs = [Job(prepared, partial(_queue, events, number)) for number, (_, prepared) in enumerate(made)]
+        events: asyncio.Queue[tuple[Job, Event]] = asyncio.Queue()
+        jobs = [Job(prepared, events.put_nowait) for _, prepared in made]
         self.writer.submit(jobs)
         self.metrics.begun(jobs)
-        prompt_tokens = sum(len(prepared.prompt) for _, prepared in made[:: request.n])
-        return Answers([choice for choice, _ in made], prompt_tokens, jobs, events, until)
+        prompt_tokens = sum(len(job.prepared.prompt) for job in jobs[:: request.n])
+        return Answers([choice for choice, _ in made], jobs, prompt_tokens, events, until)
 
     @contextmanager
     def attending(self, answers: Answers) -> Iterator[None]:
@@ -141,22 +119,23 @@ class Service:
             for choice, job in zip(answers.choices, answers.jobs, strict=True):
                 if choice.finish is None:
                     self.writer.cancel(job)
-                self.metrics.ended(job, choice)
+                self.metrics.ended(job, choice.finish)
 
-    async def prepared_in_turn(self, work: Any, *arguments: Any) -> Any:
+    async def in_turn(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Run `work` on the thread for tokenizing and stores."""
         return await asyncio.get_running_loop().run_in_executor(self._preparing, work, *arguments)
-
-    @cached_property
-    def _grammar_tokenizer(self) -> Any:
-        generator = self.generator
-        return grammar_tokenizer(generator.tokenizer, generator.target.vocabulary, generator.eos_token_ids())
 
     def close(self, seconds: float) -> None:
         """Finish the texts in progress, or fail them after `seconds`, and save what was learned."""
         self.writer.close(seconds)
         self._preparing.shutdown()
         self.generator.save()
+
+    @cached_property
+    def _grammar_tokenizer(self) -> llguidance.LLTokenizer:
+        """The tokenizer for constraints; making it takes half a second."""
+        size, eos = self.generator.target.vocabulary, self.generator.eos_token_ids()
+        return llguidance.hf.from_tokenizer(self.generator.tokenizer, n_vocab=size, eos_token=list(eos) or None)
 
     def _prepared(self, request: TextRequest, key: str) -> list[tuple[Choice, Prepared]]:
         generator = self.generators.get(key, request.speculative)
@@ -165,48 +144,43 @@ class Service:
                 f"Method {generator.method!r} drafts with the target's own layers, for one text at a time, so a server "
                 "cannot use it. Choose another method."
             )
-        tokenizer, made = generator.tokenizer, []
+        if request.ignore_eos and request.shape is not None:
+            raise UsageError("ignore_eos and response_format exclude each other; leave one of them out.")
+        made = []
         for prompt in request.prompts:
-            ids = generator.encode(
-                prompt if request.tools is None else _ids_with_tools(prompt, request.tools, tokenizer)
-            )
+            given = prompt if request.tools is None else _ids_with_tools(prompt, request.tools, generator.tokenizer)
+            ids = generator.encode(given)
             made += [self._choice(generator, ids, request, number) for number in range(request.n)]
         return made
 
-    def _choice(self, generator: Generator, ids: Any, request: TextRequest, number: int) -> tuple[Choice, Prepared]:
-        tokenizer, target = generator.tokenizer, generator.target
+    def _choice(
+        self, generator: Generator, ids: TokenIds, request: TextRequest, number: int
+    ) -> tuple[Choice, Prepared]:
+        target = generator.target
         most = _UNLIMITED if target.window is None else max(target.window - len(ids), 1)
+        logprobs = None if request.logprobs is None else Logprobs(request.logprobs, generator.tokenizer)
+        constraint = None if request.shape is None else Constraint(self._grammar_tokenizer, request.shape, len(ids))
+        weights = request.presence, request.frequency, request.bias
+        penalties = Penalties(len(ids), *weights, target.vocabulary) if any(weights) else None
         options = {"max_new_tokens": most} | {name: each for name, each in request.options.items() if each is not None}
+        options["logits_processor"] = [each for each in (logprobs, penalties, constraint) if each is not None]
+        options["stop_strings"] = request.stops
+        if request.ignore_eos:
+            options["eos_token_id"] = ()
         if number and "seed" in options:
             options["seed"] = (options["seed"] + number) % SEED_LIMIT
         arguments = generator.arguments(options)
-        logprobs = None if request.logprobs is None else Logprobs(request.logprobs)
-        processors: list[LogitsProcessor] = [] if logprobs is None else [logprobs]
-        if request.bias:
-            processors.append(Bias(request.bias, target.vocabulary))
-        if request.presence or request.frequency:
-            processors.append(Penalties(len(ids), request.presence, request.frequency))
-        constraint = None
-        if request.shape is not None:
-            if request.ignore_eos:
-                raise UsageError("ignore_eos and response_format exclude each other; leave one of them out.")
-            constraint = Constraint(self._grammar_tokenizer, *request.shape, len(ids))
-            processors.append(constraint)
-        choice, add_prediction = Choice(tokenizer, request.stops, logprobs), arguments["wrap_drafter"]
+        choice, add_prediction = Choice(generator.tokenizer, request.stops, logprobs), arguments["wrap_drafter"]
 
         def wrap_drafter(drafter: Drafter) -> Drafter:
             drafter = add_prediction(drafter)
-            choice.watch(drafter)
+            if isinstance(drafter, ChainDrafter):
+                choice.predicting = drafter
             if constraint is None or generator.method == "none":
                 return drafter
             return ChainDrafter(drafter, constraint, GRAMMAR)
 
-        arguments |= {"processors": processors, "wrap_drafter": wrap_drafter}
-        if request.ignore_eos:
-            arguments["eos"] = ()
-        if request.stops:
-            arguments["stop"] = StopStrings(tokenizer, request.stops)
-        return choice, generator.prepare(ids, **arguments)
+        return choice, generator.prepare(ids, **arguments | {"wrap_drafter": wrap_drafter})
 
     def _deliver(self, events: Sequence[tuple[Job, Event]]) -> None:
         assert self._loop is not None, "jobs are submitted from the loop"
@@ -216,16 +190,12 @@ class Service:
     def _send(self, events: Sequence[tuple[Job, Event]]) -> None:
         for job, event in events:
             self.metrics.advanced(job, event)
-            job.send(event)
-
-
-def _queue(events: "asyncio.Queue[tuple[int, Event]]", number: int, event: Event) -> None:
-    events.put_nowait((number, event))
+            job.send((job, event))
 
 
 def _ids_with_tools(messages: Any, tools: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
     """Return the ids of a conversation with tools; UsageError if the chat template does not support the call format."""
-    template = str(getattr(tokenizer, "chat_template", None) or "")
+    template = str(getattr(tokenizer, "chat_template", None))
     if tools and ("tools" not in template or TOOL_CALL not in template):
         raise UsageError(
             f"This model's chat template does not support tools in the format {TOOL_CALL}; leave tools out."

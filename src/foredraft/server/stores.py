@@ -33,25 +33,9 @@ class Stores:
             for left in folder.glob(f"*/*{_GONE}"):
                 shutil.rmtree(left, ignore_errors=True)
 
-    def place(self, key: str, name: str) -> Path:
-        """Return the folder of a store, which need not exist.
-
-        Raises:
-            UsageError: an invalid name, or a server without stores.
-        """
-        if self._folder is None:
-            raise UsageError("This server keeps no stores; start it with --stores FOLDER.")
-        if not _NAME.fullmatch(name):
-            raise UsageError(
-                f"{name[:80]!r} is not a valid store name; use up to 64 lower-case letters, digits, hyphens and "
-                "underscores."
-            )
-        owner = hashlib.sha256(key.encode()).hexdigest()[:32] if key else "open"
-        return self._folder / owner / name
-
     def existing(self, key: str, name: str) -> Path:
-        """Return the folder of a store, or raise UsageError if it does not exist."""
-        place = self.place(key, name)
+        """Return the folder of a store; UsageError for an invalid name, or a store that does not exist."""
+        place = self._place(key, name)
         if not (place / MANIFEST).exists():
             raise UsageError(f"There is no store {name!r}; add texts to it with POST /v1/stores/{name}/texts.")
         return place
@@ -60,16 +44,12 @@ class Stores:
         """Return the description of every store."""
         if self._folder is None:
             return []
-        names = [manifest.parent.name for manifest in sorted(self.place(key, "any").parent.glob(f"*/{MANIFEST}"))]
-        return [self.describe(key, name) for name in names if _NAME.fullmatch(name)]
-
-    def describe(self, key: str, name: str) -> dict[str, Any]:
-        """Return a store's name and number of tokens."""
-        return {"id": name, "object": "store", "tokens": read_manifest(self.existing(key, name)).tokens}
+        names = [manifest.parent.name for manifest in sorted(self._place(key, "any").parent.glob(f"*/{MANIFEST}"))]
+        return [self._described(key, name) for name in names if _NAME.fullmatch(name)]
 
     def add(self, key: str, name: str, texts: Sequence[str]) -> dict[str, Any]:
         """Add texts to a store, created if missing, and return its description; StoreError if it cannot be written."""
-        place = self.place(key, name)
+        place = self._place(key, name)
         place.parent.mkdir(parents=True, exist_ok=True)
         documents = (Document(text, len(text)) for text in texts)
         symbols = list(tokenize(documents, self._tokenizer, self._vocabulary))
@@ -80,7 +60,7 @@ class Stores:
                 if len(writer.manifest.segments) > _MOST_SEGMENTS:
                     writer.merge(writer.manifest.tokens)
             writer.commit()
-        return self.describe(key, name)
+        return self._described(key, name)
 
     def remove(self, key: str, name: str) -> None:
         """Remove a store; generators that have it open keep working."""
@@ -88,3 +68,18 @@ class Stores:
         gone = place.with_name(f"{name}-{uuid.uuid4().hex}{_GONE}")
         place.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
+
+    def _place(self, key: str, name: str) -> Path:
+        """Return the folder of a store, which need not exist; UsageError if there can be none."""
+        if self._folder is None:
+            raise UsageError("This server keeps no stores; start it with --stores FOLDER.")
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"{name[:80]!r} is not a valid store name; use up to 64 lower-case letters, digits, hyphens and "
+                "underscores."
+            )
+        owner = hashlib.sha256(key.encode()).hexdigest()[:32] if key else "open"
+        return self._folder / owner / name
+
+    def _described(self, key: str, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "store", "tokens": read_manifest(self.existing(key, name)).tokens}

@@ -38,12 +38,15 @@ class Job:
     """One text to generate; times are seconds of `time.monotonic`, 0 if not reached yet."""
 
     prepared: Prepared
-    send: Callable[[Event], None]  # called for every event by the `deliver` function of `Writer`
+    send: "Callable[[tuple[Job, Event]], None]"  # called for every event by the `deliver` function of `Writer`
     cancelled: bool = False
     submitted: float = field(default_factory=time.monotonic)
     started: float = 0.0  # when it joined the batch
     last_event: float = 0.0  # when tokens were last sent; set by the metrics
     steps: int = 0  # steps delivered
+
+
+Progress = list[tuple[Job, Event]]
 
 
 class Writer:
@@ -53,10 +56,9 @@ class Writer:
     """
 
     def __init__(
-        self, batch: Batch, deliver: Callable[[Sequence[tuple[Job, Event]]], None], *, most_at_once: int,
-        most_waiting: int,
-    ) -> None:  # fmt: skip
-        self._batch, self._deliver = batch, deliver
+        self, batch: Batch, deliver: Callable[[Progress], None], *, most_at_once: int, most_waiting: int
+    ) -> None:
+        self.batch, self._deliver = batch, deliver
         self._most_at_once, self._most_waiting = most_at_once, most_waiting
         self._waiting: deque[Job] = deque()
         self._lanes: dict[Lane, Job] = {}
@@ -75,11 +77,6 @@ class Writer:
     def waiting(self) -> int:
         """Texts that wait to join the batch."""
         return len(self._waiting)
-
-    @property
-    def memory_use(self) -> float:
-        """The share of the KV cache in use, 0 to 1."""
-        return self._batch.memory_use
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue all texts or none; BusyError if too many wait already, or the writer is closing."""
@@ -117,8 +114,7 @@ class Writer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting and not self._lanes and not self._stopping:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._waiting or self._lanes or self._stopping)
                 if not self._waiting and not self._lanes:
                     return
             if time.monotonic() > self._until:
@@ -128,10 +124,10 @@ class Writer:
             if events:
                 self._deliver(events)
 
-    def _admit(self) -> list[tuple[Job, Event]]:
+    def _admit(self) -> Progress:
         """Remove cancelled texts and add waiting ones; return the events of those that cannot join."""
         for lane in [lane for lane, job in self._lanes.items() if job.cancelled]:
-            self._batch.leave(lane)
+            self.batch.leave(lane)
             del self._lanes[lane]
         rejected = []
         while len(self._lanes) < self._most_at_once:
@@ -140,7 +136,8 @@ class Writer:
                     break
                 job = self._waiting.popleft()
             try:
-                self._lanes[self._batch.join(job.prepared)] = job
+                self._lanes[self.batch.join(job.prepared)] = job
+                job.started = time.monotonic()
             except Exception as error:  # noqa: BLE001  # no error may stop the other texts
                 if isinstance(error, OutOfMemoryError) and self._lanes:  # there is room once another text has ended
                     with self._changed:
@@ -148,15 +145,11 @@ class Writer:
                             self._waiting.appendleft(job)
                     break
                 rejected.append((job, Event(failure=error)))
-            else:
-                job.started = time.monotonic()
         return rejected
 
-    def _step(self) -> list[tuple[Job, Event]]:
-        if not self._lanes:
-            return []
+    def _step(self) -> Progress:
         try:
-            lanes = self._batch.step()
+            lanes = self.batch.step() if self._lanes else []
         except Exception as error:  # noqa: BLE001  # no error may stop later requests
             return self._fail_all(ForedraftError(f"A step failed ({told(error)}); the texts of its batch are lost."))
         events = []
@@ -169,13 +162,13 @@ class Writer:
                 del self._lanes[lane]
         return events
 
-    def _fail_all(self, error: Exception) -> list[tuple[Job, Event]]:
+    def _fail_all(self, error: Exception) -> Progress:
         """Drop every text, and return the event of each."""
         with self._changed:
             jobs = [*self._lanes.values(), *self._waiting]
             self._waiting.clear()
         for lane in self._lanes:
-            if lane in self._batch:
-                self._batch.leave(lane)
+            if lane in self.batch:
+                self.batch.leave(lane)
         self._lanes.clear()
         return [(job, Event(failure=error)) for job in jobs]
