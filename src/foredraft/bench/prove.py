@@ -29,7 +29,7 @@ from foredraft.request import GenerationOptions
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.filters import filter_row, penalize
 from foredraft.sampling.noise import gumbel_noise
-from foredraft.testing.enumeration import PROMPT, Setting, TableTarget, World, distance, drawn_tree
+from foredraft.testing.enumeration import PROMPT, TableTarget, World, distance, drawn_tree
 
 NEAR_TIE_STEPS = 8.0
 """Gaps up to this many machine epsilons, times the largest absolute logit, count as rounding (chosen)."""
@@ -200,7 +200,7 @@ def prove_rule(rule: Verification, sampling: SamplingOptions) -> list[RuleProof]
     """Test a verification rule under sampling options; greedy options need no test."""
     if not sampling.do_sample:
         return []
-    world = World(_VOCABULARY, Setting(sampling))
+    world = World(_VOCABULARY, sampling)
     proofs = [RuleProof(rule, "chi-square", f"{_TEXTS} texts of {_LENGTH} tokens", _p_value(rule, world), LEAST_P)]
     if rule == "rejection":
         for widths in _SHAPES:
@@ -221,7 +221,7 @@ def _p_value(rule: Verification, world: World) -> float:
 
 def _text(rule: Verification, world: World, seed: int) -> tuple[int, ...]:
     target = TableTarget(world)
-    sampling = replace(world.setting.sampling, seed=seed)
+    sampling = replace(world.sampling, seed=seed)
     seq = SequenceState(PROMPT, target.new_cache(), sampling, max_new_tokens=_LENGTH, verification=rule)
     prefill(seq, target)
     settings = {**asdict(sampling), "verification": rule}

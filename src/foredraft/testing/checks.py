@@ -1,18 +1,22 @@
 """Conformance checks for drafters; each function is named after the property that it checks.
 
-`check_drafter` runs all of `CHECKS`; parametrise a test over them to see each by name. Does not depend on any
-particular drafter, on text, or on a model with weights.
+`check_drafter` runs all of `CHECKS`; parametrise a test over them to see each by name. Texts are decoded on the toy
+target, or on the drafter's own. Does not depend on any particular drafter, on text, or on a model with weights.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from foredraft.contracts import (
+    EMPTY_DRAFT,
     NO_BUDGET,
     Budget,
     Control,
     Draft,
+    DraftContext,
     Drafter,
     Drafting,
     SequenceView,
@@ -21,6 +25,7 @@ from foredraft.contracts import (
     Verification,
 )
 from foredraft.control import FixedControl
+from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
 from foredraft.engine.step import check_draft
 from foredraft.graph.layout import lay_out_text
@@ -28,12 +33,22 @@ from foredraft.graph.tree import depths
 from foredraft.sampling import Probabilities, SamplingOptions
 from foredraft.sampling.filters import distribution
 from foredraft.sampling.rejection import as_drawn
-from foredraft.testing.recording import NEW_TOKENS, Recorder, Step, begun, steps_of, target_of
 from foredraft.testing.scripted import OracleDrafter
 from foredraft.testing.toy import VOCABULARY, ToyTarget
 
 MakeDrafter = Callable[[], Drafter]
 """Returns a new drafter for a target of `VOCABULARY` ids."""
+
+_PROMPT: TokenIds = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 3, 1, 4, 1, 5], np.int64)
+_OTHER_PROMPT: TokenIds = np.array([2, 7, 1, 8, 2, 8, 1, 4, 1, 6, 5, 3, 1, 4], np.int64)
+_PROMPT.flags.writeable = _OTHER_PROMPT.flags.writeable = False
+_GREEDY = SamplingOptions()
+_NODES, _NEW_TOKENS = 16, 48
+
+# The chi-square test: with 9 degrees of freedom, `_MOST` is exceeded with probability 1e-6. If the first
+# `_FIRST_TEXTS` contain no drawn node, the drafter draws none.
+_BINS, _MOST = 10, 45.0
+_TEXTS, _FIRST_TEXTS, _SHORT = 100, 5, 12
 
 
 def check_drafter(make: MakeDrafter, *, shared: bool = False) -> None:
@@ -61,31 +76,27 @@ def proposals_are_valid_trees(make: MakeDrafter) -> None:
 
 def proposals_stay_within_the_budget(make: MakeDrafter) -> None:
     """A draft has at most `budget.nodes` nodes, none deeper than `budget.depth`."""
-    for nodes, depth in ((1, 1), (1, 9), (3, 2), (7, 7), (20, 3), (64, 64)):
-        for step in _steps(make(), Budget(nodes, depth)):
-            budget, draft = step.budget, step.draft
-            _require(
-                len(draft) <= budget.nodes, f"Proposals must stay within {budget}; this one has {len(draft)} nodes."
-            )
-            deepest = _deepest(draft)
-            _require(deepest <= budget.depth, f"Proposals must stay within {budget}; this one is {deepest} deep.")
+    for limit in (Budget(1, 1), Budget(1, 9), Budget(3, 2), Budget(7, 7), Budget(20, 3), Budget(64, 64)):
+        for step in _steps(make(), _Limited(limit)):
+            nodes, depth, must = len(step.draft), _depth(step.draft), f"Proposals must stay within {step.budget}"
+            _require(nodes <= step.budget.nodes, f"{must}; this one has {nodes} nodes.")
+            _require(depth <= step.budget.depth, f"{must}; this one is {depth} deep.")
 
 
 def no_budget_gives_no_draft(make: MakeDrafter) -> None:
     """If no nodes or no depth are allowed, the draft is empty."""
-    for budget in (Budget(0, 8), Budget(8, 0), Budget(0, 0)):
-        for step in _steps(make(), budget):
-            _require(not len(step.draft), f"{budget} must give no draft; this one has {len(step.draft)} nodes.")
+    for limit in (Budget(0, 8), Budget(8, 0), Budget(0, 0)):
+        for step in _steps(make(), _Limited(limit)):
+            _require(not len(step.draft), f"{limit} must give no draft; this one has {len(step.draft)} nodes.")
 
 
 def steps_not_shown_change_no_draft(make: MakeDrafter) -> None:
     """A drafter with `needs.every_step` False drafts the same whether or not it sees the steps without a budget."""
     if make().needs.every_step:
         return
-    shown, not_shown = (_shown(_steps(make(), control=_NowAndThen(8), every_step=each)) for each in (True, False))
-    drafted = [each for each in shown if each[1]]
+    shown, not_shown = (_steps(make(), _Limited(Budget(8, 99), one_in=3), every_step=each) for each in (True, False))
     _require(
-        drafted == [each for each in not_shown if each[1]],
+        [step.figures for step in shown if len(step.draft)] == [step.figures for step in not_shown if len(step.draft)],
         "needs.every_step is False, so drafts must not depend on whether steps without a budget are shown.",
     )
 
@@ -103,15 +114,13 @@ def budget_more_is_obeyed(make: MakeDrafter) -> None:
             return len(asked) <= allowed
 
         drafting = _opened(make(), _PROMPT)
-        draft = drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(16, 8, more))
+        depth = _depth(drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(16, 8, more)))
         drafting.close()
-        if not asked:
-            continue
-        refused = len(asked) > allowed  # otherwise the draft may be deeper: merged nodes of a graph need no call
+        # if not refused, the draft may be deeper: merged nodes of a graph need no call
         _require(
-            not refused or (len(asked) == allowed + 1 and _deepest(draft) <= len(asked)),
+            len(asked) <= allowed or (len(asked) == allowed + 1 and depth <= len(asked)),
             f"Budget.more must be obeyed; with {allowed} more levels allowed, this drafter called it {len(asked)} "
-            f"times and drafted {_deepest(draft)} levels.",
+            f"times and drafted {depth} levels.",
         )
         known = all(chance is None or 0 <= chance <= 1 for chance in asked)
         _require(known, f"Estimates given to Budget.more must be 0 to 1, or None; these are {asked}.")
@@ -134,30 +143,28 @@ def the_view_is_left_as_it_was(make: MakeDrafter) -> None:
 
 def the_same_seed_gives_the_same_drafts(make: MakeDrafter) -> None:
     """Two new drafters propose the same for the same sequence and seed."""
-    first, second = (_shown(_steps(make())) for _ in range(2))
-    _require(first == second, "The same seed must give the same drafts; two new drafters differ.")
+    _require(_figures(make()) == _figures(make()), "The same seed must give the same drafts; two new drafters differ.")
 
 
 def sequences_do_not_influence_each_other(make: MakeDrafter) -> None:
     """A sequence's drafts are the same alone, after another sequence, and interleaved with one."""
-    alone = _shown(_steps(make()))
+    alone, drafter = _figures(make()), make()
+    _steps(drafter, prompt=_OTHER_PROMPT)
+    _require(
+        _figures(drafter) == alone, "Sequences do not influence each other; one drafts differently after another one."
+    )
     drafter = make()
-    for _ in _running(Recorder(drafter), _OTHER_PROMPT):
+    interleaved = _Recorder(drafter)
+    for _ in zip(_decoding(interleaved), _decoding(_Recorder(drafter), _OTHER_PROMPT), strict=False):
         pass
-    after = _shown(_steps(drafter))
-    _require(after == alone, "Sequences do not influence each other; one drafts differently after another one.")
-    drafter = make()
-    interleaved = Recorder(drafter)
-    for _ in zip(_running(interleaved), _running(Recorder(drafter), _OTHER_PROMPT), strict=False):
-        pass
-    found = _shown(interleaved.steps)
+    found = [step.figures for step in interleaved.steps]
     _require(found == alone[: len(found)], "Sequences do not influence each other, but two open ones do.")
 
 
 def a_sequence_of_one_token_is_drafted_for(make: MakeDrafter) -> None:
     """A prompt of one token works like any other."""
     try:
-        same = _equals_plain(make(), _PROMPT[:1], SamplingOptions())
+        same = _equals_plain(make(), _PROMPT[:1], _GREEDY)
     except Exception as error:
         raise AssertionError(f"A sequence of one token must be drafted for; this raised {error!r}.") from error
     _require(same, "A sequence of one token must be drafted for; its text differs from plain decoding.")
@@ -167,21 +174,20 @@ def greedy_text_equals_plain_decoding(make: MakeDrafter) -> None:
     """Without sampling, the text is the target's most probable continuation under every kind of verification."""
     verifications: tuple[Verification, ...] = ("matched", "rejection")
     for verification in verifications:
-        same = _equals_plain(make(), _PROMPT, SamplingOptions(), verification)
+        same = _equals_plain(make(), _PROMPT, _GREEDY, verification)
         _require(same, f"Greedy text equals plain decoding; with verification {verification!r} it differs.")
 
 
 def sampled_text_equals_plain_decoding(make: MakeDrafter) -> None:
     """With the same seed, the text is the same as without drafting."""
     for options in (SamplingOptions(do_sample=True, seed=7), SamplingOptions(True, temperature=0.6, top_p=0.9, seed=8)):
-        _require(
-            _equals_plain(make(), _PROMPT, options), f"Sampled text equals plain decoding; with {options} it differs."
-        )
+        same = _equals_plain(make(), _PROMPT, options)
+        _require(same, f"Sampled text equals plain decoding; with {options} it differs.")
 
 
 def drawn_text_has_the_targets_distribution(make: MakeDrafter) -> None:
     """A drafter that supplies q under rejection verification has drawn its nodes from q."""
-    departure = _departure(make(), _PROMPT)
+    departure = _departure(make())
     _require(
         departure < 1,
         f"Drawn text must have the target's distribution; chi-square is {departure:.1f} times the limit.",
@@ -219,74 +225,128 @@ CHECKS: list[Callable[[MakeDrafter], None]] = [
 ]
 """All checks; each takes `make` and raises AssertionError if its property does not hold."""
 
-_BINS, _MOST = 10, 45.0
-"""Bins of the chi-square test; with 9 degrees of freedom, 45 is exceeded with probability 1e-6."""
-_TEXTS, _NEW_TOKENS = 100, 12
-_FIRST_TEXTS = 5
-"""If these contain no drawn node, the drafter draws none."""
-_PROMPT: TokenIds = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 3, 1, 4, 1, 5], np.int64)
-_OTHER_PROMPT: TokenIds = np.array([2, 7, 1, 8, 2, 8, 1, 4, 1, 6, 5, 3, 1, 4], np.int64)
-_PROMPT.flags.writeable = _OTHER_PROMPT.flags.writeable = False
-
-
-class _NowAndThen(FixedControl):
-    """Allows a draft in one step out of three."""
-
-    _steps = 0
-
-    def budget(self, depth: int) -> Budget:
-        self._steps += 1
-        return super().budget(depth) if self._steps % 3 == 0 else NO_BUDGET
-
-
-def _running(recorder: Recorder, prompt: TokenIds = _PROMPT, control: Control | None = None) -> Iterator[SequenceState]:
-    """Decode greedily; yield the sequence after each step."""
-    control = control or FixedControl(16)
-    return steps_of(recorder, target_of(recorder), prompt, SamplingOptions(), control=control)
-
-
-def _steps(
-    drafter: Drafter, budget: Budget | None = None, control: Control | None = None, *, every_step: bool = True
-) -> list[Step]:
-    """Decode greedily with `drafter`, within `budget` if given; return the steps in which it was called."""
-    recorder = Recorder(drafter, budget, every_step=every_step)
-    for _ in _running(recorder, control=control or FixedControl(16 if budget is None else budget.nodes)):
-        pass
-    return recorder.steps
-
-
-def _shown(steps: Iterable[Step]) -> list[tuple[list[int], list[int], list[int]]]:
-    """Return texts and drafts in a form that can be compared."""
-    return [(step.ids.tolist(), step.draft.tokens.tolist(), step.draft.parents.tolist()) for step in steps]
-
-
-def _equals_plain(
-    drafter: Drafter, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched"
-) -> bool:
-    """Return whether the text with `drafter` is the text that its target writes without drafts."""
-    *_, seq = steps_of(drafter, target_of(drafter), prompt, options, verification)
-    target = target_of(drafter)
-    if isinstance(target, ToyTarget) and not options.do_sample:
-        return np.array_equal(seq.emitted, target.greedy(prompt, NEW_TOKENS))  # without any of the engine
-    *_, plain = steps_of(OracleDrafter(lambda _ids: ()), target, prompt, options)  # drafts nothing
-    return np.array_equal(seq.emitted, plain.emitted)
-
-
-def _opened(drafter: Drafter, prompt: TokenIds) -> Drafting:
-    """Open a drafting for a prefilled sequence."""
-    return drafter.open(begun(target_of(drafter), prompt, SamplingOptions())[1])
-
-
-def _deepest(draft: Draft) -> int:
-    return int(depths(draft.parents).max()) if len(draft) else 0
-
 
 def _require(holds: bool, message: str) -> None:
     if not holds:
         raise AssertionError(message)
 
 
-def _departure(drafter: Drafter, prompt: TokenIds) -> float:
+def _depth(draft: Draft) -> int:
+    return int(depths(draft.parents).max(initial=0))
+
+
+class _Limited(FixedControl):
+    """Allows drafts within `limit`, in one of `one_in` steps."""
+
+    def __init__(self, limit: Budget, one_in: int = 1) -> None:
+        super().__init__(limit.nodes)
+        self._limit, self._one_in, self._steps = limit, one_in, 0
+
+    def budget(self, depth: int) -> Budget:
+        self._steps += 1
+        return super().budget(min(depth, self._limit.depth)) if self._steps % self._one_in == 0 else NO_BUDGET
+
+
+@dataclass(slots=True)
+class _Step:
+    """One call of a drafter: the ids and the budget given, its draft, and the verdict."""
+
+    ids: TokenIds
+    budget: Budget
+    draft: Draft
+    verdict: Verdict | None = None
+
+    @property
+    def figures(self) -> tuple[list[int], list[int], list[int]]:
+        """Text and draft in a form that can be compared."""
+        return self.ids.tolist(), self.draft.tokens.tolist(), self.draft.parents.tolist()
+
+
+class _Recorder:
+    """Wraps a drafter, and records its calls for the sequence opened last."""
+
+    name: ClassVar[str] = "recorder"
+
+    def __init__(self, drafter: Drafter, *, every_step: bool = True) -> None:
+        self._drafter = drafter
+        self.source_names = drafter.source_names
+        self.needs = replace(drafter.needs, every_step=every_step)
+        self.steps: list[_Step] = []
+
+    def open(self, context: DraftContext) -> "_Recorder":
+        self._drafting, self._vocabulary, self.steps = self._drafter.open(context), context.vocabulary, []
+        return self
+
+    def propose(self, view: SequenceView, budget: Budget) -> Draft:
+        draft = self._drafting.propose(view, budget)
+        self.steps.append(_Step(view.ids.copy(), budget, draft))
+        try:
+            check_draft(draft, self._vocabulary, len(self.source_names))
+        except ValueError:  # the check that reads the step reports it
+            return EMPTY_DRAFT
+        return draft
+
+    def observe(self, verdict: Verdict) -> None:
+        self.steps[-1].verdict = verdict
+        self._drafting.observe(verdict)
+
+    def close(self) -> None:
+        self._drafting.close()
+
+
+def _begun(
+    drafter: Drafter, prompt: TokenIds, options: SamplingOptions, verification: Verification, new_tokens: int
+) -> tuple[SequenceState, DraftContext]:
+    """Return a prefilled sequence of the drafter's target, and the drafter's context for it."""
+    target = drafter.needs.target or ToyTarget()
+    seq = SequenceState(prompt, target.new_cache(), options, max_new_tokens=new_tokens, verification=verification)
+    prefill(seq, target)
+    settings = {**asdict(options), "verification": verification}
+    return seq, DraftContext(target.vocabulary, options.seed, settings=settings, cache=seq.cache)
+
+
+def _opened(drafter: Drafter, prompt: TokenIds) -> Drafting:
+    return drafter.open(_begun(drafter, prompt, _GREEDY, "matched", _NEW_TOKENS)[1])
+
+
+def _decoding(
+    drafter: Drafter, prompt: TokenIds = _PROMPT, options: SamplingOptions = _GREEDY,
+    verification: Verification = "matched", new_tokens: int = _NEW_TOKENS, control: Control | None = None,
+) -> Iterator[SequenceState]:  # fmt: skip
+    """Decode after `prompt`; yield the sequence after each step."""
+    seq, context = _begun(drafter, prompt, options, verification, new_tokens)
+    for _ in decode(seq, drafter, control or FixedControl(_NODES), drafter.needs.target or ToyTarget(), context):
+        yield seq
+
+
+def _steps(
+    drafter: Drafter, control: Control | None = None, prompt: TokenIds = _PROMPT, *, every_step: bool = True
+) -> list[_Step]:
+    """Decode greedily; return the steps in which the drafter was called."""
+    recorder = _Recorder(drafter, every_step=every_step)
+    for _ in _decoding(recorder, prompt, control=control):
+        pass
+    return recorder.steps
+
+
+def _figures(drafter: Drafter) -> list[tuple[list[int], list[int], list[int]]]:
+    return [step.figures for step in _steps(drafter)]
+
+
+def _equals_plain(
+    drafter: Drafter, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched"
+) -> bool:
+    """Return whether the text with `drafter` is the text that its target writes without drafts."""
+    *_, seq = _decoding(drafter, prompt, options, verification)
+    if drafter.needs.target is None and not options.do_sample:
+        return np.array_equal(seq.emitted, ToyTarget().greedy(prompt, _NEW_TOKENS))  # without any of the engine
+    silent = OracleDrafter(lambda _ids: ())
+    silent.needs = drafter.needs
+    *_, plain = _decoding(silent, prompt, options)
+    return np.array_equal(seq.emitted, plain.emitted)
+
+
+def _departure(drafter: Drafter) -> float:
     """Return how far texts under rejection verification are from the target's distribution; above 1 is too far.
 
     For each token emitted after a node with drawn children, u is its position in the cumulative distribution of the
@@ -294,12 +354,12 @@ def _departure(drafter: Drafter, prompt: TokenIds) -> float:
     If the drafter drew from q, u is uniform in each order. The result is the chi-square statistic relative to its
     limit; 0 if nothing is drawn.
     """
-    target, recorder = target_of(drafter), Recorder(drafter)
+    target, recorder = drafter.needs.target or ToyTarget(), _Recorder(drafter)
     spread = np.random.default_rng(0)
     positions: list[tuple[float, ...]] = []
     for seed in range(_TEXTS):
         options = SamplingOptions(do_sample=True, temperature=1.5, top_p=0.95, seed=seed)
-        *_, seq = steps_of(recorder, target, prompt, options, "rejection", _NEW_TOKENS)
+        *_, seq = _decoding(recorder, _PROMPT, options, "rejection", _SHORT)
         if seed == _FIRST_TEXTS and not positions:
             return 0.0
         rows = target.forward(lay_out_text(seq.view().ids.copy(), 0), target.new_cache()).logits.numpy()
@@ -322,8 +382,8 @@ def _positions(
             continue
         p = distribution(rows[verdict.at + number], options)
         q = as_drawn(verdict.draft.q[children[0]])
-        by_ratio = np.divide(q, p, out=np.zeros_like(q), where=p > 0)
-        found.append(tuple(_position(p, order, token, spread) for order in (p, q, by_ratio)))
+        orders = (p, q, np.divide(q, p, out=np.zeros_like(q), where=p > 0))
+        found.append(tuple(_position(p, order, token, spread) for order in orders))
     return found
 
 
