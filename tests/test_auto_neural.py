@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import foredraft
-from foredraft.bench.drafts import RecordedDrafter
+from foredraft.bench.drafts import RecordedDrafter, count_drafts
 from foredraft.contracts import NO_BUDGET, Budget, Draft, Needs, Verdict
 from foredraft.drafters import Resources, auto, make_drafter
 from foredraft.drafters.auto import AutoDrafter, AutoOptions
@@ -168,7 +168,7 @@ def test_what_it_drafts_is_explained(monkeypatch):
     recorded = RecordedDrafter(generator.drafter)
     generator.attach("auto", recorded, nodes=6)
     generator.generate("The old lighthouse", max_new_tokens=16)
-    assert recorded.counts().drafted_by_source["auto, eesd"] > 0
+    assert count_drafts(recorded.verdicts, recorded.source_names).drafted_by_source["auto, eesd"] > 0
     assert all(verdict.hidden is None for verdict in recorded.verdicts)
 
 

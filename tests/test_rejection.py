@@ -667,8 +667,8 @@ class Mistaken(DrawingDrafter):
         super().__init__(logits_of(ToyTarget(seed=8)), (1, 1, 1))
         self._mistake = mistake
 
-    def _tree(self, ids, budget, options, chance):
-        draft = super()._tree(ids, budget, options, chance)
+    def _drawn(self, ids, budget, options, chance):
+        draft = super()._drawn(ids, budget, options, chance)
         return self._mistake(draft) if len(draft) else draft
 
 

@@ -85,14 +85,9 @@ def keeps_tokens(method: Method, settings: Mapping[str, Any], vocabulary: int) -
 
 
 def prove(
-    generator: Generator,
-    methods: Sequence[Method],
-    prompts: Sequence[TaskPrompt],
-    settings: Mapping[str, Any],
-    *,
-    seed: int = 0,
-    done: Callable[[], None] = lambda: None,
-) -> list[Proof]:
+    generator: Generator, methods: Sequence[Method], prompts: Sequence[TaskPrompt], settings: Mapping[str, Any], *,
+    seed: int = 0, done: Callable[[], None] = lambda: None,
+) -> list[Proof]:  # fmt: skip
     """Compare every method with plain decoding on every prompt; `done` is called after each text.
 
     Changes the generator's method. `settings` are generation arguments without the seed, which is `seed` plus the
@@ -109,26 +104,25 @@ def prove(
                 f"{method.label} samples under rejection, which keeps the distribution of the text but not its tokens; "
                 "compare it without sampling (--temperature 0)."
             )
-    texts = [(f"{each.task}[{each.number}]", each.prompt, {**settings, "seed": seed + each.number}) for each in prompts]
 
-    def generated() -> list[tuple[int, ...]]:
+    def texts() -> list[tuple[int, ...]]:
         found = []
-        for _, prompt, given in texts:
-            found.append(generator.generate(prompt, **given).token_ids)
+        for each in prompts:
+            found.append(generator.generate(each.prompt, **settings, seed=seed + each.number).token_ids)
             done()
         return found
 
     generator.use("none")
-    plain, proofs = generated(), []
+    plain, proofs = texts(), []
     for method in methods:
         use(generator, method)
-        differences = [
-            difference_between(generator, prompt, given, actual, expected, label)
-            for (label, prompt, given), actual, expected in zip(texts, generated(), plain, strict=True)
-            if actual != expected
-        ]
-        tokens = sum(len(ids) for ids in plain)
-        proofs.append(Proof(method.label, len(texts), tokens, tuple(differences), is_exact(generator)))
+        differences = []
+        for each, actual, expected in zip(prompts, texts(), plain, strict=True):
+            if actual != expected:
+                given, label = {**settings, "seed": seed + each.number}, f"{each.task}[{each.number}]"
+                differences.append(difference_between(generator, each.prompt, given, actual, expected, label))
+        tokens = sum(map(len, plain))
+        proofs.append(Proof(method.label, len(prompts), tokens, tuple(differences), is_exact(generator)))
     return proofs
 
 
@@ -202,33 +196,28 @@ def prove_rule(rule: Verification, sampling: SamplingOptions) -> list[RuleProof]
         return []
     world = World(_VOCABULARY, sampling)
     proofs = [RuleProof(rule, "chi-square", f"{_TEXTS} texts of {_LENGTH} tokens", _p_value(rule, world), LEAST_P)]
-    if rule == "rejection":
-        for widths in _SHAPES:
-            of = f"every outcome of a drawn tree of widths {', '.join(map(str, widths))}"
-            found = distance(world, drawn_tree(world, widths), len(widths) + 1)
-            proofs.append(RuleProof(rule, "enumeration", of, found, ROUNDING))
+    for widths in _SHAPES if rule == "rejection" else ():
+        of = f"every outcome of a drawn tree of widths {', '.join(map(str, widths))}"
+        found = distance(world, drawn_tree(world, widths), len(widths) + 1)
+        proofs.append(RuleProof(rule, "enumeration", of, found, ROUNDING))
     return proofs
 
 
 def _p_value(rule: Verification, world: World) -> float:
     """Generate short texts with many seeds; return the p-value of their counts under the target's distribution."""
-    counts = Counter(_text(rule, world, seed) for seed in range(_TEXTS))
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(_TEXTS):
+        target, sampling = TableTarget(world), replace(world.sampling, seed=seed)
+        seq = SequenceState(PROMPT, target.new_cache(), sampling, max_new_tokens=_LENGTH, verification=rule)
+        prefill(seq, target)
+        context = DraftContext(world.vocabulary, seed, settings={**asdict(sampling), "verification": rule})
+        for _ in decode(seq, world.drafter((2, 1)), FixedControl(_NODES), target, context):
+            pass
+        counts[tuple(seq.emitted.tolist())] += 1
     exact = world.continued({(): 1.0}, _LENGTH)
     if counts.keys() - exact.keys():
         return 0.0  # a text that has probability 0 under the target
     return chi_square_p([counts[text] for text in exact], [_TEXTS * share for share in exact.values()])
-
-
-def _text(rule: Verification, world: World, seed: int) -> tuple[int, ...]:
-    target = TableTarget(world)
-    sampling = replace(world.sampling, seed=seed)
-    seq = SequenceState(PROMPT, target.new_cache(), sampling, max_new_tokens=_LENGTH, verification=rule)
-    prefill(seq, target)
-    settings = {**asdict(sampling), "verification": rule}
-    context = DraftContext(world.vocabulary, seed, settings=settings)
-    for _ in decode(seq, world.drafter((2, 1)), FixedControl(_NODES), target, context):
-        pass
-    return tuple(seq.emitted.tolist())
 
 
 def chi_square_p(counts: list[int], expected: list[float]) -> float:
@@ -240,6 +229,5 @@ def chi_square_p(counts: list[int], expected: list[float]) -> float:
     if len(pairs) < 2:
         return 1.0
     wanted, found = np.array(pairs, np.float64).T
-    statistic = float(((found - wanted) ** 2 / wanted).sum())
-    degrees = (len(pairs) - 1) / 2
-    return float(torch.special.gammaincc(torch.tensor(degrees).double(), torch.tensor(statistic / 2).double()))
+    half = torch.tensor([len(pairs) - 1, ((found - wanted) ** 2 / wanted).sum()], dtype=torch.float64) / 2
+    return float(torch.special.gammaincc(half[0], half[1]))
