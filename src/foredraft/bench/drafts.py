@@ -1,22 +1,22 @@
 """Draft statistics: verified and accepted nodes by depth, source and estimated acceptance; and the account of one text.
 
-During a text only references to verdicts are kept, which takes well under a microsecond per step; the counting is done
-after the timing. Does not depend on any drafter.
+Counted from recorded verdicts, after the timing. Does not depend on any drafter.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise, zip_longest
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from foredraft.api import Generator, Prompt
 from foredraft.bench.metrics import finite, mean
-from foredraft.contracts import Budget, CostCurve, Draft, DraftContext, Drafter, SequenceView, StepRecord, Verdict
+from foredraft.contracts import CostCurve, StepRecord, Verdict
 from foredraft.generation import Generation
 from foredraft.graph.tree import depths
+from foredraft.testing.recording import Recorder
 
 BINS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Bin edges of estimated acceptance (chosen; finer near 0, where most nodes are)."""
@@ -103,37 +103,6 @@ def add_counts(parts: Sequence[DraftCounts]) -> DraftCounts:
     )  # fmt: skip
 
 
-class RecordedDrafter:
-    """Wraps a drafter for one sequence at a time, and keeps the verdicts of the last one."""
-
-    name: ClassVar[str] = "recorded"
-
-    def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
-        self.name = drafter.name  # type: ignore[misc]  # failures are reported under the wrapped drafter's name
-        self.needs = drafter.needs
-        self.source_names = drafter.source_names
-        self.verdicts: list[Verdict] = []
-
-    def open(self, context: DraftContext) -> "RecordedDrafter":
-        """Drop the last text's verdicts and start another text."""
-        self._drafting, self.verdicts = self._drafter.open(context), []
-        return self
-
-    def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Return the wrapped drafter's draft."""
-        return self._drafting.propose(view, budget)
-
-    def observe(self, verdict: Verdict) -> None:
-        """Pass the verdict on, and keep it without hidden states."""
-        self._drafting.observe(verdict)
-        self.verdicts.append(verdict if verdict.hidden is None else replace(verdict, hidden=None))
-
-    def close(self) -> None:
-        """Close the wrapped drafter's sequence."""
-        self._drafting.close()
-
-
 # --- the account of one text
 
 
@@ -178,7 +147,7 @@ class Account:
 def account_for(generator: Generator, prompt: Prompt, options: Mapping[str, Any]) -> Account:
     """Generate a text and return its account; raises the errors of `Generator.generate`."""
     drafter = generator.drafter
-    generator.drafter = recorded = RecordedDrafter(drafter)
+    generator.drafter = recorded = Recorder(drafter)
     try:
         generation = generator.generate(prompt, **options)
     finally:

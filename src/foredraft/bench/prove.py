@@ -8,7 +8,7 @@ matched verification only the latter applies, because there the seed determines 
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,8 @@ from foredraft.api import Generator, Prompt
 from foredraft.bench.method import PEER, Method, use
 from foredraft.bench.metrics import first_difference
 from foredraft.bench.tasks import TaskPrompt
-from foredraft.contracts import DraftContext, TokenIds, Verification
+from foredraft.contracts import Needs, TokenIds, Verification
 from foredraft.control import FixedControl
-from foredraft.engine.single import decode, prefill
-from foredraft.engine.state import SequenceState
 from foredraft.errors import UsageError
 from foredraft.graph.layout import lay_out_text
 from foredraft.model.rounding import EXACT, dtype_name
@@ -30,6 +28,7 @@ from foredraft.sampling import SamplingOptions
 from foredraft.sampling.filters import filter_row, penalize
 from foredraft.sampling.noise import gumbel_noise
 from foredraft.testing.enumeration import PROMPT, TableTarget, World, distance, drawn_tree
+from foredraft.testing.recording import decoding
 
 NEAR_TIE_STEPS = 8.0
 """Gaps up to this many machine epsilons, times the largest absolute logit, count as rounding (chosen)."""
@@ -206,13 +205,11 @@ def prove_rule(rule: Verification, sampling: SamplingOptions) -> list[RuleProof]
 def _p_value(rule: Verification, world: World) -> float:
     """Generate short texts with many seeds; return the p-value of their counts under the target's distribution."""
     counts: Counter[tuple[int, ...]] = Counter()
+    drafter = world.drafter((2, 1))
+    drafter.needs = Needs(target=TableTarget(world))
     for seed in range(_TEXTS):
-        target, sampling = TableTarget(world), replace(world.sampling, seed=seed)
-        seq = SequenceState(PROMPT, target.new_cache(), sampling, max_new_tokens=_LENGTH, verification=rule)
-        prefill(seq, target)
-        context = DraftContext(world.vocabulary, seed, settings={**asdict(sampling), "verification": rule})
-        for _ in decode(seq, world.drafter((2, 1)), FixedControl(_NODES), target, context):
-            pass
+        sampling, control = replace(world.sampling, seed=seed), FixedControl(_NODES)
+        *_, seq = decoding(drafter, PROMPT, sampling, rule, _LENGTH, control)
         counts[tuple(seq.emitted.tolist())] += 1
     exact = world.continued({(): 1.0}, _LENGTH)
     if counts.keys() - exact.keys():

@@ -20,7 +20,7 @@ import torch
 
 from foredraft import api
 from foredraft.bench.cell import Writing
-from foredraft.bench.drafts import DraftCounts, RecordedDrafter, count_drafts
+from foredraft.bench.drafts import DraftCounts, count_drafts
 from foredraft.bench.method import BASE, PEER, Method, use
 from foredraft.bench.replay import replay_steps
 from foredraft.contracts import CostCurve, Learner, StepRecord, TokenIds
@@ -29,6 +29,7 @@ from foredraft.engine.statistics import Statistics
 from foredraft.errors import ForedraftWarning, UsageError, told
 from foredraft.model.loading import load_model
 from foredraft.options import nearest
+from foredraft.testing.recording import Recorder
 
 _REPLAY_NODES = 16  # drafted nodes per step while a warm drafter reads earlier texts (chosen)
 _SLICE = 16  # tokens (chosen): shorter than speed variations of the machine, long enough for warm CPU caches
@@ -64,7 +65,7 @@ class MethodWriter:
             for read, written in earlier:
                 for _ in replay_steps(drafter, read, written, _REPLAY_NODES, generator.target.vocabulary):
                     pass
-        recorded = None if method.name == BASE else RecordedDrafter(drafter)
+        recorded = None if method.name == BASE else Recorder(drafter)
         generator.attach(
             method.name, recorded or drafter, **method.amount, verification=method.verification, costs=self._costs
         )

@@ -4,19 +4,14 @@
 target, or on the drafter's own. Does not depend on any particular drafter, on text, or on a model with weights.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import ClassVar
+from collections.abc import Callable
 
 import numpy as np
 
 from foredraft.contracts import (
-    EMPTY_DRAFT,
     NO_BUDGET,
     Budget,
-    Control,
     Draft,
-    DraftContext,
     Drafter,
     Drafting,
     SequenceView,
@@ -25,14 +20,12 @@ from foredraft.contracts import (
     Verification,
 )
 from foredraft.control import FixedControl
-from foredraft.engine.single import decode, prefill
-from foredraft.engine.state import SequenceState
-from foredraft.engine.step import check_draft
 from foredraft.graph.layout import lay_out_text
 from foredraft.graph.tree import depths
 from foredraft.sampling import Probabilities, SamplingOptions
 from foredraft.sampling.filters import distribution
 from foredraft.sampling.rejection import as_drawn
+from foredraft.testing.recording import NEW_TOKENS, Recorder, Step, begun, decoding
 from foredraft.testing.scripted import OracleDrafter
 from foredraft.testing.toy import VOCABULARY, ToyTarget
 
@@ -43,7 +36,6 @@ _PROMPT: TokenIds = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 3, 1, 4, 1, 5], n
 _OTHER_PROMPT: TokenIds = np.array([2, 7, 1, 8, 2, 8, 1, 4, 1, 6, 5, 3, 1, 4], np.int64)
 _PROMPT.flags.writeable = _OTHER_PROMPT.flags.writeable = False
 _GREEDY = SamplingOptions()
-_NODES, _NEW_TOKENS = 16, 48
 
 # The chi-square test: with 9 degrees of freedom, `_MOST` is exceeded with probability 1e-6. If the first
 # `_FIRST_TEXTS` contain no drawn node, the drafter draws none.
@@ -64,14 +56,12 @@ def check_drafter(make: MakeDrafter, *, shared: bool = False) -> None:
 
 def proposals_are_valid_trees(make: MakeDrafter) -> None:
     """Parents come before children, siblings differ, dtypes are right, tokens are the target's, sources have names."""
-    drafter = make()
-    for step in _steps(drafter):
-        try:
+    try:
+        for step in _steps(make()):  # the engine checks tokens and sources
             step.draft.check()
-            check_draft(step.draft, VOCABULARY, len(drafter.source_names))
-        except ValueError as error:
-            message = f"Proposals must be valid trees of a vocabulary of {VOCABULARY}; this one is not: {error}"
-            raise AssertionError(message) from error
+    except ValueError as error:
+        message = f"Proposals must be valid trees of a vocabulary of {VOCABULARY}; this one is not: {error}"
+        raise AssertionError(message) from error
 
 
 def proposals_stay_within_the_budget(make: MakeDrafter) -> None:
@@ -94,9 +84,12 @@ def steps_not_shown_change_no_draft(make: MakeDrafter) -> None:
     """A drafter with `needs.every_step` False drafts the same whether or not it sees the steps without a budget."""
     if make().needs.every_step:
         return
-    shown, not_shown = (_steps(make(), _Limited(Budget(8, 99), one_in=3), every_step=each) for each in (True, False))
+    shown, not_shown = (
+        [step for step in _steps(make(), _Limited(Budget(8, 99), one_in=3), every_step=each) if len(step.draft)]
+        for each in (True, False)
+    )
     _require(
-        [step.figures for step in shown if len(step.draft)] == [step.figures for step in not_shown if len(step.draft)],
+        _figures(shown) == _figures(not_shown),
         "needs.every_step is False, so drafts must not depend on whether steps without a budget are shown.",
     )
 
@@ -143,21 +136,20 @@ def the_view_is_left_as_it_was(make: MakeDrafter) -> None:
 
 def the_same_seed_gives_the_same_drafts(make: MakeDrafter) -> None:
     """Two new drafters propose the same for the same sequence and seed."""
-    _require(_figures(make()) == _figures(make()), "The same seed must give the same drafts; two new drafters differ.")
+    first, second = (_figures(_steps(make())) for _ in range(2))
+    _require(first == second, "The same seed must give the same drafts; two new drafters differ.")
 
 
 def sequences_do_not_influence_each_other(make: MakeDrafter) -> None:
     """A sequence's drafts are the same alone, after another sequence, and interleaved with one."""
-    alone, drafter = _figures(make()), make()
+    alone, drafter = _figures(_steps(make())), make()
     _steps(drafter, prompt=_OTHER_PROMPT)
-    _require(
-        _figures(drafter) == alone, "Sequences do not influence each other; one drafts differently after another one."
-    )
-    drafter = make()
-    interleaved = _Recorder(drafter)
-    for _ in zip(_decoding(interleaved), _decoding(_Recorder(drafter), _OTHER_PROMPT), strict=False):
+    after, drafter = _figures(_steps(drafter)), make()
+    _require(after == alone, "Sequences do not influence each other; one drafts differently after another one.")
+    interleaved = Recorder(drafter)
+    for _ in zip(decoding(interleaved, _PROMPT), decoding(Recorder(drafter), _OTHER_PROMPT), strict=False):
         pass
-    found = [step.figures for step in interleaved.steps]
+    found = _figures(interleaved.steps)
     _require(found == alone[: len(found)], "Sequences do not influence each other, but two open ones do.")
 
 
@@ -247,102 +239,35 @@ class _Limited(FixedControl):
         return super().budget(min(depth, self._limit.depth)) if self._steps % self._one_in == 0 else NO_BUDGET
 
 
-@dataclass(slots=True)
-class _Step:
-    """One call of a drafter: the ids and the budget given, its draft, and the verdict."""
-
-    ids: TokenIds
-    budget: Budget
-    draft: Draft
-    verdict: Verdict | None = None
-
-    @property
-    def figures(self) -> tuple[list[int], list[int], list[int]]:
-        """Text and draft in a form that can be compared."""
-        return self.ids.tolist(), self.draft.tokens.tolist(), self.draft.parents.tolist()
-
-
-class _Recorder:
-    """Wraps a drafter, and records its calls for the sequence opened last."""
-
-    name: ClassVar[str] = "recorder"
-
-    def __init__(self, drafter: Drafter, *, every_step: bool = True) -> None:
-        self._drafter = drafter
-        self.source_names = drafter.source_names
-        self.needs = replace(drafter.needs, every_step=every_step)
-        self.steps: list[_Step] = []
-
-    def open(self, context: DraftContext) -> "_Recorder":
-        self._drafting, self._vocabulary, self.steps = self._drafter.open(context), context.vocabulary, []
-        return self
-
-    def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        draft = self._drafting.propose(view, budget)
-        self.steps.append(_Step(view.ids.copy(), budget, draft))
-        try:
-            check_draft(draft, self._vocabulary, len(self.source_names))
-        except ValueError:  # the check that reads the step reports it
-            return EMPTY_DRAFT
-        return draft
-
-    def observe(self, verdict: Verdict) -> None:
-        self.steps[-1].verdict = verdict
-        self._drafting.observe(verdict)
-
-    def close(self) -> None:
-        self._drafting.close()
-
-
-def _begun(
-    drafter: Drafter, prompt: TokenIds, options: SamplingOptions, verification: Verification, new_tokens: int
-) -> tuple[SequenceState, DraftContext]:
-    """Return a prefilled sequence of the drafter's target, and the drafter's context for it."""
-    target = drafter.needs.target or ToyTarget()
-    seq = SequenceState(prompt, target.new_cache(), options, max_new_tokens=new_tokens, verification=verification)
-    prefill(seq, target)
-    settings = {**asdict(options), "verification": verification}
-    return seq, DraftContext(target.vocabulary, options.seed, settings=settings, cache=seq.cache)
-
-
 def _opened(drafter: Drafter, prompt: TokenIds) -> Drafting:
-    return drafter.open(_begun(drafter, prompt, _GREEDY, "matched", _NEW_TOKENS)[1])
-
-
-def _decoding(
-    drafter: Drafter, prompt: TokenIds = _PROMPT, options: SamplingOptions = _GREEDY,
-    verification: Verification = "matched", new_tokens: int = _NEW_TOKENS, control: Control | None = None,
-) -> Iterator[SequenceState]:  # fmt: skip
-    """Decode after `prompt`; yield the sequence after each step."""
-    seq, context = _begun(drafter, prompt, options, verification, new_tokens)
-    for _ in decode(seq, drafter, control or FixedControl(_NODES), drafter.needs.target or ToyTarget(), context):
-        yield seq
+    return drafter.open(begun(drafter, prompt)[1])
 
 
 def _steps(
-    drafter: Drafter, control: Control | None = None, prompt: TokenIds = _PROMPT, *, every_step: bool = True
-) -> list[_Step]:
+    drafter: Drafter, control: _Limited | None = None, prompt: TokenIds = _PROMPT, *, every_step: bool = True
+) -> list[Step]:
     """Decode greedily; return the steps in which the drafter was called."""
-    recorder = _Recorder(drafter, every_step=every_step)
-    for _ in _decoding(recorder, prompt, control=control):
+    recorder = Recorder(drafter, every_step=every_step)
+    for _ in decoding(recorder, prompt, control=control):
         pass
     return recorder.steps
 
 
-def _figures(drafter: Drafter) -> list[tuple[list[int], list[int], list[int]]]:
-    return [step.figures for step in _steps(drafter)]
+def _figures(steps: list[Step]) -> list[tuple[list[int], list[int], list[int]]]:
+    """Return texts and drafts in a form that can be compared."""
+    return [(step.ids.tolist(), step.draft.tokens.tolist(), step.draft.parents.tolist()) for step in steps]
 
 
 def _equals_plain(
     drafter: Drafter, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched"
 ) -> bool:
     """Return whether the text with `drafter` is the text that its target writes without drafts."""
-    *_, seq = _decoding(drafter, prompt, options, verification)
+    *_, seq = decoding(drafter, prompt, options, verification)
     if drafter.needs.target is None and not options.do_sample:
-        return np.array_equal(seq.emitted, ToyTarget().greedy(prompt, _NEW_TOKENS))  # without any of the engine
+        return np.array_equal(seq.emitted, ToyTarget().greedy(prompt, NEW_TOKENS))  # without any of the engine
     silent = OracleDrafter(lambda _ids: ())
     silent.needs = drafter.needs
-    *_, plain = _decoding(silent, prompt, options)
+    *_, plain = decoding(silent, prompt, options)
     return np.array_equal(seq.emitted, plain.emitted)
 
 
@@ -354,18 +279,17 @@ def _departure(drafter: Drafter) -> float:
     If the drafter drew from q, u is uniform in each order. The result is the chi-square statistic relative to its
     limit; 0 if nothing is drawn.
     """
-    target, recorder = drafter.needs.target or ToyTarget(), _Recorder(drafter)
+    target, recorder = drafter.needs.target or ToyTarget(), Recorder(drafter)
     spread = np.random.default_rng(0)
     positions: list[tuple[float, ...]] = []
     for seed in range(_TEXTS):
         options = SamplingOptions(do_sample=True, temperature=1.5, top_p=0.95, seed=seed)
-        *_, seq = _decoding(recorder, _PROMPT, options, "rejection", _SHORT)
+        *_, seq = decoding(recorder, _PROMPT, options, "rejection", _SHORT)
         if seed == _FIRST_TEXTS and not positions:
             return 0.0
         rows = target.forward(lay_out_text(seq.view().ids.copy(), 0), target.new_cache()).logits.numpy()
-        for step in recorder.steps:
-            if step.verdict is not None:
-                positions += _positions(step.verdict, rows, options, spread)
+        for verdict in recorder.verdicts:
+            positions += _positions(verdict, rows, options, spread)
     expected = len(positions) / _BINS
     counts = [np.histogram(each, bins=_BINS, range=(0, 1))[0] for each in zip(*positions, strict=True)]
     return max(float(((each - expected) ** 2).sum() / expected) for each in counts) / _MOST
