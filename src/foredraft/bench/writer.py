@@ -145,13 +145,8 @@ class PeerWriter:
         if sampled:
             options.setdefault("top_k", 0)
         torch.manual_seed(arguments["seed"])
-        forwards = 0
-
-        def count(*_: object) -> None:
-            nonlocal forwards
-            forwards += 1
-
-        counting = model.register_forward_pre_hook(count)
+        passes: list[None] = []
+        counting = model.register_forward_pre_hook(lambda *_: passes.append(None))
         try:
             start = perf_counter()
             output = model.generate(
@@ -161,7 +156,7 @@ class PeerWriter:
             seconds = perf_counter() - start
         finally:
             counting.remove()
-        statistics = Statistics(len(new), forwards, 0, 0, 0, prefill_seconds=0.0, decode_seconds=seconds)
+        statistics = Statistics(len(new), len(passes), 0, 0, 0, prefill_seconds=0.0, decode_seconds=seconds)
         return Writing(new, ids.shape[1], statistics, seconds, parts={})
 
     def forget(self) -> None:
@@ -172,12 +167,7 @@ Writer = MethodWriter | PeerWriter
 
 
 def make_writer(generator: api.Generator, method: Method) -> Writer:
-    """Build the writer of a method.
-
-    Raises:
-        UsageError: an unknown name, option or value.
-        StoreError: a table that is damaged or belongs to another tokenizer.
-    """
+    """Build the writer of a method; raises the errors of its drafter, such as UsageError and StoreError."""
     return PeerWriter(generator, method) if method.name == PEER else MethodWriter(generator, method)
 
 
