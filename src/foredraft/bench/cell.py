@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -178,22 +178,17 @@ def describe_environment(target: TorchTarget, model: str) -> Environment:
     forward = "compiled" if target.compiled is not None else "as it is"
     return {
         "machine": {
-            "host": platform.node(),
-            "system": f"{platform.system()} {platform.machine()}",
-            "processor": _processor(),
-            "cores": str(os.cpu_count()),
-            "threads": str(torch.get_num_threads()),
+            "host": platform.node(), "system": f"{platform.system()} {platform.machine()}", "processor": _processor(),
+            "cores": str(os.cpu_count()), "threads": str(torch.get_num_threads()),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         },
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "model": {
-            "name": model,
-            "dtype": dtype_name(target.model),
-            "hash": _model_hash(target.model),
+            "name": model, "dtype": dtype_name(target.model), "hash": _model_hash(target.model),
             "forward": "recorded" if target.recordings is not None else forward,
         },
         "code": {"commit": _commit(root) if (root / ".git").exists() else ""},
-    }
+    }  # fmt: skip
 
 
 def differences(one: Environment, other: Environment) -> str:
@@ -206,17 +201,6 @@ def differences(one: Environment, other: Environment) -> str:
         if mine.get(name) != theirs.get(name)
     ]
     return "; ".join(found[:3])
-
-
-def check_same_environment(cells: Sequence[Cell]) -> None:
-    """Raise UsageError if the cells have different environments and so cannot be compared."""
-    for cell in cells[1:]:
-        found = differences(cells[0].environment, cell.environment)
-        if found:
-            raise UsageError(
-                f"The cells {cells[0].place} and {cell.place} have different environments ({found}), so they cannot be "
-                "compared; report each folder separately."
-            )
 
 
 def _model_hash(model: Any) -> str:

@@ -45,15 +45,11 @@ def recommend(
     generator: Generator, model: str, prompts: Sequence[TaskPrompt], sampling: dict[str, Any], seconds: float,
     tell: Callable[[float], None] = lambda _: None,
 ) -> Recommendation:  # fmt: skip
-    """Compare the candidates with plain decoding, prompt by prompt, until the time is used up.
+    """Compare the candidates with plain decoding, prompt by prompt and task by task, until the `seconds` are used up.
 
-    Args:
-        generator: its method is changed.
-        model: the model's name given by the user.
-        prompts: the prompts to choose from; tasks are interleaved.
-        sampling: generation arguments except length and seed.
-        seconds: time limit; a prompt that would probably exceed it is not started, except the first.
-        tell: called with the share of the time, or of the prompts, that is done.
+    A prompt that would probably exceed the time is not started, except the first. Changes the generator's method.
+    `model` is the name given by the user; `sampling` are generation arguments except length and seed; `tell` receives
+    the share of the time, or of the prompts, that is done.
 
     Raises:
         UsageError: an invalid argument, or no prompt could be measured.
@@ -83,14 +79,9 @@ def recommend(
     use, *more = advise(summaries, result.cells[0].environment)
     if best.texts < LEAST_PAIRS:
         use = f"Only {best.texts} of the prompts could be measured, too few for an interval: give more time. {use}"
-    return Recommendation(
-        method=best.method if helps else BASE,
-        ranked=tuple(each for each, _ in ranked),
-        prompts=best.texts,
-        tokens=tokens,
-        sentences=(use, *_reasons(best, curve, helps), *more),
-        failures=tuple(result.failures),
-    )
+    method, figures = best.method if helps else BASE, tuple(each for each, _ in ranked)
+    sentences = (use, *_reasons(best, curve, helps), *more)
+    return Recommendation(method, figures, best.texts, tokens, sentences, tuple(result.failures))
 
 
 def _interleaved(prompts: Sequence[TaskPrompt]) -> list[TaskPrompt]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from foredraft.atomic_file import write_file
-from foredraft.bench.cell import Cell, check_same_environment, read_cells, read_cost
+from foredraft.bench.cell import Cell, differences, read_cells, read_cost
 from foredraft.bench.recommendation import advise
 from foredraft.bench.summary import ALL, PARTS, Rows, Summary, overall, shown, source_table, summarize_cells, table
 from foredraft.contracts import CostCurve
@@ -116,7 +116,12 @@ def checked_cells(folder: Path) -> tuple[list[Cell], list[str]]:
     cells = list(by_place.values())
     if not cells:
         raise UsageError(f"{folder} has no readable cell; give a folder of `foredraft bench run --out`.")
-    check_same_environment(cells)
+    for cell in cells[1:]:
+        if found := differences(cells[0].environment, cell.environment):
+            raise UsageError(
+                f"The cells {cells[0].place} and {cell.place} have different environments ({found}), so they cannot be "
+                "compared; report each folder separately."
+            )
     return cells, damaged
 
 

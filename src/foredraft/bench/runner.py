@@ -9,7 +9,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,41 +47,20 @@ class Plan:
         return len(self.settings) * sum(len(prompt.turns) for prompt in self.prompts)
 
 
-@dataclass(slots=True)
-class RunResult:
-    """The result of a run: all cells of the plan, and how many of them existed before."""
-
-    cells: list[Cell] = field(default_factory=list)
-    found: int = 0
-    replaced: list[str] = field(default_factory=list)  # messages on existing cells that are measured again
-
-    @property
-    def failures(self) -> list[Cell]:
-        """The cells whose method raised."""
-        return [cell for cell in self.cells if cell.failure]
-
-
 def run_plan(
     generator: Generator, plan: Plan, folder: Path | None = None, done: Callable[[], None] = lambda: None,
     enough: Callable[[], bool] = lambda: False,
-) -> RunResult:  # fmt: skip
+) -> "Run":  # fmt: skip
     """Measure the missing cells of a plan; changes the generator's method.
 
-    Args:
-        generator: with the model.
-        plan: the measurements.
-        folder: folder of existing and new cells, and of the cost curve; None for none.
-        done: called after each turn of each prompt in each setting.
-        enough: called before each prompt; True skips it and the rest of its setting.
+    `folder` is that of existing and new cells, and of the cost curve. `done` is called after each turn of each prompt
+    in each setting; `enough` before each prompt, and True skips it and the rest of its setting.
 
     Raises:
         UsageError: an invalid option, or a folder with cells of another environment.
         StoreError: a cell that cannot be written.
     """
-    run = _Run(generator, plan, folder)
-    run.find()
-    if run.result.found < len(run.wanted):
-        run.warm_up()
+    run = Run(generator, plan, folder)
     for settings in plan.settings:
         for writer in run.writers.values():
             writer.forget()  # drop what was learned from the warm-up and from other settings
@@ -92,53 +71,69 @@ def run_plan(
             run.measure(prompt, settings, earlier.setdefault(prompt.task, []), done)
     if folder is not None:
         store_file(folder / files.COST_FILE, json.dumps(asdict(generator.cost)).encode() + b"\n")
-    return run.result
+    return run
 
 
-class _Run:
-    """The state of `run_plan`: writers by label, wanted and existing cells, and the result."""
+class Run:
+    """A run of a plan: the existing cells are read, and the drafters are built.
+
+    Attributes:
+        cells: all cells of the plan so far.
+        found: how many of the plan's cells existed before.
+        replaced: messages on existing cells that are measured again.
+        writers: what writes the texts, by the method's label.
+    """
 
     def __init__(self, generator: Generator, plan: Plan, folder: Path | None) -> None:
         self.generator, self.plan, self.folder = generator, plan, folder
         self.methods = cold_and_warm(plan.methods)
         self.prompts = list({(prompt.task, prompt.number): prompt for prompt in plan.prompts}.values())
         self.environment = files.describe_environment(generator.target, plan.model)
-        self.writers: dict[str, Writer] = {}
+        self.cells: list[Cell] = []
         self.existing: dict[Place, Cell] = {}
-        self.result = RunResult()
-        self.wanted = {
+        self.replaced: list[str] = []
+        self.writers: dict[str, Writer] = {}
+        wanted = {
             self.place(settings, prompt, method, turn): prompt
             for settings in plan.settings
             for prompt in self.prompts
             for turn in range(1, len(prompt.turns) + 1)
             for method in self.methods
         }
+        if folder is not None:
+            self.find(folder, wanted)
+        self.found = len(self.existing)
+        if self.found < len(wanted):
+            self.warm_up()
+
+    @property
+    def failures(self) -> list[Cell]:
+        """The cells whose method raised."""
+        return [cell for cell in self.cells if cell.failure]
 
     def place(self, settings: Mapping[str, Any], prompt: TaskPrompt, method: Method, turn: int) -> Place:
+        """Return the identity of a cell of the plan."""
         name, dtype = files.settings_name(settings), self.environment["model"]["dtype"]
         return Place(self.plan.model, dtype, name, prompt.task, method.label, prompt.number, turn)
 
-    def find(self) -> None:
+    def find(self, folder: Path, wanted: Mapping[Place, TaskPrompt]) -> None:
         """Read the cells that need not be measured again, and collect the reasons for the others."""
-        if self.folder is None:
-            return
-        files.prepare_folder(self.folder)
-        cells, replaced = files.read_cells(self.folder)
-        for place in self.wanted.keys() & cells.keys():
+        files.prepare_folder(folder)
+        cells, self.replaced = files.read_cells(folder)
+        for place in wanted.keys() & cells.keys():
             cell = cells[place]
             unlike = files.differences(cell.environment, self.environment)
             if unlike:
                 raise UsageError(
-                    f"{self.folder} has cells of another environment ({unlike}), which cannot be compared with this "
-                    "one; give another folder as --out."
+                    f"{folder} has cells of another environment ({unlike}), which cannot be compared with this one; "
+                    "give another folder as --out."
                 )
-            if cell.prompt_hash != _hash(self.wanted[place]):
-                replaced.append(f"The cell {place} was of another prompt and is measured again.")
+            if cell.prompt_hash != _hash(wanted[place]):
+                self.replaced.append(f"The cell {place} was of another prompt and is measured again.")
             elif cell.failure:
-                replaced.append(f"The cell {place} had failed and is measured again.")
+                self.replaced.append(f"The cell {place} had failed and is measured again.")
             else:
                 self.existing[place] = cell
-        self.result = RunResult(found=len(self.existing), replaced=replaced)
 
     def warm_up(self) -> None:
         """Build every drafter and generate a short text with each, so that cells exclude one-time costs."""
@@ -164,7 +159,7 @@ class _Run:
             missing = {place: method for place, method in places.items() if place not in self.existing}
             written = self.write(prompt, given, settings, missing, earlier) if missing else {}
             cells = [self.existing.get(place) or written[place] for place in places]
-            self.result.cells += cells
+            self.cells += cells
             done()
             base = next((cell.base for cell in cells if cell.base is not None), None)
             if base is None:
@@ -186,17 +181,9 @@ class _Run:
         (base, _, base_failure), cells = written[""], {}
         for place, method in methods.items():
             own, counts, failure = written[method.label]
-            cells[place] = cell = Cell(
-                place=place,
-                settings=arguments,
-                prompt_hash=_hash(prompt),
-                environment=self.environment,
-                base=base,
-                own=own,
-                counts=counts,
-                learned_texts=len(earlier) if method.memory == "warm" else 0,
-                failure=base_failure or failure,
-            )
+            learned, failure = len(earlier) if method.memory == "warm" else 0, base_failure or failure
+            cell = Cell(place, arguments, _hash(prompt), self.environment, base, own, counts, learned, failure)
+            cells[place] = cell
             if self.folder is not None:
                 files.append_cell(self.folder, cell)
         return cells

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.bench.cell import Cell, check_same_environment
+from foredraft.bench.cell import Cell
 from foredraft.bench.drafts import DraftCounts, Reliability, add_counts
 from foredraft.bench.metrics import LOOP_SHARE, Ratio, finite, mean, mean_speed_up, repeated_share, speed_up
 from foredraft.engine.statistics import Statistics, add_up
@@ -71,14 +71,11 @@ class Summary:
         return {name: finite(value) if isinstance(value, float) else value for name, value in figures.items()}
 
 
-def summarize_cells(cells: Iterable[Cell]) -> list[Summary]:
+def summarize_cells(cells: Sequence[Cell]) -> list[Summary]:
     """Return a summary for each setting, method and task, and one over all tasks if there are several.
 
-    Raises:
-        UsageError: the cells have different environments.
+    The cells have the same environment, as those of a run or of `report.checked_cells`.
     """
-    cells = list(cells)
-    check_same_environment(cells)
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     for task in (None, ALL) if len({cell.place.task for cell in cells}) > 1 else (None,):
         for cell in cells:
@@ -168,9 +165,9 @@ def source_table(summaries: Iterable[Summary]) -> Rows:
     """Return a table of drafted and accepted nodes by method and source."""
     rows = []
     for each in summaries:
-        for source, drafted in sorted(each.counts.drafted_by_source.items()):
+        for source, drafted in sorted(each.counts.drafted_by_source.items()):  # at least one node
             accepted = each.counts.accepted_by_source.get(source, 0)
-            rows.append([each.method, source, str(drafted), str(accepted), f"{accepted / max(drafted, 1):.2f}"])
+            rows.append([each.method, source, str(drafted), str(accepted), f"{accepted / drafted:.2f}"])
     return ["method", "source", "drafted", "accepted", "share"], rows
 
 

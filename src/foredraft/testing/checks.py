@@ -8,17 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from foredraft.contracts import (
-    NO_BUDGET,
-    Budget,
-    Draft,
-    Drafter,
-    Drafting,
-    SequenceView,
-    TokenIds,
-    Verdict,
-    Verification,
-)
+from foredraft.contracts import NO_BUDGET, Budget, Draft, Drafter, SequenceView, TokenIds, Verdict, Verification
 from foredraft.control import FixedControl
 from foredraft.graph.layout import lay_out_text
 from foredraft.graph.tree import depths
@@ -106,7 +96,8 @@ def budget_more_is_obeyed(make: MakeDrafter) -> None:
             asked.append(chance)
             return len(asked) <= allowed
 
-        drafting = _opened(make(), _PROMPT)
+        drafter = make()
+        drafting = drafter.open(begun(drafter, _PROMPT)[1])
         depth = _depth(drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(16, 8, more)))
         drafting.close()
         # if not refused, the draft may be deeper: merged nodes of a graph need no call
@@ -121,7 +112,8 @@ def budget_more_is_obeyed(make: MakeDrafter) -> None:
 
 def the_view_is_left_as_it_was(make: MakeDrafter) -> None:
     """A drafter does not change the sequence that it reads."""
-    drafting = _opened(make(), _PROMPT[:1])
+    drafter = make()
+    drafting = drafter.open(begun(drafter, _PROMPT[:1])[1])
     for length in range(1, len(_PROMPT) + 1):
         ids = _PROMPT[:length].copy()
         view = ids.view()
@@ -190,7 +182,7 @@ def close_can_be_called_twice(make: MakeDrafter) -> None:
     """Closing twice is safe, also before the first proposal."""
     drafter = make()
     for proposes in (False, True):
-        drafting = _opened(drafter, _PROMPT)
+        drafting = drafter.open(begun(drafter, _PROMPT)[1])
         if proposes:
             drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(8, 8))
         try:
@@ -237,10 +229,6 @@ class _Limited(FixedControl):
     def budget(self, depth: int) -> Budget:
         self._steps += 1
         return super().budget(min(depth, self._limit.depth)) if self._steps % self._one_in == 0 else NO_BUDGET
-
-
-def _opened(drafter: Drafter, prompt: TokenIds) -> Drafting:
-    return drafter.open(begun(drafter, prompt)[1])
 
 
 def _steps(

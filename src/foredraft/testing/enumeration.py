@@ -36,10 +36,8 @@ _TARGET, _DRAFT_MODEL = 1, 2
 class Script:
     """A source of chance that follows given choices, then takes the first option, and records the alternatives."""
 
-    def __init__(self, choices: Sequence[int]) -> None:
-        self._choices = list(choices)
-        self._asked = 0
-        self.probability = 1.0
+    def __init__(self, choices: list[int]) -> None:
+        self._choices, self._asked, self.probability = choices, 0, 1.0
         self.others: list[list[int]] = []
 
     def accept(self, probability: float) -> bool:

@@ -7,17 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
-from foredraft.contracts import (
-    Budget,
-    Control,
-    Draft,
-    DraftContext,
-    Drafter,
-    SequenceView,
-    TokenIds,
-    Verdict,
-    Verification,
-)
+from foredraft.contracts import Budget, Draft, DraftContext, Drafter, SequenceView, TokenIds, Verdict, Verification
 from foredraft.control import FixedControl
 from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
@@ -94,7 +84,7 @@ def begun(
 
 def decoding(
     drafter: Drafter, prompt: TokenIds, options: SamplingOptions = _GREEDY, verification: Verification = "matched",
-    new_tokens: int = NEW_TOKENS, control: Control | None = None,
+    new_tokens: int = NEW_TOKENS, control: FixedControl | None = None,
 ) -> Iterator[SequenceState]:  # fmt: skip
     """Decode after `prompt`, int64[n]; yield the sequence after each step."""
     seq, context = begun(drafter, prompt, options, verification, new_tokens)

@@ -45,18 +45,15 @@ class ToyTarget:
     """A target without weights: its logits hash the last three tokens of a row's own path.
 
     The path is read through the cache and the ancestor mask, so a wrong commit or a wrong mask changes the logits. One
-    successor of each token is favoured, so that texts repeat themselves in part and can be drafted. Another seed gives
-    another target; `window` is the maximum number of tokens of a sequence, or None.
+    successor of each token is favoured, so that texts can be drafted. Another seed gives another target; `window` is
+    the maximum number of tokens of a sequence, or None.
     """
 
     _FAVOUR = 4.0
     _ORDER = 3
 
     def __init__(self, vocabulary: int = VOCABULARY, window: int | None = None, seed: int = 0) -> None:
-        self.vocabulary = vocabulary
-        self.window: int | None = window
-        self._seed = seed
-        self.forwards = 0
+        self.vocabulary, self.window, self._seed, self.forwards = vocabulary, window, seed, 0
 
     def new_cache(self) -> ToyCache:
         """Return an empty cache."""
