@@ -130,11 +130,7 @@ def append_cell(folder: Path, cell: Cell) -> None:
 
 
 def read_cells(folder: Path) -> tuple[dict[Place, Cell], list[str]]:
-    """Return the cells of a folder by place, and a message for each damaged line of its file.
-
-    Raises:
-        UsageError: the file cannot be read, or has another format version.
-    """
+    """Return the cells by place and a message for each damaged line; UsageError for an unreadable or other format."""
     path, cells, damaged = folder / CELLS_FILE, dict[Place, Cell](), list[str]()
     try:
         lines = path.read_bytes().split(b"\n") if path.exists() else []

@@ -36,12 +36,9 @@ class Method:
 
 
 def parse_method(text: str) -> Method:
-    """Parse a method given on the command line: `NAME` or `NAME:{"option": value, ...}`.
+    """Parse `NAME` or `NAME:{"option": value, ...}`; UsageError for options that are not JSON, or an invalid one.
 
-    The options may include `num_speculative_tokens`, `control`, `control_options` and `verification`.
-
-    Raises:
-        UsageError: options that are not a JSON object, or an invalid shared option.
+    They may include `num_speculative_tokens`, `control`, `control_options` and `verification`.
     """
     name, _, rest = text.partition(":")
     try:

@@ -90,10 +90,7 @@ def prove(
     """Compare every method with plain decoding on every prompt; `done` is called after each text.
 
     Changes the generator's method. `settings` are generation arguments without the seed, which is `seed` plus the
-    prompt's number.
-
-    Raises:
-        UsageError: a method that samples under rejection, whose texts differ by design, or the peer.
+    prompt's number. UsageError for the peer, and for a method that samples under rejection.
     """
     for method in methods:
         if method.name == PEER:

@@ -49,10 +49,7 @@ def recommend(
 
     A prompt that would probably exceed the time is not started, except the first. Changes the generator's method.
     `model` is the name given by the user; `sampling` are generation arguments except length and seed; `tell` receives
-    the share of the time, or of the prompts, that is done.
-
-    Raises:
-        UsageError: an invalid argument, or no prompt could be measured.
+    the share of the time, or of the prompts, that is done. UsageError if no prompt could be measured.
     """
     start, curve, ordered = perf_counter(), generator.cost, _interleaved(prompts)
     fitting = seconds / (_WANTED_PROMPTS * (1 + len(CANDIDATES)) * curve.seconds[0])

@@ -48,13 +48,10 @@ class ReplayResult:
 
 
 def read_records(path: Path, tokenizer: Any) -> list[tuple[TokenIds, TokenIds]]:
-    """Read JSON lines with `prompt` and `output`, and tokenize them; prompts go through the chat template, if any.
+    """Return prompt ids and output ids, int64[n] each, of JSON lines with `prompt` and `output`.
 
-    Returns:
-        Prompt ids and output ids, int64[n] each; records with an empty one are skipped.
-
-    Raises:
-        UsageError: no such file, an invalid line, or no record.
+    Prompts go through the chat template, if any; records with an empty text are skipped. UsageError for a file that
+    cannot be read, an invalid line, or no record.
     """
     rows = list(read_json_lines(path))
     for number, row in rows:

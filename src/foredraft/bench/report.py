@@ -77,8 +77,7 @@ class Section:
 def write_report(folder: Path, out: Path, tell: Callable[[float, str], None] = lambda *_: None) -> list[Path]:
     """Write the report of the cells in `folder` to `out`; return the paths of page, Markdown and pictures' folder.
 
-    Raises:
-        UsageError: no matplotlib, no cells, cells of different environments, or a folder that is not writable.
+    UsageError without matplotlib, for a folder that is not writable, and as `checked_cells`.
     """
     check_matplotlib()
     cells, damaged = checked_cells(folder)
@@ -105,11 +104,7 @@ def write_report(folder: Path, out: Path, tell: Callable[[float, str], None] = l
 
 
 def checked_cells(folder: Path) -> tuple[list[Cell], list[str]]:
-    """Return the cells of a folder, and a message for each damaged one.
-
-    Raises:
-        UsageError: no folder, no cell, another format version, or cells of different environments.
-    """
+    """Return the cells of a folder, and a message for each damaged one; UsageError for none or several environments."""
     if not folder.is_dir():
         raise UsageError(f"There is no folder {folder}; give the one that `foredraft bench run --out` wrote.")
     by_place, damaged = read_cells(folder)

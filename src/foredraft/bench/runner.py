@@ -31,13 +31,10 @@ _WARM_UP_TOKENS = 8  # chosen
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurements of a run.
-
-    Plain decoding always runs, but is a column only if it is among the methods.
-    """
+    """The measurements of a run."""
 
     model: str  # the name given by the user
-    methods: Sequence[Method]
+    methods: Sequence[Method]  # the columns; plain decoding always runs, and may be one
     prompts: Sequence[TaskPrompt]
     settings: Sequence[Mapping[str, Any]]  # generation arguments, each with `max_new_tokens` and `seed`
 
@@ -56,9 +53,8 @@ def run_plan(
     `folder` is that of existing and new cells, and of the cost curve. `done` is called after each turn of each prompt
     in each setting; `enough` before each prompt, and True skips it and the rest of its setting.
 
-    Raises:
-        UsageError: an invalid option, or a folder with cells of another environment.
-        StoreError: a cell that cannot be written.
+    UsageError for an invalid option, or a folder with cells of another environment; StoreError if a cell cannot be
+    written.
     """
     run = Run(generator, plan, folder)
     for settings in plan.settings:
@@ -75,14 +71,7 @@ def run_plan(
 
 
 class Run:
-    """A run of a plan: the existing cells are read, and the drafters are built.
-
-    Attributes:
-        cells: all cells of the plan so far.
-        found: how many of the plan's cells existed before.
-        replaced: messages on existing cells that are measured again.
-        writers: what writes the texts, by the method's label.
-    """
+    """A run of a plan, with all its cells: existing ones are read, and then the drafters are built."""
 
     def __init__(self, generator: Generator, plan: Plan, folder: Path | None) -> None:
         self.generator, self.plan, self.folder = generator, plan, folder
@@ -91,7 +80,7 @@ class Run:
         self.environment = files.describe_environment(generator.target, plan.model)
         self.cells: list[Cell] = []
         self.existing: dict[Place, Cell] = {}
-        self.replaced: list[str] = []
+        self.replaced: list[str] = []  # messages on existing cells that are measured again
         self.writers: dict[str, Writer] = {}
         wanted = {
             self.place(settings, prompt, method, turn): prompt

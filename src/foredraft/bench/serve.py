@@ -130,9 +130,7 @@ async def loads(
 ) -> list[Load]:
     """Measure every way for every number of streams in every round, the ways in alternating order.
 
-    Raises:
-        UsageError: too few bodies.
-        ForedraftError: the server rejected a request or reported an error.
+    UsageError for too few bodies, and ForedraftError if the server rejects a request or reports an error.
     """
     found, shares = [], shared_out(bodies, streams, rounds)
     async with _client(address) as client:
@@ -146,12 +144,9 @@ async def loads(
 
 
 def shared_out(bodies: Sequence[T], streams: Sequence[int], rounds: int) -> Iterator[Sequence[T]]:
-    """Divide the bodies among the loads of all rounds, with the same number per stream.
+    """Divide the bodies among the loads of all rounds, with the same number per stream; UsageError for too few.
 
     No body is used twice in one way, because drafts for a repeated text are unusually good.
-
-    Raises:
-        UsageError: too few bodies.
     """
     needed = rounds * sum(streams)
     each = len(bodies) // needed
@@ -202,10 +197,7 @@ async def predictions(address: str, model: str, rounds: int) -> list[Predicted]:
 
 
 async def turns(address: str, model: str, rounds: int) -> list[Turns]:
-    """Measure how much a conversation's second turn gains from the cached first one, with a different file per round.
-
-    Raises the errors of `loads`.
-    """
+    """Measure how much a second turn gains from the cached first one, as `predictions` does."""
     found = []
     body = {"model": model, "max_tokens": 16, "temperature": 0}
     async with _client(address) as client:

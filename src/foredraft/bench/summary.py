@@ -72,10 +72,7 @@ class Summary:
 
 
 def summarize_cells(cells: Sequence[Cell]) -> list[Summary]:
-    """Return a summary for each setting, method and task, and one over all tasks if there are several.
-
-    The cells have the same environment, as those of a run or of `report.checked_cells`.
-    """
+    """Return a summary for each setting, method and task, and one over all tasks if there are several."""
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     for task in (None, ALL) if len({cell.place.task for cell in cells}) > 1 else (None,):
         for cell in cells:

@@ -34,10 +34,9 @@ _TEXTS, _FIRST_TEXTS, _SHORT = 100, 5, 12
 
 
 def check_drafter(make: MakeDrafter, *, shared: bool = False) -> None:
-    """Run every check on drafters that `make` returns; set `shared` if they learn across sequences by design.
+    """Run every check on drafters that `make` returns; AssertionError names the property that does not hold.
 
-    Raises:
-        AssertionError: naming the property that does not hold.
+    Set `shared` if they learn across sequences by design.
     """
     for check in CHECKS:
         if not (shared and check is sequences_do_not_influence_each_other):

@@ -167,10 +167,8 @@ def drawn_tree(world: World, widths: Sequence[int]) -> Iterator[tuple[Draft, flo
 def distance(world: World, drafts: Iterable[tuple[Draft, float]], length: int = 3) -> float:
     """Return the largest deviation of a step's texts, cut to `length` tokens, from the target's distribution.
 
-    `drafts` are those that can be drawn, with their probabilities.
-
-    Raises:
-        AssertionError: the probabilities do not sum to one, or no draft is ever accepted when sampling.
+    `drafts` are those that can be drawn, with their probabilities. AssertionError if these do not sum to one, or if no
+    draft is ever accepted when sampling.
     """
     shares: dict[Text, float] = {}
     for draft, drawn in drafts:

@@ -57,7 +57,7 @@ class ScriptedDrafting:
 
 
 class _Scripted:
-    """What the scripted drafters share; `_tree` drafts for those without state."""
+    """What the drafters share; `_tree` drafts for those without state."""
 
     name: ClassVar[str] = "scripted"
     source_names: Sequence[str] = ("scripted",)
@@ -74,10 +74,7 @@ class _Scripted:
 class OracleDrafter(_Scripted):
     """Proposes what the target will write, so that everything is accepted.
 
-    Args:
-        continuation_of: returns what the target will write.
-        distractors: number of wrong siblings before each right token.
-        vocabulary: for the wrong siblings.
+    `distractors` is the number of wrong siblings, of the vocabulary, before each right token.
     """
 
     def __init__(self, continuation_of: Continuation, distractors: int = 0, vocabulary: int = VOCABULARY) -> None:
@@ -136,10 +133,8 @@ class RandomTreeDrafter(_Scripted):
 class DrawingDrafter(_Scripted):
     """Draws a tree with q for rejection verification, level by level, siblings without replacement.
 
-    Args:
-        logits_of: the draft model.
-        widths: children of the root, of each of its children, and so on.
-        chance: random source of the n-th proposal of a sequence, counted from 0; None uses the sequence's seed.
+    `widths` are the numbers of children of the root, of each of its children, and so on; `chance` is the random source
+    of a sequence's n-th proposal, from 0 (None uses the sequence's seed).
     """
 
     def __init__(
