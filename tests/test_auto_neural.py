@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import foredraft
-from foredraft.bench.drafts import RecordedDrafter
+from foredraft.bench.drafts import count_drafts
 from foredraft.contracts import NO_BUDGET, Budget, Draft, Needs, Verdict
 from foredraft.drafters import Resources, auto, make_drafter
 from foredraft.drafters.auto import AutoDrafter, AutoOptions
@@ -14,6 +14,7 @@ from foredraft.errors import ForedraftWarning
 from foredraft.graph.tree import chain_parents
 from foredraft.index.library import Library
 from foredraft.index.own_words import NO_WORDS, TOP
+from foredraft.testing.recording import Recorder
 from support.drafts import opened, propose
 from support.exits import plain, target_of, written
 from support.families import SETTINGS, VOCABULARY, each_of
@@ -165,10 +166,10 @@ def test_what_it_drafts_is_explained(monkeypatch):
     monkeypatch.setattr(auto, "Worth", asked(True))
     options = {"drafter": {"method": "eesd", "head": "none", "layers": 6}}
     generator = foredraft.load(TOY, method="auto", speculative_config=options, dtype="float32", compile=False)
-    recorded = RecordedDrafter(generator.drafter)
+    recorded = Recorder(generator.drafter)
     generator.attach("auto", recorded, nodes=6)
     generator.generate("The old lighthouse", max_new_tokens=16)
-    assert recorded.counts().drafted_by_source["auto, eesd"] > 0
+    assert count_drafts(recorded.verdicts, recorded.source_names).drafted_by_source["auto, eesd"] > 0
     assert all(verdict.hidden is None for verdict in recorded.verdicts)
 
 

@@ -40,7 +40,7 @@ from foredraft.testing import (
     checks,
     logits_of,
 )
-from foredraft.testing.enumeration import PROMPT, Setting, TableTarget, World, distance, drawn_tree, outcomes
+from foredraft.testing.enumeration import PROMPT, TableTarget, World, distance, drawn_tree, outcomes
 from foredraft.verify import verify
 
 EXACT = 1e-9
@@ -68,12 +68,12 @@ def sampled(**options):
 
 
 SETTINGS = {
-    "plain": Setting(sampled()),
-    "filtered": Setting(sampled(temperature=0.6, top_p=0.85)),
-    "top-k": Setting(sampled(temperature=1.5, top_k=2)),
-    "processed": Setting(sampled(min_p=0.1, repetition_penalty=1.6), (favours_the_sum,)),
-    "ended": Setting(sampled(temperature=0.8), eos=(0,)),
-    "greedy": Setting(SamplingOptions()),
+    "plain": (sampled(),),
+    "filtered": (sampled(temperature=0.6, top_p=0.85),),
+    "top-k": (sampled(temperature=1.5, top_k=2),),
+    "processed": (sampled(min_p=0.1, repetition_penalty=1.6), (favours_the_sum,)),
+    "ended": (sampled(temperature=0.8), (), (0,)),
+    "greedy": (SamplingOptions(),),
 }
 
 
@@ -97,7 +97,7 @@ CASES = [
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else str(value),
 )
 def test_chains_and_trees_keep_the_targets_law_exactly(vocabulary, widths, name):
-    world = World(vocabulary, SETTINGS[name])
+    world = World(vocabulary, *SETTINGS[name])
     assert distance(world, drawn_tree(world, widths), len(widths) + 1) < EXACT
 
 
@@ -110,7 +110,7 @@ def merged(world, width=1, own_q=True, deeper=False):
         own_q: the copies carry the q that they were drawn from; otherwise, the mistake, that of their own prefix.
         deeper: the other prefix is one token longer.
     """
-    drafter, sampling = world.drafter(()), world.setting.sampling
+    drafter, sampling = world.drafter(()), world.sampling
 
     def law(*path):
         return drafter.distribution_after(np.array([*PROMPT, *path], np.int64), sampling)
@@ -143,12 +143,12 @@ def merged(world, width=1, own_q=True, deeper=False):
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize(("vocabulary", "width", "deeper"), [(3, 1, False), (3, 2, False), (3, 1, True), (4, 1, False)])
 def test_merged_graphs_keep_the_targets_law_exactly(vocabulary, width, deeper, name):
-    world = World(vocabulary, SETTINGS[name])
+    world = World(vocabulary, *SETTINGS[name])
     assert distance(world, merged(world, width, deeper=deeper), 3 + deeper) < EXACT
 
 
 def test_nodes_of_a_merged_graph_are_accepted_behind_both_prefixes():
-    world, behind = World(3, SETTINGS["plain"]), set()
+    world, behind = World(3, *SETTINGS["plain"]), set()
     for draft, _ in merged(world):
         scores = world.scores(draft)
         for tokens, _ in outcomes(lambda chance, draft=draft, scores=scores: world.emitted(draft, scores, chance)):
@@ -160,7 +160,7 @@ def test_nodes_of_a_merged_graph_are_accepted_behind_both_prefixes():
 @pytest.mark.parametrize("name", SETTINGS)
 def test_chosen_trees_keep_the_targets_law_exactly(name):
     """Without q, every drafted node has a one-hot q."""
-    world = World(3, SETTINGS[name])
+    world = World(3, *SETTINGS[name])
     for parents in ([-1, 0, 1], [-1, -1, 0, 1], [-1, -1, -1], [-1, -1, 0, 0, 1]):
         for tokens in itertools.islice(itertools.permutations([0, 1, 2, 0, 1], len(parents)), 0, None, 7):
             draft = Draft(np.array(tokens, np.int32), np.array(parents, np.int32))
@@ -183,13 +183,13 @@ def law_distance(world, draft):
 @pytest.mark.parametrize(("nodes", "widths"), [(1, (1, 1)), (2, (1, 1)), (2, (2, 1))])
 def test_whole_texts_keep_the_targets_law_exactly(nodes, widths, name):
     """Three tokens through the engine: budgets, cuts, commits, several drafts, and limits inside a draft."""
-    world = World(3, SETTINGS[name])
-    context = DraftContext(3, settings=dataclasses.asdict(world.setting.sampling))
+    world = World(3, *SETTINGS[name])
+    context = DraftContext(3, settings=dataclasses.asdict(world.sampling))
 
     def text(chance):
         target = TableTarget(world)
         seq = SequenceState(
-            PROMPT, target.new_cache(), world.setting.sampling, max_new_tokens=3, eos=world.setting.eos,
+            PROMPT, target.new_cache(), world.sampling, max_new_tokens=3, eos=world.eos,
             verification="rejection", chance=lambda position: chance,
         )  # fmt: skip
         prefill(seq, target)
@@ -345,13 +345,13 @@ def test_the_enumeration_finds(plant, monkeypatch):
     name, drafts, attribute, mistake = PLANTS[plant]
     if attribute is not None:
         monkeypatch.setattr(state_module if attribute == "rejection_chooser" else rejection, attribute, mistake)
-    world = World(4, SETTINGS[name])
+    world = World(4, *SETTINGS[name])
     assert distance(world, drafts(world)) > 1e-3
 
 
 @pytest.mark.parametrize("control", ["fixed", "measured"])
 def test_a_drawn_draft_is_cut_in_order_whatever_its_scores(control):
-    world = World(4, SETTINGS["plain"])
+    world = World(4, *SETTINGS["plain"])
     kinds = {"fixed": FixedControl(2), "measured": MeasuredControl(CostCurve((1, 99), (1.0, 500.0)))}
     trimmed = []
     for draft, probability in drawn_tree(world, (3,)):
@@ -364,7 +364,7 @@ def test_a_drawn_draft_is_cut_in_order_whatever_its_scores(control):
 
 @pytest.mark.parametrize("threshold", [0.05, 0.2, 0.5])
 def test_a_rule_is_not_told_the_scores_of_drawn_tokens(threshold):
-    world, trimmed = World(3, SETTINGS["plain"]), []
+    world, trimmed = World(3, *SETTINGS["plain"]), []
     for draft, probability in merged(world, deeper=True):
         control = LevelControl(ConfidenceRule(ConfidenceOptions(threshold)), 20)
         trimmed.append((control.trim(with_score(draft), control.budget(9)), probability))
@@ -372,7 +372,7 @@ def test_a_rule_is_not_told_the_scores_of_drawn_tokens(threshold):
 
 
 def test_a_drawn_draft_is_cut_by_depth_too():
-    world = World(3, SETTINGS["plain"])
+    world = World(3, *SETTINGS["plain"])
     for draft, _ in drawn_tree(world, (2, 1)):
         scored = with_score(draft)
         assert cut(scored, Budget(9, 1)).tokens.tolist() == draft.tokens[:2].tolist()
@@ -631,7 +631,7 @@ def test_matched_verification_reads_no_q():
 
 def test_the_verifier_asks_for_each_position_once():
     asked = []
-    world = World(3, SETTINGS["plain"])
+    world = World(3, *SETTINGS["plain"])
     draft = Draft(np.array([0, 1, 2], np.int32), chain_parents(3))
 
     def chance(position):
@@ -667,8 +667,8 @@ class Mistaken(DrawingDrafter):
         super().__init__(logits_of(ToyTarget(seed=8)), (1, 1, 1))
         self._mistake = mistake
 
-    def _tree(self, ids, budget, options, chance):
-        draft = super()._tree(ids, budget, options, chance)
+    def _drawn(self, ids, budget, options, chance):
+        draft = super()._drawn(ids, budget, options, chance)
         return self._mistake(draft) if len(draft) else draft
 
 

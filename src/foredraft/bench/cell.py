@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,9 +18,7 @@ from typing import Any
 
 import torch
 
-from foredraft.atomic_file import store_file
 from foredraft.bench.drafts import DraftCounts
-from foredraft.bench.metrics import repeated_share
 from foredraft.contracts import CostCurve
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import StoreError, UsageError
@@ -41,39 +39,14 @@ _SAMPLE = 1024  # values per parameter in the model's hash (chosen); enough to d
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """One text and its measurements.
+    """One text and its measurements; for the peer, steps are forward passes, and decoding includes prefill."""
 
-    Attributes:
-        token_ids: the emitted ids.
-        prompt_tokens: number of prompt ids.
-        statistics: counts, and the times of prefill and steps, without stalls. For the peer, steps are its forward
-            passes, including prefill, and `decode_seconds` is its total time.
-        total_seconds: wall-clock time, including stalls.
-        parts: seconds of draft, forward, verify, commit, other, without stalls; empty for the peer.
-        stalled_seconds: excess time of passes that other load on the machine delayed; 0 for the peer.
-    """
-
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  # emitted
     prompt_tokens: int
-    statistics: Statistics
-    total_seconds: float
-    parts: Mapping[str, float]
-    stalled_seconds: float = 0.0
-
-    @property
-    def repeated(self) -> float:
-        """The share of repeated 8-grams."""
-        return repeated_share(self.token_ids)
-
-    @property
-    def seconds_per_token(self) -> float:
-        """Decode time per token; for the peer, total time per token."""
-        return self.statistics.decode_seconds / max(len(self.token_ids), 1)
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> "Writing":
-        """Restore a writing from JSON of its `asdict`."""
-        return cls(**{**body, "token_ids": tuple(body["token_ids"]), "statistics": Statistics(**body["statistics"])})
+    statistics: Statistics  # without stalls
+    total_seconds: float  # wall-clock, with stalls
+    parts: Mapping[str, float]  # seconds of draft, forward, verify, commit, other, without stalls; empty for the peer
+    stalled_seconds: float = 0.0  # excess time of passes that other load on the machine delayed; 0 for the peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +88,22 @@ class Cell:
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "Cell":
         """Restore a cell from JSON of its `asdict`."""
-        base, own = (None if body[name] is None else Writing.from_json(body[name]) for name in ("base", "own"))
+
+        def writing(given: Mapping[str, Any] | None) -> Writing | None:
+            if given is None:
+                return None
+            restored = {"token_ids": tuple(given["token_ids"]), "statistics": Statistics(**given["statistics"])}
+            return Writing(**{**given, **restored})
+
         counts = None if body["counts"] is None else DraftCounts.from_json(body["counts"])
-        return cls(**{**body, "place": Place(**body["place"]), "base": base, "own": own, "counts": counts})
+        writings = {name: writing(body[name]) for name in ("base", "own")}
+        return cls(**{**body, "place": Place(**body["place"]), **writings, "counts": counts})
 
 
 def settings_name(settings: Mapping[str, Any]) -> str:
     """Return a name for generation arguments, such as `greedy-128-seed0` or `temperature0.7-128-seed0`."""
     sampled = [f"{name}{settings[name]:g}" for name in ("temperature", "top_p", "top_k", "min_p") if name in settings]
     return "-".join([*(sampled or ["greedy"]), str(settings["max_new_tokens"]), f"seed{settings['seed']}"])
-
-
-# --- the file
 
 
 def prepare_folder(folder: Path) -> None:
@@ -144,22 +121,16 @@ def prepare_folder(folder: Path) -> None:
 
 def append_cell(folder: Path, cell: Cell) -> None:
     """Append a cell to a folder's file, or raise StoreError; a later cell replaces an earlier one of the same place."""
-    line = json.dumps({"version": VERSION, **asdict(cell)}) + "\n"
     try:
         with (folder / CELLS_FILE).open("ab") as file:
-            file.write(line.encode())
+            file.write(json.dumps({"version": VERSION, **asdict(cell)}).encode() + b"\n")
     except OSError as error:
-        raise StoreError(
-            f"The results in {folder} cannot be written ({error.strerror}); give another folder."
-        ) from error
+        message = f"The results in {folder} cannot be written ({error.strerror}); give another folder."
+        raise StoreError(message) from error
 
 
 def read_cells(folder: Path) -> tuple[dict[Place, Cell], list[str]]:
-    """Return the cells of a folder by place, and a message for each damaged line of its file.
-
-    Raises:
-        UsageError: the file cannot be read, or has another format version.
-    """
+    """Return the cells by place and a message for each damaged line; UsageError for an unreadable or other format."""
     path, cells, damaged = folder / CELLS_FILE, dict[Place, Cell](), list[str]()
     try:
         lines = path.read_bytes().split(b"\n") if path.exists() else []
@@ -170,28 +141,23 @@ def read_cells(folder: Path) -> tuple[dict[Place, Cell], list[str]]:
             continue
         try:
             body = json.loads(line)
-            line_version = body.pop("version")
-            cell = Cell.from_json(body) if line_version == VERSION else None
+            found = body.pop("version")
+            cell = Cell.from_json(body) if found == VERSION else None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             damaged.append(f"Line {number} of {path} is damaged ({reason}); its cell is measured again by `bench run`.")
             continue
         if cell is None:
             raise UsageError(
-                f"Line {number} of {path} has version {line_version}, and this foredraft reads version {VERSION}; give "
+                f"Line {number} of {path} has version {found}, and this foredraft reads version {VERSION}; give "
                 "another folder, or measure again."
             )
         cells[cell.place] = cell
     return cells, damaged
 
 
-def keep_cost(curve: CostCurve, folder: Path) -> None:
-    """Write the cost curve to the folder of cells, or raise StoreError."""
-    store_file(folder / COST_FILE, json.dumps(asdict(curve)).encode() + b"\n")
-
-
 def read_cost(folder: Path) -> CostCurve | None:
-    """Return the folder's cost curve; None if its file is missing or damaged."""
+    """Return the cost curve that a run stored in the folder; None if its file is missing or damaged."""
     try:
         body = json.loads((folder / COST_FILE).read_text(encoding="utf-8"))
         return sound_curve(body["rows"], body["seconds"])
@@ -204,48 +170,33 @@ def read_cost(folder: Path) -> CostCurve | None:
 
 def describe_environment(target: TorchTarget, model: str) -> Environment:
     """Return the environment of measurements with `target`; `model` is the name given by the user."""
-    device = target.device
+    device, root = target.device, Path(__file__).resolve().parents[3]
     forward = "compiled" if target.compiled is not None else "as it is"
     return {
         "machine": {
-            "host": platform.node(),
-            "system": f"{platform.system()} {platform.machine()}",
-            "processor": _processor(),
-            "cores": str(os.cpu_count()),
-            "threads": str(torch.get_num_threads()),
+            "host": platform.node(), "system": f"{platform.system()} {platform.machine()}", "processor": _processor(),
+            "cores": str(os.cpu_count()), "threads": str(torch.get_num_threads()),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         },
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "model": {
-            "name": model,
-            "dtype": dtype_name(target.model),
-            "hash": _model_hash(target.model),
+            "name": model, "dtype": dtype_name(target.model), "hash": _model_hash(target.model),
             "forward": "recorded" if target.recordings is not None else forward,
         },
-        "code": {"commit": _commit()},
-    }
+        "code": {"commit": _commit(root) if (root / ".git").exists() else ""},
+    }  # fmt: skip
 
 
 def differences(one: Environment, other: Environment) -> str:
     """Return up to three differences of two environments, such as `torch 2.6.0 and 2.7.0`; commits may differ."""
+    both = {part: (one.get(part, {}), other.get(part, {})) for part in ("machine", "versions", "model")}
     found = [
-        f"{name} {one.get(part, {}).get(name)} and {other.get(part, {}).get(name)}"
-        for part in ("machine", "versions", "model")
-        for name in sorted({*one.get(part, {}), *other.get(part, {})})
-        if one.get(part, {}).get(name) != other.get(part, {}).get(name)
+        f"{name} {mine.get(name)} and {theirs.get(name)}"
+        for mine, theirs in both.values()
+        for name in sorted({*mine, *theirs})
+        if mine.get(name) != theirs.get(name)
     ]
     return "; ".join(found[:3])
-
-
-def check_same_environment(cells: Sequence[Cell]) -> None:
-    """Raise UsageError if the cells have different environments and so cannot be compared."""
-    for cell in cells[1:]:
-        found = differences(cells[0].environment, cell.environment)
-        if found:
-            raise UsageError(
-                f"The cells {cells[0].place} and {cell.place} have different environments ({found}), so they cannot be "
-                "compared; report each folder separately."
-            )
 
 
 def _model_hash(model: Any) -> str:
@@ -258,20 +209,15 @@ def _model_hash(model: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def _commit() -> str:
-    """Return the commit of the source tree, with `-dirty` for uncommitted changes; "" outside a repository."""
-    git = shutil.which("git")
-    root = Path(__file__).resolve().parents[3]
-    if git is None or not (root / ".git").exists():
-        return ""
+def _commit(root: Path) -> str:
+    """Return the commit of the source tree, with `-dirty` for uncommitted changes; "" if git does not know."""
     try:
-        found = subprocess.run(  # noqa: S603  # fixed arguments, no user input
-            [git, "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+        return subprocess.run(  # noqa: S603  # fixed arguments, no user input
+            [shutil.which("git") or "git", "-C", root, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
             capture_output=True, text=True, check=True, timeout=10,
-        )  # fmt: skip
+        ).stdout.strip()  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return ""
-    return found.stdout.strip()
 
 
 def _processor() -> str:

@@ -3,7 +3,8 @@
 Does not depend on the terminal or on how a model is loaded.
 """
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -12,6 +13,7 @@ from typing import Any
 from foredraft.api import Generator, Prompt
 from foredraft.bench.method import PEER, Method
 from foredraft.bench.writer import PeerWriter
+from foredraft.engine.statistics import Statistics
 from foredraft.generation import Generation, Stream
 
 ROUNDS = 3
@@ -62,7 +64,7 @@ class Outcome:
     def sentence(self) -> str:
         """Return the speed-up and its explanation, in one or two sentences."""
         own = self.milliseconds[self.method]
-        by_transformers, by_plain = (self.milliseconds[name] / own for name in ("transformers", "none"))
+        by_transformers, by_plain = (self.milliseconds[name] / own for name in (PEER, "none"))
         text = "the same text" if self.same else "A DIFFERENT TEXT, which is a bug: please report it"
         speed = (
             f"{by_transformers:.1f} times as fast as transformers' generate, {by_plain:.1f} times our own plain "
@@ -83,13 +85,17 @@ def perform(generator: Generator, scene: Scene, show: Callable[[Stream], None] =
     prompt: Prompt = [{"role": "user", "content": scene.prompt}]
     options = {"seed": 0, **scene.options}
     written, plain = write_in_rounds(generator, prompt, options, show)
-    peer = PeerWriter(generator, Method(PEER, PEER)).written(prompt, options)
+    peer = PeerWriter(generator, Method(PEER, PEER)).written(prompt, options).statistics
     milliseconds = {
-        PEER: 1e3 * peer.seconds_per_token,
-        "none": _milliseconds(plain),
-        generator.method: _milliseconds(written),
+        PEER: _milliseconds([peer]),
+        "none": _milliseconds([each.statistics for each in plain]),
+        generator.method: _milliseconds([each.statistics for each in written]),
     }
     return Outcome(scene, milliseconds, generator.method, written[0], written[0].token_ids == plain[0].token_ids)
+
+
+def _milliseconds(runs: Sequence[Statistics]) -> float:
+    return 1e3 * median((each.prefill_seconds + each.decode_seconds) / each.emitted for each in runs)
 
 
 def write_in_rounds(
@@ -109,19 +115,13 @@ def write_in_rounds(
     generator.forget()
     stream = generator.stream(prompt, **options)
     show(stream)
-    for _ in stream:
-        pass
-    drafted_texts, plain_texts = [stream.generation], list[Generation]()
-    pair = [(generator, drafted_texts), (plain, plain_texts)]
-    rest = [each for number in range(ROUNDS) for each in (pair if number % 2 == 0 else pair[::-1])][1:]
-    for number, (writer, texts) in enumerate(rest):
-        tell(number / len(rest))
+    deque(stream, maxlen=0)
+    texts = {generator: [stream.generation], plain: list[Generation]()}
+    order = [
+        each for number in range(ROUNDS) for each in ((generator, plain) if number % 2 == 0 else (plain, generator))
+    ]
+    for number, each in enumerate(order[1:]):
+        tell(number / (len(order) - 1))
         generator.forget()
-        texts.append(writer.generate(prompt, **options))
-    return drafted_texts, plain_texts
-
-
-def _milliseconds(runs: list[Generation]) -> float:
-    return 1e3 * median(
-        (run.statistics.prefill_seconds + run.statistics.decode_seconds) / run.statistics.emitted for run in runs
-    )
+        texts[each].append(each.generate(prompt, **options))
+    return texts[generator], texts[plain]

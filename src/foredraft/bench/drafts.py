@@ -1,32 +1,22 @@
 """Draft statistics: verified and accepted nodes by depth, source and estimated acceptance; and the account of one text.
 
-During a text only references to verdicts are kept, which takes well under a microsecond per step; the counting is done
-after the timing. Does not depend on any drafter.
+Counted from recorded verdicts, after the timing. Does not depend on any drafter.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise, zip_longest
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from foredraft.api import Generator, Prompt
 from foredraft.bench.metrics import finite, mean
-from foredraft.contracts import (
-    Budget,
-    CostCurve,
-    Draft,
-    DraftContext,
-    Drafter,
-    Drafting,
-    SequenceView,
-    StepRecord,
-    Verdict,
-)
+from foredraft.contracts import CostCurve, StepRecord, Verdict
 from foredraft.generation import Generation
 from foredraft.graph.tree import depths
+from foredraft.testing.recording import Recorder
 
 BINS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Bin edges of estimated acceptance (chosen; finer near 0, where most nodes are)."""
@@ -82,9 +72,9 @@ def count_drafts(verdicts: Iterable[Verdict], names: Sequence[str]) -> DraftCoun
         draft, path = verdict.draft, list(verdict.path)
         drafted.update(depths(draft.parents).tolist())
         accepted.update(range(1, len(path) + 1))
-        numbers = [0] * len(draft) if draft.source is None else draft.source.tolist()
-        drafted_by.update(names[number] for number in numbers)
-        accepted_by.update(names[numbers[node]] for node in path)
+        sources = [names[number] for number in ([0] * len(draft) if draft.source is None else draft.source.tolist())]
+        drafted_by.update(sources)
+        accepted_by.update(sources[node] for node in path)
         if draft.score is not None:
             bins = np.clip(np.searchsorted(BINS, draft.score, side="right") - 1, 0, len(BINS) - 2)
             np.add.at(estimated[:, 0], bins, 1.0)
@@ -113,44 +103,6 @@ def add_counts(parts: Sequence[DraftCounts]) -> DraftCounts:
     )  # fmt: skip
 
 
-class RecordedDrafter:
-    """Wraps a drafter, and keeps the observed verdicts of the text opened last."""
-
-    name: ClassVar[str] = "recorded"
-
-    def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
-        self.name = drafter.name  # type: ignore[misc]  # failures are reported under the wrapped drafter's name
-        self.needs = drafter.needs
-        self.source_names = drafter.source_names
-        self.verdicts: list[Verdict] = []
-
-    def open(self, context: DraftContext) -> Drafting:
-        """Drop the last text's verdicts and start another text."""
-        self.verdicts = []
-        return _RecordedDrafting(self._drafter.open(context), self.verdicts)
-
-    def counts(self) -> DraftCounts:
-        """Count the kept verdicts."""
-        return count_drafts(self.verdicts, self.source_names)
-
-
-class _RecordedDrafting:
-    def __init__(self, drafting: Drafting, verdicts: list[Verdict]) -> None:
-        self._drafting = drafting
-        self._verdicts = verdicts
-
-    def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        return self._drafting.propose(view, budget)
-
-    def observe(self, verdict: Verdict) -> None:
-        self._drafting.observe(verdict)
-        self._verdicts.append(verdict if verdict.hidden is None else replace(verdict, hidden=None))
-
-    def close(self) -> None:
-        self._drafting.close()
-
-
 # --- the account of one text
 
 
@@ -158,11 +110,9 @@ class _RecordedDrafting:
 class Account:
     """The draft statistics of one text, and expected against measured acceptance and cost.
 
-    Attributes:
-        expected: means by name, NaN if unknown: `tokens` per step with a draft, from the drafter's estimates;
-            `plain_milliseconds` and `drafted_milliseconds` per pass without and with a draft, from the cost curve.
-        measured: the same means, measured, and `overhead_milliseconds`: the time outside the pass per step with a
-            draft.
+    Both are means by name, NaN if unknown: `tokens` per step with a draft, expected by the drafter's estimates;
+    `plain_milliseconds` and `drafted_milliseconds` per pass without and with a draft, expected by the cost curve; and,
+    measured only, `overhead_milliseconds`: the time outside the pass per step with a draft.
     """
 
     generation: Generation
@@ -176,11 +126,11 @@ class Account:
     def sources(self) -> list[dict[str, Any]]:
         """The name and the numbers of drafted, accepted and wasted nodes of each source."""
         drafted, accepted = Counter(self.counts.drafted_by_source), Counter(self.counts.accepted_by_source)
+        wasted = drafted - accepted
         return [
-            {"name": name, "drafted": drafted[name], "accepted": accepted[name],
-             "wasted": drafted[name] - accepted[name]}
+            {"name": name, "drafted": drafted[name], "accepted": accepted[name], "wasted": wasted[name]}
             for name in self.names
-        ]  # fmt: skip
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures by name, without the steps; None for unknown ones."""
@@ -197,7 +147,7 @@ class Account:
 def account_for(generator: Generator, prompt: Prompt, options: Mapping[str, Any]) -> Account:
     """Generate a text and return its account; raises the errors of `Generator.generate`."""
     drafter = generator.drafter
-    generator.drafter = recorded = RecordedDrafter(drafter)
+    generator.drafter = recorded = Recorder(drafter)
     try:
         generation = generator.generate(prompt, **options)
     finally:
@@ -209,26 +159,26 @@ def make_account(
     generation: Generation, verdicts: Sequence[Verdict], names: tuple[str, ...], curve: CostCurve
 ) -> Account:
     """Return the account of a text, given its verdicts, the source names, and the cost of passes."""
+
+    def forward(step: StepRecord) -> float:
+        return step.nanoseconds["forward"] / 1e6
+
     drafted = [step for step in generation.steps if step.drafted]
     plain = [step for step in generation.steps if not step.drafted]
-    seconds = curve.table(max((step.drafted for step in drafted), default=0) + 1)
+    milliseconds = 1e3 * curve.table(max((step.drafted for step in drafted), default=0) + 1)
     expected = {
         "tokens": mean(
             1.0 + min(float(draft.score.sum()), float(depths(draft.parents).max()))  # at most the draft's depth
             for draft in (verdict.draft for verdict in verdicts)
             if len(draft) and draft.score is not None
         ),
-        "plain_milliseconds": 1e3 * float(seconds[1]),
-        "drafted_milliseconds": mean(1e3 * float(seconds[step.drafted + 1]) for step in drafted),
+        "plain_milliseconds": float(milliseconds[1]),
+        "drafted_milliseconds": mean(milliseconds[step.drafted + 1] for step in drafted),
     }
     measured = {
         "tokens": mean(len(step.emitted) for step in drafted),
-        "plain_milliseconds": mean(_forward_ms(step) for step in plain),
-        "drafted_milliseconds": mean(_forward_ms(step) for step in drafted),
-        "overhead_milliseconds": mean(sum(step.nanoseconds.values()) / 1e6 - _forward_ms(step) for step in drafted),
+        "plain_milliseconds": mean(forward(step) for step in plain),
+        "drafted_milliseconds": mean(forward(step) for step in drafted),
+        "overhead_milliseconds": mean(sum(step.nanoseconds.values()) / 1e6 - forward(step) for step in drafted),
     }
     return Account(generation, names, count_drafts(verdicts, names), len(plain), expected, measured)
-
-
-def _forward_ms(step: StepRecord) -> float:
-    return step.nanoseconds["forward"] / 1e6

@@ -20,37 +20,25 @@ PEER = "transformers"
 """A pseudo-method, "the peer", that runs transformers' `generate`; its options are that function's arguments."""
 
 Memory = Literal["", "cold", "warm"]
+"""For a method that shares what it learns between texts: reset before each, or has read the task's earlier ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method and its options.
+    """A method and its options."""
 
-    Attributes:
-        label: its name in the report.
-        name: the method, or `transformers` for the peer.
-        options: the method's options.
-        amount: how much to draft: the arguments `nodes`, `control`, `control_options` of `Generator.use`.
-        verification: "matched" or "rejection"; under rejection, sampled texts differ from plain decoding's.
-        memory: for a method that shares what it learns between texts: "cold" if it is reset before each text, "warm"
-            if it has read plain decoding's earlier texts of the task; "" for other methods.
-    """
-
-    label: str
-    name: str
+    label: str  # its name in the report
+    name: str  # the method, or `transformers` for the peer
     options: Mapping[str, Any] = field(default_factory=dict)
-    amount: Mapping[str, Any] = field(default_factory=dict)
-    verification: Verification = "matched"
+    amount: Mapping[str, Any] = field(default_factory=dict)  # `nodes`, `control`, `control_options` of `Generator.use`
+    verification: Verification = "matched"  # under rejection, sampled texts differ from plain decoding's
     memory: Memory = ""
 
 
 def parse_method(text: str) -> Method:
-    """Parse a method given on the command line: `NAME` or `NAME:{"option": value, ...}`.
+    """Parse `NAME` or `NAME:{"option": value, ...}`; UsageError for options that are not JSON, or an invalid one.
 
-    The options may include `num_speculative_tokens`, `control`, `control_options` and `verification`.
-
-    Raises:
-        UsageError: options that are not a JSON object, or an invalid shared option.
+    They may include `num_speculative_tokens`, `control`, `control_options` and `verification`.
     """
     name, _, rest = text.partition(":")
     try:

@@ -12,13 +12,12 @@ import torch
 
 from foredraft.api import Generator
 from foredraft.bench.method import Method, use
-from foredraft.bench.metrics import FloatVector
+from foredraft.engine.step import PARTS
 from foredraft.model.cost import ROWS
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 
 VERIFIED_ROWS = (*ROWS, 96, 128)
-PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")
 _PREFILLED = 512  # tokens per timed prefill (chosen)
 _WARM_UP = 16  # tokens (chosen)
 
@@ -35,29 +34,21 @@ class StepCost:
 
 
 def step_cost(generator: Generator, method: Method, prompt: str, tokens: int = 64, repeats: int = 2) -> StepCost:
-    """Time the parts of a method's steps over `repeats` texts, after a short warm-up text."""
+    """Time the steps of `repeats` texts at temperature 0.7, ignoring end tokens, after a short warm-up text."""
     use(generator, method)
-    _timed_steps(generator, prompt, _WARM_UP, 0)
-    times = np.concatenate([_timed_steps(generator, prompt, tokens, seed) for seed in range(1, repeats + 1)])
-    *parts, between = np.median(times, axis=0).tolist()
+    ids, rows = generator.encode(prompt), []
+    for seed in range(repeats + 1):
+        sampling, length, last = SamplingOptions(True, temperature=0.7, seed=seed), tokens if seed else _WARM_UP, 0
+        for record in generator.begin(ids, sampling, max_new_tokens=length).steps():
+            now, parts = perf_counter_ns(), [record.nanoseconds[part] for part in PARTS]
+            if seed:
+                rows.append([*parts, now - last - sum(parts) if last else 0])  # 0 between prefill and the first step
+            last = now
+    times = np.array(rows, np.float64) / 1e3  # microseconds, float64[steps, parts + 1]
+    *medians, between = np.median(times, axis=0).tolist()
     overhead = float(np.median(times.sum(axis=1) - times[:, PARTS.index("forward")]))
-    nodes = method.amount.get("nodes") or 0
-    return StepCost(method.label, nodes, dict(zip(PARTS, parts, strict=True)), between, overhead)
-
-
-def _timed_steps(generator: Generator, prompt: str, tokens: int, seed: int) -> FloatVector:
-    """Generate `tokens` tokens at temperature 0.7, ignoring end tokens.
-
-    Returns:
-        float64[steps, 7]: microseconds of each part, and of the time since the previous step (0 for the first).
-    """
-    sampling = SamplingOptions(do_sample=True, temperature=0.7, seed=seed)
-    times, last = [], 0
-    for record in generator.begin(generator.encode(prompt), sampling, max_new_tokens=tokens).steps():
-        now, parts = perf_counter_ns(), [record.nanoseconds[part] for part in PARTS]
-        times.append([*parts, now - last - sum(record.nanoseconds.values()) if last else 0])
-        last = now
-    return np.array(times, np.float64) / 1e3
+    by_part = dict(zip(PARTS, medians, strict=True))
+    return StepCost(method.label, method.amount.get("nodes") or 0, by_part, between, overhead)
 
 
 def prefill_rate(target: TorchTarget, repeats: int = 5) -> tuple[int, float]:

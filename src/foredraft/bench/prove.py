@@ -8,7 +8,7 @@ matched verification only the latter applies, because there the seed determines 
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,8 @@ from foredraft.api import Generator, Prompt
 from foredraft.bench.method import PEER, Method, use
 from foredraft.bench.metrics import first_difference
 from foredraft.bench.tasks import TaskPrompt
-from foredraft.contracts import DraftContext, TokenIds, Verification
+from foredraft.contracts import Needs, TokenIds, Verification
 from foredraft.control import FixedControl
-from foredraft.engine.single import decode, prefill
-from foredraft.engine.state import SequenceState
 from foredraft.errors import UsageError
 from foredraft.graph.layout import lay_out_text
 from foredraft.model.rounding import EXACT, dtype_name
@@ -29,7 +27,8 @@ from foredraft.request import GenerationOptions
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.filters import filter_row, penalize
 from foredraft.sampling.noise import gumbel_noise
-from foredraft.testing.enumeration import PROMPT, Setting, TableTarget, World, distance, drawn_tree
+from foredraft.testing.enumeration import PROMPT, TableTarget, World, distance, drawn_tree
+from foredraft.testing.recording import decoding
 
 NEAR_TIE_STEPS = 8.0
 """Gaps up to this many machine epsilons, times the largest absolute logit, count as rounding (chosen)."""
@@ -85,21 +84,13 @@ def keeps_tokens(method: Method, settings: Mapping[str, Any], vocabulary: int) -
 
 
 def prove(
-    generator: Generator,
-    methods: Sequence[Method],
-    prompts: Sequence[TaskPrompt],
-    settings: Mapping[str, Any],
-    *,
-    seed: int = 0,
-    done: Callable[[], None] = lambda: None,
-) -> list[Proof]:
+    generator: Generator, methods: Sequence[Method], prompts: Sequence[TaskPrompt], settings: Mapping[str, Any], *,
+    seed: int = 0, done: Callable[[], None] = lambda: None,
+) -> list[Proof]:  # fmt: skip
     """Compare every method with plain decoding on every prompt; `done` is called after each text.
 
     Changes the generator's method. `settings` are generation arguments without the seed, which is `seed` plus the
-    prompt's number.
-
-    Raises:
-        UsageError: a method that samples under rejection, whose texts differ by design, or the peer.
+    prompt's number. UsageError for the peer, and for a method that samples under rejection.
     """
     for method in methods:
         if method.name == PEER:
@@ -109,26 +100,25 @@ def prove(
                 f"{method.label} samples under rejection, which keeps the distribution of the text but not its tokens; "
                 "compare it without sampling (--temperature 0)."
             )
-    texts = [(f"{each.task}[{each.number}]", each.prompt, {**settings, "seed": seed + each.number}) for each in prompts]
 
-    def generated() -> list[tuple[int, ...]]:
+    def texts() -> list[tuple[int, ...]]:
         found = []
-        for _, prompt, given in texts:
-            found.append(generator.generate(prompt, **given).token_ids)
+        for each in prompts:
+            found.append(generator.generate(each.prompt, **settings, seed=seed + each.number).token_ids)
             done()
         return found
 
     generator.use("none")
-    plain, proofs = generated(), []
+    plain, proofs = texts(), []
     for method in methods:
         use(generator, method)
-        differences = [
-            difference_between(generator, prompt, given, actual, expected, label)
-            for (label, prompt, given), actual, expected in zip(texts, generated(), plain, strict=True)
-            if actual != expected
-        ]
-        tokens = sum(len(ids) for ids in plain)
-        proofs.append(Proof(method.label, len(texts), tokens, tuple(differences), is_exact(generator)))
+        differences = []
+        for each, actual, expected in zip(prompts, texts(), plain, strict=True):
+            if actual != expected:
+                given, label = {**settings, "seed": seed + each.number}, f"{each.task}[{each.number}]"
+                differences.append(difference_between(generator, each.prompt, given, actual, expected, label))
+        tokens = sum(map(len, plain))
+        proofs.append(Proof(method.label, len(prompts), tokens, tuple(differences), is_exact(generator)))
     return proofs
 
 
@@ -200,35 +190,28 @@ def prove_rule(rule: Verification, sampling: SamplingOptions) -> list[RuleProof]
     """Test a verification rule under sampling options; greedy options need no test."""
     if not sampling.do_sample:
         return []
-    world = World(_VOCABULARY, Setting(sampling))
+    world = World(_VOCABULARY, sampling)
     proofs = [RuleProof(rule, "chi-square", f"{_TEXTS} texts of {_LENGTH} tokens", _p_value(rule, world), LEAST_P)]
-    if rule == "rejection":
-        for widths in _SHAPES:
-            of = f"every outcome of a drawn tree of widths {', '.join(map(str, widths))}"
-            found = distance(world, drawn_tree(world, widths), len(widths) + 1)
-            proofs.append(RuleProof(rule, "enumeration", of, found, ROUNDING))
+    for widths in _SHAPES if rule == "rejection" else ():
+        of = f"every outcome of a drawn tree of widths {', '.join(map(str, widths))}"
+        found = distance(world, drawn_tree(world, widths), len(widths) + 1)
+        proofs.append(RuleProof(rule, "enumeration", of, found, ROUNDING))
     return proofs
 
 
 def _p_value(rule: Verification, world: World) -> float:
     """Generate short texts with many seeds; return the p-value of their counts under the target's distribution."""
-    counts = Counter(_text(rule, world, seed) for seed in range(_TEXTS))
+    counts: Counter[tuple[int, ...]] = Counter()
+    drafter = world.drafter((2, 1))
+    drafter.needs = Needs(target=TableTarget(world))
+    for seed in range(_TEXTS):
+        sampling, control = replace(world.sampling, seed=seed), FixedControl(_NODES)
+        *_, seq = decoding(drafter, PROMPT, sampling, rule, _LENGTH, control)
+        counts[tuple(seq.emitted.tolist())] += 1
     exact = world.continued({(): 1.0}, _LENGTH)
     if counts.keys() - exact.keys():
         return 0.0  # a text that has probability 0 under the target
     return chi_square_p([counts[text] for text in exact], [_TEXTS * share for share in exact.values()])
-
-
-def _text(rule: Verification, world: World, seed: int) -> tuple[int, ...]:
-    target = TableTarget(world)
-    sampling = replace(world.setting.sampling, seed=seed)
-    seq = SequenceState(PROMPT, target.new_cache(), sampling, max_new_tokens=_LENGTH, verification=rule)
-    prefill(seq, target)
-    settings = {**asdict(sampling), "verification": rule}
-    context = DraftContext(world.vocabulary, seed, settings=settings)
-    for _ in decode(seq, world.drafter((2, 1)), FixedControl(_NODES), target, context):
-        pass
-    return tuple(seq.emitted.tolist())
 
 
 def chi_square_p(counts: list[int], expected: list[float]) -> float:
@@ -240,6 +223,5 @@ def chi_square_p(counts: list[int], expected: list[float]) -> float:
     if len(pairs) < 2:
         return 1.0
     wanted, found = np.array(pairs, np.float64).T
-    statistic = float(((found - wanted) ** 2 / wanted).sum())
-    degrees = (len(pairs) - 1) / 2
-    return float(torch.special.gammaincc(torch.tensor(degrees).double(), torch.tensor(statistic / 2).double()))
+    half = torch.tensor([len(pairs) - 1, ((found - wanted) ** 2 / wanted).sum()], dtype=torch.float64) / 2
+    return float(torch.special.gammaincc(half[0], half[1]))

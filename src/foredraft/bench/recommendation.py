@@ -45,24 +45,15 @@ def recommend(
     generator: Generator, model: str, prompts: Sequence[TaskPrompt], sampling: dict[str, Any], seconds: float,
     tell: Callable[[float], None] = lambda _: None,
 ) -> Recommendation:  # fmt: skip
-    """Compare the candidates with plain decoding, prompt by prompt, until the time is used up.
+    """Compare the candidates with plain decoding, prompt by prompt and task by task, until the `seconds` are used up.
 
-    Args:
-        generator: its method is changed.
-        model: the model's name given by the user.
-        prompts: the prompts to choose from; tasks are interleaved.
-        sampling: generation arguments except length and seed.
-        seconds: time limit; a prompt that would probably exceed it is not started, except the first.
-        tell: called with the share of the time, or of the prompts, that is done.
-
-    Raises:
-        UsageError: an invalid argument, or no prompt could be measured.
+    A prompt that would probably exceed the time is not started, except the first. Changes the generator's method.
+    `model` is the name given by the user; `sampling` are generation arguments except length and seed; `tell` receives
+    the share of the time, or of the prompts, that is done. UsageError if no prompt could be measured.
     """
-    start = perf_counter()
-    curve = generator.cost
+    start, curve, ordered = perf_counter(), generator.cost, _interleaved(prompts)
     fitting = seconds / (_WANTED_PROMPTS * (1 + len(CANDIDATES)) * curve.seconds[0])
     tokens = round(min(max(fitting, _LEAST_TOKENS), _MOST_TOKENS))
-    ordered = _interleaved(prompts)
     starts: list[float] = []
 
     def enough() -> bool:
@@ -80,19 +71,14 @@ def recommend(
     if not ranked:
         reason = result.failures[0].failure if result.failures else "the time was too short"
         raise UsageError(f"No prompt could be measured ({reason}); give other prompts or more time.")
-    best = ranked[0]
-    helps = _speed_up(best, _loops_left_out(ranked)).low > 1
+    best, figure = ranked[0]
+    helps = figure.low > 1
     use, *more = advise(summaries, result.cells[0].environment)
     if best.texts < LEAST_PAIRS:
         use = f"Only {best.texts} of the prompts could be measured, too few for an interval: give more time. {use}"
-    return Recommendation(
-        method=best.method if helps else BASE,
-        ranked=tuple(ranked),
-        prompts=best.texts,
-        tokens=tokens,
-        sentences=(use, *_reasons(best, curve, helps), *more),
-        failures=tuple(result.failures),
-    )
+    method, figures = best.method if helps else BASE, tuple(each for each, _ in ranked)
+    sentences = (use, *_reasons(best, curve, helps), *more)
+    return Recommendation(method, figures, best.texts, tokens, sentences, tuple(result.failures))
 
 
 def _interleaved(prompts: Sequence[TaskPrompt]) -> list[TaskPrompt]:
@@ -112,71 +98,65 @@ def _reasons(best: Summary, curve: CostCurve, helps: bool) -> list[str]:
         return [f"{best.method} found no draft worth verifying."]
     rows = 1 + round(counts.drafted / counts.drafting_steps)
     cost = curve.table(rows)[rows] / curve.seconds[0]
-    yielded = (
+    use = (
         f"A pass over {rows} rows, {best.method}'s average draft and the root, takes {cost:.2f} times as long as a "
         f"pass over one; {counts.draft_acceptance_rate:.0%} of the drafted tokens were accepted, which gives "
         f"{counts.tokens_per_target_step:.2f} tokens per pass."
     )
-    if not helps:
-        return [yielded]
     nodes = (
         "Leave num_speculative_tokens out: the measured cost of passes then decides how many nodes each step drafts, "
         f"{best.nodes_per_step:.1f} on average here."
     )
-    return [yielded, nodes]
+    return [use, nodes] if helps else [use]
 
 
 def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
     """Return sentences that interpret the summaries of one setting, with all tasks and methods."""
     totals = overall(summaries)
-    ranked = _ranked([each for each in totals if not _is_baseline(each) and each.texts])
-    if not ranked:
+    own = [each for each in totals if not _is_baseline(each) and each.texts]
+    if not own:
         return ["These cells have no method of foredraft to recommend."]
-    no_loops = _loops_left_out(ranked)
-    sentences = [_choice(ranked, no_loops, environment)]
-    if _speed_up(ranked[0], no_loops).low > 1:
-        sentences += _exceptions(summaries, ranked[0])
-    return [
-        *sentences, *_loops(ranked[0], no_loops), *_controls(totals), *_identity(ranked, environment), *_stalls(totals)
-    ]  # fmt: skip
+    (best, figure), *others = _ranked(own)
+    no_loops, where = _without_loops(own), f"{environment['model']['name']} in {environment['model']['dtype']}"
+    if figure.low > 1:
+        texts = "over the texts that do not loop" if no_loops else "over all texts"
+        use = f"use {best.method}: {texts} it is {figure} times as fast as plain decoding (95% interval)."
+        equal = [each.method for each, ratio in others if ratio.high >= figure.low]
+        use += f" Its interval overlaps that of {', '.join(equal)}." if equal else ""
+    else:
+        use = (
+            f"no method is significantly faster than plain decoding: the best, {best.method}, has {figure} of its "
+            "speed. Leave drafting off, or measure more prompts."
+        )
+    sentences = [f"For {where} on this machine, {use}"] + (_exceptions(summaries, best) if figure.low > 1 else [])
+    if looping := best.texts - best.texts_without_loops:
+        loops = f"{looping} of {best.texts} plain texts loop, which favours methods that copy; "
+        sentences.append(
+            f"{loops}with them, {best.method} is {best.speed_up} times as fast."
+            if no_loops
+            else f"{loops}the other texts are too few to be used alone, so read these figures as an upper bound."
+        )
+    return [*sentences, *_controls(totals), _identity(own, environment), *_stalls(totals)]
 
 
-def _loops_left_out(ranked: Sequence[Summary]) -> bool:
+def _without_loops(own: Sequence[Summary]) -> bool:
     """Return whether there are enough texts without loops to ignore the others."""
-    return min(each.texts_without_loops for each in ranked) >= _ENOUGH_TEXTS
+    return min((each.texts_without_loops for each in own), default=0) >= _ENOUGH_TEXTS
 
 
-def _ranked(own: Sequence[Summary]) -> list[Summary]:
-    """Sort the methods, fastest first."""
-    no_loops = bool(own) and _loops_left_out(own)
-    return sorted(own, key=lambda each: _speed_up(each, no_loops).value, reverse=True)
+def _ranked(own: Sequence[Summary]) -> list[tuple[Summary, Ratio]]:
+    """Return the methods with the speed-up that counts, fastest first."""
+    no_loops = _without_loops(own)
+    pairs = [(each, each.speed_up_without_loops if no_loops else each.speed_up) for each in own]
+    return sorted(pairs, key=lambda pair: pair[1].value, reverse=True)
 
 
 def _is_baseline(summary: Summary) -> bool:
     return summary.method == BASE or summary.method.partition(":")[0] == PEER
 
 
-def _speed_up(summary: Summary, no_loops: bool) -> Ratio:
-    return summary.speed_up_without_loops if no_loops else summary.speed_up
-
-
-def _choice(ranked: Sequence[Summary], no_loops: bool, environment: Environment) -> str:
-    best, where = ranked[0], f"{environment['model']['name']} in {environment['model']['dtype']} on this machine"
-    figure = _speed_up(best, no_loops)
-    if figure.low <= 1:
-        return (
-            f"For {where}, no method is significantly faster than plain decoding: the best, {best.method}, has "
-            f"{figure} of its speed. Leave drafting off, or measure more prompts."
-        )
-    texts = "over the texts that do not loop" if no_loops else "over all texts"
-    sentence = f"For {where}, use {best.method}: {texts} it is {figure} times as fast as plain decoding (95% interval)."
-    equal = [each.method for each in ranked[1:] if _speed_up(each, no_loops).high >= figure.low]
-    if equal:
-        sentence += f" Its interval overlaps that of {', '.join(equal)}."
-    return sentence
-
-
 def _exceptions(summaries: Sequence[Summary], best: Summary) -> list[str]:
+    """Name the tasks on which another method is faster, or the best one gains nothing."""
     sentences = []
     tasks = [each for each in summaries if each.task != ALL and not _is_baseline(each) and each.texts >= LEAST_PAIRS]
     for usual in (each for each in tasks if each.method == best.method):
@@ -191,16 +171,6 @@ def _exceptions(summaries: Sequence[Summary], best: Summary) -> list[str]:
     return sentences
 
 
-def _loops(best: Summary, no_loops: bool) -> list[str]:
-    looping = best.texts - best.texts_without_loops
-    if not looping:
-        return []
-    loops = f"{looping} of {best.texts} plain texts loop, which favours methods that copy"
-    if no_loops:
-        return [f"{loops}; with them, {best.method} is {best.speed_up} times as fast."]
-    return [f"{loops}; the other texts are too few to be used alone, so read these figures as an upper bound."]
-
-
 def _controls(totals: Sequence[Summary]) -> list[str]:
     sentences = []
     for each in totals:
@@ -213,17 +183,16 @@ def _controls(totals: Sequence[Summary]) -> list[str]:
     return sentences
 
 
-def _identity(own: Sequence[Summary], environment: Environment) -> list[str]:
+def _identity(own: Sequence[Summary], environment: Environment) -> str:
     texts, identical = sum(each.texts for each in own), sum(each.identical for each in own)
     if identical == texts:
-        return [f"All {texts} drafted texts equal plain decoding's, token by token."]
-    dtype = environment["model"]["dtype"]
+        return f"All {texts} drafted texts equal plain decoding's, token by token."
     reason = (
-        "16-bit rounding can swap nearly tied tokens; `foredraft prove` distinguishes that from errors"
-        if dtype not in EXACT
-        else "methods under rejection verification differ by design; other differences are bugs: run `foredraft prove`"
+        "methods under rejection verification differ by design; other differences are bugs: run `foredraft prove`"
+        if environment["model"]["dtype"] in EXACT
+        else "16-bit rounding can swap nearly tied tokens; `foredraft prove` distinguishes that from errors"
     )
-    return [f"{identical} of {texts} drafted texts equal plain decoding's, token by token; {reason}."]
+    return f"{identical} of {texts} drafted texts equal plain decoding's, token by token; {reason}."
 
 
 def _stalls(totals: Sequence[Summary]) -> list[str]:

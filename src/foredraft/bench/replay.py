@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from foredraft.bench.drafts import DraftCounts, count_drafts
 from foredraft.bench.tasks import read_json_lines
-from foredraft.contracts import Budget, Draft, DraftContext, Drafter, SequenceView, TokenIds, Verdict
+from foredraft.contracts import Budget, DraftContext, Drafter, SequenceView, TokenIds, Verdict
 from foredraft.control import cut
 from foredraft.errors import UsageError
 from foredraft.graph.tree import ROOT
@@ -32,14 +32,14 @@ class ReplayResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures by name, times in microseconds; "macro" is the mean over records of tokens per step."""
-        steps, micros = int(self.steps.sum()), self.nanoseconds / 1e3
+        tokens, steps, micros = int(self.tokens.sum()), int(self.steps.sum()), self.nanoseconds / 1e3
         return {
             "records": len(self.tokens),
-            "tokens": int(self.tokens.sum()),
+            "tokens": tokens,
             "steps": steps,
             "drafted": sum(self.counts.drafted_by_depth),
             "accepted": sum(self.counts.accepted_by_depth),
-            "tokens_per_target_step": int(self.tokens.sum()) / max(steps, 1),
+            "tokens_per_target_step": tokens / max(steps, 1),
             "tokens_per_target_step_macro": float(np.mean(self.tokens / self.steps)) if len(self.tokens) else 0.0,
             "reliability": [asdict(each) for each in self.counts.reliability],
             "propose_median_us": float(np.median(micros)) if len(micros) else 0.0,
@@ -48,26 +48,22 @@ class ReplayResult:
 
 
 def read_records(path: Path, tokenizer: Any) -> list[tuple[TokenIds, TokenIds]]:
-    """Read JSON lines with `prompt` and `output`, and tokenize them; prompts go through the chat template, if any.
+    """Return prompt ids and output ids, int64[n] each, of JSON lines with `prompt` and `output`.
 
-    Returns:
-        Prompt ids and output ids, int64[n] each; records with an empty one are skipped.
-
-    Raises:
-        UsageError: no such file, an invalid line, or no record.
+    Prompts go through the chat template, if any; records with an empty text are skipped. UsageError for a file that
+    cannot be read, an invalid line, or no record.
     """
-    rows = []
-    for number, row in read_json_lines(path):
+    rows = list(read_json_lines(path))
+    for number, row in rows:
         if not isinstance(row, Mapping) or not all(isinstance(row.get(name), str) for name in ("prompt", "output")):
             raise UsageError(f"Line {number} of {path} needs the texts `prompt` and `output`; add them.")
-        rows.append((row["prompt"], row["output"]))
     if not rows:
         raise UsageError(f"{path} holds no record; each line needs `prompt` and `output`.")
     texts = []
-    for prompt, output in rows:
-        has_template = getattr(tokenizer, "chat_template", None)
+    for _, row in rows:
+        has_template, prompt = getattr(tokenizer, "chat_template", None), row["prompt"]
         question = templated([{"role": "user", "content": prompt}], tokenizer) if has_template else prompt
-        ids = [tokenizer(text, add_special_tokens=False).input_ids for text in (question, output)]
+        ids = [tokenizer(text, add_special_tokens=False).input_ids for text in (question, row["output"])]
         if ids[0] and ids[1]:
             texts.append((np.array(ids[0], np.int64), np.array(ids[1], np.int64)))
     return texts
@@ -75,19 +71,19 @@ def read_records(path: Path, tokenizer: Any) -> list[tuple[TokenIds, TokenIds]]:
 
 def replay(drafter: Drafter, texts: Sequence[tuple[TokenIds, TokenIds]], nodes: int, vocabulary: int) -> ReplayResult:
     """Run `drafter` on every text, as separate sequences, with at most `nodes` nodes per step."""
-    steps = np.zeros(len(texts), np.int64)
-    times: list[int] = []
+    steps, times = [], list[int]()
 
     def verdicts() -> Iterator[Verdict]:
-        for number, (prompt, output) in enumerate(texts):
+        for prompt, output in texts:
+            before = len(times)
             for verdict, elapsed in replay_steps(drafter, prompt, output, nodes, vocabulary):
-                steps[number] += 1
                 times.append(elapsed)
                 yield verdict
+            steps.append(len(times) - before)
 
     counts = count_drafts(verdicts(), drafter.source_names)
-    tokens = np.array([len(output) for _, output in texts], np.int64)
-    return ReplayResult(tokens, steps, counts, np.array(times, np.int64))
+    tokens = [len(output) for _, output in texts]
+    return ReplayResult(np.array(tokens, np.int64), np.array(steps, np.int64), counts, np.array(times, np.int64))
 
 
 def replay_steps(
@@ -106,22 +102,16 @@ def replay_steps(
             elapsed = perf_counter_ns() - start
             draft = cut(draft, budget)
             draft.check()
-            verdict = _follow(draft, ids[length:].tolist(), length - 1)
-            length += len(verdict.tokens)
+            child_of, path, node = draft.child_of(), list[int](), ROOT
+            for token in ids[length:].tolist():
+                if (child := child_of.get((node, token))) is None:
+                    break
+                path.append(child)
+                node = child
+            emitted = tuple(ids[length : length + len(path) + 1].tolist())
+            verdict = Verdict(emitted, tuple(path), draft, length - 1)
+            length += len(emitted)
             drafting.observe(verdict)
             yield verdict, elapsed
     finally:
         drafting.close()
-
-
-def _follow(draft: Draft, future: list[int], at: int) -> Verdict:
-    """Return the verdict of a target that emits `future`."""
-    child_of = draft.child_of()
-    node, path = ROOT, []
-    for token in future:
-        child = child_of.get((node, token))
-        if child is None:
-            break
-        path.append(child)
-        node = child
-    return Verdict(tuple(future[: len(path) + 1]), tuple(path), draft, at)

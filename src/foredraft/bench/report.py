@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from foredraft.atomic_file import write_file
-from foredraft.bench.cell import Cell, check_same_environment, read_cells, read_cost
+from foredraft.bench.cell import Cell, differences, read_cells, read_cost
 from foredraft.bench.recommendation import advise
 from foredraft.bench.summary import ALL, PARTS, Rows, Summary, overall, shown, source_table, summarize_cells, table
 from foredraft.contracts import CostCurve
@@ -45,6 +45,11 @@ COLORS = (
 )  # of methods, in order
 _MARKERS = "osD^vP*X"
 _INK, _FAINT = "#1f2328", "#d8dde3"
+_STYLE: Any = {  # matplotlib types the keys one by one
+    "font.size": 11.5, "text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _FAINT, "xtick.color": _INK,
+    "ytick.color": _INK, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
+    "grid.color": _FAINT, "grid.linewidth": 0.7,
+}  # fmt: skip
 _WIDTH, _RESOLUTION = 6.4, 160  # inches, dots per inch
 _DEEPEST = 12  # maximum depth in a picture
 _LONGEST_LABEL = 44  # characters
@@ -72,8 +77,7 @@ class Section:
 def write_report(folder: Path, out: Path, tell: Callable[[float, str], None] = lambda *_: None) -> list[Path]:
     """Write the report of the cells in `folder` to `out`; return the paths of page, Markdown and pictures' folder.
 
-    Raises:
-        UsageError: no matplotlib, no cells, cells of different environments, or a folder that is not writable.
+    UsageError without matplotlib, for a folder that is not writable, and as `checked_cells`.
     """
     check_matplotlib()
     cells, damaged = checked_cells(folder)
@@ -84,13 +88,14 @@ def write_report(folder: Path, out: Path, tell: Callable[[float, str], None] = l
     for number, name in enumerate(names):
         tell(number / len(names), "drawing")
         chosen = [summary for summary in summaries if summary.settings == name]
-        tables = {"Speed-up by task": _by_task(chosen, methods), "Figures": table(_ordered(chosen, methods), _COLUMNS)}
+        ordered = sorted(chosen, key=lambda each: (methods.index(each.method), each.task != ALL))
+        tables = {"Speed-up by task": _by_task(chosen, methods), "Figures": table(ordered, _COLUMNS)}
         sources = source_table(overall(chosen))
         tables |= {"Draft sources": sources} if sources[1] else {}
         sections.append(Section(_heading(name), advise(chosen, environment), _pictures(chosen, methods, name), tables))
     curve = read_cost(folder)
     if curve is not None:
-        sections.append(Section("Cost of verification", (), [_verification_cost(curve, "verification")], {}))
+        sections.append(Section("Cost of verification", (), [_verification_cost(curve)], {}))
     commits = sorted({cell.environment["code"]["commit"] for cell in cells} - {""})
     facts = [[name, value] for part in ("model", "machine", "versions") for name, value in environment[part].items()]
     facts += [["commit", ", ".join(commits) or "unknown"], ["cells", str(len(cells))]]
@@ -99,28 +104,20 @@ def write_report(folder: Path, out: Path, tell: Callable[[float, str], None] = l
 
 
 def checked_cells(folder: Path) -> tuple[list[Cell], list[str]]:
-    """Return the cells of a folder, and a message for each damaged one.
-
-    Raises:
-        UsageError: no folder, no cell, another format version, or cells of different environments.
-    """
+    """Return the cells of a folder, and a message for each damaged one; UsageError for none or several environments."""
     if not folder.is_dir():
         raise UsageError(f"There is no folder {folder}; give the one that `foredraft bench run --out` wrote.")
     by_place, damaged = read_cells(folder)
     cells = list(by_place.values())
     if not cells:
         raise UsageError(f"{folder} has no readable cell; give a folder of `foredraft bench run --out`.")
-    check_same_environment(cells)
+    for cell in cells[1:]:
+        if found := differences(cells[0].environment, cell.environment):
+            raise UsageError(
+                f"The cells {cells[0].place} and {cell.place} have different environments ({found}), so they cannot be "
+                "compared; report each folder separately."
+            )
     return cells, damaged
-
-
-def _pictures(summaries: Sequence[Summary], methods: Sequence[str], name: str) -> list[Picture]:
-    totals = overall(summaries)
-    pictures = [_speed_ups(summaries, methods, f"speed-up-{name}")]
-    if any(each.statistics.drafted for each in totals):
-        pictures.append(_acceptance_by_depth(totals, methods, f"acceptance-by-depth-{name}"))
-    timed = [each for each in totals if not each.whole_time and each.texts]
-    return [*pictures, _time_split(timed, f"time-{name}")] if timed else pictures
 
 
 def _heading(settings: str) -> str:
@@ -128,11 +125,6 @@ def _heading(settings: str) -> str:
     options = re.sub(r"(?<=[a-z])(?=[0-9])", " ", sampled).replace("-", ", ")
     decoding = "Greedy" if sampled == "greedy" else f"Sampled at {options}"
     return f"{decoding}, up to {limit} tokens per text, {seed.replace('seed', 'seed ')}"
-
-
-def _ordered(summaries: Sequence[Summary], methods: Sequence[str]) -> list[Summary]:
-    """Sort the summaries by method, with the row over all tasks first."""
-    return sorted(summaries, key=lambda each: (methods.index(each.method), each.task != ALL))
 
 
 def _by_task(summaries: Sequence[Summary], methods: Sequence[str]) -> Rows:
@@ -160,25 +152,19 @@ def _markdown(title: str, sections: Sequence[Section]) -> str:
     return "\n".join(parts)
 
 
-def _page(title: str, sections: Sequence[Section]) -> str:
+def _written(out: Path, title: str, sections: Sequence[Section]) -> list[Path]:
     from jinja2 import Environment, FileSystemLoader
 
-    def encoded(each: Picture) -> str:
-        return base64.b64encode(each.png).decode()
-
-    loader = FileSystemLoader(Path(__file__).parent / "templates")
-    template: Any = Environment(loader=loader, autoescape=True).get_template("report.html.j2")
-    return str(template.render(title=title, sections=sections, encoded=encoded))
-
-
-def _written(out: Path, title: str, sections: Sequence[Section]) -> list[Path]:
+    templates: Any = Environment(loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True)
+    templates.filters["base64"] = lambda data: base64.b64encode(data).decode()
+    page = templates.get_template("report.html.j2").render(title=title, sections=sections)
     folder = out / PICTURES
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for each in (drawn for section in sections for drawn in section.pictures):
             write_file(folder / f"{each.name}.png", each.png)
         write_file(out / MARKDOWN, _markdown(title, sections).encode())
-        write_file(out / PAGE, _page(title, sections).encode())
+        write_file(out / PAGE, page.encode())
     except OSError as error:
         raise UsageError(
             f"The report cannot be written to {out} ({error.strerror}); give another folder as --out."
@@ -200,19 +186,12 @@ def check_matplotlib() -> None:
 
 
 def picture(name: str, alt: str, height: float, draw: Callable[[Any], None]) -> Picture:
-    """Draw a matplotlib figure `height` inches high, without a window system."""
+    """Draw a matplotlib figure `height` inches high."""
     import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    style: Any = {  # matplotlib types the keys one by one
-        "font.size": 11.5, "text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _FAINT, "xtick.color": _INK,
-        "ytick.color": _INK, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
-        "grid.color": _FAINT, "grid.linewidth": 0.7,
-    }  # fmt: skip
-    with mpl.rc_context(style):
+    with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH, height), dpi=_RESOLUTION, layout="constrained")
-        FigureCanvasAgg(figure)
         draw(figure)
         file = io.BytesIO()
         figure.savefig(file, format="png")
@@ -227,14 +206,25 @@ def _plot(name: str, alt: str, height: float, draw: Callable[[Any], None]) -> Pi
         draw(axes)
         handles, labels = axes.get_legend_handles_labels()
         if labels:
-            columns = 3 if max(map(len, labels)) < 16 else 2 if max(map(len, labels)) < 30 else 1
+            longest = max(map(len, labels))
+            columns = 3 if longest < 16 else 2 if longest < 30 else 1
             figure.legend(handles, labels, loc="outside upper left", ncols=columns, fontsize=9.5)
 
     return picture(name, alt, height, draw_all)
 
 
+def _pictures(summaries: Sequence[Summary], methods: Sequence[str], name: str) -> list[Picture]:
+    """Draw what the summaries have: speed-ups, acceptance by depth, and times."""
+    totals = overall(summaries)
+    pictures = [_speed_ups(summaries, methods, f"speed-up-{name}")]
+    if any(each.statistics.drafted for each in totals):
+        pictures.append(_acceptance_by_depth(totals, methods, f"acceptance-by-depth-{name}"))
+    if timed := [each for each in totals if not each.whole_time and each.texts]:
+        pictures.append(_time_split(timed, f"time-{name}"))
+    return pictures
+
+
 def _speed_ups(summaries: Sequence[Summary], methods: Sequence[str], name: str) -> Picture:
-    """Draw each method's speed-up on each task, with its interval."""
     tasks = list(dict.fromkeys(each.task for each in summaries))
     rows = {(each.task, each.method): each.speed_up for each in summaries if each.texts}
     present = [method for method in methods if any(method == other for _, other in rows)]
@@ -243,12 +233,12 @@ def _speed_ups(summaries: Sequence[Summary], methods: Sequence[str], name: str) 
         axes.axvline(1, color=_INK, linewidth=1, linestyle=(0, (3, 3)))
         offsets = np.linspace(-0.34, 0.34, len(present)) if len(present) > 1 else np.zeros(1)
         for method, offset in zip(present, offsets, strict=True):
-            points = [(row + offset, rows[task, method]) for row, task in enumerate(tasks) if (task, method) in rows]
-            values, low, high = np.array([(ratio.value, ratio.low, ratio.high) for _, ratio in points]).T
+            points = [(row, rows[task, method]) for row, task in enumerate(tasks) if (task, method) in rows]
+            places, values, low, high = np.array([(row, each.value, each.low, each.high) for row, each in points]).T
             lengths = np.array([values - low, high - values])
             errors = np.where(np.isfinite(lengths) & (lengths < values), np.clip(lengths, 0, None), 0)
-            heights = [place for place, _ in points]
-            axes.errorbar(values, heights, xerr=errors, linestyle="none", linewidth=1.6, **_style(method, methods))
+            style = _style(method, methods)
+            axes.errorbar(values, places + offset, xerr=errors, linestyle="none", linewidth=1.6, **style)
         _label_rows(axes, [task.removeprefix("embedded/") for task in tasks])
         axes.set_xlabel("times as fast as plain decoding (95% interval)")
 
@@ -257,25 +247,19 @@ def _speed_ups(summaries: Sequence[Summary], methods: Sequence[str], name: str) 
 
 
 def _acceptance_by_depth(summaries: Sequence[Summary], methods: Sequence[str], name: str) -> Picture:
-    """Draw the share of drafting steps whose accepted path reached each depth."""
-
     def draw(axes: Any) -> None:
         for each in summaries:
             if each.counts.accepted_by_depth and each.statistics.drafting_steps:
                 reached = np.array(each.counts.accepted_by_depth[:_DEEPEST]) / each.statistics.drafting_steps
                 axes.plot(np.arange(1, len(reached) + 1), reached, **_style(each.method, methods))
-        axes.set_ylim(0, 1)
-        axes.set_xticks(range(1, _DEEPEST + 1))
         axes.grid()
-        axes.set_xlabel("depth in the draft")
-        axes.set_ylabel("share of drafting steps")
+        ticks = range(1, _DEEPEST + 1)
+        axes.set(ylim=(0, 1), xticks=ticks, xlabel="depth in the draft", ylabel="share of drafting steps")
 
     return _plot(name, "Share of drafting steps accepted at least to each depth.", 3.8, draw)
 
 
 def _time_split(summaries: Sequence[Summary], name: str) -> Picture:
-    """Draw the milliseconds per emitted token by part of the step."""
-
     def draw(axes: Any) -> None:
         left = np.zeros(len(summaries))
         for part, color in zip(PARTS, (1, 0, 2, 4, 6), strict=True):
@@ -289,17 +273,14 @@ def _time_split(summaries: Sequence[Summary], name: str) -> Picture:
     return _plot(name, "Milliseconds per emitted token by part of the step.", 1.5 + 0.42 * len(summaries), draw)
 
 
-def _verification_cost(curve: CostCurve, name: str) -> Picture:
-    """Draw the cost of a forward pass by its rows."""
-
+def _verification_cost(curve: CostCurve) -> Picture:
     def draw(axes: Any) -> None:
         axes.plot(curve.rows, 1e3 * np.array(curve.seconds), color=COLORS[0], marker="o", markersize=5)
-        axes.set_ylim(bottom=0)
         axes.grid()
-        axes.set_xlabel("rows of a pass: the root and the drafted tokens")
-        axes.set_ylabel("milliseconds")
+        axes.set_ylim(bottom=0)
+        axes.set(xlabel="rows of a pass: the root and the drafted tokens", ylabel="milliseconds")
 
-    return _plot(name, "Milliseconds of a forward pass by its number of rows.", 3.2, draw)
+    return _plot("verification", "Milliseconds of a forward pass by its number of rows.", 3.2, draw)
 
 
 def _label_rows(axes: Any, labels: Sequence[str]) -> None:
@@ -317,6 +298,5 @@ def _short(method: str) -> str:
 
 
 def _style(method: str, methods: Sequence[str]) -> dict[str, Any]:
-    index = list(methods).index(method)
-    color, marker = COLORS[index % len(COLORS)], _MARKERS[index % len(_MARKERS)]
-    return {"color": color, "marker": marker, "markersize": 5, "label": _short(method)}
+    index = methods.index(method) % len(COLORS)
+    return {"color": COLORS[index], "marker": _MARKERS[index], "markersize": 5, "label": _short(method)}

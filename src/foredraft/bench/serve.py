@@ -21,9 +21,10 @@ from foredraft.bench.tasks import TaskPrompt
 from foredraft.errors import ForedraftError, UsageError
 
 T = TypeVar("T")
+Body = Mapping[str, Any]
 
 PLAIN, DRAFTED = "plain", "drafted"
-WAYS: Mapping[str, Mapping[str, Any]] = {PLAIN: {"speculative": False}, DRAFTED: {}}
+WAYS: Mapping[str, Body] = {PLAIN: {"speculative": False}, DRAFTED: {}}
 """The fields that a request adds for plain and for drafted decoding."""
 
 _WARM_UP = 4  # untimed requests per way (chosen)
@@ -38,11 +39,6 @@ class Reply:
     first: float
     seconds: float
     usage: Mapping[str, Any]
-
-    @property
-    def tokens(self) -> int:
-        """Number of generated tokens, as reported by the server."""
-        return int(self.usage.get("completion_tokens", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +56,14 @@ class Load:
 class Predicted:
     """A text of a thousand tokens, generated with and without predictions.
 
-    Attributes:
-        seconds: by case: "plain" and "drafted" without a prediction; "edited" with the text itself, five words
-            replaced, as the prediction; "wrong" with another text as the prediction.
-        tokens: number of generated tokens.
-        accepted: accepted tokens of the edited prediction.
-        same: whether all texts are equal.
+    The cases are "plain" and "drafted" without a prediction, "edited" with the text itself, five words replaced, as the
+    prediction, and "wrong" with another text.
     """
 
-    seconds: Mapping[str, float]
-    tokens: int
-    accepted: int
-    same: bool
+    seconds: Mapping[str, float]  # by case
+    tokens: int  # generated
+    accepted: int  # tokens of the edited prediction
+    same: bool  # whether all texts are equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +92,16 @@ def own_server(model: str) -> Iterator[str]:
 
 def bodies_of(prompts: Sequence[TaskPrompt], model: str, tokens: int, temperature: float) -> list[dict[str, Any]]:
     """Return a request for each prompt; all texts have the same length, because end tokens are ignored."""
-    conversations = [[{"role": "user", "content": each.turns[0]}] for each in prompts]
     options = {"model": model, "max_tokens": tokens, "temperature": temperature, "ignore_eos": True}
-    return [{**options, "messages": messages, "seed": number} for number, messages in enumerate(conversations)]
+    return [
+        {**options, "messages": [{"role": "user", "content": each.turns[0]}], "seed": number}
+        for number, each in enumerate(prompts)
+    ]
 
 
-async def _answer(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Reply:
+async def _answer(client: httpx.AsyncClient, body: Body) -> Reply:
     """Stream one answer."""
-    start, first, texts = time.perf_counter(), 0.0, list[str]()
-    usage: Mapping[str, Any] = {}
+    start, first, texts, usage = time.perf_counter(), 0.0, list[str](), dict[str, Any]()
     streaming = {**body, "stream": True, "stream_options": {"include_usage": True}}
     async with client.stream("POST", "/v1/chat/completions", json=streaming) as response:
         if response.status_code != 200:
@@ -132,19 +125,12 @@ def _client(address: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=address, timeout=None, limits=limits)  # noqa: S113  # requests wait in the server's queue
 
 
-def _alternating(round_: int, ways: Sequence[str]) -> Sequence[str]:
-    """Return the ways, reversed in every other round, so that none is always the first."""
-    return ways if round_ % 2 == 0 else ways[::-1]
-
-
 async def loads(
-    address: str, bodies: Sequence[Mapping[str, Any]], streams: Sequence[int], rounds: int, ways: Sequence[str]
+    address: str, bodies: Sequence[Body], streams: Sequence[int], rounds: int, ways: Sequence[str]
 ) -> list[Load]:
-    """Measure every way for every number of streams in every round.
+    """Measure every way for every number of streams in every round, the ways in alternating order.
 
-    Raises:
-        UsageError: too few bodies.
-        ForedraftError: the server rejected a request or reported an error.
+    UsageError for too few bodies, and ForedraftError if the server rejects a request or reports an error.
     """
     found, shares = [], shared_out(bodies, streams, rounds)
     async with _client(address) as client:
@@ -153,17 +139,14 @@ async def loads(
         for turn in range(rounds):
             for count in streams:
                 own = next(shares)
-                found += [await _load(client, own, count, way) for way in _alternating(turn, ways)]
+                found += [await _load(client, own, count, way) for way in ways[:: (-1) ** turn]]
     return found
 
 
 def shared_out(bodies: Sequence[T], streams: Sequence[int], rounds: int) -> Iterator[Sequence[T]]:
-    """Divide the bodies among the loads of all rounds, with the same number per stream.
+    """Divide the bodies among the loads of all rounds, with the same number per stream; UsageError for too few.
 
     No body is used twice in one way, because drafts for a repeated text are unusually good.
-
-    Raises:
-        UsageError: too few bodies.
     """
     needed = rounds * sum(streams)
     each = len(bodies) // needed
@@ -176,21 +159,19 @@ def shared_out(bodies: Sequence[T], streams: Sequence[int], rounds: int) -> Iter
     return iter([list(islice(waiting, each * count)) for _ in range(rounds) for count in streams])
 
 
-async def _load(client: httpx.AsyncClient, bodies: Sequence[Mapping[str, Any]], streams: int, way: str) -> Load:
+async def _load(client: httpx.AsyncClient, bodies: Sequence[Body], streams: int, way: str) -> Load:
     """Send all bodies, `streams` at a time, and measure the answers."""
-    waiting = iter(range(len(bodies)))
-    replies: dict[int, Reply] = {}
+    slots = asyncio.Semaphore(streams)
 
-    async def stream() -> None:
-        for number in waiting:
-            replies[number] = await _answer(client, {**bodies[number], **WAYS[way]})
+    async def answer(body: Body) -> Reply:
+        async with slots:
+            return await _answer(client, {**body, **WAYS[way]})
 
     start = time.perf_counter()
-    await asyncio.gather(*(stream() for _ in range(streams)))
-    seconds = time.perf_counter() - start
-    written = sum(reply.tokens for reply in replies.values())
-    first = median(reply.first for reply in replies.values())
-    return Load(streams, way, written / seconds, first, tuple(replies[number].text for number in range(len(bodies))))
+    replies = await asyncio.gather(*map(answer, bodies))
+    written = sum(int(reply.usage.get("completion_tokens", 0)) for reply in replies)
+    speed = written / (time.perf_counter() - start)
+    return Load(streams, way, speed, median(each.first for each in replies), tuple(each.text for each in replies))
 
 
 async def predictions(address: str, model: str, rounds: int) -> list[Predicted]:
@@ -201,22 +182,22 @@ async def predictions(address: str, model: str, rounds: int) -> list[Predicted]:
             messages = [{"role": "user", "content": f"Repeat this file, with comments in French:\n\n{_file(turn)}"}]
             body = {"model": model, "max_tokens": 1000, "temperature": 0, "ignore_eos": True, "messages": messages}
             text = (await _answer(client, {**body, **WAYS[PLAIN]})).text
-            other = " ".join(sorted(set(text.split()))) + " and nothing else that was asked for. " * 60
-            ways = dict(WAYS)
-            for name, content in (("edited", _edited(text)), ("wrong", other)):
+            words, ways = text.split(" "), dict(WAYS)
+            for edit in range(_EDITS):  # evenly spread
+                words[(2 * edit + 1) * len(words) // (2 * _EDITS)] = "replaced_by_an_edit"
+            wrong = " ".join(sorted(set(text.split()))) + " and nothing else that was asked for. " * 60
+            for name, content in (("edited", " ".join(words)), ("wrong", wrong)):
                 ways[name] = {"prediction": {"type": "content", "content": content}}
-            replies = {name: await _answer(client, {**body, **ways[name]}) for name in _alternating(turn, tuple(ways))}
+            replies = {way: await _answer(client, {**body, **ways[way]}) for way in list(ways)[:: (-1) ** turn]}
             accepted = replies["edited"].usage["completion_tokens_details"]["accepted_prediction_tokens"]
+            tokens = int(replies[PLAIN].usage.get("completion_tokens", 0))
             same = len({reply.text for reply in replies.values()}) == 1
-            found.append(Predicted({n: replies[n].seconds for n in ways}, replies[PLAIN].tokens, accepted, same))
+            found.append(Predicted({way: replies[way].seconds for way in ways}, tokens, accepted, same))
     return found
 
 
 async def turns(address: str, model: str, rounds: int) -> list[Turns]:
-    """Measure how much a conversation's second turn gains from the cached first one, with a different file per round.
-
-    Raises the errors of `loads`.
-    """
+    """Measure how much a second turn gains from the cached first one, as `predictions` does."""
     found = []
     body = {"model": model, "max_tokens": 16, "temperature": 0}
     async with _client(address) as client:
@@ -236,11 +217,3 @@ def _file(number: int) -> str:
         f"def area_{i}(width, height):\n    # The area of shape number {i}.\n    return {i} * width * height\n"
         for i in range(30 * number + 1, 30 * number + 27)
     )
-
-
-def _edited(text: str) -> str:
-    """Return a text with `_EDITS` evenly spread words replaced."""
-    words = text.split(" ")
-    for edit in range(_EDITS):
-        words[(2 * edit + 1) * len(words) // (2 * _EDITS)] = "replaced_by_an_edit"
-    return " ".join(words)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.bench.cell import Cell, Writing, check_same_environment
+from foredraft.bench.cell import Cell
 from foredraft.bench.drafts import DraftCounts, Reliability, add_counts
-from foredraft.bench.metrics import LOOP_SHARE, Ratio, finite, mean, mean_speed_up, speed_up
+from foredraft.bench.metrics import LOOP_SHARE, Ratio, finite, mean, mean_speed_up, repeated_share, speed_up
 from foredraft.engine.statistics import Statistics, add_up
 
 ALL = "all"
@@ -71,21 +71,13 @@ class Summary:
         return {name: finite(value) if isinstance(value, float) else value for name, value in figures.items()}
 
 
-def summarize_cells(cells: Iterable[Cell]) -> list[Summary]:
-    """Return a summary for each setting, method and task, and one over all tasks if there are several.
-
-    Raises:
-        UsageError: the cells have different environments.
-    """
-    cells = list(cells)
-    check_same_environment(cells)
-    by_task: dict[tuple[str, str, str], list[Cell]] = {}
-    totals: dict[tuple[str, str, str], list[Cell]] = {}
-    for cell in cells:
-        by_task.setdefault((cell.place.settings, cell.place.method, cell.place.task), []).append(cell)
-        totals.setdefault((cell.place.settings, cell.place.method, ALL), []).append(cell)
-    several = len({task for _, _, task in by_task}) > 1
-    return [_summary(*key, group) for key, group in (by_task | (totals if several else {})).items()]
+def summarize_cells(cells: Sequence[Cell]) -> list[Summary]:
+    """Return a summary for each setting, method and task, and one over all tasks if there are several."""
+    groups: dict[tuple[str, str, str], list[Cell]] = {}
+    for task in (None, ALL) if len({cell.place.task for cell in cells}) > 1 else (None,):
+        for cell in cells:
+            groups.setdefault((cell.place.settings, task or cell.place.task, cell.place.method), []).append(cell)
+    return [_summary(*key, group) for key, group in groups.items()]
 
 
 def overall(summaries: Sequence[Summary]) -> list[Summary]:
@@ -93,11 +85,17 @@ def overall(summaries: Sequence[Summary]) -> list[Summary]:
     return [each for each in summaries if each.task == ALL] or list(summaries)
 
 
-def _summary(settings: str, method: str, task: str, group: Sequence[Cell]) -> Summary:
+def _summary(settings: str, task: str, method: str, group: Sequence[Cell]) -> Summary:
     pairs = [cell.pair for cell in group if cell.pair is not None]
     own = [writing for _, writing in pairs]
     whole_time = any(not writing.parts for writing in own)
-    no_loops = [pair for pair in pairs if pair[0].repeated <= LOOP_SHARE]
+    times = [
+        [(each.total_seconds if whole_time else each.statistics.decode_seconds, len(each.token_ids)) for each in pair]
+        for pair in pairs
+    ]
+    figures = np.array(times, np.float64).reshape(-1, 2, 2)  # by text, plain or own, seconds or tokens
+    per_token = figures[:, :, 0] / np.maximum(figures[:, :, 1], 1)
+    no_loops = np.array([repeated_share(base.token_ids) <= LOOP_SHARE for base, _ in pairs], np.bool_)
     tokens = max(sum(len(writing.token_ids) for writing in own), 1)
     stalled = sum(writing.stalled_seconds for writing in own)
     statistics = add_up([writing.statistics for writing in own])
@@ -111,30 +109,15 @@ def _summary(settings: str, method: str, task: str, group: Sequence[Cell]) -> Su
         identical=sum(base.token_ids == writing.token_ids for base, writing in pairs),
         statistics=statistics,
         tokens_per_target_step_macro=mean(writing.statistics.tokens_per_target_step for writing in own),
-        speed_up=_micro(pairs, whole_time),
-        speed_up_macro=_macro(pairs, whole_time),
-        speed_up_without_loops=_micro(no_loops, whole_time),
-        texts_without_loops=len(no_loops),
-        repeated=mean(writing.repeated for writing in own),
+        speed_up=speed_up(*figures.reshape(-1, 4).T),
+        speed_up_macro=mean_speed_up(per_token[:, 0] / per_token[:, 1]),
+        speed_up_without_loops=speed_up(*figures[no_loops].reshape(-1, 4).T),
+        texts_without_loops=int(no_loops.sum()),
+        repeated=mean(repeated_share(writing.token_ids) for writing in own),
         milliseconds={part: 1e3 * sum(each.parts.get(part, 0.0) for each in own) / tokens for part in PARTS},
         counts=add_counts([cell.counts for cell in group if cell.counts is not None]),
         whole_time=whole_time,
     )
-
-
-def _seconds(writing: Writing, whole_time: bool) -> float:
-    return writing.total_seconds if whole_time else writing.statistics.decode_seconds
-
-
-def _micro(pairs: Sequence[tuple[Writing, Writing]], whole_time: bool) -> Ratio:
-    figures = [[(_seconds(each, whole_time), len(each.token_ids)) for each in pair] for pair in pairs]
-    base, own = np.array(figures, np.float64).reshape(-1, 2, 2).transpose(1, 2, 0)
-    return speed_up(*base, *own)
-
-
-def _macro(pairs: Sequence[tuple[Writing, Writing]], whole_time: bool) -> Ratio:
-    per_token = [[_seconds(each, whole_time) / max(len(each.token_ids), 1) for each in pair] for pair in pairs]
-    return mean_speed_up(np.array([base / own for base, own in per_token], np.float64))
 
 
 # --- tables
@@ -179,19 +162,19 @@ def source_table(summaries: Iterable[Summary]) -> Rows:
     """Return a table of drafted and accepted nodes by method and source."""
     rows = []
     for each in summaries:
-        for source, drafted in sorted(each.counts.drafted_by_source.items()):
+        for source, drafted in sorted(each.counts.drafted_by_source.items()):  # at least one node
             accepted = each.counts.accepted_by_source.get(source, 0)
-            rows.append([each.method, source, str(drafted), str(accepted), f"{accepted / max(drafted, 1):.2f}"])
+            rows.append([each.method, source, str(drafted), str(accepted), f"{accepted / drafted:.2f}"])
     return ["method", "source", "drafted", "accepted", "share"], rows
 
 
 def reliability_table(curve: Iterable[Reliability]) -> Rows:
     """Return a table of estimated against actual acceptance."""
-    rows = [
+    headings = ["estimate", "nodes", "mean estimate", "accepted"]
+    return headings, [
         [f"{each.low:g} to {each.high:g}", str(each.nodes), f"{each.estimate:.3f}", f"{each.accepted:.3f}"]
         for each in curve
     ]
-    return ["estimate", "nodes", "mean estimate", "accepted"], rows
 
 
 def _told(ratio: Ratio) -> str:

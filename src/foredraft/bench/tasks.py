@@ -149,22 +149,21 @@ def _located(task: str, source: _Source, folder: Path | None) -> Path:
     if task == EMBEDDED:
         return EMBEDDED_FILE
     if folder is not None:
-        found = next((folder / each for each in (source.file, source.file + ".gz") if (folder / each).exists()), None)
-        if found is None:
-            raise UsageError(f"The task {task} needs the file {source.file} in {folder}; give its folder with --data.")
-        return found
+        for path in (folder / source.file, folder / f"{source.file}.gz"):
+            if path.exists():
+                return path
+        raise UsageError(f"The task {task} needs the file {source.file} in {folder}; give its folder with --data.")
     if source.hub is None:
         fetched = ", ".join(name for name, each in _TASKS.items() if each.hub is not None)
         raise UsageError(
             f"The task {task} cannot be downloaded; give a folder with its file as --data, or choose one of: {fetched}."
         )
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    repository, revision, path = source.hub
+    repository, revision, name = source.hub
     try:
-        return Path(hf_hub_download(repository, path, repo_type="dataset", revision=revision))
-    except (OSError, HfHubHTTPError, LocalEntryNotFoundError, RuntimeError) as error:
+        return Path(hf_hub_download(repository, name, repo_type="dataset", revision=revision))
+    except (OSError, RuntimeError) as error:  # the hub's own errors are among these
         raise UsageError(
             f"The task {task} is not in the cache and {repository} cannot be downloaded ({type(error).__name__}); give "
             "a folder with its file as --data, or use the task embedded."
@@ -173,12 +172,15 @@ def _located(task: str, source: _Source, folder: Path | None) -> Path:
 
 def _prompts(task: str, path: Path, source: _Source) -> list[TaskPrompt]:
     """Read all usable prompts of a file; UsageError if there is none."""
-    prompts = []
-    rows = _rows(path)
+    prompts, rows = [], _rows(path)
     for number, row in enumerate(rows):
-        turns = _turns(row.get(source.field, row.get("prompt") if source.field == "turns" else None))
-        if turns:
-            prompts.append(TaskPrompt(_named(task, row, source), number, turns, source.is_question))
+        text = row.get(source.field, row.get("prompt") if source.field == "turns" else None)
+        turns = text if isinstance(text, list) else [text]
+        if turns and all(isinstance(each, str) and each.strip() for each in turns):
+            name, category = task, row.get(source.category)
+            if isinstance(category, str):
+                name += "/mt_bench" if category in _MT_BENCH else f"/{category}"
+            prompts.append(TaskPrompt(name, number, tuple(turns), source.is_question))
     if not prompts:
         fields = sorted({name for row in rows[:20] for name in row})
         raise UsageError(
@@ -186,18 +188,6 @@ def _prompts(task: str, path: Path, source: _Source) -> list[TaskPrompt]:
             f"are: {', '.join(fields) or 'none'}."
         )
     return prompts
-
-
-def _named(task: str, row: Mapping[str, Any], source: _Source) -> str:
-    category = row.get(source.category) if source.category else None
-    if not isinstance(category, str):
-        return task
-    return f"{task}/{'mt_bench' if category in _MT_BENCH else category}"
-
-
-def _turns(value: Any) -> tuple[str, ...]:
-    values = value if isinstance(value, list) else [value]
-    return tuple(values) if all(isinstance(each, str) and each.strip() for each in values) else ()
 
 
 def _rows(path: Path) -> list[Mapping[str, Any]]:

@@ -8,6 +8,7 @@ tasks.
 
 import random
 import warnings
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ import torch
 
 from foredraft import api
 from foredraft.bench.cell import Writing
-from foredraft.bench.drafts import DraftCounts, RecordedDrafter
+from foredraft.bench.drafts import DraftCounts, count_drafts
 from foredraft.bench.method import BASE, PEER, Method, use
 from foredraft.bench.replay import replay_steps
 from foredraft.contracts import CostCurve, Learner, StepRecord, TokenIds
@@ -28,6 +29,7 @@ from foredraft.engine.statistics import Statistics
 from foredraft.errors import ForedraftWarning, UsageError, told
 from foredraft.model.loading import load_model
 from foredraft.options import nearest
+from foredraft.testing.recording import Recorder
 
 _REPLAY_NODES = 16  # drafted nodes per step while a warm drafter reads earlier texts (chosen)
 _SLICE = 16  # tokens (chosen): shorter than speed variations of the machine, long enough for warm CPU caches
@@ -38,8 +40,8 @@ _PEER_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 Earlier = Sequence[tuple[TokenIds, TokenIds]]
 """Texts for a warm drafter to read: prompt ids and output ids, int64[n] each."""
 
-Written = tuple[Writing, DraftCounts | None]
-"""The measurements of a text and its draft counts; None for the peer and for plain decoding."""
+Written = tuple[Writing | None, DraftCounts | None, str]
+"""A text's measurements, its draft counts (None for the peer and plain decoding), and the error of a failed one."""
 
 Text = Generator[None, None, Written]
 """A text that is generated slice by slice while it is iterated over, and returns its measurements."""
@@ -63,11 +65,12 @@ class MethodWriter:
             for read, written in earlier:
                 for _ in replay_steps(drafter, read, written, _REPLAY_NODES, generator.target.vocabulary):
                     pass
-        recorded = None if method.name == BASE else RecordedDrafter(drafter)
+        recorded = None if method.name == BASE else Recorder(drafter)
         generator.attach(
             method.name, recorded or drafter, **method.amount, verification=method.verification, costs=self._costs
         )
-        return (yield from _in_slices(generator, recorded, prompt, arguments))
+        writing = yield from _in_slices(generator, prompt, arguments)
+        return writing, None if recorded is None else count_drafts(recorded.verdicts, recorded.source_names), ""
 
     def forget(self) -> None:
         """Discard what was learned from earlier texts."""
@@ -76,9 +79,7 @@ class MethodWriter:
             self._drafter.forget()
 
 
-def _in_slices(
-    generator: api.Generator, recorded: RecordedDrafter | None, prompt: Any, arguments: Mapping[str, Any]
-) -> Text:
+def _in_slices(generator: api.Generator, prompt: Any, arguments: Mapping[str, Any]) -> Generator[None, None, Writing]:
     """Generate with the attached drafter; in one slice if passes are recorded, because recordings use one KV cache."""
     size = _SLICE if generator.target.recordings is None else float("inf")
     seconds = 0.0
@@ -94,22 +95,23 @@ def _in_slices(
 
     with timed():
         run = generator.start(prompt, **arguments)
-    steps, tokens = run.steps(), 0
-    while True:
+    steps, tokens = run.steps(), size
+    while tokens >= size:
+        tokens = 0
         with timed():
             while tokens < size and (step := next(steps, None)) is not None:
                 tokens += len(step.emitted)
-        if tokens < size:
-            break
-        tokens = 0
-        yield
+        if tokens >= size:
+            yield
     with timed():
         text = run.result(generator.tokenizer)
-    stalled, parts = stalled_seconds(text.steps, generator.cost), _time_split(text.steps)
-    statistics = replace(text.statistics, decode_seconds=text.statistics.decode_seconds - stalled)
+    nanoseconds = sum((Counter(step.nanoseconds) for step in text.steps), Counter())
+    parts = {part: nanoseconds.pop(part, 0) / 1e9 for part in ("draft", "forward", "verify", "commit")}
+    parts["other"] = nanoseconds.total() / 1e9
+    stalled = stalled_seconds(text.steps, generator.cost)
     parts["forward"] -= stalled
-    writing = Writing(text.token_ids, text.prompt_length, statistics, seconds, parts, stalled)
-    return writing, recorded.counts() if recorded is not None else None
+    statistics = replace(text.statistics, decode_seconds=text.statistics.decode_seconds - stalled)
+    return Writing(text.token_ids, text.prompt_length, statistics, seconds, parts, stalled)
 
 
 class PeerWriter:
@@ -130,7 +132,7 @@ class PeerWriter:
     def write(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Text:  # noqa: ARG002  # the peer does not learn
         """Generate a text in one slice."""
         yield from ()
-        return self.written(prompt, arguments), None
+        return self.written(prompt, arguments), None, ""
 
     @torch.inference_mode()
     def written(self, prompt: Any, arguments: Mapping[str, Any]) -> Writing:
@@ -143,13 +145,8 @@ class PeerWriter:
         if sampled:
             options.setdefault("top_k", 0)
         torch.manual_seed(arguments["seed"])
-        forwards = 0
-
-        def count(*_: object) -> None:
-            nonlocal forwards
-            forwards += 1
-
-        counting = model.register_forward_pre_hook(count)
+        passes: list[None] = []
+        counting = model.register_forward_pre_hook(lambda *_: passes.append(None))
         try:
             start = perf_counter()
             output = model.generate(
@@ -159,7 +156,7 @@ class PeerWriter:
             seconds = perf_counter() - start
         finally:
             counting.remove()
-        statistics = Statistics(len(new), forwards, 0, 0, 0, prefill_seconds=0.0, decode_seconds=seconds)
+        statistics = Statistics(len(new), len(passes), 0, 0, 0, prefill_seconds=0.0, decode_seconds=seconds)
         return Writing(new, ids.shape[1], statistics, seconds, parts={})
 
     def forget(self) -> None:
@@ -170,22 +167,13 @@ Writer = MethodWriter | PeerWriter
 
 
 def make_writer(generator: api.Generator, method: Method) -> Writer:
-    """Build the writer of a method.
-
-    Raises:
-        UsageError: an unknown name, option or value.
-        StoreError: a table that is damaged or belongs to another tokenizer.
-    """
+    """Build the writer of a method; raises the errors of its drafter, such as UsageError and StoreError."""
     return PeerWriter(generator, method) if method.name == PEER else MethodWriter(generator, method)
 
 
-def write_interleaved(texts: Mapping[str, Text], order: random.Random) -> dict[str, Written | str]:
-    """Generate texts, slice by slice, in a new random order for each round of slices.
-
-    Returns:
-        The measurements by the key in `texts`; for a text that raised, the error's type and message.
-    """
-    written: dict[str, Written | str] = {}
+def write_interleaved(texts: Mapping[str, Text], order: random.Random) -> dict[str, Written]:
+    """Generate texts, slice by slice, in a new random order for each round of slices; return them by their keys."""
+    written: dict[str, Written] = {}
     while unfinished := [label for label in texts if label not in written]:
         order.shuffle(unfinished)
         for label in unfinished:
@@ -194,24 +182,14 @@ def write_interleaved(texts: Mapping[str, Text], order: random.Random) -> dict[s
             except StopIteration as ended:
                 written[label] = ended.value
             except Exception as error:  # noqa: BLE001  # no error may stop the other methods
-                written[label] = told(error)
+                written[label] = None, None, told(error)
     return written
 
 
-def _time_split(steps: Sequence[StepRecord]) -> dict[str, float]:
-    """Return the seconds of `draft`, `forward`, `verify`, `commit` and `other` over all steps."""
-    named = {
-        part: sum(step.nanoseconds[part] for step in steps) / 1e9 for part in ("draft", "forward", "verify", "commit")
-    }
-    total = sum(sum(step.nanoseconds.values()) for step in steps) / 1e9
-    return {**named, "other": total - sum(named.values())}
-
-
 def stalled_seconds(steps: Sequence[StepRecord], cost: CostCurve) -> float:
-    """Return the excess time of stalled passes: those that took more than `_STALL` times their expected time.
+    """Return the excess time of stalled passes: those that took more than `_STALL` times the curve's time.
 
-    The expected time is the curve's. If the median ratio of measured to expected time exceeds 1, it is scaled by that
-    ratio, because a uniformly slow machine is not stalled. With fewer than four steps, the result is 0.
+    On a uniformly slow machine, the curve is scaled by the median ratio. With fewer than four steps, the result is 0.
     """
     if len(steps) < 4:
         return 0.0

@@ -172,7 +172,8 @@ def micro(
 ) -> None:
     """Measure the cost of verification, drafting, and the rest of a step here; `replay` times drafting alone."""
     from foredraft.bench.method import BASE, Method, parse_method
-    from foredraft.bench.micro import PARTS, VERIFIED_ROWS, prefill_rate, step_cost
+    from foredraft.bench.micro import VERIFIED_ROWS, prefill_rate, step_cost
+    from foredraft.engine.step import PARTS
     from foredraft.model.cost import measure_cost
 
     methods = [parse_method(text) for text in (method or _MICRO_METHODS)]

@@ -19,20 +19,7 @@ from foredraft.testing.scripted import (
 from foredraft.testing.toy import VOCABULARY, ToyCache, ToyTarget
 
 __all__ = [
-    "AdversaryDrafter",
-    "CHECKS",
-    "Continuation",
-    "DrawingDrafter",
-    "LogitsOf",
-    "MakeDrafter",
-    "OracleDrafter",
-    "RandomTreeDrafter",
-    "ScriptedDrafting",
-    "ToyCache",
-    "ToyTarget",
-    "VOCABULARY",
-    "check_drafter",
-    "continuation_in",
-    "logits_of",
-    "sequences_do_not_influence_each_other",
-]
+    "AdversaryDrafter", "CHECKS", "Continuation", "DrawingDrafter", "LogitsOf", "MakeDrafter", "OracleDrafter",
+    "RandomTreeDrafter", "ScriptedDrafting", "ToyCache", "ToyTarget", "VOCABULARY", "check_drafter", "continuation_in",
+    "logits_of", "sequences_do_not_influence_each_other",
+]  # fmt: skip

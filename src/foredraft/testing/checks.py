@@ -1,46 +1,42 @@
 """Conformance checks for drafters; each function is named after the property that it checks.
 
-`check_drafter` runs all of `CHECKS`; parametrise a test over them to see each by name. Does not depend on any
-particular drafter, on text, or on a model with weights.
+`check_drafter` runs all of `CHECKS`; parametrise a test over them to see each by name. Texts are decoded on the toy
+target, or on the drafter's own. Does not depend on any particular drafter, on text, or on a model with weights.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
-from foredraft.contracts import (
-    NO_BUDGET,
-    Budget,
-    Control,
-    Draft,
-    Drafter,
-    Drafting,
-    SequenceView,
-    TokenIds,
-    Verdict,
-    Verification,
-)
+from foredraft.contracts import NO_BUDGET, Budget, Draft, Drafter, SequenceView, TokenIds, Verdict, Verification
 from foredraft.control import FixedControl
-from foredraft.engine.state import SequenceState
-from foredraft.engine.step import check_draft
 from foredraft.graph.layout import lay_out_text
 from foredraft.graph.tree import depths
 from foredraft.sampling import Probabilities, SamplingOptions
 from foredraft.sampling.filters import distribution
 from foredraft.sampling.rejection import as_drawn
-from foredraft.testing.recording import NEW_TOKENS, Recorder, Step, begun, steps_of, target_of
+from foredraft.testing.recording import NEW_TOKENS, Recorder, Step, begun, decoding
 from foredraft.testing.scripted import OracleDrafter
 from foredraft.testing.toy import VOCABULARY, ToyTarget
 
 MakeDrafter = Callable[[], Drafter]
 """Returns a new drafter for a target of `VOCABULARY` ids."""
 
+_PROMPT: TokenIds = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 3, 1, 4, 1, 5], np.int64)
+_OTHER_PROMPT: TokenIds = np.array([2, 7, 1, 8, 2, 8, 1, 4, 1, 6, 5, 3, 1, 4], np.int64)
+_PROMPT.flags.writeable = _OTHER_PROMPT.flags.writeable = False
+_GREEDY = SamplingOptions()
+
+# The chi-square test: with 9 degrees of freedom, `_MOST` is exceeded with probability 1e-6. If the first
+# `_FIRST_TEXTS` contain no drawn node, the drafter draws none.
+_BINS, _MOST = 10, 45.0
+_TEXTS, _FIRST_TEXTS, _SHORT = 100, 5, 12
+
 
 def check_drafter(make: MakeDrafter, *, shared: bool = False) -> None:
-    """Run every check on drafters that `make` returns; set `shared` if they learn across sequences by design.
+    """Run every check on drafters that `make` returns; AssertionError names the property that does not hold.
 
-    Raises:
-        AssertionError: naming the property that does not hold.
+    Set `shared` if they learn across sequences by design.
     """
     for check in CHECKS:
         if not (shared and check is sequences_do_not_influence_each_other):
@@ -49,43 +45,40 @@ def check_drafter(make: MakeDrafter, *, shared: bool = False) -> None:
 
 def proposals_are_valid_trees(make: MakeDrafter) -> None:
     """Parents come before children, siblings differ, dtypes are right, tokens are the target's, sources have names."""
-    drafter = make()
-    for step in _steps(drafter):
-        try:
+    try:
+        for step in _steps(make()):  # the engine checks tokens and sources
             step.draft.check()
-            check_draft(step.draft, VOCABULARY, len(drafter.source_names))
-        except ValueError as error:
-            message = f"Proposals must be valid trees of a vocabulary of {VOCABULARY}; this one is not: {error}"
-            raise AssertionError(message) from error
+    except ValueError as error:
+        message = f"Proposals must be valid trees of a vocabulary of {VOCABULARY}; this one is not: {error}"
+        raise AssertionError(message) from error
 
 
 def proposals_stay_within_the_budget(make: MakeDrafter) -> None:
     """A draft has at most `budget.nodes` nodes, none deeper than `budget.depth`."""
-    for nodes, depth in ((1, 1), (1, 9), (3, 2), (7, 7), (20, 3), (64, 64)):
-        for step in _steps(make(), Budget(nodes, depth)):
-            budget, draft = step.budget, step.draft
-            _require(
-                len(draft) <= budget.nodes, f"Proposals must stay within {budget}; this one has {len(draft)} nodes."
-            )
-            deepest = _deepest(draft)
-            _require(deepest <= budget.depth, f"Proposals must stay within {budget}; this one is {deepest} deep.")
+    for limit in (Budget(1, 1), Budget(1, 9), Budget(3, 2), Budget(7, 7), Budget(20, 3), Budget(64, 64)):
+        for step in _steps(make(), _Limited(limit)):
+            nodes, depth, must = len(step.draft), _depth(step.draft), f"Proposals must stay within {step.budget}"
+            _require(nodes <= step.budget.nodes, f"{must}; this one has {nodes} nodes.")
+            _require(depth <= step.budget.depth, f"{must}; this one is {depth} deep.")
 
 
 def no_budget_gives_no_draft(make: MakeDrafter) -> None:
     """If no nodes or no depth are allowed, the draft is empty."""
-    for budget in (Budget(0, 8), Budget(8, 0), Budget(0, 0)):
-        for step in _steps(make(), budget):
-            _require(not len(step.draft), f"{budget} must give no draft; this one has {len(step.draft)} nodes.")
+    for limit in (Budget(0, 8), Budget(8, 0), Budget(0, 0)):
+        for step in _steps(make(), _Limited(limit)):
+            _require(not len(step.draft), f"{limit} must give no draft; this one has {len(step.draft)} nodes.")
 
 
 def steps_not_shown_change_no_draft(make: MakeDrafter) -> None:
     """A drafter with `needs.every_step` False drafts the same whether or not it sees the steps without a budget."""
     if make().needs.every_step:
         return
-    shown, not_shown = (_shown(_steps(make(), control=_NowAndThen(8), every_step=each)) for each in (True, False))
-    drafted = [each for each in shown if each[1]]
+    shown, not_shown = (
+        [step for step in _steps(make(), _Limited(Budget(8, 99), one_in=3), every_step=each) if len(step.draft)]
+        for each in (True, False)
+    )
     _require(
-        drafted == [each for each in not_shown if each[1]],
+        _figures(shown) == _figures(not_shown),
         "needs.every_step is False, so drafts must not depend on whether steps without a budget are shown.",
     )
 
@@ -102,16 +95,15 @@ def budget_more_is_obeyed(make: MakeDrafter) -> None:
             asked.append(chance)
             return len(asked) <= allowed
 
-        drafting = _opened(make(), _PROMPT)
-        draft = drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(16, 8, more))
+        drafter = make()
+        drafting = drafter.open(begun(drafter, _PROMPT)[1])
+        depth = _depth(drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(16, 8, more)))
         drafting.close()
-        if not asked:
-            continue
-        refused = len(asked) > allowed  # otherwise the draft may be deeper: merged nodes of a graph need no call
+        # if not refused, the draft may be deeper: merged nodes of a graph need no call
         _require(
-            not refused or (len(asked) == allowed + 1 and _deepest(draft) <= len(asked)),
+            len(asked) <= allowed or (len(asked) == allowed + 1 and depth <= len(asked)),
             f"Budget.more must be obeyed; with {allowed} more levels allowed, this drafter called it {len(asked)} "
-            f"times and drafted {_deepest(draft)} levels.",
+            f"times and drafted {depth} levels.",
         )
         known = all(chance is None or 0 <= chance <= 1 for chance in asked)
         _require(known, f"Estimates given to Budget.more must be 0 to 1, or None; these are {asked}.")
@@ -119,7 +111,8 @@ def budget_more_is_obeyed(make: MakeDrafter) -> None:
 
 def the_view_is_left_as_it_was(make: MakeDrafter) -> None:
     """A drafter does not change the sequence that it reads."""
-    drafting = _opened(make(), _PROMPT[:1])
+    drafter = make()
+    drafting = drafter.open(begun(drafter, _PROMPT[:1])[1])
     for length in range(1, len(_PROMPT) + 1):
         ids = _PROMPT[:length].copy()
         view = ids.view()
@@ -134,30 +127,27 @@ def the_view_is_left_as_it_was(make: MakeDrafter) -> None:
 
 def the_same_seed_gives_the_same_drafts(make: MakeDrafter) -> None:
     """Two new drafters propose the same for the same sequence and seed."""
-    first, second = (_shown(_steps(make())) for _ in range(2))
+    first, second = (_figures(_steps(make())) for _ in range(2))
     _require(first == second, "The same seed must give the same drafts; two new drafters differ.")
 
 
 def sequences_do_not_influence_each_other(make: MakeDrafter) -> None:
     """A sequence's drafts are the same alone, after another sequence, and interleaved with one."""
-    alone = _shown(_steps(make()))
-    drafter = make()
-    for _ in _running(Recorder(drafter), _OTHER_PROMPT):
-        pass
-    after = _shown(_steps(drafter))
+    alone, drafter = _figures(_steps(make())), make()
+    _steps(drafter, prompt=_OTHER_PROMPT)
+    after, drafter = _figures(_steps(drafter)), make()
     _require(after == alone, "Sequences do not influence each other; one drafts differently after another one.")
-    drafter = make()
     interleaved = Recorder(drafter)
-    for _ in zip(_running(interleaved), _running(Recorder(drafter), _OTHER_PROMPT), strict=False):
+    for _ in zip(decoding(interleaved, _PROMPT), decoding(Recorder(drafter), _OTHER_PROMPT), strict=False):
         pass
-    found = _shown(interleaved.steps)
+    found = _figures(interleaved.steps)
     _require(found == alone[: len(found)], "Sequences do not influence each other, but two open ones do.")
 
 
 def a_sequence_of_one_token_is_drafted_for(make: MakeDrafter) -> None:
     """A prompt of one token works like any other."""
     try:
-        same = _equals_plain(make(), _PROMPT[:1], SamplingOptions())
+        same = _equals_plain(make(), _PROMPT[:1], _GREEDY)
     except Exception as error:
         raise AssertionError(f"A sequence of one token must be drafted for; this raised {error!r}.") from error
     _require(same, "A sequence of one token must be drafted for; its text differs from plain decoding.")
@@ -167,21 +157,20 @@ def greedy_text_equals_plain_decoding(make: MakeDrafter) -> None:
     """Without sampling, the text is the target's most probable continuation under every kind of verification."""
     verifications: tuple[Verification, ...] = ("matched", "rejection")
     for verification in verifications:
-        same = _equals_plain(make(), _PROMPT, SamplingOptions(), verification)
+        same = _equals_plain(make(), _PROMPT, _GREEDY, verification)
         _require(same, f"Greedy text equals plain decoding; with verification {verification!r} it differs.")
 
 
 def sampled_text_equals_plain_decoding(make: MakeDrafter) -> None:
     """With the same seed, the text is the same as without drafting."""
     for options in (SamplingOptions(do_sample=True, seed=7), SamplingOptions(True, temperature=0.6, top_p=0.9, seed=8)):
-        _require(
-            _equals_plain(make(), _PROMPT, options), f"Sampled text equals plain decoding; with {options} it differs."
-        )
+        same = _equals_plain(make(), _PROMPT, options)
+        _require(same, f"Sampled text equals plain decoding; with {options} it differs.")
 
 
 def drawn_text_has_the_targets_distribution(make: MakeDrafter) -> None:
     """A drafter that supplies q under rejection verification has drawn its nodes from q."""
-    departure = _departure(make(), _PROMPT)
+    departure = _departure(make())
     _require(
         departure < 1,
         f"Drawn text must have the target's distribution; chi-square is {departure:.1f} times the limit.",
@@ -192,7 +181,7 @@ def close_can_be_called_twice(make: MakeDrafter) -> None:
     """Closing twice is safe, also before the first proposal."""
     drafter = make()
     for proposes in (False, True):
-        drafting = _opened(drafter, _PROMPT)
+        drafting = drafter.open(begun(drafter, _PROMPT)[1])
         if proposes:
             drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(8, 8))
         try:
@@ -219,43 +208,39 @@ CHECKS: list[Callable[[MakeDrafter], None]] = [
 ]
 """All checks; each takes `make` and raises AssertionError if its property does not hold."""
 
-_BINS, _MOST = 10, 45.0
-"""Bins of the chi-square test; with 9 degrees of freedom, 45 is exceeded with probability 1e-6."""
-_TEXTS, _NEW_TOKENS = 100, 12
-_FIRST_TEXTS = 5
-"""If these contain no drawn node, the drafter draws none."""
-_PROMPT: TokenIds = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 3, 1, 4, 1, 5], np.int64)
-_OTHER_PROMPT: TokenIds = np.array([2, 7, 1, 8, 2, 8, 1, 4, 1, 6, 5, 3, 1, 4], np.int64)
-_PROMPT.flags.writeable = _OTHER_PROMPT.flags.writeable = False
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise AssertionError(message)
 
 
-class _NowAndThen(FixedControl):
-    """Allows a draft in one step out of three."""
+def _depth(draft: Draft) -> int:
+    return int(depths(draft.parents).max(initial=0))
 
-    _steps = 0
+
+class _Limited(FixedControl):
+    """Allows drafts within `limit`, in one of `one_in` steps."""
+
+    def __init__(self, limit: Budget, one_in: int = 1) -> None:
+        super().__init__(limit.nodes)
+        self._limit, self._one_in, self._steps = limit, one_in, 0
 
     def budget(self, depth: int) -> Budget:
         self._steps += 1
-        return super().budget(depth) if self._steps % 3 == 0 else NO_BUDGET
-
-
-def _running(recorder: Recorder, prompt: TokenIds = _PROMPT, control: Control | None = None) -> Iterator[SequenceState]:
-    """Decode greedily; yield the sequence after each step."""
-    control = control or FixedControl(16)
-    return steps_of(recorder, target_of(recorder), prompt, SamplingOptions(), control=control)
+        return super().budget(min(depth, self._limit.depth)) if self._steps % self._one_in == 0 else NO_BUDGET
 
 
 def _steps(
-    drafter: Drafter, budget: Budget | None = None, control: Control | None = None, *, every_step: bool = True
+    drafter: Drafter, control: _Limited | None = None, prompt: TokenIds = _PROMPT, *, every_step: bool = True
 ) -> list[Step]:
-    """Decode greedily with `drafter`, within `budget` if given; return the steps in which it was called."""
-    recorder = Recorder(drafter, budget, every_step=every_step)
-    for _ in _running(recorder, control=control or FixedControl(16 if budget is None else budget.nodes)):
+    """Decode greedily; return the steps in which the drafter was called."""
+    recorder = Recorder(drafter, every_step=every_step)
+    for _ in decoding(recorder, prompt, control=control):
         pass
     return recorder.steps
 
 
-def _shown(steps: Iterable[Step]) -> list[tuple[list[int], list[int], list[int]]]:
+def _figures(steps: list[Step]) -> list[tuple[list[int], list[int], list[int]]]:
     """Return texts and drafts in a form that can be compared."""
     return [(step.ids.tolist(), step.draft.tokens.tolist(), step.draft.parents.tolist()) for step in steps]
 
@@ -264,29 +249,16 @@ def _equals_plain(
     drafter: Drafter, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched"
 ) -> bool:
     """Return whether the text with `drafter` is the text that its target writes without drafts."""
-    *_, seq = steps_of(drafter, target_of(drafter), prompt, options, verification)
-    target = target_of(drafter)
-    if isinstance(target, ToyTarget) and not options.do_sample:
-        return np.array_equal(seq.emitted, target.greedy(prompt, NEW_TOKENS))  # without any of the engine
-    *_, plain = steps_of(OracleDrafter(lambda _ids: ()), target, prompt, options)  # drafts nothing
+    *_, seq = decoding(drafter, prompt, options, verification)
+    if drafter.needs.target is None and not options.do_sample:
+        return np.array_equal(seq.emitted, ToyTarget().greedy(prompt, NEW_TOKENS))  # without any of the engine
+    silent = OracleDrafter(lambda _ids: ())
+    silent.needs = drafter.needs
+    *_, plain = decoding(silent, prompt, options)
     return np.array_equal(seq.emitted, plain.emitted)
 
 
-def _opened(drafter: Drafter, prompt: TokenIds) -> Drafting:
-    """Open a drafting for a prefilled sequence."""
-    return drafter.open(begun(target_of(drafter), prompt, SamplingOptions())[1])
-
-
-def _deepest(draft: Draft) -> int:
-    return int(depths(draft.parents).max()) if len(draft) else 0
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise AssertionError(message)
-
-
-def _departure(drafter: Drafter, prompt: TokenIds) -> float:
+def _departure(drafter: Drafter) -> float:
     """Return how far texts under rejection verification are from the target's distribution; above 1 is too far.
 
     For each token emitted after a node with drawn children, u is its position in the cumulative distribution of the
@@ -294,18 +266,17 @@ def _departure(drafter: Drafter, prompt: TokenIds) -> float:
     If the drafter drew from q, u is uniform in each order. The result is the chi-square statistic relative to its
     limit; 0 if nothing is drawn.
     """
-    target, recorder = target_of(drafter), Recorder(drafter)
+    target, recorder = drafter.needs.target or ToyTarget(), Recorder(drafter)
     spread = np.random.default_rng(0)
     positions: list[tuple[float, ...]] = []
     for seed in range(_TEXTS):
         options = SamplingOptions(do_sample=True, temperature=1.5, top_p=0.95, seed=seed)
-        *_, seq = steps_of(recorder, target, prompt, options, "rejection", _NEW_TOKENS)
+        *_, seq = decoding(recorder, _PROMPT, options, "rejection", _SHORT)
         if seed == _FIRST_TEXTS and not positions:
             return 0.0
         rows = target.forward(lay_out_text(seq.view().ids.copy(), 0), target.new_cache()).logits.numpy()
-        for step in recorder.steps:
-            if step.verdict is not None:
-                positions += _positions(step.verdict, rows, options, spread)
+        for verdict in recorder.verdicts:
+            positions += _positions(verdict, rows, options, spread)
     expected = len(positions) / _BINS
     counts = [np.histogram(each, bins=_BINS, range=(0, 1))[0] for each in zip(*positions, strict=True)]
     return max(float(((each - expected) ** 2).sum() / expected) for each in counts) / _MOST
@@ -322,8 +293,8 @@ def _positions(
             continue
         p = distribution(rows[verdict.at + number], options)
         q = as_drawn(verdict.draft.q[children[0]])
-        by_ratio = np.divide(q, p, out=np.zeros_like(q), where=p > 0)
-        found.append(tuple(_position(p, order, token, spread) for order in (p, q, by_ratio)))
+        orders = (p, q, np.divide(q, p, out=np.zeros_like(q), where=p > 0))
+        found.append(tuple(_position(p, order, token, spread) for order in orders))
     return found
 
 

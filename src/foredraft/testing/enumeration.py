@@ -36,10 +36,8 @@ _TARGET, _DRAFT_MODEL = 1, 2
 class Script:
     """A source of chance that follows given choices, then takes the first option, and records the alternatives."""
 
-    def __init__(self, choices: Sequence[int]) -> None:
-        self._choices = list(choices)
-        self._asked = 0
-        self.probability = 1.0
+    def __init__(self, choices: list[int]) -> None:
+        self._choices, self._asked, self.probability = choices, 0, 1.0
         self.others: list[list[int]] = []
 
     def accept(self, probability: float) -> bool:
@@ -70,24 +68,18 @@ def outcomes(run: Callable[[Script], T]) -> Iterator[tuple[T, float]]:
         unexplored += script.others
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """How target and draft model choose tokens; only the target uses the processors.
+class World:
+    """A target and a draft model that are tables of random logits on `vocabulary` tokens.
 
-    `processors` are transformers' logits processors, `eos` the ids that end a text.
+    Both choose tokens with the sampling options. Only the target uses `processors`, transformers' logits processors,
+    and ends texts at the ids `eos`.
     """
 
-    sampling: SamplingOptions
-    processors: tuple[LogitsProcessor, ...] = ()
-    eos: tuple[int, ...] = ()
-
-
-class World:
-    """A target and a draft model that are tables of random logits on `vocabulary` tokens."""
-
-    def __init__(self, vocabulary: int, setting: Setting) -> None:
-        self.vocabulary = vocabulary
-        self.setting = setting
+    def __init__(
+        self, vocabulary: int, sampling: SamplingOptions, processors: tuple[LogitsProcessor, ...] = (),
+        eos: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        self.vocabulary, self.sampling, self.processors, self.eos = vocabulary, sampling, processors, eos
         self._rows: dict[tuple[int, ...], FloatArray] = {}
 
     def target_row(self, prefix: Sequence[int]) -> FloatArray:
@@ -100,11 +92,11 @@ class World:
 
     def conditional(self, text: Text) -> Probabilities:
         """Return plain decoding's distribution after the prompt and `text`, without the code under test."""
-        sampling, prefix = self.setting.sampling, np.array([*PROMPT, *text], np.int64)
+        sampling, prefix = self.sampling, np.array([*PROMPT, *text], np.int64)
         row = self.target_row(prefix.tolist()).copy()
         if sampling.repetition_penalty != 1:
             penalize(row, prefix, sampling.repetition_penalty)
-        for processor in self.setting.processors:
+        for processor in self.processors:
             row = processor(torch.from_numpy(prefix)[None], torch.from_numpy(row)[None])[0].numpy()
         if not sampling.do_sample:
             return np.asarray(np.eye(self.vocabulary)[row.argmax()])
@@ -117,7 +109,7 @@ class World:
         unfinished = list(shares.items())
         while unfinished:
             text, probability = unfinished.pop()
-            if len(text) >= length or (text and text[-1] in self.setting.eos):
+            if len(text) >= length or (text and text[-1] in self.eos):
                 whole[text[:length]] = whole.get(text[:length], 0.0) + probability
                 continue
             following = self.conditional(text)
@@ -131,10 +123,9 @@ class World:
 
     def emitted(self, draft: Draft, scores: Scores, chance: Chance) -> Text:
         """Return the tokens that one step emits, using the engine's state and verifier."""
-        setting = self.setting
         cache: Any = None  # nothing is committed
         seq = SequenceState(
-            PROMPT, cache, setting.sampling, max_new_tokens=99, processors=setting.processors, eos=setting.eos,
+            PROMPT, cache, self.sampling, max_new_tokens=99, processors=self.processors, eos=self.eos,
             verification="rejection", chance=lambda position: chance,  # noqa: ARG005  # the same at every position
         )  # fmt: skip
         return verify(draft, scores, seq, len(PROMPT) - 1).tokens
@@ -162,7 +153,7 @@ class TableTarget(ToyTarget):
 
 def drawn_tree(world: World, widths: Sequence[int]) -> Iterator[tuple[Draft, float]]:
     """Yield every tree of these widths that the world's draft model can draw, with its probability."""
-    context = DraftContext(world.vocabulary, settings=dataclasses.asdict(world.setting.sampling))
+    context = DraftContext(world.vocabulary, settings=dataclasses.asdict(world.sampling))
 
     def draw(chance: Script) -> Draft:
         drafting = world.drafter(widths, lambda proposal: chance).open(context)  # noqa: ARG005  # the same for each
@@ -174,15 +165,10 @@ def drawn_tree(world: World, widths: Sequence[int]) -> Iterator[tuple[Draft, flo
 
 
 def distance(world: World, drafts: Iterable[tuple[Draft, float]], length: int = 3) -> float:
-    """Return the largest deviation of a step's texts, cut to `length`, from the target's distribution.
+    """Return the largest deviation of a step's texts, cut to `length` tokens, from the target's distribution.
 
-    Args:
-        world: target and draft model.
-        drafts: each draft that can be drawn, with its probability.
-        length: tokens of the texts.
-
-    Raises:
-        AssertionError: the probabilities do not sum to one, or no draft is ever accepted when sampling.
+    `drafts` are those that can be drawn, with their probabilities. AssertionError if these do not sum to one, or if no
+    draft is ever accepted when sampling.
     """
     shares: dict[Text, float] = {}
     for draft, drawn in drafts:
@@ -190,8 +176,6 @@ def distance(world: World, drafts: Iterable[tuple[Draft, float]], length: int = 
         for tokens, decided in outcomes(partial(world.emitted, draft, scores)):
             shares[tokens] = shares.get(tokens, 0.0) + drawn * decided
     assert abs(sum(shares.values()) - 1) < 1e-12, "the probabilities of all outcomes must sum to one"
+    assert not world.sampling.do_sample or max(map(len, shares)) > 1, "something must be accepted"
     actual, expected = world.continued(shares, length), world.continued({(): 1.0}, length)
-    assert not world.setting.sampling.do_sample or any(len(tokens) > 1 for tokens in shares), (
-        "something must be accepted"
-    )
     return max(abs(actual.get(text, 0.0) - expected.get(text, 0.0)) for text in actual.keys() | expected.keys())

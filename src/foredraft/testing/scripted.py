@@ -1,10 +1,11 @@
 """Scripted drafters for testing engines: always right, always wrong, random, or drawn from a draft model.
 
-Depend on a function of the text, not on the target or the engine.
+They depend on a function of the text, not on the target or the engine.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import ClassVar
 
 import numpy as np
@@ -55,25 +56,29 @@ class ScriptedDrafting:
         """Do nothing."""
 
 
-class OracleDrafter:
+class _Scripted:
+    """What the drafters share; `_tree` drafts for those without state."""
+
+    name: ClassVar[str] = "scripted"
+    source_names: Sequence[str] = ("scripted",)
+    needs = Needs()
+
+    def open(self, context: DraftContext) -> ScriptedDrafting:  # noqa: ARG002  # the family's signature
+        """Return the drafting of a sequence."""
+        return ScriptedDrafting(self._tree)
+
+    def _tree(self, view: SequenceView, budget: Budget) -> Draft:
+        raise NotImplementedError
+
+
+class OracleDrafter(_Scripted):
     """Proposes what the target will write, so that everything is accepted.
 
-    Args:
-        continuation_of: returns what the target will write.
-        distractors: number of wrong siblings before each right token.
-        vocabulary: for the wrong siblings.
+    `distractors` is the number of wrong siblings, of the vocabulary, before each right token.
     """
-
-    name: ClassVar[str] = "oracle"
-    source_names: Sequence[str] = ("oracle",)
-    needs = Needs()
 
     def __init__(self, continuation_of: Continuation, distractors: int = 0, vocabulary: int = VOCABULARY) -> None:
         self._continuation_of, self._distractors, self._vocabulary = continuation_of, distractors, vocabulary
-
-    def open(self, context: DraftContext) -> ScriptedDrafting:  # noqa: ARG002  # the family's signature
-        """Return a drafting without state."""
-        return ScriptedDrafting(self._tree)
 
     def _tree(self, view: SequenceView, budget: Budget) -> Draft:
         width = self._distractors + 1
@@ -83,22 +88,14 @@ class OracleDrafter:
         return Draft(np.array(tokens, np.int32), np.array(parents, np.int32))
 
 
-class AdversaryDrafter:
+class AdversaryDrafter(_Scripted):
     """Proposes valid trees that are always wrong: a token that the target will not write, then what it will write.
 
     Drafts nothing if `continuation_of` returns nothing.
     """
 
-    name: ClassVar[str] = "adversary"
-    source_names: Sequence[str] = ("adversary",)
-    needs = Needs()
-
     def __init__(self, continuation_of: Continuation, vocabulary: int = VOCABULARY) -> None:
         self._continuation_of, self._vocabulary = continuation_of, vocabulary
-
-    def open(self, context: DraftContext) -> ScriptedDrafting:  # noqa: ARG002  # the family's signature
-        """Return a drafting without state."""
-        return ScriptedDrafting(self._tree)
 
     def _tree(self, view: SequenceView, budget: Budget) -> Draft:
         right = list(self._continuation_of(view.ids))
@@ -110,12 +107,8 @@ class AdversaryDrafter:
         return Draft(np.array(chain + sibling, np.int32), parents)
 
 
-class RandomTreeDrafter:
+class RandomTreeDrafter(_Scripted):
     """Proposes random valid trees of random size, sometimes empty; `seed` and the sequence's seed determine them."""
-
-    name: ClassVar[str] = "random_tree"
-    source_names: Sequence[str] = ("random_tree",)
-    needs = Needs()
 
     def __init__(self, seed: int, vocabulary: int = VOCABULARY) -> None:
         self._seed, self._vocabulary = seed, vocabulary
@@ -123,31 +116,26 @@ class RandomTreeDrafter:
     def open(self, context: DraftContext) -> ScriptedDrafting:
         """Return a drafting with a generator of its own."""
         generator = np.random.default_rng([self._seed, context.seed])
-        return ScriptedDrafting(lambda _view, budget: self._tree(generator, budget))
 
-    def _tree(self, generator: np.random.Generator, budget: Budget) -> Draft:
-        nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> depth
-        for _ in range(int(generator.integers(0, budget.nodes + 1))):
-            node = int(generator.integers(-1, len(nodes))), int(generator.integers(0, self._vocabulary))
-            depth = 1 if node[0] < 0 else list(nodes.values())[node[0]] + 1
-            if depth <= budget.depth:
-                nodes.setdefault(node, depth)
-        parents, tokens = np.array(list(nodes), np.int32).reshape(-1, 2).T
-        return Draft(tokens.copy(), parents.copy())
+        def propose(_view: SequenceView, budget: Budget) -> Draft:
+            nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> depth
+            for _ in range(int(generator.integers(0, budget.nodes + 1))):
+                node = int(generator.integers(-1, len(nodes))), int(generator.integers(0, self._vocabulary))
+                depth = 1 if node[0] < 0 else list(nodes.values())[node[0]] + 1
+                if depth <= budget.depth:
+                    nodes.setdefault(node, depth)
+            parents, tokens = np.array(list(nodes), np.int32).reshape(-1, 2).T
+            return Draft(tokens.copy(), parents.copy())
+
+        return ScriptedDrafting(propose)
 
 
-class DrawingDrafter:
+class DrawingDrafter(_Scripted):
     """Draws a tree with q for rejection verification, level by level, siblings without replacement.
 
-    Args:
-        logits_of: the draft model.
-        widths: children of the root, of each of its children, and so on.
-        chance: random source of the n-th proposal of a sequence, counted from 0; None uses the sequence's seed.
+    `widths` are the numbers of children of the root, of each of its children, and so on; `chance` is the random source
+    of a sequence's n-th proposal, from 0 (None uses the sequence's seed).
     """
-
-    name: ClassVar[str] = "drawing"
-    source_names: Sequence[str] = ("drawing",)
-    needs = Needs()
 
     def __init__(
         self, logits_of: LogitsOf, widths: Sequence[int] = (2, 1, 1), chance: Callable[[int], Chance] | None = None
@@ -158,15 +146,13 @@ class DrawingDrafter:
         """Return a drafting that processes its logits with the target's sampling options."""
         known = {field.name for field in dataclasses.fields(SamplingOptions)} & context.settings.keys()
         options = SamplingOptions(**{name: context.settings[name] for name in known})
-        proposals = 0
+        proposals = count()
 
         def propose(view: SequenceView, budget: Budget) -> Draft:
-            nonlocal proposals
+            number = next(proposals)
             # a new stream for each proposal, because draws must be fresh
-            seeded = SeededChance(context.seed, len(view.ids), VERIFIER_STREAM + 1 + proposals)
-            chance = seeded if self._chance is None else self._chance(proposals)
-            proposals += 1
-            return self._tree(view.ids, budget, options, chance)
+            seeded = SeededChance(context.seed, len(view.ids), VERIFIER_STREAM + 1 + number)
+            return self._drawn(view.ids, budget, options, seeded if self._chance is None else self._chance(number))
 
         return ScriptedDrafting(propose)
 
@@ -177,22 +163,19 @@ class DrawingDrafter:
             penalize(row, ids, options.repetition_penalty)
         return distribution(row, options)
 
-    def _tree(self, ids: TokenIds, budget: Budget, options: SamplingOptions, chance: Chance) -> Draft:
-        tokens: list[int] = []
-        parents: list[int] = []
-        rows: list[FloatArray] = []
+    def _drawn(self, ids: TokenIds, budget: Budget, options: SamplingOptions, chance: Chance) -> Draft:
+        nodes: list[tuple[int, int, FloatArray]] = []  # token, parent, q
         level = [(-1, ids)]
         for width in self._widths[: budget.depth]:
             below = []
             for parent, prefix in level:
-                room = min(width, budget.nodes - len(tokens))
+                room = min(width, budget.nodes - len(nodes))
                 siblings = draw_siblings(self.distribution_after(prefix, options), room, chance)
                 for token, row in zip(*siblings, strict=True):
-                    below.append((len(tokens), np.append(prefix, np.int64(token))))
-                    tokens.append(int(token))
-                    parents.append(parent)
-                    rows.append(row)
+                    below.append((len(nodes), np.append(prefix, np.int64(token))))
+                    nodes.append((int(token), parent, row))
             level = below
-        if not tokens:
+        if not nodes:
             return EMPTY_DRAFT
+        tokens, parents, rows = zip(*nodes, strict=True)
         return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), q=np.array(rows, np.float32))

@@ -42,21 +42,18 @@ class ToyCache:
 
 
 class ToyTarget:
-    """A target without weights: its logits hash the last three tokens of a row's own path.
+    """A target whose logits hash the last three tokens of a row's own path.
 
     The path is read through the cache and the ancestor mask, so a wrong commit or a wrong mask changes the logits. One
-    successor of each token is favoured, so that texts repeat themselves in part and can be drafted. Another seed gives
-    another target; `window` is the maximum number of tokens of a sequence, or None.
+    successor of each token is favoured, so that texts can be drafted. Another seed gives another target; `window` is
+    the maximum number of tokens of a sequence, or None.
     """
 
     _FAVOUR = 4.0
     _ORDER = 3
 
     def __init__(self, vocabulary: int = VOCABULARY, window: int | None = None, seed: int = 0) -> None:
-        self.vocabulary = vocabulary
-        self.window: int | None = window
-        self._seed = seed
-        self.forwards = 0
+        self.vocabulary, self.window, self._seed, self.forwards = vocabulary, window, seed, 0
 
     def new_cache(self) -> ToyCache:
         """Return an empty cache."""
@@ -68,11 +65,7 @@ class ToyTarget:
         cache.commit(range(len(token_ids)))
 
     def forward(self, layout: Layout, cache: ToyCache, *, hidden: bool = False) -> Scores:
-        """Score every row: logits float32[R, V], and on request states float32[R, 8].
-
-        Raises:
-            ValueError: a row's position is not the one after the rows that it may attend to.
-        """
+        """Score every row: logits float32[R, V], on request states float32[R, 8]; ValueError for a wrong position."""
         self.forwards += 1
         cache.write(layout.token_ids)
         mask = np.tri(layout.rows, dtype=np.bool_) if layout.ancestors is None else layout.ancestors
