@@ -61,17 +61,11 @@ CONTROLS: Mapping[str, ControlKind] = {
 
 @dataclass(frozen=True, slots=True)
 class ControlChoice:
-    """A checked request for a control; each sequence gets a new control from it.
+    """A checked request for a control; each sequence gets a new control from it."""
 
-    Attributes:
-        name: one of `CONTROLS`.
-        options: an instance of its options.
-        most_nodes: nodes per step at most; for `fixed`, exactly.
-    """
-
-    name: str
-    options: Any
-    most_nodes: int
+    name: str  # one of `CONTROLS`
+    options: Any  # an instance of its options
+    most_nodes: int  # nodes per step at most; for `fixed`, exactly
 
     @property
     def needs_cost(self) -> bool:
@@ -84,12 +78,10 @@ class ControlChoice:
         return self.name == "measured" and self.most_nodes > 0
 
     def make(self, curve: Callable[[], CostCurve], seed: int, costs: StepCosts | None = None) -> Control:
-        """Return a control for one sequence.
+        """Return a control for one sequence, which draws with `seed`.
 
-        Args:
-            curve: returns the cost of a pass by its rows; called only if needed, as it may have to measure it.
-            seed: of all random draws.
-            costs: what `measured` learned in earlier sequences; updated in place.
+        `curve` returns the cost of a pass by its rows; called only if needed, as it may have to measure it. `costs` is
+        what `measured` learned in earlier sequences; updated in place.
         """
         nodes, options = self.most_nodes, self.options
         if nodes == 0 or self.name == "fixed":
@@ -108,12 +100,9 @@ class ControlChoice:
 
 
 def choose_control(nodes: int | None = None, control: Any = None, control_options: Any = None) -> ControlChoice:
-    """Check a request for a control.
+    """Check a request for a control; `nodes` is `num_speculative_tokens`.
 
-    Args:
-        nodes: `num_speculative_tokens`, or None.
-        control: one of `CONTROLS`; None means `fixed` if `nodes` is given, else `measured`.
-        control_options: a mapping of the control's options; None for the defaults.
+    Without a `control` it is `fixed` if `nodes` is given, else `measured`.
 
     Raises:
         UsageError: an unknown name, a negative number, `fixed` without a number, options that are not a mapping, or an

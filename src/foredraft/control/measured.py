@@ -44,7 +44,6 @@ class BatchControl:
 
     @cached_property
     def _curve(self) -> F64:
-        """Seconds of a pass by rows."""
         return self._measure().table(self._most_rows)
 
     def budget(self, depth: int, lanes: int) -> Budget:
@@ -65,9 +64,9 @@ class BatchControl:
         if any(draft.q is not None for draft in drafts):  # drawn tokens must not decide whether they are kept
             return [cut(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)]
         scores = [scores_of(draft) for draft in drafts]
-        together = np.concatenate(scores) if scores else np.empty(0, np.float32)
-        if not len(together):
+        if not any(len(score) for score in scores):
             return list(drafts)
+        together = np.concatenate(scores)
         lanes, base = len(drafts), len(drafts) + other_rows
         least = max(self._cheap(base), lanes)
         best = self._best_count(together, lanes, base, least, sum(budget.depth for budget in budgets))
@@ -78,19 +77,13 @@ class BatchControl:
         each = best / lanes
         filled = max(counts) >= max(budget.nodes for budget in budgets)
         self._each = min(2 * each, self._most_nodes) if filled else (1 - _SHARE) * self._each + _SHARE * each
-        given = zip(drafts, budgets, counts, scores, strict=True)
-        return [
-            cut(draft, Budget(min(most, budget.nodes), budget.depth), score) for draft, budget, most, score in given
-        ]
+        limits = [Budget(min(most, budget.nodes), budget.depth) for most, budget in zip(counts, budgets, strict=True)]
+        return [cut(*each) for each in zip(drafts, limits, scores, strict=True)]
 
-    def observe(
-        self, verdicts: Sequence[Verdict], rows: int, forward_seconds: float, other_seconds: float,
-        draft_seconds: float,
-    ) -> None:  # fmt: skip
-        """Compare the accepted nodes with their scores, and the seconds of the step with the cost curve."""
+    def observe(self, verdicts: Sequence[Verdict], rows: int, forward: float, other: float, drafting: float) -> None:
+        """Compare accepted nodes with their scores, and the seconds of the step, as in `Control`, with the curve."""
         lanes = len(verdicts)
-        drafting = draft_seconds / lanes if self._asked else None
-        self._costs.observe(self._curve, rows, forward_seconds, other_seconds / lanes, drafting)
+        self._costs.observe(self._curve, rows, forward, other / lanes, drafting / lanes if self._asked else None)
         if not self._asked:
             self._costs.rests.passed()
         for verdict in verdicts:
@@ -104,8 +97,7 @@ class BatchControl:
     def _best_count(self, score: FloatArray, lanes: int, base: int, least: int, depth: int) -> int:
         """Return how many nodes, with scores float32[N], are worth verifying in a pass of `base` other rows.
 
-        Each lane writes one token in any case. At least `least` nodes are verified or none, and at most `depth` can be
-        accepted.
+        At least `least` nodes are verified or none, and at most `depth` can be accepted.
         """
         costs = self._costs
         passes = costs.passes(self._curve)[base:]
@@ -140,8 +132,6 @@ class MeasuredControl:
         """Cut a draft to the number of nodes with the most expected tokens per second."""
         return self._batch.trim([draft], [budget], 0)[0]
 
-    def observe(
-        self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
-    ) -> None:
+    def observe(self, verdict: Verdict, forward: float, other: float, drafting: float = 0.0) -> None:
         """Learn from the step's accepted nodes and its seconds."""
-        self._batch.observe([verdict], len(verdict.draft) + 1, forward_seconds, other_seconds, draft_seconds)
+        self._batch.observe([verdict], len(verdict.draft) + 1, forward, other, drafting)
