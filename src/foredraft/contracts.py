@@ -22,6 +22,14 @@ TokenIds = npt.NDArray[np.int64]
 Verification = Literal["matched", "rejection"]
 """The verification rule: the text equals plain decoding's with the same seed, or only its distribution does."""
 
+Chooser = Callable[[int, Sequence[int]], int]
+"""Returns the target's token after a row, given the tokens emitted before it in this step; called once for each row on
+the accepted path."""
+
+RowDraw = Callable[[int, float, int, float, float], list[int] | None]
+"""Samples the token after every row of a pass on the device, given `seed, temperature, top_k, top_p, min_p`; -1 for an
+unusable row, and None if the device cannot sample."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -30,8 +38,8 @@ class Draft:
     Attributes:
         tokens: int32[N].
         parents: int32[N], `parents[i] < i`, -1 for a child of the root. Siblings carry different tokens.
-        score: float32[N] or None: estimated probability that the whole path to the node is accepted. The control cuts
-            drafts by it.
+        score: float32[N] or None: estimated probability that the whole path to the node is accepted, by which the
+            control cuts drafts.
         q: float32[N, V] or None: the distribution each node was drawn from; None if nodes were chosen, not drawn. Only
             rejection verification reads it, and is exact only if: node i was drawn from `q[i] / q[i].sum()` in float64;
             q includes temperature and filters; siblings are drawn without replacement and numbered in that order, so
@@ -49,15 +57,10 @@ class Draft:
     source: npt.NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
-        """Return the number of drafted nodes."""
         return len(self.tokens)
 
     def check(self) -> None:
-        """Check the properties listed under the attributes.
-
-        Raises:
-            ValueError: naming the violated property.
-        """
+        """Raise ValueError for a property listed under the attributes that is violated."""
         check_tree(self.tokens, self.parents)
         if self.score is not None:
             if self.score.dtype != np.float32 or self.score.shape != self.tokens.shape:
@@ -87,11 +90,7 @@ class Draft:
 
 
 def _check_q(q: FloatArray, tokens: IntArray, parents: IntArray) -> None:
-    """Check that each node can have been drawn from its row of q after its earlier siblings.
-
-    Raises:
-        ValueError: naming the node.
-    """
+    """Raise ValueError for a node that cannot have been drawn from its row of q after its earlier siblings."""
     if q.dtype != np.float32 or q.ndim != 2 or len(q) != len(tokens):
         raise ValueError(f"q must be float32[{len(tokens)}, V], not {q.dtype}{list(q.shape)}.")
     earlier: dict[int, list[int]] = {}
@@ -120,8 +119,7 @@ class Budget:
         depth: maximum depth of a node; it shrinks near the end of the text or of the window.
         more: for drafters that draft level by level: called once after each level with the estimated probability that
             the best path to this level is accepted (0 to 1, or None without an estimate); returns whether to draft the
-            next level. None means always. The control divides successive values to get the estimate of one token.
-            Drafters that make the whole draft at once do not call it; the control applies it when it cuts the draft.
+            next level. None means always. For a draft made at once, the control asks when it cuts the draft.
     """
 
     nodes: int
@@ -134,14 +132,9 @@ NO_BUDGET = Budget(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
-    """The part of a sequence that a drafter may read.
+    """The part of a sequence that a drafter may read."""
 
-    Attributes:
-        ids: int64[n], prompt and emitted tokens, the root last; read-only.
-        prompt_length: number of prompt ids.
-    """
-
-    ids: TokenIds
+    ids: TokenIds  # int64[n], prompt and emitted tokens, the root last; read-only
     prompt_length: int
 
 
@@ -150,14 +143,13 @@ class Needs:
     """What a drafter needs from verification besides the emitted tokens, and how it is run.
 
     Attributes:
-        top_k: number of the target's most probable tokens needed after a row; 0 for none. They are computed only in
-            steps with a draft, because they cost too much in the others.
+        top_k: number of the target's most probable tokens needed after a row, in steps with a draft; 0 for none.
         top_rows: maximum number of rows with top tokens: root and accepted path, then the nodes with the best scores.
         hidden: whether the target's last hidden state after every row is needed.
         every_step: whether `propose` and `observe` are also called in steps for which the control allows no node. If
             not, such a step costs little more than a plain one, and the next `propose` sees its tokens.
         control: the default control for this drafter; None for the general default.
-        target: for a drafter that runs the target's own layers: a target that continues from what drafting left in the
+        target: of a drafter that runs the target's own layers, a target that continues from what drafting left in the
             KV cache; None for the generator's target.
         models: models that the drafter runs, to be compiled like the target.
     """
@@ -186,7 +178,7 @@ class Scores:
     logits: "torch.Tensor"
     hidden: "torch.Tensor | None" = None
     best: "torch.Tensor | None" = None
-    draw: "RowDraw | None" = None
+    draw: RowDraw | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,34 +213,21 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """The report of one step.
+    """The report of one step."""
 
-    Attributes:
-        emitted: tokens added to the text.
-        accepted: number of emitted tokens that were drafted.
-        drafted: number of nodes verified.
-        sources: for each emitted token, the name of the source that drafted it, or None.
-        nanoseconds: time by part: draft, layout, forward, verify, commit, observe (of drafter and control).
-    """
-
-    emitted: tuple[int, ...]
-    accepted: int
-    drafted: int
-    sources: tuple[str | None, ...]
-    nanoseconds: Mapping[str, int]
+    emitted: tuple[int, ...]  # tokens added to the text
+    accepted: int  # number of emitted tokens that were drafted
+    drafted: int  # number of nodes verified
+    sources: tuple[str | None, ...]  # of each emitted token, the name of the source that drafted it
+    nanoseconds: Mapping[str, int]  # by part: draft, layout, forward, verify, commit, observe (of drafter and control)
 
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """The measured cost of a forward pass by its number of rows.
+    """The measured cost of a forward pass by its number of rows."""
 
-    Attributes:
-        rows: measured row counts, ascending, the first one 1.
-        seconds: seconds of a pass for each.
-    """
-
-    rows: tuple[int, ...]
-    seconds: tuple[float, ...]
+    rows: tuple[int, ...]  # ascending, the first one 1
+    seconds: tuple[float, ...]  # of a pass for each
 
     def table(self, most_rows: int) -> npt.NDArray[np.float64]:
         """Return float64[most_rows + 1]: seconds by rows, interpolated and non-decreasing; entry 0 repeats entry 1."""
@@ -288,11 +267,7 @@ class Drafting(Protocol):
         """Draft a continuation of `view` within `budget`; the draft may be empty."""
 
     def observe(self, verdict: Verdict) -> None:
-        """Learn from a verification.
-
-        The verified draft may differ from the proposed one: the control may have cut it, and `auto` blends the drafts
-        of several drafters and also reports steps for which it did not call `propose`.
-        """
+        """Learn from a verification, whose draft may be a cut or a blend of what was proposed, if anything was."""
 
     def close(self) -> None:
         """Release the state of the sequence."""
@@ -334,21 +309,8 @@ class Control(Protocol):
     def trim(self, draft: Draft, budget: Budget) -> Draft:
         """Cut a draft to the nodes worth verifying."""
 
-    def observe(
-        self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
-    ) -> None:
-        """Learn the yield and cost of a step; `other_seconds` is all but the pass, and includes `draft_seconds`."""
-
-
-class KeyValueCache(Protocol):
-    """The target's KV cache of one sequence."""
-
-    @property
-    def length(self) -> int:
-        """Number of committed tokens."""
-
-    def commit(self, rows: Sequence[int]) -> None:
-        """Keep these rows of the last pass, in order, and discard its others."""
+    def observe(self, verdict: Verdict, forward: float, other: float, drafting: float = 0.0) -> None:
+        """Learn a step's yield, and its seconds: of the forward pass, and of all `other`, which includes `drafting`."""
 
 
 class Target(Protocol):
@@ -358,7 +320,11 @@ class Target(Protocol):
     window: int | None
 
     def new_cache(self) -> Any:
-        """Return an empty `KeyValueCache` for one sequence."""
+        """Return an empty KV cache for one sequence.
+
+        Its `length` is the number of committed tokens; `commit(rows)` keeps these rows of the last pass, in order, and
+        discards the others.
+        """
 
     def prefill(self, token_ids: TokenIds, cache: Any) -> None:
         """Put `token_ids`, int64[n], into the cache and commit them."""
@@ -370,22 +336,8 @@ class Target(Protocol):
 class Policy(Protocol):
     """Chooses the tokens of one sequence, and decides when it ends."""
 
-    def chooser(self, scores: Scores, at: int, draft: Draft) -> "Chooser":
+    def chooser(self, scores: Scores, at: int, draft: Draft) -> Chooser:
         """Return the chooser for one verification of `draft`, whose root has the absolute position `at`."""
 
     def ends(self, tokens: Sequence[int]) -> bool:
         """Return whether the text ends with the last of `tokens`, the tokens emitted so far in this step."""
-
-
-class RowDraw(Protocol):
-    """Samples the token after every row of a pass on the device that holds the logits."""
-
-    def __call__(self, seed: int, temperature: float, top_k: int, top_p: float, min_p: float) -> list[int] | None:
-        """Return the tokens, -1 for a row with unusable logits; None if the device cannot sample."""
-
-
-class Chooser(Protocol):
-    """Chooses the target's token after a row; called once for each row on the accepted path."""
-
-    def __call__(self, row: int, path: Sequence[int]) -> int:
-        """Return the token after `row`; `path` are the tokens emitted in this step before it."""

@@ -30,7 +30,7 @@ from foredraft.model.recordings import RecordedForward
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
 from foredraft.request import GenerationArguments, GenerationOptions, checked_text, encoded
-from foredraft.sampling import SEED_LIMIT, LogitsProcessor, SamplingOptions
+from foredraft.sampling import SEED_LIMIT, SamplingOptions
 from foredraft.speculation import checked_verification
 from foredraft.standard_library import resources_for
 from foredraft.text import StopStrings
@@ -52,7 +52,7 @@ Progress = Callable[[float, str], None]
 
 
 class Generator:
-    """A model, its tokenizer, and a drafter, ready to generate.
+    """A model, its tokenizer, and a drafter, ready to generate; made with the arguments of `use`.
 
     Attributes:
         target: the model.
@@ -67,23 +67,16 @@ class Generator:
         target: TorchTarget,
         tokenizer: Any,
         *,
-        method: str,
-        options: Mapping[str, Any],
-        nodes: int | None,
-        control: str | None = None,
-        control_options: Mapping[str, Any] | None = None,
-        verification: Verification = "matched",
         progress: Progress | None = None,
         compilation: Compilation | None = None,
+        **drafting: Any,
     ) -> None:
-        self.target = target
-        self._compilation = compilation
-        self.tokenizer = tokenizer
-        self._progress = progress
+        self.target, self.tokenizer = target, tokenizer
+        self._progress, self._compilation = progress, compilation
         self._curve: CostCurve | None = None
         if tokenizer is not None:
             _check_vocabulary(target, tokenizer)
-        self.use(method, options, nodes, control, control_options, verification)
+        self.use(**drafting)
 
     def use(
         self,
@@ -127,10 +120,7 @@ class Generator:
         verification: Verification = "matched",
         costs: StepCosts | None = None,
     ) -> None:
-        """Use an existing drafter under the name `method`.
-
-        `costs` is the state that the measured control keeps between texts; pass an earlier one to continue with it.
-        """
+        """Use an existing drafter under the name `method`; `costs` is what the measured control learned earlier."""
         if nodes is None and control is None:
             control = drafter.needs.control
         self._amount = choose_control(nodes, control, control_options)
@@ -156,10 +146,9 @@ class Generator:
         return self.method != "none" and self._amount.needs_cost
 
     def compile(self) -> None:
-        """Compile the forward of the model for this machine and use it; existing packages are only timed again.
+        """Compile the forward of the model, and of the models that the method runs, for this machine and use them.
 
-        The models that the drafting method runs, such as a draft model or an early exit, are compiled too. On a CUDA
-        device nothing is compiled; passes are recorded at their first use.
+        Existing packages are only timed again. On a CUDA device passes are recorded at their first use instead.
 
         Raises:
             UsageError: a model that cannot be compiled here, with the reason.
@@ -193,8 +182,7 @@ class Generator:
         """Generate one completion of `prompt`; `generate_all` handles several prompts.
 
         Args:
-            prompt: a text, a conversation, or token ids. A text is continued without the chat template, unlike on the
-                command line.
+            prompt: a text, a conversation, or token ids. A text is continued without the chat template.
             chat: treat the text `prompt` as a conversation of one user message.
             **options: see `foredraft.request.GenerationOptions`; names are transformers'.
 
@@ -202,8 +190,7 @@ class Generator:
             UsageError: an invalid argument, before the first token.
             NumericsError: logits from which no token can be chosen.
         """
-        ids, arguments = self._parsed(prompt, options, chat=chat)
-        return self._completed(self.prepare(ids, **arguments))
+        return self._completed(self.start(prompt, chat=chat, **options))
 
     def generate_all(
         self, prompts: Sequence[Prompt], *, chat: bool = False, count: int = 1, **options: Unpack[GenerationArguments]
@@ -228,12 +215,13 @@ class Generator:
             arguments["sampling"] = replace(arguments["sampling"], seed=seed)
         prepared = [self.prepare(ids, **arguments) for ids, arguments in texts]
         if self.drafter.needs.target is not None:  # it drafts in the KV cache of a single text
-            return [self._completed(each) for each in prepared]
+            return [self._completed(self._run(each)) for each in prepared]
         return [self.result(lane) for lane in write_all(self.batch(), prepared, TEXTS_AT_ONCE)]
 
-    def _completed(self, prepared: Prepared) -> Generation:
-        """Generate one text to its end."""
-        run = Run(prepared, self.drafter.needs.target or self.target)
+    def _run(self, prepared: Prepared) -> Run:
+        return Run(prepared, self.drafter.needs.target or self.target)
+
+    def _completed(self, run: Run) -> Generation:
         for _ in run.steps():
             pass
         return run.result(self.tokenizer)
@@ -275,16 +263,12 @@ class Generator:
             "max_new_tokens": given.max_new_tokens,
             "eos": given.eos(self.eos_token_ids(), self.target.vocabulary),
             "processors": given.logits_processor,
-            "stop": StopStrings(self.tokenizer, given.stops) if given.stops else None,
+            "stop": StopStrings(self.tokenizer, given.stop_strings) if given.stop_strings else None,
             "wrap_drafter": self._wrap_drafter(given.prediction),
         }
 
     def _wrap_drafter(self, prediction: str | None) -> WrapDrafter:
-        """Return a function that adds a prediction, if there is one, to a drafter.
-
-        Raises:
-            UsageError: a prediction with method "none" or without matched verification.
-        """
+        """Return a function that adds a prediction, if there is one, to a drafter."""
         if not prediction:
             return lambda drafter: drafter
         if self.method == "none":
@@ -297,29 +281,23 @@ class Generator:
 
     def begin(self, ids: TokenIds, sampling: SamplingOptions, **arguments: Any) -> Run:
         """Start a generation after token ids; takes the arguments of `prepare` and raises its errors."""
-        return Run(self.prepare(ids, sampling, **arguments), self.drafter.needs.target or self.target)
+        return self._run(self.prepare(ids, sampling, **arguments))
 
     def prepare(
         self,
         ids: TokenIds,
         sampling: SamplingOptions,
         *,
-        max_new_tokens: int,
-        eos: Sequence[int] = (),
-        processors: Sequence[LogitsProcessor] = (),
-        stop: Callable[[int], bool] | None = None,
         wrap_drafter: WrapDrafter = lambda drafter: drafter,
+        **arguments: Any,
     ) -> Prepared:
         """Prepare a text for generation, without allocating its KV cache.
 
         Args:
             ids: int64[n], the prompt, n >= 1.
             sampling: sampling options with the seed.
-            max_new_tokens: the text ends after this many.
-            eos: ids that end the text.
-            processors: transformers' logits processors.
-            stop: called once for every emitted token, in order; True ends the text.
             wrap_drafter: returns the drafter of this text, given the generator's.
+            **arguments: of `SequenceState`: `max_new_tokens`, `eos`, `processors` and `stop`.
 
         Raises:
             UsageError: a prompt that fills the model's window.
@@ -333,21 +311,15 @@ class Generator:
                 f"The prompt has {len(ids)} tokens and the model's window is {window}; shorten the prompt to at most "
                 f"{window - 1}."
             )
-        begin = partial(
-            SequenceState, ids, sampling=sampling, max_new_tokens=max_new_tokens, window=window, eos=eos,
-            processors=processors, stop=stop, verification=self.verification,
-        )  # fmt: skip
+        arguments |= {"sampling": sampling, "window": window, "verification": self.verification}
+        begin = partial(SequenceState, ids, **arguments)
         settings = {**asdict(sampling), "verification": self.verification}
         context = DraftContext(self.target.vocabulary, sampling.seed, self._amount.most_nodes, settings)
         drafter, shared = GuardedDrafter(wrap_drafter(self.drafter)), self.method != "none" and self._amount.is_measured
         return Prepared(ids, begin, drafter, self._control(sampling.seed), shared, context)
 
     def batch(self, cache_bytes: int = CACHE_BYTES) -> Batch:
-        """Return an empty batch, whose texts share forward passes.
-
-        Args:
-            cache_bytes: bytes of the KV cache of all its texts, including prefixes kept from earlier texts.
-        """
+        """Return an empty batch, whose texts share forward passes and a KV cache of at most `cache_bytes`."""
         target = batch_target(self.target, cache_bytes)
         return Batch(target, BatchControl(lambda: self.cost, target.most_rows, self._amount.most_nodes, self._costs))
 
@@ -363,7 +335,7 @@ class Generator:
 
     def result(self, lane: Lane) -> Generation:
         """Return the result so far of a text in a batch."""
-        return generation(lane.seq, lane.records, lane.prefill_seconds, lane.seed, self.tokenizer)
+        return generation(lane, self.tokenizer)
 
     def encode(self, prompt: Prompt) -> TokenIds:
         """Return the ids of a prompt; see `foredraft.request.encoded`."""

@@ -18,14 +18,13 @@ from foredraft.contracts import (
     Draft,
     DraftContext,
     Drafter,
-    KeyValueCache,
     Scores,
     SequenceView,
     TokenIds,
     Verdict,
     Verification,
 )
-from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions
+from foredraft.sampling import LogitsProcessor, SamplingOptions
 from foredraft.sampling.chooser import Sampler
 from foredraft.sampling.rejection import Chance, SeededChance, rejection_chooser
 
@@ -37,7 +36,7 @@ class SequenceState:
 
     Args:
         prompt: int64[n], at least one id.
-        cache: of the target, empty.
+        cache: of the target for this sequence, empty.
         sampling: sampling options.
         max_new_tokens: limit of emitted tokens, with reason "length".
         window: limit of all tokens, with reason "window"; None for no limit.
@@ -51,7 +50,7 @@ class SequenceState:
     def __init__(
         self,
         prompt: TokenIds,
-        cache: KeyValueCache,
+        cache: Any,
         sampling: SamplingOptions,
         *,
         max_new_tokens: int,
@@ -63,8 +62,7 @@ class SequenceState:
         chance: Callable[[int], Chance] | None = None,
     ) -> None:
         self.cache = cache
-        self.prompt_length = len(prompt)
-        self.length = len(prompt)
+        self.prompt_length = self.length = len(prompt)
         self.finish: FinishReason | None = None
         self._ending: FinishReason | None = None  # becomes `finish` once its token is committed
         self._limit = len(prompt) + max_new_tokens
@@ -73,8 +71,7 @@ class SequenceState:
             self._limit, self._limit_reason = window, "window"
         self._ids: npt.NDArray[np.int64] = np.empty(len(prompt) + min(max_new_tokens, 1024), np.int64)
         self._ids[: len(prompt)] = prompt
-        self._eos = frozenset(eos)
-        self._stop = stop
+        self._eos, self._stop = frozenset(eos), stop
         # a strong reference would keep the sequence and its cache alive until garbage collection
         own = weakref.proxy(self)
         self._sampler = Sampler(sampling, processors, lambda: own.view().ids)
@@ -108,11 +105,7 @@ class SequenceState:
         """Return the chooser of tokens after the rows of one verification."""
         if self._verification == "matched":
             return self._sampler.chooser(scores, at)
-
-        def distribution(row: int, path: Sequence[int]) -> Probabilities:
-            return self._sampler.distribution(scores.logits[row], at, path)
-
-        return rejection_chooser(draft, at, distribution, self._chance)
+        return rejection_chooser(draft, at, partial(self._sampler.distribution, scores.logits, at), self._chance)
 
     def ends(self, tokens: Sequence[int]) -> bool:
         """Return whether the text ends with the last of `tokens`; called once per token, in order."""
@@ -140,20 +133,11 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A checked request that has not started.
-
-    Attributes:
-        prompt: int64[n].
-        begin: makes its sequence from a cache.
-        drafter: drafts for it.
-        control: used if the text is decoded alone, or if not `shared`.
-        shared: whether a batch may use one control for all of its sequences.
-        context: for the drafter, without the cache.
-    """
+    """A checked request that has not started."""
 
     prompt: TokenIds
-    begin: Callable[[Any], SequenceState]
+    begin: Callable[[Any], SequenceState]  # makes its sequence from a cache
     drafter: Drafter
-    control: Control
-    shared: bool
-    context: DraftContext
+    control: Control  # used if the text is decoded alone, or if not `shared`
+    shared: bool  # whether a batch may use one control for all of its sequences
+    context: DraftContext  # for the drafter, without the cache

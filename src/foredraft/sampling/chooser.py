@@ -83,15 +83,13 @@ class Sampler:
         values, largest = (each.tolist() for each in scores.logits.max(dim=-1))
         return [token if math.isfinite(value) else -1 for value, token in zip(values, largest, strict=True)]
 
-    def distribution(self, logits: torch.Tensor, at: int, path: Sequence[int]) -> Probabilities:
-        """Return the distribution of the token after a row of `logits`, float[V], after the emitted `path`.
-
-        It is float64[V], the distribution that the chooser samples; one-hot for greedy decoding. Processors are called.
+    def distribution(self, logits: torch.Tensor, at: int, row: int, path: Sequence[int]) -> Probabilities:
+        """Return the distribution, float64[V], that the chooser samples after a row of `logits`, float[R, V].
 
         Raises:
             NumericsError: no token can be chosen from the scores.
         """
-        probabilities = distribution(self._row(row_reader(logits[None])(0), logits.device, path), self._options)
+        probabilities = distribution(self._row(row_reader(logits)(row), logits.device, path), self._options)
         if not len(probabilities):
             raise NumericsError(_unusable(at + len(path) + 1))
         return probabilities
