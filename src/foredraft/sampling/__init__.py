@@ -1,6 +1,6 @@
 """Options of how tokens are chosen, with transformers' names and meaning.
 
-Checks values and their limits. Does not depend on how the options are applied.
+Does not depend on how the options are applied.
 """
 
 import math
@@ -47,7 +47,6 @@ class SamplingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value out of range."""
         if not (math.isfinite(self.temperature) and self.temperature >= LEAST_TEMPERATURE):
             raise UsageError(
                 f"temperature is {self.temperature}; it must be at least {LEAST_TEMPERATURE:g}. For greedy decoding "

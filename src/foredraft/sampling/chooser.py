@@ -35,20 +35,15 @@ def drawn(
 
 
 class Sampler:
-    """Chooses one sequence's tokens.
+    """Chooses one sequence's tokens; `prefix` returns prompt and emitted ids, int64[n], the root last.
 
-    Args:
-        options: sampling options.
-        processors: called in order, with the node's own path, once per emitted position, as in plain decoding.
-        prefix: returns prompt and emitted ids, int64[n], the root last.
+    The processors are called in order, with the node's own path, once per emitted position, as in plain decoding.
     """
 
     def __init__(
         self, options: SamplingOptions, processors: Sequence[LogitsProcessor], prefix: Callable[[], TokenIds]
     ) -> None:
-        self._options = options
-        self._processors = tuple(processors)
-        self._prefix = prefix
+        self._options, self._processors, self._prefix = options, tuple(processors), prefix
         self._seed = np.uint64(options.seed)
         temperature = options.temperature if options.do_sample else 0.0
         self._filters = (temperature, options.top_k, options.top_p, options.min_p)  # as `drawn` takes them

@@ -47,9 +47,7 @@ def _weight_above(weights: FloatArray, share: float, total: float) -> float:
 def _kth_largest(row: FloatArray, k: int) -> float:
     """Return the k-th largest value of float32[V], 1 <= k <= V, by the high half of its bits, then the low half."""
     keys = row.view(np.uint32).copy()
-    for token in range(
-        len(keys)
-    ):  # flipped so that the bits are in the order of the values: negative floats are reversed
+    for token in range(len(keys)):  # flipped so that bits are in the order of values: negative floats are reversed
         keys[token] ^= np.uint32(0xFFFFFFFF if keys[token] >> np.uint32(31) else 0x80000000)
     low, missing = np.uint32(0), k
     for shift in (16, 0):
@@ -114,14 +112,10 @@ def penalize(row: FloatArray, seen: TokenIds, penalty: float) -> None:
 
 
 def distribution(row: FloatArray, options: SamplingOptions) -> Probabilities:
-    """Return the distribution from which `options` choose a token; one-hot for greedy decoding.
+    """Return the distribution from which `options` choose a token, float64[V]; one-hot for greedy decoding.
 
-    Args:
-        row: float32[V], logits after the penalty and the processors.
-        options: temperature and filters; the penalty is not applied, as it needs the prefix.
-
-    Returns:
-        float64[V] with sum 1; an empty array for an unusable row (NaN, +inf, or nothing finite).
+    The `row`, float32[V], is taken after the penalty, which is not applied here, and the processors. An unusable one
+    (NaN, +inf, or nothing finite) gives an empty array.
     """
     if options.do_sample:
         weights = filter_row(row, options.temperature, options.top_k, options.top_p, options.min_p).astype(np.float64)
