@@ -11,8 +11,8 @@ from typing import Any, Unpack
 import numpy as np
 
 from foredraft.cache_folder import cache_folder, cache_path
-from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, Learner, TokenIds, Verification
-from foredraft.control import BatchControl, FixedControl, StepCosts, choose_control
+from foredraft.contracts import CostCurve, DraftContext, Drafter, Learner, TokenIds, Verification
+from foredraft.control import BatchControl, StepCosts, choose_control
 from foredraft.corpus.words import vocabulary_size
 from foredraft.drafters import make_drafter
 from foredraft.drafters.prediction import ChainDrafter, Prediction
@@ -38,11 +38,8 @@ from foredraft.text import StopStrings
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 """A text to continue, a conversation (`role` and `content` each), or token ids."""
 
-CACHE_BYTES = 2**30
-"""Bytes of a batch's KV cache (chosen): 46,000 tokens of SmolLM2-135M in bfloat16."""
-
-TEXTS_AT_ONCE = 16
-"""Texts per batch in `generate_all`. Measured on two cores: twice as many take twice the time per pass."""
+CACHE_BYTES = 2**30  # of a batch's KV cache: 46,000 tokens of SmolLM2-135M in bfloat16; chosen
+TEXTS_AT_ONCE = 16  # in `generate_all`; measured on two cores: twice as many take twice the time per pass
 
 WrapDrafter = Callable[[Drafter], Drafter]
 """Returns the drafter of one text, given the generator's drafter."""
@@ -123,7 +120,8 @@ class Generator:
         """Use an existing drafter under the name `method`; `costs` is what the measured control learned earlier."""
         if nodes is None and control is None:
             control = drafter.needs.control
-        self._amount = choose_control(nodes, control, control_options)
+        amount = choose_control(nodes, control, control_options)
+        self._amount = choose_control(0) if method == "none" else amount
         self._costs = StepCosts() if costs is None else costs
         self.method, self.drafter = method, drafter
         self.verification = checked_verification(verification)
@@ -143,7 +141,7 @@ class Generator:
     @property
     def needs_cost(self) -> bool:
         """Whether the next text needs `cost`, which may have to be measured first."""
-        return self.method != "none" and self._amount.needs_cost
+        return self._amount.needs_cost
 
     def compile(self) -> None:
         """Compile the forward of the model, and of the models that the method runs, for this machine and use them.
@@ -164,11 +162,7 @@ class Generator:
         self._curve = None
 
     def save(self) -> None:
-        """Save what the drafter learned, if its options (`share`, `memory`) say where.
-
-        Raises:
-            StoreError: the file cannot be written.
-        """
+        """Save what the drafter learned, if its options say where; StoreError if the file cannot be written."""
         if isinstance(self.drafter, Learner) and self.drafter.saves:
             self.drafter.save()
 
@@ -197,23 +191,18 @@ class Generator:
     ) -> list[Generation]:
         """Generate completions of many prompts in one batch; each text equals the one that `generate` returns.
 
-        Args:
-            prompts: prompts as for `generate`.
-            chat: as for `generate`.
-            count: completions per prompt, adjacent in the result; the i-th, from 0, is sampled with `seed + i`.
-            **options: apply to every prompt.
+        `count` is that of completions per prompt, adjacent in the result; the i-th, from 0, is sampled with `seed + i`.
 
         Raises:
             UsageError: an invalid argument, before the first token.
             OutOfMemoryError: no memory for one of the texts alone.
             NumericsError: logits from which no token can be chosen, raised after the other texts are complete.
         """
-        texts = [self._parsed(prompt, options, chat=chat) for prompt in prompts for _ in range(count)]
-        seeds = [arguments["sampling"].seed for _, arguments in texts]
-        for place, (_, arguments) in enumerate(texts):
-            seed = (seeds[place - place % count] + place % count) % SEED_LIMIT
-            arguments["sampling"] = replace(arguments["sampling"], seed=seed)
-        prepared = [self.prepare(ids, **arguments) for ids, arguments in texts]
+        prepared: list[Prepared] = []
+        for prompt in prompts:
+            seed = self.arguments(options)["sampling"].seed
+            each = [{**options, "seed": (seed + number) % SEED_LIMIT} for number in range(count)]
+            prepared += [self._prepared(prompt, given, chat=chat) for given in each]
         if self.drafter.needs.target is not None:  # it drafts in the KV cache of a single text
             return [self._completed(self._run(each)) for each in prepared]
         return [self.result(lane) for lane in write_all(self.batch(), prepared, TEXTS_AT_ONCE)]
@@ -227,36 +216,26 @@ class Generator:
         return run.result(self.tokenizer)
 
     def stream(self, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Stream:
-        """Start a generation; iterate over the result for pieces, and read its `generation` afterwards.
-
-        Takes the arguments of `generate` and raises its errors.
-        """
+        """Start a generation as `generate` does; iterate over the result, and read its `generation` afterwards."""
         return Stream(self.start(prompt, chat=chat, **options), self.tokenizer)
 
     def start(self, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Run:
-        """Start a generation; iterate over the result's `steps()`, and call its `result()` at any time.
+        """Start a generation as `generate` does; iterate over its `steps()`, and call its `result()` at any time.
 
-        The run keeps its drafter, so several runs can be interleaved. Takes the arguments of `generate` and raises its
-        errors.
+        The run keeps its drafter, so several runs can be interleaved.
         """
-        ids, arguments = self._parsed(prompt, options, chat=chat)
-        return self.begin(ids, **arguments)
+        return self._run(self._prepared(prompt, options, chat=chat))
 
-    def _parsed(self, prompt: Prompt, options: Mapping[str, Any], *, chat: bool) -> tuple[TokenIds, dict[str, Any]]:
-        """Return the arguments of `prepare`: the ids of a prompt, and the others by name."""
+    def _prepared(self, prompt: Prompt, options: Mapping[str, Any], *, chat: bool) -> Prepared:
         if chat:
             if not isinstance(prompt, str):
                 raise UsageError(f"chat=True is for a prompt that is a text; this one is a {type(prompt).__name__}.")
             prompt = [{"role": "user", "content": prompt}]
         arguments = self.arguments(options)
-        return self.encode(prompt), arguments
+        return self.prepare(self.encode(prompt), **arguments)
 
     def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the options of `generate` to the keyword arguments of `prepare`.
-
-        Raises:
-            UsageError: an invalid argument.
-        """
+        """Convert the options of `generate` to the keyword arguments of `prepare`; UsageError for an invalid one."""
         given = GenerationOptions.parse(options)
         return {
             "sampling": given.sampling(self.target.vocabulary),
@@ -315,8 +294,10 @@ class Generator:
         begin = partial(SequenceState, ids, **arguments)
         settings = {**asdict(sampling), "verification": self.verification}
         context = DraftContext(self.target.vocabulary, sampling.seed, self._amount.most_nodes, settings)
-        drafter, shared = GuardedDrafter(wrap_drafter(self.drafter)), self.method != "none" and self._amount.is_measured
-        return Prepared(ids, begin, drafter, self._control(sampling.seed), shared, context)
+        control = self._amount.make(lambda: self.cost, sampling.seed, self._costs)
+        return Prepared(
+            ids, begin, GuardedDrafter(wrap_drafter(self.drafter)), control, self._amount.is_measured, context
+        )
 
     def batch(self, cache_bytes: int = CACHE_BYTES) -> Batch:
         """Return an empty batch, whose texts share forward passes and a KV cache of at most `cache_bytes`."""
@@ -324,14 +305,8 @@ class Generator:
         return Batch(target, BatchControl(lambda: self.cost, target.most_rows, self._amount.most_nodes, self._costs))
 
     def join(self, batch: Batch, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Lane:
-        """Add a text to a batch; takes the arguments of `generate`.
-
-        Raises:
-            UsageError: an invalid argument, before the first token.
-            OutOfMemoryError: no room for the prompt beside the other texts.
-        """
-        ids, arguments = self._parsed(prompt, options, chat=chat)
-        return batch.join(self.prepare(ids, **arguments))
+        """Add a text to a batch, with the arguments of `generate`; OutOfMemoryError if its prompt finds no room."""
+        return batch.join(self._prepared(prompt, options, chat=chat))
 
     def result(self, lane: Lane) -> Generation:
         """Return the result so far of a text in a batch."""
@@ -348,9 +323,6 @@ class Generator:
         if given is None:
             return ()
         return (given,) if isinstance(given, int) else tuple(given)
-
-    def _control(self, seed: int) -> Control:
-        return FixedControl(0) if self.method == "none" else self._amount.make(lambda: self.cost, seed, self._costs)
 
 
 def _check_vocabulary(target: TorchTarget, tokenizer: Any) -> None:
