@@ -13,8 +13,7 @@ from foredraft.control.fixed import cut
 from foredraft.control.payoff import F64, StepCosts, best_number, credit, expected_tokens, scores_of
 from foredraft.graph.tree import FloatArray
 
-MOST_NODES = 64
-"""Nodes drafted per step at most without `num_speculative_tokens`; the cost curve is measured up to 64 rows."""
+MOST_NODES = 64  # per step without `num_speculative_tokens`; the cost curve is measured up to 64 rows
 
 # chosen
 _CHEAP = 1.15  # seconds of a pass / those of its roots alone, up to which nodes are verified just to learn from them
@@ -27,11 +26,10 @@ _SHARE = 0.2  # weight of the last draft in the smoothed number of nodes
 class BatchControl:
     """The number of nodes, over all sequences of a batch, with the most expected tokens per second.
 
-    A step with n nodes is expected to write one token per sequence plus the sum of the nodes' corrected scores
-    (`corrections`). Its seconds are the cost curve's, scaled by the recent pace of passes, plus the overhead. Nodes
-    that add almost no cost are always verified. If no number beats a plain step, the step is plain, and drafting pauses
-    as `Rests` says, across texts. `curve` is called when first needed, as it may have to be measured; `costs` are what
-    earlier steps taught, updated in place.
+    A step with n nodes is expected to write one token per sequence plus the sum of the nodes' corrected scores, in the
+    seconds of `StepCosts`. Nodes that add almost no cost are always verified. If no number beats a plain step, the step
+    is plain, and drafting pauses as `Rests` says, across texts. `curve` is called when first needed, as it may have to
+    be measured; `costs` are what earlier steps taught, updated in place.
     """
 
     def __init__(
@@ -56,10 +54,7 @@ class BatchControl:
         return Budget(min(room, max(least, int(_HEADROOM * self._each))), depth)
 
     def trim(self, drafts: Sequence[Draft], budgets: Sequence[Budget], other_rows: int) -> list[Draft]:
-        """Cut the drafts of all sequences to the nodes with the most expected tokens per second of the whole batch.
-
-        `budgets` are those of the drafts; the pass has `other_rows` more rows.
-        """
+        """Cut the drafts to the nodes with the most expected tokens per second; the pass has `other_rows` more rows."""
         self._asked = self._asked and any(budget.nodes > 0 for budget in budgets)
         if any(draft.q is not None for draft in drafts):  # drawn tokens must not decide whether they are kept
             return [cut(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)]

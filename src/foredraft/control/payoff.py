@@ -74,15 +74,10 @@ _MOST_NODES = 400.0  # nodes of a bin, after which its counts are halved
 
 
 class Evidence(NamedTuple):
-    """Counts of drafted nodes, by bins of their scores, float64[12] each."""
+    """Accepted nodes, and the sum of the scores of all drafted nodes, by bins of the scores, float64[12] each."""
 
-    accepted: F64  # accepted nodes
-    promised: F64  # sum of the scores of all nodes
-
-
-def empty_evidence() -> Evidence:
-    """Return zero counts."""
-    return Evidence(np.zeros(_BINS), np.zeros(_BINS))
+    accepted: F64
+    promised: F64
 
 
 def scores_of(draft: Draft) -> FloatArray:
@@ -141,8 +136,8 @@ _WIDTHS = np.log2(np.maximum(np.arange(65), 1)) / 4  # of a pass by its rows: 0 
 class StepCosts:
     """Smoothed seconds by kind of step, and counts of drafted nodes; kept across texts.
 
-    Passes of 1 row and of 16 rows have separate paces, as other processes slow them down differently (they need
-    different shares of memory bandwidth). Other passes are interpolated or extrapolated by the logarithm of their rows.
+    Passes of 1 row and of 16 rows have separate paces, as other processes slow them down differently. Those of other
+    passes are interpolated or extrapolated by the logarithm of their rows.
     """
 
     pace: float = 1.0  # seconds of a pass of 1 row / seconds by the cost curve
@@ -150,7 +145,7 @@ class StepCosts:
     drafted: float = 0.0  # overhead of a drafted step in seconds, without its pass; 0 before the first one
     plain: float = 0.0  # the same for a plain step, without the time to ask for a draft
     rests: Rests = field(default_factory=Rests)
-    evidence: Evidence = field(default_factory=empty_evidence)
+    evidence: Evidence = field(default_factory=lambda: Evidence(np.zeros(_BINS), np.zeros(_BINS)))
 
     def begin_text(self) -> None:
         """Move the pace of wide passes halfway to that of narrow ones, as the last text's length caused some of it.
