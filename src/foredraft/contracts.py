@@ -140,70 +140,42 @@ class SequenceView:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter needs from verification besides the emitted tokens, and how it is run.
+    """What a drafter needs from verification besides the emitted tokens, and how it is run."""
 
-    Attributes:
-        top_k: number of the target's most probable tokens needed after a row, in steps with a draft; 0 for none.
-        top_rows: maximum number of rows with top tokens: root and accepted path, then the nodes with the best scores.
-        hidden: whether the target's last hidden state after every row is needed.
-        every_step: whether `propose` and `observe` are also called in steps for which the control allows no node. If
-            not, such a step costs little more than a plain one, and the next `propose` sees its tokens.
-        control: the default control for this drafter; None for the general default.
-        target: of a drafter that runs the target's own layers, a target that continues from what drafting left in the
-            KV cache; None for the generator's target.
-        models: models that the drafter runs, to be compiled like the target.
-    """
-
-    top_k: int = 0
-    top_rows: int = 4
-    hidden: bool = False
-    every_step: bool = True
-    control: str | None = None
-    target: "Target | None" = None
-    models: tuple[Any, ...] = ()
+    top_k: int = 0  # most probable tokens of the target after a row, in steps with a draft
+    top_rows: int = 4  # rows with top tokens at most: root and accepted path, then the nodes with the best scores
+    hidden: bool = False  # the target's last hidden state after every row
+    every_step: bool = True  # whether it is also called in steps without a budget, which are almost plain ones if not
+    control: str | None = None  # the default control; None for the general default
+    target: "Target | None" = None  # if it runs the target's layers: goes on from what drafting left in the KV cache
+    models: tuple[Any, ...] = ()  # that it runs, to be compiled like the target
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
     """The target's output for every row of a pass, root first.
 
-    Attributes:
-        logits: float[R, V], unprocessed, on the target's device.
-        hidden: float[R, D], the last hidden state, if requested.
-        best: int64[R] on the CPU, the most probable token after every row, -1 where its logit is not finite; None if
-            the pass did not compute it. Greedy decoding then copies R ids off the device instead of the logits.
-        draw: samples on the device, valid until the next pass; None if the device cannot.
+    With `best`, int64[R] on the CPU, greedy decoding copies R ids off the device instead of the logits.
     """
 
-    logits: "torch.Tensor"
-    hidden: "torch.Tensor | None" = None
-    best: "torch.Tensor | None" = None
-    draw: RowDraw | None = None
+    logits: "torch.Tensor"  # float[R, V], unprocessed, on the target's device
+    hidden: "torch.Tensor | None" = None  # float[R, D], the last hidden state, if requested
+    best: "torch.Tensor | None" = None  # the most probable token after every row, -1 where its logit is not finite
+    draw: RowDraw | None = None  # samples on the device, valid until the next pass; None if the device cannot
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of one verification.
+    """The result of one verification."""
 
-    Attributes:
-        tokens: the emitted tokens: the accepted path and, unless the text ended in it, one token of the target's own.
-        path: the accepted nodes of `draft`, from the root's child down.
-        draft: the verified draft.
-        at: absolute position of the root.
-        top_rows: int32[S], rows (0 is the root, i + 1 is node i) with top tokens, if a drafter needs them.
-        top_tokens: int32[S, K], the target's most probable tokens after each of these rows.
-        top_probabilities: float32[S, K], their softmax probabilities at temperature 1, descending, within 3%.
-        hidden: float[R, D], if a drafter needs it.
-    """
-
-    tokens: tuple[int, ...]
-    path: tuple[int, ...]
-    draft: Draft
-    at: int
-    top_rows: IntArray | None = None
-    top_tokens: IntArray | None = None
-    top_probabilities: FloatArray | None = None
-    hidden: "torch.Tensor | None" = None
+    tokens: tuple[int, ...]  # emitted: the accepted path and, unless the text ended in it, one of the target's own
+    path: tuple[int, ...]  # the accepted nodes of `draft`, from the root's child down
+    draft: Draft  # as verified
+    at: int  # absolute position of the root
+    top_rows: IntArray | None = None  # int32[S], rows (0 is the root, i + 1 is node i) with top tokens, if needed
+    top_tokens: IntArray | None = None  # int32[S, K], the target's most probable tokens after each of these rows
+    top_probabilities: FloatArray | None = None  # float32[S, K], at temperature 1, descending, within 3 %
+    hidden: "torch.Tensor | None" = None  # float[R, D], if needed
 
     @property
     def last_row(self) -> int:
@@ -243,21 +215,16 @@ class CostCurve:
 class DraftContext:
     """The arguments with which a drafter is opened for a sequence.
 
-    Attributes:
-        vocabulary: number of ids the target scores; drafted tokens must be below it.
-        seed: for drafters that draw; the same seed gives the same drafts.
-        max_nodes: maximum number of nodes in any step of this sequence.
-        settings: how the target chooses tokens, for drafters that imitate it: `verification` and the sampling options
-            `do_sample, temperature, top_k, top_p, min_p, repetition_penalty`. A missing one has its default: matched,
-            greedy. Logits processors are not included.
-        cache: the target's KV cache of this sequence, for drafters that run the target's own layers; others ignore it.
+    `settings` are how the target chooses tokens, for drafters that imitate it: `verification` and the sampling options
+    `do_sample, temperature, top_k, top_p, min_p, repetition_penalty`, without logits processors. A missing one has its
+    default: matched, greedy.
     """
 
-    vocabulary: int
-    seed: int = 0
-    max_nodes: int = 64
+    vocabulary: int  # number of ids the target scores; drafted tokens must be below it
+    seed: int = 0  # for drafters that draw; the same seed gives the same drafts
+    max_nodes: int = 64  # in any step of this sequence
     settings: Mapping[str, Any] = field(default_factory=dict)
-    cache: Any = None
+    cache: Any = None  # the target's KV cache of this sequence, for drafters that run the target's own layers
 
 
 class Drafting(Protocol):

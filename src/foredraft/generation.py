@@ -20,39 +20,25 @@ _SHOWN = 60  # characters of a text in its repr
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One emitted token of a stream.
+    """One emitted token of a stream."""
 
-    Attributes:
-        text: the text that the token completes; may be empty, because a character can span tokens.
-        token_id: the token; -1 for a last piece that only releases text held back.
-        drafted_by: the source that drafted it, or None if the target chose it without a draft.
-    """
-
-    text: str
-    token_id: int
-    drafted_by: str | None
+    text: str  # the text that the token completes; may be empty, because a character can span tokens
+    token_id: int  # -1 for a last piece that only releases text held back
+    drafted_by: str | None  # the source that drafted it, or None if the target chose it without a draft
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A completion and its statistics.
 
-    Attributes:
-        text: the new text, without special tokens.
-        token_ids: the new ids, including the end id if one ended the text.
-        finish_reason: "eos", "stop", "length", "window" (the model's window is full) or "memory" (no memory is left);
-            None while the text is unfinished.
-        prompt_length: number of prompt ids.
-        seed: of the sampling; under matched verification, the same seed gives the same text with every method.
-        steps: a record of every step.
-        statistics: the sums over the steps.
+    The finish reason is "eos", "stop", "length", "window" (the model's window is full) or "memory" (none is left).
     """
 
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None
-    prompt_length: int
-    seed: int
+    text: str  # the new text, without special tokens
+    token_ids: tuple[int, ...]  # the new ids, including the end id if one ended the text
+    finish_reason: FinishReason | None  # None while the text is unfinished
+    prompt_length: int  # in tokens
+    seed: int  # under matched verification, the same seed gives the same text with every method
     steps: tuple[StepRecord, ...]
     statistics: Statistics
 

@@ -48,15 +48,14 @@ Progress = Callable[[float, str], None]
 """Called during work that takes over a second, with the share done, 0 to 1, and a description."""
 
 
-class Generator:
-    """A model, its tokenizer, and a drafter, ready to generate; made with the arguments of `use`.
+def _unchanged(drafter: Drafter) -> Drafter:
+    return drafter
 
-    Attributes:
-        target: the model.
-        tokenizer: its tokenizer; None if only ids are used (see `begin`).
-        method: the name of the drafting method.
-        drafter: the drafter.
-        verification: "matched" or "rejection".
+
+class Generator:
+    """A model (`target`), its `tokenizer`, and a `drafter`, ready to generate; made with the arguments of `use`.
+
+    The tokenizer is None if only ids are used (see `begin`).
     """
 
     def __init__(
@@ -249,7 +248,7 @@ class Generator:
     def _wrap_drafter(self, prediction: str | None) -> WrapDrafter:
         """Return a function that adds a prediction, if there is one, to a drafter."""
         if not prediction:
-            return lambda drafter: drafter
+            return _unchanged
         if self.method == "none":
             raise UsageError("prediction has no effect with method 'none', which drafts nothing; leave one out.")
         if self.verification != "matched":
@@ -263,23 +262,12 @@ class Generator:
         return self._run(self.prepare(ids, sampling, **arguments))
 
     def prepare(
-        self,
-        ids: TokenIds,
-        sampling: SamplingOptions,
-        *,
-        wrap_drafter: WrapDrafter = lambda drafter: drafter,
-        **arguments: Any,
+        self, ids: TokenIds, sampling: SamplingOptions, *, wrap_drafter: WrapDrafter = _unchanged, **arguments: Any
     ) -> Prepared:
-        """Prepare a text for generation, without allocating its KV cache.
+        """Prepare a text for generation after a prompt, int64[n], n >= 1, without allocating its KV cache.
 
-        Args:
-            ids: int64[n], the prompt, n >= 1.
-            sampling: sampling options with the seed.
-            wrap_drafter: returns the drafter of this text, given the generator's.
-            **arguments: of `SequenceState`: `max_new_tokens`, `eos`, `processors` and `stop`.
-
-        Raises:
-            UsageError: a prompt that fills the model's window.
+        The other arguments are `max_new_tokens`, `eos`, `processors` and `stop` of `SequenceState`. Raises UsageError
+        for a prompt that fills the model's window.
         """
         if self._compilation is not None and self._compilation.has_news():
             self.target.compiled = kept_forward(self.target.model)
