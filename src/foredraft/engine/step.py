@@ -12,7 +12,6 @@ from foredraft.contracts import (
     Draft,
     Drafter,
     Drafting,
-    Needs,
     Scores,
     StepRecord,
     Target,
@@ -66,13 +65,15 @@ def settle(
 
     Without a budget nothing that the drafting needs is computed for it.
     """
-    began, needs = perf_counter_ns(), drafter.needs
+    began = perf_counter_ns()
     verdict = verify(draft, scores, seq, seq.length - 1)
     verified = perf_counter_ns()
     seq.commit(verdict)
     committed = perf_counter_ns()
-    if budget.nodes > 0 or needs.every_step:
-        drafting.observe(_with_top_tokens(verdict, scores, needs) if budget.nodes > 0 and needs.top_k else verdict)
+    if budget.nodes > 0:
+        drafting.observe(_with_top_tokens(verdict, scores, drafter.needs.top_k, drafter.needs.top_rows))
+    elif drafter.needs.every_step:
+        drafting.observe(verdict)
     return verdict, (verified - began, committed - verified, perf_counter_ns() - committed)
 
 
@@ -105,9 +106,11 @@ def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
         raise ValueError(f"The draft names source {int(draft.source.max())}; the drafter has {drafters} source names.")
 
 
-def _with_top_tokens(verdict: Verdict, scores: Scores, needs: Needs) -> Verdict:
-    rows = _top_rows(verdict, needs.top_rows)
-    top = top_probabilities(scores.logits, needs.top_k, rows)
+def _with_top_tokens(verdict: Verdict, scores: Scores, top_k: int, most_rows: int) -> Verdict:
+    if not top_k:
+        return verdict
+    rows = _top_rows(verdict, most_rows)
+    top = top_probabilities(scores.logits, top_k, rows)
     return Verdict(  # ten times faster than dataclasses.replace
         verdict.tokens, verdict.path, verdict.draft, verdict.at, rows, *top, hidden=verdict.hidden
     )
