@@ -76,22 +76,14 @@ class Generator:
 
     def use(
         self,
-        method: str,
+        method: str,  # one of `foredraft methods`
         options: Mapping[str, Any] | None = None,
-        nodes: int | None = None,
-        control: str | None = None,
+        nodes: int | None = None,  # `num_speculative_tokens`: drafted per step, at most if `control` is given
+        control: str | None = None,  # see docs/explanation/control.md
         control_options: Mapping[str, Any] | None = None,
         verification: Verification = "matched",
     ) -> None:
         """Change the drafting method, the control, and the verification rule.
-
-        Args:
-            method: one of `foredraft methods`.
-            options: the method's options.
-            nodes: `num_speculative_tokens`: the number of drafted nodes per step, or its maximum if `control` is given.
-            control: the name of a control, see docs/explanation/control.md.
-            control_options: the control's options.
-            verification: "matched" or "rejection".
 
         Raises:
             UsageError: an unknown name, option or value.

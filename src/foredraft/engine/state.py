@@ -32,34 +32,21 @@ FinishReason = Literal["eos", "stop", "length", "window", "memory"]
 
 
 class SequenceState:
-    """A sequence. Its root is its last id, which is not in the cache yet.
-
-    Args:
-        prompt: int64[n], at least one id.
-        cache: of the target for this sequence, empty.
-        sampling: sampling options.
-        max_new_tokens: limit of emitted tokens, with reason "length".
-        window: limit of all tokens, with reason "window"; None for no limit.
-        eos: ids that end the text, with reason "eos".
-        processors: transformers' logits processors.
-        stop: called once per emitted token, in order; True ends the text, with reason "stop".
-        verification: "matched" emits the tokens of plain decoding, "rejection" tokens of the same distribution.
-        chance: randomness of a position under rejection; None uses the sampling's seed.
-    """
+    """A sequence. Its root is its last id, which is not in the cache yet."""
 
     def __init__(
         self,
-        prompt: TokenIds,
-        cache: Any,
+        prompt: TokenIds,  # int64[n], at least one id
+        cache: Any,  # of the target for this sequence, empty
         sampling: SamplingOptions,
         *,
-        max_new_tokens: int,
-        window: int | None = None,
-        eos: Iterable[int] = (),
-        processors: Sequence[LogitsProcessor] = (),
-        stop: Callable[[int], bool] | None = None,
+        max_new_tokens: int,  # limit of emitted tokens, with reason "length"
+        window: int | None = None,  # limit of all tokens, with reason "window"
+        eos: Iterable[int] = (),  # ids that end the text, with reason "eos"
+        processors: Sequence[LogitsProcessor] = (),  # transformers'
+        stop: Callable[[int], bool] | None = None,  # called once per emitted token; True ends with reason "stop"
         verification: Verification = "matched",
-        chance: Callable[[int], Chance] | None = None,
+        chance: Callable[[int], Chance] | None = None,  # of a position under rejection; None uses the sampling's seed
     ) -> None:
         self.cache = cache
         self.prompt_length = self.length = len(prompt)
@@ -121,8 +108,7 @@ class SequenceState:
 
     def commit(self, verdict: Verdict) -> None:
         """Append the verdict's tokens; the cache keeps the root and the accepted path, without the new root."""
-        rows = [0, *(node + 1 for node in verdict.path)][: len(verdict.tokens)]
-        self.cache.commit(rows)
+        self.cache.commit([0, *(node + 1 for node in verdict.path)][: len(verdict.tokens)])
         stop = self.length + len(verdict.tokens)
         if stop > len(self._ids):
             self._ids = np.concatenate([self._ids[: self.length], np.empty(max(stop, 1024), np.int64)])

@@ -67,11 +67,8 @@ def rejection_chooser(
 ) -> Chooser:
     """Return a chooser of the token after each row of a verification, which tries the row's drafted children.
 
-    Args:
-        draft: the verified draft.
-        at: absolute position of its root.
-        distribution: returns the target's processed distribution after a row and an emitted path: float64[V], sum 1.
-        chance: returns the randomness of a position; called once per position.
+    `distribution` returns the target's after a row and an emitted path, float64[V] with sum 1; `chance` the randomness
+    of a position, once for each. The root of the draft is at position `at`.
     """
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(draft.parents.tolist()):
@@ -128,13 +125,8 @@ def one_hot(token: int, vocabulary: int) -> Probabilities:
 def draw_siblings(q: Probabilities, count: int, chance: Chance) -> tuple[IntArray, FloatArray]:
     """Draw `count` tokens without replacement from `q`, or as many as it allows; `chance` is not the verifier's.
 
-    Args:
-        q: float64[V], the draft model's distribution, processed like the target's.
-        count: at most this many; as exactness requires, their number does not depend on the draws.
-        chance: the randomness.
-
-    Returns:
-        int32[K] tokens, and float32[K, V], the q of each for `Draft.q`.
+    `q` is float64[V], the draft model's distribution, processed like the target's. Returned are int32[K] tokens and the
+    q of each for `Draft.q`, float32[K, V]; as exactness requires, K does not depend on the draws.
     """
     left = q.astype(np.float64)
     tokens: list[int] = []
