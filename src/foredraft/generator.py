@@ -140,8 +140,8 @@ class Generator:
         Existing packages are only timed again. On a CUDA device passes are recorded at their first use instead.
 
         Raises:
-            UsageError: a model that cannot be compiled here, with the reason.
-            StoreError: the cache folder cannot be written, or its contents are damaged.
+            UsageError: a model that cannot be compiled here.
+            StoreError: the cache folder cannot be written, or is damaged.
             ForedraftError: no compiler, or a forward that cannot be compiled.
         """
         if self.target.model.device.type == "cuda":

@@ -68,11 +68,10 @@ def _cached(suffix: str, identity: str, build: Callable[[Path], None], opened: C
     path = cache_path() / f"standard-library-{platform.python_version()}-{identity[:16]}.{suffix}"
 
     def is_sound() -> bool:
-        try:
+        with contextlib.suppress(StoreError):
             opened(path, identity)
-        except StoreError:
-            return False
-        return True
+            return True
+        return False
 
     if not is_sound():
         cache_folder()  # creates the folder

@@ -1,6 +1,6 @@
 """Incremental decoding: token ids to text in whole characters, and stop strings that may span tokens.
 
-Uses a tokenizer's `decode`. Does not depend on models or drafts.
+Does not depend on models or drafts.
 """
 
 from collections.abc import Sequence

@@ -68,7 +68,10 @@ class BatchControl:
         if not self._costs.rests.tried(paid=best > 0):
             return [EMPTY_DRAFT] * lanes
         best = min(max(best, least), len(together), self._most_rows - base)
-        counts = _shares(scores, together, best)
+        counts = [best]  # of each draft
+        if lanes > 1:
+            owner = np.repeat(np.arange(lanes), [len(score) for score in scores])
+            counts = np.bincount(owner[np.argsort(-together, kind="stable")[:best]], minlength=lanes).tolist()
         each = best / lanes
         filled = max(counts) >= max(budget.nodes for budget in budgets)
         self._each = min(2 * each, self._most_nodes) if filled else (1 - _SHARE) * self._each + _SHARE * each
@@ -100,15 +103,6 @@ class BatchControl:
         seconds = passes[: len(accepted)] + costs.drafted * lanes
         seconds[0] = passes[0] + costs.plain * lanes
         return best_number(lanes + np.minimum(accepted, depth), seconds, least, _MARGIN)
-
-
-def _shares(scores: Sequence[FloatArray], together: FloatArray, best: int) -> list[int]:
-    """Return how many of the `best` nodes of all drafts belong to each draft."""
-    if len(scores) == 1:
-        return [best]
-    owner = np.repeat(np.arange(len(scores)), [len(score) for score in scores])
-    chosen = np.argsort(-together, kind="stable")[:best]
-    return np.bincount(owner[chosen], minlength=len(scores)).tolist()  # type: ignore[no-any-return]  # numpy's Any
 
 
 class MeasuredControl:

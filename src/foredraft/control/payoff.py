@@ -150,7 +150,7 @@ class StepCosts:
     def begin_text(self) -> None:
         """Move the pace of wide passes halfway to that of narrow ones, as the last text's length caused some of it.
 
-        Wide passes are not measured during a pause, so a text too long to draft could stop drafting for the next ones.
+        They are not measured during a pause, so a text too long to draft could stop drafting for the next ones.
         """
         self.wide_pace = (self.pace + self.wide_pace) / 2
 
@@ -160,10 +160,9 @@ class StepCosts:
         return curve * (self.pace + (self.wide_pace - self.pace) * widths)
 
     def observe(self, curve: F64, rows: int, forward: float, other: float, drafting: float | None) -> None:
-        """Learn from a step, unless its clock jumped or it has more rows than `curve`, float64[M].
+        """Learn from a step's seconds, as in `Control`, unless its clock jumped or `curve`, float64[M], is too short.
 
-        `forward` seconds were spent in its pass and `other` in the rest, which includes those spent on `drafting` and
-        learning; None if no draft was requested.
+        Those of `drafting` include learning; None if no draft was requested.
         """
         if not (0 < forward < np.inf and 0 <= other < np.inf and rows < len(curve)):
             return

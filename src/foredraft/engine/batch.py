@@ -19,12 +19,8 @@ from foredraft.graph.layout import Layout, lay_out, lay_out_text
 if TYPE_CHECKING:
     from foredraft.model.batch_target import JointBatch, SequentialBatch
 
-PIECE = 64
-"""Prompt tokens prefilled per step while sequences run: a pass of 64 rows takes four times as long as one of one row
-(docs/results/index.md)."""
-
-_AHEAD = 512
-"""Cache slots of a text after its prompt at first; it moves to a larger range when needed; chosen."""
+_PIECE = 64  # prompt tokens prefilled per step while sequences run: as slow as four plain steps (docs/results/index.md)
+_AHEAD = 512  # cache slots of a text after its prompt at first; it moves to a larger range when needed; chosen
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +82,7 @@ class Batch:
         """Add a text from the next step on.
 
         Raises:
-            OutOfMemoryError: there is no room for its prompt next to the other sequences.
+            OutOfMemoryError: no room for its prompt next to the other sequences.
             UsageError: its drafter drafts in the target's cache.
         """
         drafter = prepared.drafter
@@ -111,14 +107,15 @@ class Batch:
     def step(self) -> list[Lane]:
         """Advance every sequence with a prefilled prompt by at least one token, and some prompts by a piece.
 
-        Returns:
-            The lanes that advanced or ended. Ended lanes have left the batch.
+        Returned are the lanes that advanced or ended. Ended lanes have left the batch.
         """
         start = perf_counter_ns()
         parts = self._verifications([lane for lane in self._lanes if not lane.waiting and not lane.ended])
         parts = [part for part in (*parts, *self._pieces(parts)) if self._has_room(part)]
         passed = perf_counter_ns()
-        scores = self._scores(parts) if parts else []
+        layouts, caches = [part.layout for part in parts], [part.lane.seq.cache for part in parts]
+        scored, hidden = [part.budget is not None for part in parts], any(p.lane.drafter.needs.hidden for p in parts)
+        scores = self._target.forward(layouts, caches, scored, hidden=hidden) if parts else []
         forward = perf_counter_ns() - passed
         advanced = []
         shared, drafting = [], 0  # verdicts and nanoseconds of drafting under the joint control
@@ -167,7 +164,7 @@ class Batch:
         """Return the pieces of prompts that fit into the pass with `verifications`, first come first served."""
         left = self._target.most_rows - sum(part.layout.rows for part in verifications)
         if verifications:
-            left = min(left, PIECE)
+            left = min(left, _PIECE)
         pieces = []
         for lane in self._lanes:
             count = 0 if lane.ended else min(lane.waiting, left)
@@ -190,17 +187,9 @@ class Batch:
             return False
         return True
 
-    def _scores(self, parts: list[_Part]) -> list[Scores | None]:
-        hidden = any(part.lane.drafter.needs.hidden for part in parts)
-        layouts, caches = [part.layout for part in parts], [part.lane.seq.cache for part in parts]
-        return self._target.forward(layouts, caches, [part.budget is not None for part in parts], hidden=hidden)
-
 
 def _settle(part: _Part, scores: Scores | None) -> tuple[Verdict, tuple[int, int, int]] | None:
-    """Commit a sequence's rows, and return what `settle` does.
-
-    None for a piece of a prompt, and for scores from which no token can be chosen.
-    """
+    """Do what `settle` does; None for a committed piece of a prompt, and for scores that allow no token."""
     lane = part.lane
     if part.budget is None or scores is None:
         lane.seq.cache.commit(range(part.layout.rows))
@@ -219,9 +208,7 @@ def _settle(part: _Part, scores: Scores | None) -> tuple[Verdict, tuple[int, int
 def write_all(batch: Batch, texts: Iterable[Prepared], most: int) -> list[Lane]:
     """Generate texts, at most `most` at once; return their lanes in the order of the texts.
 
-    Raises:
-        OutOfMemoryError: there is no room for one text alone.
-        ForedraftError: the error of the first failed text, raised after the others are finished.
+    Raises OutOfMemoryError if there is no room for one text alone, and the error of the first failed text at the end.
     """
     lanes: list[Lane] = []
     waiting = iter(texts)

@@ -23,9 +23,6 @@ def decode(
     """Yield the records of steps until the prefilled `seq` ends; the drafting is closed in any case.
 
     If memory runs out after the first token, the text ends with the reason "memory" and a warning.
-
-    Raises:
-        OutOfMemoryError: there is no memory for the first step.
     """
     drafting = drafter.open(context)
     try:

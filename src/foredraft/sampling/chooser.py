@@ -79,11 +79,7 @@ class Sampler:
         return [token if math.isfinite(value) else -1 for value, token in zip(values, largest, strict=True)]
 
     def distribution(self, logits: torch.Tensor, at: int, row: int, path: Sequence[int]) -> Probabilities:
-        """Return the distribution, float64[V], that the chooser samples after a row of `logits`, float[R, V].
-
-        Raises:
-            NumericsError: no token can be chosen from the scores.
-        """
+        """Return the distribution, float64[V], that the chooser samples after a row of `logits`, float[R, V]."""
         probabilities = distribution(self._row(row_reader(logits)(row), logits.device, path), self._options)
         if not len(probabilities):
             raise NumericsError(_unusable(at + len(path) + 1))

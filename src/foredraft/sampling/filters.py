@@ -77,14 +77,6 @@ def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, mi
     if best < 0:
         return np.empty(0, np.float32)
     weights = exponentials(row, row[best], temperature)
-    if top_k > 0 or top_p < 1.0 or min_p > 0.0:
-        _drop_filtered(weights, row, top_k, top_p, min_p)
-    return weights
-
-
-@njit(cache=True)
-def _drop_filtered(weights: FloatArray, row: FloatArray, top_k: int, top_p: float, min_p: float) -> None:
-    """Set the weights that top-k, top-p or min-p drop to 0, in place."""
     if 0 < top_k < len(row):
         smallest_kept = _kth_largest(row, top_k)
         for token in range(len(row)):
@@ -102,6 +94,7 @@ def _drop_filtered(weights: FloatArray, row: FloatArray, top_k: int, top_p: floa
         for token in range(len(row)):
             if weights[token] < min_p:
                 weights[token] = 0.0
+    return weights
 
 
 def penalize(row: FloatArray, seen: TokenIds, penalty: float) -> None:

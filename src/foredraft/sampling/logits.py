@@ -67,10 +67,7 @@ def top_probabilities(logits: torch.Tensor, k: int, rows: IntArray | None = None
     wanted = np.arange(len(logits), dtype=np.int32) if rows is None else rows
     found = np.empty((len(wanted), k), np.int32), np.empty((len(wanted), k), np.float32)
     words = words_of(logits)
-    if words is None:
-        words = words_of(logits.float().contiguous())
-    assert words is not None, "contiguous float32 on the CPU has a view"
-    top_of_rows(words, wanted, *found)
+    top_of_rows(words if words is not None else words_of(logits.float().contiguous()), wanted, *found)
     return found
 
 
@@ -180,7 +177,7 @@ def rough_sum(row: FloatArray, largest: float) -> float:
     """Return the sum of exp(score - largest) over a row, float32[V], with an error of up to 3 %; NaN if it holds NaN.
 
     The exponential is linear between powers of two, like the bits of a float32 (Schraudolph, "A Fast, Compact
-    Approximation of the Exponential Function", 1999). It takes a third of the time of `exponentials`' series.
+    Approximation of the Exponential Function", 1999), in a third of the time of `exponentials`.
     """
     if not np.isfinite(largest) or has_nan(row):
         return np.nan
