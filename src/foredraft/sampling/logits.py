@@ -67,7 +67,10 @@ def top_probabilities(logits: torch.Tensor, k: int, rows: IntArray | None = None
     wanted = np.arange(len(logits), dtype=np.int32) if rows is None else rows
     found = np.empty((len(wanted), k), np.int32), np.empty((len(wanted), k), np.float32)
     words = words_of(logits)
-    top_of_rows(words if words is not None else words_of(logits.float().contiguous()), wanted, *found)
+    if words is None:
+        words = words_of(logits.float().contiguous())
+    assert words is not None, "contiguous float32 on the CPU has a view"
+    top_of_rows(words, wanted, *found)
     return found
 
 
