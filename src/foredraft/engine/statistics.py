@@ -1,4 +1,7 @@
-"""Statistics of a generation's steps. Only emitted tokens count: none after an end id, a stop string or the limit."""
+"""Statistics of a generation's steps, from their records alone.
+
+Only emitted tokens count: none after an end id, a stop string or the limit.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
