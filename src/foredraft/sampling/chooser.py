@@ -16,7 +16,7 @@ from foredraft.errors import NumericsError
 from foredraft.graph.tree import FloatArray
 from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions
 from foredraft.sampling.filters import distribution, filter_row, penalize
-from foredraft.sampling.logits import most_probable, row_reader
+from foredraft.sampling.logits import most_probable
 from foredraft.sampling.noise import perturbed_argmax
 
 
@@ -53,16 +53,13 @@ class Sampler:
         """Return the chooser of the token after each row of `scores`, whose root is at position `at`."""
         on_device = scores.best is not None or scores.logits.device.type != "cpu"
         tokens = self._tokens_after_rows(scores) if on_device and not self._needs_prefix else None
-        if tokens is None:
-            read = row_reader(scores.logits)
 
         def choose(row: int, path: Sequence[int]) -> int:
             position = at + len(path) + 1
             if tokens is not None:
                 token = tokens[row]
             else:
-                scored = self._row(read(row), scores.logits.device, path)
-                token = drawn(scored, self._seed, position, *self._filters)
+                token = drawn(self._row(scores.logits[row], path), self._seed, position, *self._filters)
             if token < 0:
                 raise NumericsError(_unusable(position))
             return int(token)
@@ -80,21 +77,22 @@ class Sampler:
 
     def distribution(self, logits: torch.Tensor, at: int, row: int, path: Sequence[int]) -> Probabilities:
         """Return the distribution, float64[V], that the chooser samples after a row of `logits`, float[R, V]."""
-        probabilities = distribution(self._row(row_reader(logits)(row), logits.device, path), self._options)
+        probabilities = distribution(self._row(logits[row], path), self._options)
         if not len(probabilities):
             raise NumericsError(_unusable(at + len(path) + 1))
         return probabilities
 
-    def _row(self, row: FloatArray, device: torch.device, path: Sequence[int]) -> FloatArray:
-        """Return the scores of a row, float32[V], after the penalty and the processors."""
+    def _row(self, logits: torch.Tensor, path: Sequence[int]) -> FloatArray:
+        """Return the scores of a row, float32[V] and not to be changed, after the penalty and the processors."""
+        row: FloatArray = logits.detach().float().cpu().numpy()
         if not self._needs_prefix:
             return row
         row, prefix = row.copy(), np.concatenate([self._prefix(), np.array(path, np.int64)])
         if self._options.repetition_penalty != 1.0:
             penalize(row, prefix, self._options.repetition_penalty)
         if self._processors:
-            input_ids = torch.from_numpy(prefix).unsqueeze(0).to(device)  # processors may hold tensors on it
-            scores = torch.from_numpy(row).unsqueeze(0).to(device)
+            input_ids = torch.from_numpy(prefix).unsqueeze(0).to(logits.device)  # processors may hold tensors on it
+            scores = torch.from_numpy(row).unsqueeze(0).to(logits.device)
             for processor in self._processors:
                 scores = processor(input_ids, scores)
             row = scores[0].float().cpu().numpy()

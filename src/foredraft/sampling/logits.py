@@ -5,7 +5,6 @@ chosen, nor on what the rows are.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,19 +37,6 @@ def row_of(words: Words, row: int) -> FloatArray:
     for i in range(len(bits)):
         bits[i] = np.uint32(words[row, i]) << shift
     return bits.view(np.float32)
-
-
-def row_reader(logits: torch.Tensor) -> Callable[[int], FloatArray]:
-    """Return a function that reads a row, float32[V], of `logits`, float[R, V] on any device; it is read-only."""
-    words = words_of(logits)
-    if words is None:
-        return lambda row: logits[row].detach().float().cpu().numpy()
-
-    def read(row: int) -> FloatArray:  # faster than torch's conversion of a row
-        assert row < len(words), "there is no such row"
-        return row_of(words, row)
-
-    return read
 
 
 def top_probabilities(logits: torch.Tensor, k: int, rows: IntArray | None = None) -> tuple[IntArray, FloatArray]:
