@@ -1,6 +1,7 @@
 """One decoding step: draft, lay out, forward, verify, commit, observe. Does not depend on models or text."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter_ns
 
 import numpy as np
@@ -110,10 +111,8 @@ def _with_top_tokens(verdict: Verdict, scores: Scores, top_k: int, most_rows: in
     if not top_k:
         return verdict
     rows = _top_rows(verdict, most_rows)
-    top = top_probabilities(scores.logits, top_k, rows)
-    return Verdict(  # ten times faster than dataclasses.replace
-        verdict.tokens, verdict.path, verdict.draft, verdict.at, rows, *top, hidden=verdict.hidden
-    )
+    tokens, probabilities = top_probabilities(scores.logits, top_k, rows)
+    return replace(verdict, top_rows=rows, top_tokens=tokens, top_probabilities=probabilities)
 
 
 def _top_rows(verdict: Verdict, most: int) -> IntArray:
