@@ -70,13 +70,10 @@ def rejection_chooser(
     `distribution` returns the target's after a row and an emitted path, float64[V] with sum 1; `chance` the randomness
     of a position, once for each. The root of the draft is at position `at`.
     """
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(draft.parents.tolist()):
-        children.setdefault(parent, []).append(node)
 
     def choose(row: int, path: Sequence[int]) -> int:
-        p = distribution(row, path)
-        return choose_token(p, draft, children.get(row - 1, ()), chance(at + len(path) + 1))
+        children = np.flatnonzero(draft.parents == row - 1).tolist()
+        return choose_token(distribution(row, path), draft, children, chance(at + len(path) + 1))
 
     return choose
 
