@@ -18,7 +18,6 @@ from foredraft.control.payoff import (
     bin_of,
     corrections,
     credit,
-    empty_evidence,
     expected_tokens,
 )
 from foredraft.errors import UsageError
@@ -259,9 +258,9 @@ def random_evidence(rng, most):
 
 @pytest.mark.kernels
 def test_scores_are_believed_until_there_is_evidence():
-    found = corrections(empty_evidence())
+    found = corrections(StepCosts().evidence)
     np.testing.assert_allclose(found, 1.0)
-    evidence = empty_evidence()
+    evidence = StepCosts().evidence
     evidence.accepted[1], evidence.promised[1] = 1_000, 3_500
     doubted = corrections(evidence)
     assert doubted[1] == pytest.approx(1_000 / 3_500, abs=0.01), "what was seen outweighs what was promised"

@@ -106,7 +106,7 @@ def test_sampling_reads_the_tokens_that_the_device_drew():
 def test_a_text_is_drawn_without_a_row_of_scores_leaving_the_device(options, monkeypatch):
     sampling = {"do_sample": True, "temperature": 0.8, "seed": 3, **options}
     expected = finished(begun(TorchTarget(small_model()), 25, **sampling))
-    monkeypatch.setattr("foredraft.sampling.chooser.row_reader", None)
+    monkeypatch.setattr("foredraft.sampling.chooser.Sampler._row", None)
     assert finished(begun(recorded_target(small_model()), 25, **sampling)) == expected
 
 

@@ -173,7 +173,7 @@ def test_end_ids_that_the_model_does_not_have_are_refused(token):
 
 def test_numbers_of_numpy_and_lists_of_processors_are_taken():
     options = GenerationOptions.parse({"max_new_tokens": np.int64(5), "stop_strings": ["a"], "top_k": np.int8(3)})
-    assert (options.max_new_tokens, options.stops, options.top_k) == (5, ("a",), 3)
+    assert (options.max_new_tokens, options.stop_strings, options.top_k) == (5, ("a",), 3)
     assert type(options.max_new_tokens) is int
     processors = LogitsProcessorList([TopKLogitsWarper(3)])
     assert GenerationOptions.parse({"logits_processor": processors}).logits_processor == tuple(processors)

@@ -23,19 +23,9 @@ from foredraft.errors import (
 __version__ = "0.2.0"
 
 __all__ = [
-    "ForedraftError",
-    "Generation",
-    "Generator",
-    "NumericsError",
-    "OutOfMemoryError",
-    "Piece",
-    "StoreError",
-    "UnsupportedModelError",
-    "UsageError",
-    "__version__",
-    "generate",
-    "load",
-]
+    "ForedraftError", "Generation", "Generator", "NumericsError", "OutOfMemoryError", "Piece", "StoreError",
+    "UnsupportedModelError", "UsageError", "__version__", "generate", "load",
+]  # fmt: skip
 
 _LAZY = {
     "Generation": "foredraft.generation",

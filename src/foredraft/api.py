@@ -43,16 +43,15 @@ def load(
             pair (transformers model, tokenizer).
         method: one of `foredraft methods`; the default is the config's method, else "auto".
         speculative_config: vLLM's keys `method` and `num_speculative_tokens`, and the method's options.
-            `num_speculative_tokens` fixes the number of drafted nodes per step; without it, the number depends on the
-            verification cost measured on this machine. `control` and `control_options` select another rule for the
-            draft length, which `num_speculative_tokens` then caps: see docs/explanation/control.md.
-            `verification` is "matched" (default) or "rejection": see docs/explanation/sampling.md.
+            `num_speculative_tokens` fixes the number of drafted nodes per step; else it depends on the verification
+            cost measured on this machine, or on `control` and `control_options` (docs/explanation/control.md).
+            `verification` is "matched" (default) or "rejection" (docs/explanation/sampling.md).
         dtype: a torch dtype or its name; "auto" is the checkpoint's dtype.
         device: "cpu", "cuda", "auto" (spread over devices), ...; None is the first GPU, else the CPU.
-        compile: "auto" uses what `foredraft compile` has compiled for this machine. True also compiles a named model's
-            missing packages in a background process and switches to them once they are ready; on a single CUDA device
-            it records passes instead. False runs the uncompiled model. A model given as a pair runs uncompiled, because
-            its weights may change, unless `Generator.compile` is called.
+        compile: "auto" uses what `foredraft compile` has compiled for this machine. True also compiles what is missing
+            in a background process and switches to it once it is ready; on a single CUDA device it records passes
+            instead. False runs the uncompiled model, as does a pair, whose weights may change, until its generator's
+            `compile` is called.
         progress: called during work that takes over a second.
         **loading: passed to transformers: `device_map`, `revision`, `trust_remote_code`, `quantization_config`,
             `attn_implementation`.

@@ -14,11 +14,7 @@ TEMPORARY_SUFFIX = ".part"
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace the contents of `path` by `data`, synced to disk; a failure keeps the old file and leaves no other.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Replace the contents of `path` by `data`, synced to disk; OSError keeps the old file and leaves no other."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("wb") as file:
@@ -41,11 +37,7 @@ def store_file(path: Path, data: bytes) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Check that `path` can be written later, before doing the work whose result goes there.
-
-    Raises:
-        StoreError: a path below a file, or in a folder that is not writable.
-    """
+    """Raise StoreError if `path` cannot be written later, before doing the work whose result goes there."""
     found = next(place for place in (path, *path.absolute().parents) if place.exists())
     if found != path and not found.is_dir():
         raise StoreError(f"{path} cannot be written later: {found} is a file, not a folder. Name another place.")
@@ -60,11 +52,7 @@ def check_place(path: Path) -> None:
 
 
 def place_file(complete: Path, path: Path) -> None:
-    """Rename a complete file to `path`, with syncs so that its bytes and the rename survive a power failure.
-
-    Raises:
-        OSError: it cannot be synced or renamed.
-    """
+    """Rename a complete file to `path`, with syncs so that its bytes and the rename survive a power failure."""
     with complete.open("rb+") as file:
         os.fsync(file.fileno())
     complete.replace(path)

@@ -19,11 +19,7 @@ def cache_path() -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the cache folder, created if missing.
-
-    Raises:
-        StoreError: the folder cannot be created or written to.
-    """
+    """Return the cache folder, created if missing; StoreError if it cannot be created or written to."""
     folder = cache_path()
     try:
         folder.mkdir(parents=True, exist_ok=True)

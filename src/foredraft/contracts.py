@@ -22,6 +22,14 @@ TokenIds = npt.NDArray[np.int64]
 Verification = Literal["matched", "rejection"]
 """The verification rule: the text equals plain decoding's with the same seed, or only its distribution does."""
 
+Chooser = Callable[[int, Sequence[int]], int]
+"""Returns the target's token after a row, given the tokens emitted before it in this step; called once for each row on
+the accepted path."""
+
+RowDraw = Callable[[int, float, int, float, float], list[int] | None]
+"""Samples the token after every row of a pass on the device, given `seed, temperature, top_k, top_p, min_p`; -1 for an
+unusable row, and None if the device cannot sample."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -30,8 +38,8 @@ class Draft:
     Attributes:
         tokens: int32[N].
         parents: int32[N], `parents[i] < i`, -1 for a child of the root. Siblings carry different tokens.
-        score: float32[N] or None: estimated probability that the whole path to the node is accepted. The control cuts
-            drafts by it.
+        score: float32[N] or None: estimated probability that the whole path to the node is accepted, by which the
+            control cuts drafts.
         q: float32[N, V] or None: the distribution each node was drawn from; None if nodes were chosen, not drawn. Only
             rejection verification reads it, and is exact only if: node i was drawn from `q[i] / q[i].sum()` in float64;
             q includes temperature and filters; siblings are drawn without replacement and numbered in that order, so
@@ -49,15 +57,10 @@ class Draft:
     source: npt.NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
-        """Return the number of drafted nodes."""
         return len(self.tokens)
 
     def check(self) -> None:
-        """Check the properties listed under the attributes.
-
-        Raises:
-            ValueError: naming the violated property.
-        """
+        """Raise ValueError for a property listed under the attributes that is violated."""
         check_tree(self.tokens, self.parents)
         if self.score is not None:
             if self.score.dtype != np.float32 or self.score.shape != self.tokens.shape:
@@ -87,11 +90,7 @@ class Draft:
 
 
 def _check_q(q: FloatArray, tokens: IntArray, parents: IntArray) -> None:
-    """Check that each node can have been drawn from its row of q after its earlier siblings.
-
-    Raises:
-        ValueError: naming the node.
-    """
+    """Raise ValueError for a node that cannot have been drawn from its row of q after its earlier siblings."""
     if q.dtype != np.float32 or q.ndim != 2 or len(q) != len(tokens):
         raise ValueError(f"q must be float32[{len(tokens)}, V], not {q.dtype}{list(q.shape)}.")
     earlier: dict[int, list[int]] = {}
@@ -120,8 +119,7 @@ class Budget:
         depth: maximum depth of a node; it shrinks near the end of the text or of the window.
         more: for drafters that draft level by level: called once after each level with the estimated probability that
             the best path to this level is accepted (0 to 1, or None without an estimate); returns whether to draft the
-            next level. None means always. The control divides successive values to get the estimate of one token.
-            Drafters that make the whole draft at once do not call it; the control applies it when it cuts the draft.
+            next level. None means always. For a draft made at once, the control asks when it cuts the draft.
     """
 
     nodes: int
@@ -134,84 +132,50 @@ NO_BUDGET = Budget(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
-    """The part of a sequence that a drafter may read.
+    """The part of a sequence that a drafter may read."""
 
-    Attributes:
-        ids: int64[n], prompt and emitted tokens, the root last; read-only.
-        prompt_length: number of prompt ids.
-    """
-
-    ids: TokenIds
+    ids: TokenIds  # int64[n], prompt and emitted tokens, the root last; read-only
     prompt_length: int
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter needs from verification besides the emitted tokens, and how it is run.
+    """What a drafter needs from verification besides the emitted tokens, and how it is run."""
 
-    Attributes:
-        top_k: number of the target's most probable tokens needed after a row; 0 for none. They are computed only in
-            steps with a draft, because they cost too much in the others.
-        top_rows: maximum number of rows with top tokens: root and accepted path, then the nodes with the best scores.
-        hidden: whether the target's last hidden state after every row is needed.
-        every_step: whether `propose` and `observe` are also called in steps for which the control allows no node. If
-            not, such a step costs little more than a plain one, and the next `propose` sees its tokens.
-        control: the default control for this drafter; None for the general default.
-        target: for a drafter that runs the target's own layers: a target that continues from what drafting left in the
-            KV cache; None for the generator's target.
-        models: models that the drafter runs, to be compiled like the target.
-    """
-
-    top_k: int = 0
-    top_rows: int = 4
-    hidden: bool = False
-    every_step: bool = True
-    control: str | None = None
-    target: "Target | None" = None
-    models: tuple[Any, ...] = ()
+    top_k: int = 0  # most probable tokens of the target after a row, in steps with a draft
+    top_rows: int = 4  # rows with top tokens at most: root and accepted path, then the nodes with the best scores
+    hidden: bool = False  # the target's last hidden state after every row
+    every_step: bool = True  # whether it is also called in steps without a budget, which are almost plain ones if not
+    control: str | None = None  # the default control; None for the general default
+    target: "Target | None" = None  # if it runs the target's layers: goes on from what drafting left in the KV cache
+    models: tuple[Any, ...] = ()  # that it runs, to be compiled like the target
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
     """The target's output for every row of a pass, root first.
 
-    Attributes:
-        logits: float[R, V], unprocessed, on the target's device.
-        hidden: float[R, D], the last hidden state, if requested.
-        best: int64[R] on the CPU, the most probable token after every row, -1 where its logit is not finite; None if
-            the pass did not compute it. Greedy decoding then copies R ids off the device instead of the logits.
-        draw: samples on the device, valid until the next pass; None if the device cannot.
+    With `best`, int64[R] on the CPU, greedy decoding copies R ids off the device instead of the logits.
     """
 
-    logits: "torch.Tensor"
-    hidden: "torch.Tensor | None" = None
-    best: "torch.Tensor | None" = None
-    draw: "RowDraw | None" = None
+    logits: "torch.Tensor"  # float[R, V], unprocessed, on the target's device
+    hidden: "torch.Tensor | None" = None  # float[R, D], the last hidden state, if requested
+    best: "torch.Tensor | None" = None  # the most probable token after every row, -1 where its logit is not finite
+    draw: RowDraw | None = None  # samples on the device, valid until the next pass; None if the device cannot
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of one verification.
+    """The result of one verification."""
 
-    Attributes:
-        tokens: the emitted tokens: the accepted path and, unless the text ended in it, one token of the target's own.
-        path: the accepted nodes of `draft`, from the root's child down.
-        draft: the verified draft.
-        at: absolute position of the root.
-        top_rows: int32[S], rows (0 is the root, i + 1 is node i) with top tokens, if a drafter needs them.
-        top_tokens: int32[S, K], the target's most probable tokens after each of these rows.
-        top_probabilities: float32[S, K], their softmax probabilities at temperature 1, descending, within 3%.
-        hidden: float[R, D], if a drafter needs it.
-    """
-
-    tokens: tuple[int, ...]
-    path: tuple[int, ...]
-    draft: Draft
-    at: int
-    top_rows: IntArray | None = None
-    top_tokens: IntArray | None = None
-    top_probabilities: FloatArray | None = None
-    hidden: "torch.Tensor | None" = None
+    tokens: tuple[int, ...]  # emitted: the accepted path and, unless the text ended in it, one of the target's own
+    path: tuple[int, ...]  # the accepted nodes of `draft`, from the root's child down
+    draft: Draft  # as verified
+    at: int  # absolute position of the root
+    top_rows: IntArray | None = None  # int32[S], rows (0 is the root, i + 1 is node i) with top tokens, if needed
+    top_tokens: IntArray | None = None  # int32[S, K], the target's most probable tokens after each of these rows
+    top_probabilities: FloatArray | None = None  # float32[S, K], at temperature 1, descending, within 3 %
+    hidden: "torch.Tensor | None" = None  # float[R, D], if needed
 
     @property
     def last_row(self) -> int:
@@ -221,34 +185,21 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """The report of one step.
+    """The report of one step."""
 
-    Attributes:
-        emitted: tokens added to the text.
-        accepted: number of emitted tokens that were drafted.
-        drafted: number of nodes verified.
-        sources: for each emitted token, the name of the source that drafted it, or None.
-        nanoseconds: time by part: draft, layout, forward, verify, commit, observe (of drafter and control).
-    """
-
-    emitted: tuple[int, ...]
-    accepted: int
-    drafted: int
-    sources: tuple[str | None, ...]
-    nanoseconds: Mapping[str, int]
+    emitted: tuple[int, ...]  # tokens added to the text
+    accepted: int  # number of emitted tokens that were drafted
+    drafted: int  # number of nodes verified
+    sources: tuple[str | None, ...]  # of each emitted token, the name of the source that drafted it
+    nanoseconds: Mapping[str, int]  # by part: draft, layout, forward, verify, commit, observe (of drafter and control)
 
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """The measured cost of a forward pass by its number of rows.
+    """The measured cost of a forward pass by its number of rows."""
 
-    Attributes:
-        rows: measured row counts, ascending, the first one 1.
-        seconds: seconds of a pass for each.
-    """
-
-    rows: tuple[int, ...]
-    seconds: tuple[float, ...]
+    rows: tuple[int, ...]  # ascending, the first one 1
+    seconds: tuple[float, ...]  # of a pass for each
 
     def table(self, most_rows: int) -> npt.NDArray[np.float64]:
         """Return float64[most_rows + 1]: seconds by rows, interpolated and non-decreasing; entry 0 repeats entry 1."""
@@ -264,21 +215,16 @@ class CostCurve:
 class DraftContext:
     """The arguments with which a drafter is opened for a sequence.
 
-    Attributes:
-        vocabulary: number of ids the target scores; drafted tokens must be below it.
-        seed: for drafters that draw; the same seed gives the same drafts.
-        max_nodes: maximum number of nodes in any step of this sequence.
-        settings: how the target chooses tokens, for drafters that imitate it: `verification` and the sampling options
-            `do_sample, temperature, top_k, top_p, min_p, repetition_penalty`. A missing one has its default: matched,
-            greedy. Logits processors are not included.
-        cache: the target's KV cache of this sequence, for drafters that run the target's own layers; others ignore it.
+    `settings` are how the target chooses tokens, for drafters that imitate it: `verification` and the sampling options
+    `do_sample, temperature, top_k, top_p, min_p, repetition_penalty`, without logits processors. A missing one has its
+    default: matched, greedy.
     """
 
-    vocabulary: int
-    seed: int = 0
-    max_nodes: int = 64
+    vocabulary: int  # number of ids the target scores; drafted tokens must be below it
+    seed: int = 0  # for drafters that draw; the same seed gives the same drafts
+    max_nodes: int = 64  # in any step of this sequence
     settings: Mapping[str, Any] = field(default_factory=dict)
-    cache: Any = None
+    cache: Any = None  # the target's KV cache of this sequence, for drafters that run the target's own layers
 
 
 class Drafting(Protocol):
@@ -288,11 +234,7 @@ class Drafting(Protocol):
         """Draft a continuation of `view` within `budget`; the draft may be empty."""
 
     def observe(self, verdict: Verdict) -> None:
-        """Learn from a verification.
-
-        The verified draft may differ from the proposed one: the control may have cut it, and `auto` blends the drafts
-        of several drafters and also reports steps for which it did not call `propose`.
-        """
+        """Learn from a verification, whose draft may be a cut or a blend of what was proposed, if anything was."""
 
     def close(self) -> None:
         """Release the state of the sequence."""
@@ -334,21 +276,8 @@ class Control(Protocol):
     def trim(self, draft: Draft, budget: Budget) -> Draft:
         """Cut a draft to the nodes worth verifying."""
 
-    def observe(
-        self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
-    ) -> None:
-        """Learn the yield and cost of a step; `other_seconds` is all but the pass, and includes `draft_seconds`."""
-
-
-class KeyValueCache(Protocol):
-    """The target's KV cache of one sequence."""
-
-    @property
-    def length(self) -> int:
-        """Number of committed tokens."""
-
-    def commit(self, rows: Sequence[int]) -> None:
-        """Keep these rows of the last pass, in order, and discard its others."""
+    def observe(self, verdict: Verdict, forward: float, other: float, drafting: float = 0.0) -> None:
+        """Learn a step's yield, and its seconds: of the forward pass, and of all `other`, which includes `drafting`."""
 
 
 class Target(Protocol):
@@ -358,7 +287,11 @@ class Target(Protocol):
     window: int | None
 
     def new_cache(self) -> Any:
-        """Return an empty `KeyValueCache` for one sequence."""
+        """Return an empty KV cache for one sequence.
+
+        Its `length` is the number of committed tokens; `commit(rows)` keeps these rows of the last pass, in order, and
+        discards the others.
+        """
 
     def prefill(self, token_ids: TokenIds, cache: Any) -> None:
         """Put `token_ids`, int64[n], into the cache and commit them."""
@@ -370,22 +303,8 @@ class Target(Protocol):
 class Policy(Protocol):
     """Chooses the tokens of one sequence, and decides when it ends."""
 
-    def chooser(self, scores: Scores, at: int, draft: Draft) -> "Chooser":
+    def chooser(self, scores: Scores, at: int, draft: Draft) -> Chooser:
         """Return the chooser for one verification of `draft`, whose root has the absolute position `at`."""
 
     def ends(self, tokens: Sequence[int]) -> bool:
         """Return whether the text ends with the last of `tokens`, the tokens emitted so far in this step."""
-
-
-class RowDraw(Protocol):
-    """Samples the token after every row of a pass on the device that holds the logits."""
-
-    def __call__(self, seed: int, temperature: float, top_k: int, top_p: float, min_p: float) -> list[int] | None:
-        """Return the tokens, -1 for a row with unusable logits; None if the device cannot sample."""
-
-
-class Chooser(Protocol):
-    """Chooses the target's token after a row; called once for each row on the accepted path."""
-
-    def __call__(self, row: int, path: Sequence[int]) -> int:
-        """Return the token after `row`; `path` are the tokens emitted in this step before it."""

@@ -3,14 +3,15 @@
 Runs the engine on a prepared sequence and decodes the ids. Does not depend on how drafters and models are loaded.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from foredraft.contracts import StepRecord, Target
+from foredraft.engine.batch import Lane
 from foredraft.engine.single import decode as decode_steps
 from foredraft.engine.single import prefill
-from foredraft.engine.state import FinishReason, Prepared, SequenceState
+from foredraft.engine.state import FinishReason, Prepared
 from foredraft.engine.statistics import Statistics, summarize
 from foredraft.text import TextStream, decode
 
@@ -19,118 +20,92 @@ _SHOWN = 60  # characters of a text in its repr
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One emitted token of a stream.
+    """One emitted token of a stream."""
 
-    Attributes:
-        text: the text that the token completes; may be empty, because a character can span tokens.
-        token_id: the token; -1 for a last piece that only releases text held back.
-        drafted_by: the source that drafted it, or None if the target chose it without a draft.
-    """
-
-    text: str
-    token_id: int
-    drafted_by: str | None
+    text: str  # the text that the token completes; may be empty, because a character can span tokens
+    token_id: int  # -1 for a last piece that only releases text held back
+    drafted_by: str | None  # the source that drafted it, or None if the target chose it without a draft
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A completion and its statistics.
 
-    Attributes:
-        text: the new text, without special tokens.
-        token_ids: the new ids, including the end id if one ended the text.
-        finish_reason: "eos", "stop", "length", "window" (the model's window is full) or "memory" (no memory is left);
-            None while the text is unfinished.
-        prompt_length: number of prompt ids.
-        seed: of the sampling; under matched verification, the same seed gives the same text with every method.
-        steps: a record of every step.
-        statistics: the sums over the steps.
+    The finish reason is "eos", "stop", "length", "window" (the model's window is full) or "memory" (none is left).
     """
 
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None
-    prompt_length: int
-    seed: int
+    text: str  # the new text, without special tokens
+    token_ids: tuple[int, ...]  # the new ids, including the end id if one ended the text
+    finish_reason: FinishReason | None  # None while the text is unfinished
+    prompt_length: int  # in tokens
+    seed: int  # under matched verification, the same seed gives the same text with every method
     steps: tuple[StepRecord, ...]
     statistics: Statistics
 
     def __repr__(self) -> str:
-        """Return the beginning of the text and its counts, without ids and steps."""
         text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
         counts = f"{self.statistics.emitted} tokens in {self.statistics.steps} steps"
         return f"Generation({text!r}, {counts}, finish_reason={self.finish_reason!r}, seed={self.seed})"
-
-
-def generation(
-    seq: SequenceState, records: Sequence[StepRecord], prefill_seconds: float, seed: int, tokenizer: Any
-) -> Generation:
-    """Return the result of a sequence so far; its finish reason is None while it is unfinished."""
-    ids = _emitted(records)
-    return Generation(
-        text=decode(tokenizer, ids),
-        token_ids=ids,
-        finish_reason=seq.finish,
-        prompt_length=seq.prompt_length,
-        seed=seed,
-        steps=tuple(records),
-        statistics=summarize(records, prefill_seconds),
-    )
 
 
 class Run:
     """One generation in progress: the sequence, its step records, and the prefill time."""
 
     def __init__(self, prepared: Prepared, target: Target) -> None:
-        seq = prepared.begin(target.new_cache())
-        context = replace(prepared.context, cache=seq.cache)
-        self._parts = (seq, prepared.drafter, prepared.control, target, context)
-        self._records: list[StepRecord] = []
-        self._prefill_seconds = 0.0
-        self._seed = prepared.context.seed
+        self._prepared, self._target = prepared, target
+        self.seq = prepared.begin(target.new_cache())
+        self.seed = prepared.context.seed
+        self.records: list[StepRecord] = []
+        self.prefill_seconds = 0.0
 
     def steps(self) -> Iterator[StepRecord]:
         """Prefill, then yield each step's record."""
-        seq, _, _, target, _ = self._parts
-        self._prefill_seconds = prefill(seq, target) / 1e9
-        for record in decode_steps(*self._parts):
-            self._records.append(record)
+        self.prefill_seconds = prefill(self.seq, self._target) / 1e9
+        drafter, control = self._prepared.drafter, self._prepared.control
+        context = replace(self._prepared.context, cache=self.seq.cache)
+        for record in decode_steps(self.seq, drafter, control, self._target, context):
+            self.records.append(record)
             yield record
 
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The ids emitted so far."""
-        return _emitted(self._records)
+        return _emitted(self.records)
 
     @property
     def statistics(self) -> Statistics:
         """The sums over the steps so far."""
-        return summarize(self._records, self._prefill_seconds)
+        return summarize(self.records, self.prefill_seconds)
 
     def result(self, tokenizer: Any) -> Generation:
         """Return the result so far; its finish reason is None while it is unfinished."""
-        return generation(self._parts[0], self._records, self._prefill_seconds, self._seed, tokenizer)
+        return generation(self, tokenizer)
 
 
-def _emitted(records: Sequence[StepRecord]) -> tuple[int, ...]:
+def generation(text: Run | Lane, tokenizer: Any) -> Generation:
+    """Return the result of a text so far."""
+    ids, statistics = _emitted(text.records), summarize(text.records, text.prefill_seconds)
+    return Generation(
+        decode(tokenizer, ids), ids, text.seq.finish, text.seq.prompt_length, text.seed, tuple(text.records), statistics
+    )
+
+
+def _emitted(records: Iterable[StepRecord]) -> tuple[int, ...]:
     """Return the ids of the records; the sequence can be one step ahead after an interrupt."""
     return tuple(token for record in records for token in record.emitted)
 
 
 class Stream:
-    """An iterator over the pieces of a generation."""
+    """An iterator over the pieces of a generation; it can be consumed once."""
 
     def __init__(self, run: Run, tokenizer: Any) -> None:
-        self._run = run
-        self._tokenizer = tokenizer
+        self._run, self._tokenizer = run, tokenizer
         self._pieces = pieces(run.steps(), tokenizer)
 
     def __iter__(self) -> Iterator[Piece]:
-        """Return the iterator; it can be consumed once."""
         return self._pieces
 
     def __next__(self) -> Piece:
-        """Return the next piece."""
         return next(self._pieces)
 
     @property

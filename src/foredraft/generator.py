@@ -11,8 +11,8 @@ from typing import Any, Unpack
 import numpy as np
 
 from foredraft.cache_folder import cache_folder, cache_path
-from foredraft.contracts import Control, CostCurve, DraftContext, Drafter, Learner, TokenIds, Verification
-from foredraft.control import BatchControl, FixedControl, StepCosts, choose_control
+from foredraft.contracts import CostCurve, DraftContext, Drafter, Learner, TokenIds, Verification
+from foredraft.control import BatchControl, StepCosts, choose_control
 from foredraft.corpus.words import vocabulary_size
 from foredraft.drafters import make_drafter
 from foredraft.drafters.prediction import ChainDrafter, Prediction
@@ -30,7 +30,7 @@ from foredraft.model.recordings import RecordedForward
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
 from foredraft.request import GenerationArguments, GenerationOptions, checked_text, encoded
-from foredraft.sampling import SEED_LIMIT, LogitsProcessor, SamplingOptions
+from foredraft.sampling import SEED_LIMIT, SamplingOptions
 from foredraft.speculation import checked_verification
 from foredraft.standard_library import resources_for
 from foredraft.text import StopStrings
@@ -38,11 +38,8 @@ from foredraft.text import StopStrings
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 """A text to continue, a conversation (`role` and `content` each), or token ids."""
 
-CACHE_BYTES = 2**30
-"""Bytes of a batch's KV cache (chosen): 46,000 tokens of SmolLM2-135M in bfloat16."""
-
-TEXTS_AT_ONCE = 16
-"""Texts per batch in `generate_all`. Measured on two cores: twice as many take twice the time per pass."""
+CACHE_BYTES = 2**30  # of a batch's KV cache: 46,000 tokens of SmolLM2-135M in bfloat16; chosen
+TEXTS_AT_ONCE = 16  # in `generate_all`; measured on two cores: twice as many take twice the time per pass
 
 WrapDrafter = Callable[[Drafter], Drafter]
 """Returns the drafter of one text, given the generator's drafter."""
@@ -51,15 +48,14 @@ Progress = Callable[[float, str], None]
 """Called during work that takes over a second, with the share done, 0 to 1, and a description."""
 
 
-class Generator:
-    """A model, its tokenizer, and a drafter, ready to generate.
+def _unchanged(drafter: Drafter) -> Drafter:
+    return drafter
 
-    Attributes:
-        target: the model.
-        tokenizer: its tokenizer; None if only ids are used (see `begin`).
-        method: the name of the drafting method.
-        drafter: the drafter.
-        verification: "matched" or "rejection".
+
+class Generator:
+    """A model (`target`), its `tokenizer`, and a `drafter`, ready to generate; made with the arguments of `use`.
+
+    The tokenizer is None if only ids are used (see `begin`).
     """
 
     def __init__(
@@ -67,42 +63,27 @@ class Generator:
         target: TorchTarget,
         tokenizer: Any,
         *,
-        method: str,
-        options: Mapping[str, Any],
-        nodes: int | None,
-        control: str | None = None,
-        control_options: Mapping[str, Any] | None = None,
-        verification: Verification = "matched",
         progress: Progress | None = None,
         compilation: Compilation | None = None,
+        **drafting: Any,
     ) -> None:
-        self.target = target
-        self._compilation = compilation
-        self.tokenizer = tokenizer
-        self._progress = progress
+        self.target, self.tokenizer = target, tokenizer
+        self._progress, self._compilation = progress, compilation
         self._curve: CostCurve | None = None
         if tokenizer is not None:
             _check_vocabulary(target, tokenizer)
-        self.use(method, options, nodes, control, control_options, verification)
+        self.use(**drafting)
 
     def use(
         self,
-        method: str,
+        method: str,  # one of `foredraft methods`
         options: Mapping[str, Any] | None = None,
-        nodes: int | None = None,
-        control: str | None = None,
+        nodes: int | None = None,  # `num_speculative_tokens`: drafted per step, at most if `control` is given
+        control: str | None = None,  # see docs/explanation/control.md
         control_options: Mapping[str, Any] | None = None,
         verification: Verification = "matched",
     ) -> None:
         """Change the drafting method, the control, and the verification rule.
-
-        Args:
-            method: one of `foredraft methods`.
-            options: the method's options.
-            nodes: `num_speculative_tokens`: the number of drafted nodes per step, or its maximum if `control` is given.
-            control: the name of a control, see docs/explanation/control.md.
-            control_options: the control's options.
-            verification: "matched" or "rejection".
 
         Raises:
             UsageError: an unknown name, option or value.
@@ -127,13 +108,11 @@ class Generator:
         verification: Verification = "matched",
         costs: StepCosts | None = None,
     ) -> None:
-        """Use an existing drafter under the name `method`.
-
-        `costs` is the state that the measured control keeps between texts; pass an earlier one to continue with it.
-        """
+        """Use an existing drafter under the name `method`; `costs` is what the measured control learned earlier."""
         if nodes is None and control is None:
             control = drafter.needs.control
-        self._amount = choose_control(nodes, control, control_options)
+        amount = choose_control(nodes, control, control_options)
+        self._amount = choose_control(0) if method == "none" else amount
         self._costs = StepCosts() if costs is None else costs
         self.method, self.drafter = method, drafter
         self.verification = checked_verification(verification)
@@ -153,17 +132,16 @@ class Generator:
     @property
     def needs_cost(self) -> bool:
         """Whether the next text needs `cost`, which may have to be measured first."""
-        return self.method != "none" and self._amount.needs_cost
+        return self._amount.needs_cost
 
     def compile(self) -> None:
-        """Compile the forward of the model for this machine and use it; existing packages are only timed again.
+        """Compile the forward of the model, and of the models that the method runs, for this machine and use them.
 
-        The models that the drafting method runs, such as a draft model or an early exit, are compiled too. On a CUDA
-        device nothing is compiled; passes are recorded at their first use.
+        Existing packages are only timed again. On a CUDA device passes are recorded at their first use instead.
 
         Raises:
-            UsageError: a model that cannot be compiled here, with the reason.
-            StoreError: the cache folder cannot be written, or its contents are damaged.
+            UsageError: a model that cannot be compiled here.
+            StoreError: the cache folder cannot be written, or is damaged.
             ForedraftError: no compiler, or a forward that cannot be compiled.
         """
         if self.target.model.device.type == "cuda":
@@ -175,11 +153,7 @@ class Generator:
         self._curve = None
 
     def save(self) -> None:
-        """Save what the drafter learned, if its options (`share`, `memory`) say where.
-
-        Raises:
-            StoreError: the file cannot be written.
-        """
+        """Save what the drafter learned, if its options say where; StoreError if the file cannot be written."""
         if isinstance(self.drafter, Learner) and self.drafter.saves:
             self.drafter.save()
 
@@ -193,8 +167,7 @@ class Generator:
         """Generate one completion of `prompt`; `generate_all` handles several prompts.
 
         Args:
-            prompt: a text, a conversation, or token ids. A text is continued without the chat template, unlike on the
-                command line.
+            prompt: a text, a conversation, or token ids. A text is continued without the chat template.
             chat: treat the text `prompt` as a conversation of one user message.
             **options: see `foredraft.request.GenerationOptions`; names are transformers'.
 
@@ -202,91 +175,72 @@ class Generator:
             UsageError: an invalid argument, before the first token.
             NumericsError: logits from which no token can be chosen.
         """
-        ids, arguments = self._parsed(prompt, options, chat=chat)
-        return self._completed(self.prepare(ids, **arguments))
+        return self._completed(self.start(prompt, chat=chat, **options))
 
     def generate_all(
         self, prompts: Sequence[Prompt], *, chat: bool = False, count: int = 1, **options: Unpack[GenerationArguments]
     ) -> list[Generation]:
         """Generate completions of many prompts in one batch; each text equals the one that `generate` returns.
 
-        Args:
-            prompts: prompts as for `generate`.
-            chat: as for `generate`.
-            count: completions per prompt, adjacent in the result; the i-th, from 0, is sampled with `seed + i`.
-            **options: apply to every prompt.
+        `count` is that of completions per prompt, adjacent in the result; the i-th, from 0, is sampled with `seed + i`.
 
         Raises:
             UsageError: an invalid argument, before the first token.
             OutOfMemoryError: no memory for one of the texts alone.
             NumericsError: logits from which no token can be chosen, raised after the other texts are complete.
         """
-        texts = [self._parsed(prompt, options, chat=chat) for prompt in prompts for _ in range(count)]
-        seeds = [arguments["sampling"].seed for _, arguments in texts]
-        for place, (_, arguments) in enumerate(texts):
-            seed = (seeds[place - place % count] + place % count) % SEED_LIMIT
-            arguments["sampling"] = replace(arguments["sampling"], seed=seed)
-        prepared = [self.prepare(ids, **arguments) for ids, arguments in texts]
+        prepared: list[Prepared] = []
+        for prompt in prompts:
+            seed = self.arguments(options)["sampling"].seed
+            each = [{**options, "seed": (seed + number) % SEED_LIMIT} for number in range(count)]
+            prepared += [self._prepared(prompt, given, chat=chat) for given in each]
         if self.drafter.needs.target is not None:  # it drafts in the KV cache of a single text
-            return [self._completed(each) for each in prepared]
+            return [self._completed(self._run(each)) for each in prepared]
         return [self.result(lane) for lane in write_all(self.batch(), prepared, TEXTS_AT_ONCE)]
 
-    def _completed(self, prepared: Prepared) -> Generation:
-        """Generate one text to its end."""
-        run = Run(prepared, self.drafter.needs.target or self.target)
+    def _run(self, prepared: Prepared) -> Run:
+        return Run(prepared, self.drafter.needs.target or self.target)
+
+    def _completed(self, run: Run) -> Generation:
         for _ in run.steps():
             pass
         return run.result(self.tokenizer)
 
     def stream(self, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Stream:
-        """Start a generation; iterate over the result for pieces, and read its `generation` afterwards.
-
-        Takes the arguments of `generate` and raises its errors.
-        """
+        """Start a generation as `generate` does; iterate over the result, and read its `generation` afterwards."""
         return Stream(self.start(prompt, chat=chat, **options), self.tokenizer)
 
     def start(self, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Run:
-        """Start a generation; iterate over the result's `steps()`, and call its `result()` at any time.
+        """Start a generation as `generate` does; iterate over its `steps()`, and call its `result()` at any time.
 
-        The run keeps its drafter, so several runs can be interleaved. Takes the arguments of `generate` and raises its
-        errors.
+        The run keeps its drafter, so several runs can be interleaved.
         """
-        ids, arguments = self._parsed(prompt, options, chat=chat)
-        return self.begin(ids, **arguments)
+        return self._run(self._prepared(prompt, options, chat=chat))
 
-    def _parsed(self, prompt: Prompt, options: Mapping[str, Any], *, chat: bool) -> tuple[TokenIds, dict[str, Any]]:
-        """Return the arguments of `prepare`: the ids of a prompt, and the others by name."""
+    def _prepared(self, prompt: Prompt, options: Mapping[str, Any], *, chat: bool) -> Prepared:
         if chat:
             if not isinstance(prompt, str):
                 raise UsageError(f"chat=True is for a prompt that is a text; this one is a {type(prompt).__name__}.")
             prompt = [{"role": "user", "content": prompt}]
         arguments = self.arguments(options)
-        return self.encode(prompt), arguments
+        return self.prepare(self.encode(prompt), **arguments)
 
     def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the options of `generate` to the keyword arguments of `prepare`.
-
-        Raises:
-            UsageError: an invalid argument.
-        """
+        """Convert the options of `generate` to the keyword arguments of `prepare`; UsageError for an invalid one."""
         given = GenerationOptions.parse(options)
         return {
             "sampling": given.sampling(self.target.vocabulary),
             "max_new_tokens": given.max_new_tokens,
             "eos": given.eos(self.eos_token_ids(), self.target.vocabulary),
             "processors": given.logits_processor,
-            "stop": StopStrings(self.tokenizer, given.stops) if given.stops else None,
+            "stop": StopStrings(self.tokenizer, given.stop_strings) if given.stop_strings else None,
             "wrap_drafter": self._wrap_drafter(given.prediction),
         }
 
     def _wrap_drafter(self, prediction: str | None) -> WrapDrafter:
-        """Return a function that adds a prediction, if there is one, to a drafter.
-
-        Raises:
-            UsageError: a prediction with method "none" or without matched verification.
-        """
+        """Return a function that adds a prediction, if there is one, to a drafter."""
         if not prediction:
-            return lambda drafter: drafter
+            return _unchanged
         if self.method == "none":
             raise UsageError("prediction has no effect with method 'none', which drafts nothing; leave one out.")
         if self.verification != "matched":
@@ -297,32 +251,15 @@ class Generator:
 
     def begin(self, ids: TokenIds, sampling: SamplingOptions, **arguments: Any) -> Run:
         """Start a generation after token ids; takes the arguments of `prepare` and raises its errors."""
-        return Run(self.prepare(ids, sampling, **arguments), self.drafter.needs.target or self.target)
+        return self._run(self.prepare(ids, sampling, **arguments))
 
     def prepare(
-        self,
-        ids: TokenIds,
-        sampling: SamplingOptions,
-        *,
-        max_new_tokens: int,
-        eos: Sequence[int] = (),
-        processors: Sequence[LogitsProcessor] = (),
-        stop: Callable[[int], bool] | None = None,
-        wrap_drafter: WrapDrafter = lambda drafter: drafter,
+        self, ids: TokenIds, sampling: SamplingOptions, *, wrap_drafter: WrapDrafter = _unchanged, **arguments: Any
     ) -> Prepared:
-        """Prepare a text for generation, without allocating its KV cache.
+        """Prepare a text for generation after a prompt, int64[n], n >= 1, without allocating its KV cache.
 
-        Args:
-            ids: int64[n], the prompt, n >= 1.
-            sampling: sampling options with the seed.
-            max_new_tokens: the text ends after this many.
-            eos: ids that end the text.
-            processors: transformers' logits processors.
-            stop: called once for every emitted token, in order; True ends the text.
-            wrap_drafter: returns the drafter of this text, given the generator's.
-
-        Raises:
-            UsageError: a prompt that fills the model's window.
+        The other arguments are `max_new_tokens`, `eos`, `processors` and `stop` of `SequenceState`. Raises UsageError
+        for a prompt that fills the model's window.
         """
         if self._compilation is not None and self._compilation.has_news():
             self.target.compiled = kept_forward(self.target.model)
@@ -333,37 +270,27 @@ class Generator:
                 f"The prompt has {len(ids)} tokens and the model's window is {window}; shorten the prompt to at most "
                 f"{window - 1}."
             )
-        begin = partial(
-            SequenceState, ids, sampling=sampling, max_new_tokens=max_new_tokens, window=window, eos=eos,
-            processors=processors, stop=stop, verification=self.verification,
-        )  # fmt: skip
+        arguments |= {"sampling": sampling, "window": window, "verification": self.verification}
+        begin = partial(SequenceState, ids, **arguments)
         settings = {**asdict(sampling), "verification": self.verification}
         context = DraftContext(self.target.vocabulary, sampling.seed, self._amount.most_nodes, settings)
-        drafter, shared = GuardedDrafter(wrap_drafter(self.drafter)), self.method != "none" and self._amount.is_measured
-        return Prepared(ids, begin, drafter, self._control(sampling.seed), shared, context)
+        control = self._amount.make(lambda: self.cost, sampling.seed, self._costs)
+        return Prepared(
+            ids, begin, GuardedDrafter(wrap_drafter(self.drafter)), control, self._amount.is_measured, context
+        )
 
     def batch(self, cache_bytes: int = CACHE_BYTES) -> Batch:
-        """Return an empty batch, whose texts share forward passes.
-
-        Args:
-            cache_bytes: bytes of the KV cache of all its texts, including prefixes kept from earlier texts.
-        """
+        """Return an empty batch, whose texts share forward passes and a KV cache of at most `cache_bytes`."""
         target = batch_target(self.target, cache_bytes)
         return Batch(target, BatchControl(lambda: self.cost, target.most_rows, self._amount.most_nodes, self._costs))
 
     def join(self, batch: Batch, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Lane:
-        """Add a text to a batch; takes the arguments of `generate`.
-
-        Raises:
-            UsageError: an invalid argument, before the first token.
-            OutOfMemoryError: no room for the prompt beside the other texts.
-        """
-        ids, arguments = self._parsed(prompt, options, chat=chat)
-        return batch.join(self.prepare(ids, **arguments))
+        """Add a text to a batch, with the arguments of `generate`; OutOfMemoryError if its prompt finds no room."""
+        return batch.join(self._prepared(prompt, options, chat=chat))
 
     def result(self, lane: Lane) -> Generation:
         """Return the result so far of a text in a batch."""
-        return generation(lane.seq, lane.records, lane.prefill_seconds, lane.seed, self.tokenizer)
+        return generation(lane, self.tokenizer)
 
     def encode(self, prompt: Prompt) -> TokenIds:
         """Return the ids of a prompt; see `foredraft.request.encoded`."""
@@ -376,9 +303,6 @@ class Generator:
         if given is None:
             return ()
         return (given,) if isinstance(given, int) else tuple(given)
-
-    def _control(self, seed: int) -> Control:
-        return FixedControl(0) if self.method == "none" else self._amount.make(lambda: self.cost, seed, self._costs)
 
 
 def _check_vocabulary(target: TorchTarget, tokenizer: Any) -> None:

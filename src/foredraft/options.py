@@ -43,25 +43,23 @@ def whole_number(value: Any) -> int | None:
 
 
 def options_from(kind: type[T], given: Mapping[str, Any], what: str) -> T:
-    """Build the frozen dataclass `kind` from `given`.
+    """Build the frozen dataclass `kind` from `given`, option name to value.
 
-    Args:
-        kind: a dataclass; its `__post_init__` validates values and raises `UsageError`.
-        given: option name to value; numpy numbers become Python numbers, and paths become strings.
-        what: the owner of the options, for messages, such as ``method 'adaptix'``.
+    Numpy numbers become Python numbers, and paths become strings. `what` names the owner of the options in messages,
+    such as ``Method 'adaptix'``.
 
     Raises:
-        UsageError: an unknown key (with a near-match hint), a missing one, a value of the wrong type, or one that the
-            dataclass rejects.
+        UsageError: an unknown or missing key, a value of the wrong type, or one that `kind` rejects.
     """
-    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # T is a dataclass by contract
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # T is a dataclass by contract
+    known = [field.name for field in fields]
     for key in given:
         if key not in known:
             raise UsageError(
                 f"{what} has no option {key!r}.{nearest(str(key), known)} Its options are: "
                 f"{', '.join(known) or 'none'}."
             )
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # T is a dataclass by contract
+    for field in fields:
         if field.name not in given and field.default is field.default_factory is dataclasses.MISSING:
             raise UsageError(f"{what} needs the option {field.name!r}; give it.")
     hints = get_type_hints(kind)
@@ -70,11 +68,7 @@ def options_from(kind: type[T], given: Mapping[str, Any], what: str) -> T:
 
 
 def _typed(hint: Any, value: Any, name: str) -> Any:
-    """Convert a value to a field's type; only plain types and string choices are checked.
-
-    Raises:
-        UsageError: a value of the wrong type.
-    """
+    """Convert a value to a field's type; only plain types and string choices are checked."""
     kinds = list(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else [hint]
     optional = types.NoneType in kinds
     if optional:

@@ -23,13 +23,10 @@ _MEASURED_SECONDS = 0.2  # time to measure a pass of a model (chosen)
 
 
 def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTarget:
-    """Return the draft model; one loaded by name gets the target's dtype and device.
+    """Return the draft model for a target with its `tokenizer`; one loaded by name gets its dtype and device.
 
-    Args:
-        model: a hub id, a folder, a GGUF file, a folder from `foredraft train draft`, or a pair (transformers model,
-            tokenizer).
-        target: the model to draft for.
-        tokenizer: the target's.
+    `model` is a hub id, a folder, a GGUF file, a folder from `foredraft train draft`, or a pair (transformers model,
+    tokenizer).
 
     Raises:
         UsageError: a model that cannot be loaded, or vocabularies that differ in an id that both have.
@@ -40,8 +37,7 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
     if isinstance(model, str):
         draft_tokenizer = load_tokenizer(model)
         _check_vocabularies(tokenizer, draft_tokenizer, model)  # before the weights are read
-        device = str(target.device)
-        loaded = load_model(model, target.dtype, device)
+        loaded = load_model(model, target.dtype, str(target.device))
         compiled = kept_forward(loaded) if target.compiled is not None else None
         draft = TorchTarget(loaded, compiled, recorded_forward(loaded) if target.recordings is not None else None)
     else:
@@ -53,11 +49,7 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
 
 
 def given_pair(model: Any) -> tuple[Any, Any]:
-    """Return a pair (transformers model, tokenizer), the model in evaluation mode.
-
-    Raises:
-        UsageError: another type.
-    """
+    """Return a pair (transformers model, tokenizer), the model in evaluation mode; UsageError for another type."""
     try:
         transformer, tokenizer = model
     except (TypeError, ValueError) as error:
@@ -84,7 +76,8 @@ def _check_vocabularies(ours: Any, theirs: Any, name: str) -> None:
 def _warn_of_size(draft: TorchTarget, target: TorchTarget) -> None:
     sizes = [sum(parameter.numel() for parameter in each.model.parameters()) for each in (draft, target)]
     if sizes[0] >= sizes[1]:
-        ratio = _pass_seconds(draft) / _pass_seconds(target)
+        passes = [measure_cost(each, rows=(1,), seconds=_MEASURED_SECONDS).seconds[0] for each in (draft, target)]
+        ratio = passes[0] / passes[1]
         warnings.warn(
             f"The draft model has {sizes[0] / 1e6:,.0f} million parameters and the target {sizes[1] / 1e6:,.0f} "
             f"million. Its pass takes {ratio:.2g} times as long as the target's, so drafting will cost more than "
@@ -92,8 +85,3 @@ def _warn_of_size(draft: TorchTarget, target: TorchTarget) -> None:
             ForedraftWarning,
             stacklevel=2,
         )
-
-
-def _pass_seconds(model: TorchTarget) -> float:
-    """Return the seconds of a pass of one row."""
-    return measure_cost(model, rows=(1,), seconds=_MEASURED_SECONDS).seconds[0]

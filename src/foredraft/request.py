@@ -27,10 +27,12 @@ _UNSUPPORTED: Mapping[str, str] = {
     "no_repeat_ngram_size": "pass transformers' NoRepeatNGramLogitsProcessor in logits_processor",
     "generation_config": "pass its values as separate arguments",
 }
-_NO_EFFECT: Mapping[str, int | None] = {"num_beams": 1, "num_return_sequences": 1, "generation_config": None}
-"""Values of unsupported arguments that are accepted because they have no effect."""
-_NONE_IS_DEFAULT = ("repetition_penalty", "stop_strings", "logits_processor")
-"""Arguments for which None means the default, as in transformers."""
+_NO_EFFECT: Mapping[str, int | None] = {
+    "num_beams": 1, "num_return_sequences": 1, "generation_config": None, "repetition_penalty": None,
+    "stop_strings": None, "logits_processor": None,
+}  # fmt: skip
+"""Values that are left out: of unsupported arguments, and those that mean the default, as in transformers."""
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 _PROMPT_TYPES = "A prompt is a text, a list of messages, or a flat list of token ids"
 
 
@@ -53,7 +55,7 @@ class GenerationArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
-    """Arguments of `generate`.
+    """Checked arguments of `generate`, made by `parse`.
 
     Attributes:
         max_new_tokens: maximum number of new tokens; at least 1.
@@ -77,9 +79,9 @@ class GenerationOptions:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float = 1.0
-    stop_strings: str | Sequence[str] = ()
-    eos_token_id: int | Sequence[int] | None = None
-    logits_processor: Sequence[LogitsProcessor] = ()
+    stop_strings: tuple[str, ...] = ()
+    eos_token_id: tuple[int, ...] | None = None
+    logits_processor: tuple[LogitsProcessor, ...] = ()
     seed: int | None = None
     prediction: str | None = None
 
@@ -88,8 +90,7 @@ class GenerationOptions:
         """Build from keyword arguments.
 
         Raises:
-            UsageError: an argument that is unknown (with a near-match hint), unsupported (with the alternative), of the
-                wrong type, or out of range.
+            UsageError: an argument that is unknown, unsupported, of the wrong type, out of range, or without effect.
         """
         given = {name: value for name, value in given.items() if not _has_no_effect(name, value)}
         for name, instead in _UNSUPPORTED.items():
@@ -107,20 +108,15 @@ class GenerationOptions:
         return options_from(cls, given, "generate")
 
     def __post_init__(self) -> None:
-        """Check that the arguments agree with each other.
-
-        Raises:
-            UsageError: with the remedy.
-        """
-        if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:  # type: ignore[redundant-expr]  # callers may be untyped
+        if self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens is {self.max_new_tokens}; it must be a whole number, at least 1.")
         if self.temperature == 0 and self.do_sample:
             raise UsageError(
                 "temperature is 0 with do_sample; use do_sample=False for greedy decoding, or a temperature above 0."
             )
-        sampling = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) is not None]
-        if self.temperature not in (None, 0):
-            sampling.insert(0, "temperature")
+        sampling = [name for name in _SAMPLING if getattr(self, name) is not None]
+        if self.temperature == 0:
+            sampling.remove("temperature")
         greedy = self.do_sample is False or (self.do_sample is None and self.temperature == 0)
         if greedy and sampling:
             how = "do_sample=False" if self.do_sample is False else "temperature=0"
@@ -128,43 +124,28 @@ class GenerationOptions:
                 f"{' and '.join(sampling)} would be ignored with {how}; leave "
                 f"{'it' if len(sampling) == 1 else 'them'} out, or sample."
             )
-        if any(not string for string in self.stops):
+        if "" in self.stop_strings:
             raise UsageError("A stop string is empty and would end every text at once; leave it out.")
 
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings as a tuple."""
-        return (self.stop_strings,) if isinstance(self.stop_strings, str) else tuple(self.stop_strings)
-
     def eos(self, default: Sequence[int], vocabulary: int) -> tuple[int, ...]:
-        """Return the ids that end the text; `default` are the model's own.
-
-        Raises:
-            UsageError: an id outside the vocabulary.
-        """
+        """Return the ids that end the text; `default` are the model's own. UsageError for an unknown one."""
         if self.eos_token_id is None:
             return tuple(default)
-        given = (self.eos_token_id,) if isinstance(self.eos_token_id, int) else tuple(self.eos_token_id)
-        for token in given:
+        for token in self.eos_token_id:
             if not 0 <= token < vocabulary:
                 raise UsageError(f"eos_token_id holds {token}; the model has ids 0 to {vocabulary - 1}, so use one.")
-        return given
+        return self.eos_token_id
 
     def sampling(self, vocabulary: int) -> SamplingOptions:
-        """Return the sampling options, with a random seed if none was given.
-
-        Raises:
-            UsageError: a value out of range, or a top_k above the vocabulary size.
-        """
+        """Return the sampling options, with a random seed if none was given; UsageError for a value out of range."""
         if self.top_k is not None and self.top_k > vocabulary:
             raise UsageError(
                 f"top_k is {self.top_k} and the model has {vocabulary} tokens; use at most {vocabulary}, or 0 to keep "
                 "all."
             )
-        given = any(getattr(self, name) is not None for name in ("temperature", "top_k", "top_p", "min_p"))
-        do_sample = self.do_sample if self.do_sample is not None else given and self.temperature != 0
+        given = any(getattr(self, name) is not None for name in _SAMPLING)
         return SamplingOptions(
-            do_sample=do_sample,
+            do_sample=self.do_sample if self.do_sample is not None else given and self.temperature != 0,
             temperature=self.temperature or 1.0,
             top_k=self.top_k or 0,
             top_p=1.0 if self.top_p is None else self.top_p,
@@ -175,12 +156,7 @@ class GenerationOptions:
 
 
 def encoded(prompt: Any, tokenizer: Any, vocabulary: int) -> TokenIds:
-    """Return a prompt's ids, int64[n]; a conversation goes through the tokenizer's chat template.
-
-    Args:
-        prompt: a text, a conversation, or token ids.
-        tokenizer: the model's; not used for ids.
-        vocabulary: number of ids of the model.
+    """Return the ids, int64[n], of a text, a conversation (by the tokenizer's chat template), or ids.
 
     Raises:
         UsageError: an empty prompt, another type, ids outside the vocabulary, or a conversation without a chat template
@@ -196,11 +172,7 @@ def encoded(prompt: Any, tokenizer: Any, vocabulary: int) -> TokenIds:
 
 
 def checked_text(text: str) -> str:
-    """Return the text of a prompt unchanged.
-
-    Raises:
-        UsageError: a lone surrogate, which remains when bytes that are not UTF-8 are read.
-    """
+    """Return the text of a prompt; UsageError for a lone surrogate, left when bytes that are not UTF-8 are read."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -212,11 +184,7 @@ def checked_text(text: str) -> str:
 
 
 def conversation(prompt: Any) -> list[dict[str, Any]] | None:
-    """Return the messages of a prompt that is a conversation, or None for another prompt.
-
-    Raises:
-        UsageError: a single message outside a list, or a message whose role or content is not text.
-    """
+    """Return the messages of a prompt that is a conversation, or None; UsageError for a malformed one."""
     if isinstance(prompt, Mapping):
         remedy = "put a message in a list" if "role" in prompt else "pass the input_ids of a tokenizer's result"
         raise UsageError(f"{_PROMPT_TYPES}; this one is a {type(prompt).__name__}: {remedy}.")
@@ -235,13 +203,7 @@ def conversation(prompt: Any) -> list[dict[str, Any]] | None:
 def templated(messages: list[dict[str, Any]], tokenizer: Any, tools: Any = None) -> str:
     """Return the conversation formatted by the tokenizer's chat template, up to where the answer begins.
 
-    Args:
-        messages: mappings with a role each.
-        tokenizer: the model's.
-        tools: tool definitions for the template, in transformers' format; None for none.
-
-    Raises:
-        UsageError: a tokenizer without a template, or a template that rejects the conversation.
+    `tools` are definitions in transformers' format. UsageError if there is no template, or it rejects the messages.
     """
     import jinja2
 
@@ -258,11 +220,7 @@ def templated(messages: list[dict[str, Any]], tokenizer: Any, tools: Any = None)
 
 
 def checked_ids(given: Any, vocabulary: int) -> TokenIds:
-    """Return token ids as int64[n], given a sequence, or an array or tensor of one dimension or one row.
-
-    Raises:
-        UsageError: another type, no ids, or an id outside the vocabulary.
-    """
+    """Return ids as int64[n], given a sequence, or an array or tensor of one dimension or one row; else UsageError."""
     if isinstance(given, torch.Tensor):
         given = np.asarray(given.tolist()) if given.numel() else np.zeros(0, np.int64)
     if isinstance(given, np.ndarray):
@@ -288,8 +246,6 @@ def checked_ids(given: Any, vocabulary: int) -> TokenIds:
 
 
 def _has_no_effect(name: str, value: Any) -> bool:
-    if name in _NONE_IS_DEFAULT:
-        return value is None
     if name not in _NO_EFFECT:
         return False
     return value is None if _NO_EFFECT[name] is None else whole_number(value) == _NO_EFFECT[name]

@@ -17,27 +17,16 @@ DEFAULT_METHOD = "auto"
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """A parsed configuration.
+    """A parsed configuration."""
 
-    Attributes:
-        method: its name, not checked yet.
-        amount: how much to draft: the arguments `nodes`, `control`, `control_options` of `Generator.use`.
-        verification: "matched" or "rejection".
-        options: the method's options.
-    """
-
-    method: str
-    amount: dict[str, Any]
+    method: str  # not checked yet
+    amount: dict[str, Any]  # how much to draft: the arguments `nodes`, `control`, `control_options` of `Generator.use`
     verification: Verification
-    options: dict[str, Any]
+    options: dict[str, Any]  # the method's
 
 
 def parse_speculation(method: str | None, config: Any) -> Speculation:
-    """Parse a configuration and a method given outside it.
-
-    Raises:
-        UsageError: a configuration that is not a mapping, two methods, or an invalid value of a shared key.
-    """
+    """Parse a configuration, and a method given outside it; UsageError for two methods, or an invalid shared key."""
     if not isinstance(config, Mapping):
         raise UsageError(f'speculative_config is {shown(config)}; give a mapping such as {{"table": "none"}}.')
     options = dict(config)
@@ -53,30 +42,18 @@ def parse_speculation(method: str | None, config: Any) -> Speculation:
 
 
 def pop_amount(options: dict[str, Any]) -> dict[str, Any]:
-    """Remove from `options` how much to draft, and return it: `num_speculative_tokens` as `nodes`, and the control.
-
-    Raises:
-        UsageError: an invalid amount or control.
-    """
+    """Remove from `options` how much to draft, and return it: `num_speculative_tokens` as `nodes`, and the control."""
     given = options.pop("num_speculative_tokens", None)
     nodes = whole_number(given)
     if given is not None and (nodes is None or not 0 <= nodes <= 1024):
         raise UsageError(f"num_speculative_tokens is {shown(given)}; it must be a whole number, 0 to 1024.")
-    amount = {
-        "nodes": nodes,
-        "control": options.pop("control", None),
-        "control_options": options.pop("control_options", None),
-    }
+    amount = {"nodes": nodes, **{name: options.pop(name, None) for name in ("control", "control_options")}}
     choose_control(**amount)  # checks the control before the weights are loaded
     return amount
 
 
 def checked_verification(given: Any) -> Verification:
-    """Return the verification rule; None is the default, "matched".
-
-    Raises:
-        UsageError: another value, with a near-match hint.
-    """
+    """Return the verification rule; None is the default, "matched"."""
     known = get_args(Verification)
     if given is None:
         return "matched"

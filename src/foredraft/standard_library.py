@@ -29,41 +29,24 @@ from foredraft.index.trigram import open_table
 
 Progress = Callable[[float, str], None]
 _SHIPPED = Path(__file__).parent / "tables"
-_NOT_LIBRARY = frozenset(
-    ["test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo"]
-)
+_NOT_LIBRARY = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo"}
 _READING_SHARE = 0.9  # share of a build's time spent reading (estimate); the rest is merging or sorting
 
 
 def resources_for(vocabulary: int, tokenizer: Any | None, *, progress: Progress | None = None) -> Resources:
-    """Return a drafter's resources for a model, without a draft model.
-
-    Args:
-        vocabulary: number of ids that the model scores.
-        tokenizer: the model's, or None.
-        progress: called during work that takes over a second.
-    """
+    """Return a drafter's resources for a model that scores `vocabulary` ids, without a draft model."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    return Resources(
-        vocabulary=vocabulary,
-        tokenizer_hash=tokenizer_hash(backend) if backend is not None else "",
-        default_table=partial(default_table, backend, progress) if backend is not None else None,
-        default_store=partial(default_store, backend, progress) if backend is not None else None,
-    )
+    if backend is None:
+        return Resources(vocabulary)
+    tables = partial(default_table, backend, progress), partial(default_store, backend, progress)
+    return Resources(vocabulary, tokenizer_hash(backend), *tables)
 
 
 def default_table(tokenizer: Tokenizer, progress: Progress | None = None) -> Path:
     """Return the path of a tri-gram table for `tokenizer`: a shipped one, or the standard library's, built if missing.
 
     The shipped tables are counts of millions of tokens of chat, documents and stories (foredraft/tables/CARD.md). A
-    damaged table is built again.
-
-    Args:
-        tokenizer: its ids are the table's.
-        progress: called with the share done, 0 to 1, and a description.
-
-    Raises:
-        StoreError: the cache folder cannot be written to, or the disk is full.
+    damaged table is built again. StoreError if the cache folder cannot be written to, or the disk is full.
     """
     identity = tokenizer_hash(tokenizer)
     for path in sorted(_SHIPPED.glob("*.trigrams")):
@@ -71,28 +54,24 @@ def default_table(tokenizer: Tokenizer, progress: Progress | None = None) -> Pat
             open_table(path, identity)
             return path
     tell = _telling(progress, "building a tri-gram table from the standard library (once)")
-    return _cached("trigrams", tokenizer, partial(_build_table, tokenizer, tell), open_table)
+    return _cached("trigrams", identity, partial(_build_table, tokenizer, tell), open_table)
 
 
 def default_store(tokenizer: Tokenizer, progress: Progress | None = None) -> Path:
     """Return the folder of the standard library's datastore for `tokenizer`; as `default_table`."""
     tell = _telling(progress, "building a datastore from the standard library (once)")
-    return _cached("store", tokenizer, partial(_build_store, tokenizer, tell), open_datastore)
+    return _cached("store", tokenizer_hash(tokenizer), partial(_build_store, tokenizer, tell), open_datastore)
 
 
-def _cached(
-    suffix: str, tokenizer: Tokenizer, build: Callable[[Path], None], opened: Callable[[Path, str], object]
-) -> Path:
+def _cached(suffix: str, identity: str, build: Callable[[Path], None], opened: Callable[[Path, str], object]) -> Path:
     """Return the cached file or folder, built if `opened` raises StoreError for it."""
-    identity = tokenizer_hash(tokenizer)
     path = cache_path() / f"standard-library-{platform.python_version()}-{identity[:16]}.{suffix}"
 
     def is_sound() -> bool:
-        try:
+        with contextlib.suppress(StoreError):
             opened(path, identity)
-        except StoreError:
-            return False
-        return True
+            return True
+        return False
 
     if not is_sound():
         cache_folder()  # creates the folder
@@ -118,7 +97,7 @@ def sources() -> list[Path]:
 def _symbols(tokenizer: Tokenizer, tell: Callable[[float], None]) -> Iterator[Symbols]:
     """Yield the standard library's ids, and report the share read to `tell`."""
     files = sources()
-    total = max(sum(path.stat().st_size for path in files), 1)
+    total = sum(path.stat().st_size for path in files)
 
     def documents() -> Iterator[Document]:
         for document in read_documents(files, report=ReadReport()):
@@ -130,10 +109,8 @@ def _symbols(tokenizer: Tokenizer, tell: Callable[[float], None]) -> Iterator[Sy
 
 def _build_table(tokenizer: Tokenizer, tell: Callable[[float], None], path: Path) -> None:
     metadata = {"source": f"Python {platform.python_version()} standard library"}
-    symbols = _symbols(tokenizer, tell)
-    count_trigrams(
-        symbols, tokenizer_hash(tokenizer), vocabulary_size(tokenizer), path, overwrite=True, metadata=metadata
-    )
+    words = _symbols(tokenizer, tell), tokenizer_hash(tokenizer), vocabulary_size(tokenizer)
+    count_trigrams(*words, path, overwrite=True, metadata=metadata)
     tell(1.0)
 
 

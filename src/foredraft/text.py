@@ -1,9 +1,9 @@
 """Incremental decoding: token ids to text in whole characters, and stop strings that may span tokens.
 
-Uses a tokenizer's `decode`. Does not depend on models or drafts.
+Does not depend on models or drafts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 _INCOMPLETE = "\ufffd"
@@ -14,56 +14,45 @@ class TextStream:
 
     A piece is held back until its bytes form whole characters. The last few ids are decoded together with the ids
     before them, because a token's text can depend on its predecessor (leading spaces, combining marks).
-
-    Args:
-        tokenizer: with `decode(ids, skip_special_tokens=...)`.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._decode: Callable[[Sequence[int]], str] = lambda ids: decode(tokenizer, ids)
+        self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._shown_from = 0
-        self._read = 0
+        self._shown_from = self._read = 0
 
     def push(self, token: int) -> str:
         """Add an id and return the text that it completes, which may be empty."""
         self._ids.append(token)
-        before = self._decode(self._ids[self._shown_from : self._read])
-        after = self._decode(self._ids[self._shown_from :])
-        if after.endswith(_INCOMPLETE) or len(after) <= len(before):
+        text = self._unread()
+        if not text or text.endswith(_INCOMPLETE):
             return ""
         self._shown_from, self._read = self._read, len(self._ids)
-        return after[len(before) :]
+        return text
 
     def finish(self) -> str:
         """Return the text held back, with replacement characters for incomplete bytes."""
-        before = self._decode(self._ids[self._shown_from : self._read])
-        after = self._decode(self._ids[self._shown_from :])
+        text = self._unread()
         self._shown_from = self._read = len(self._ids)
-        return after[len(before) :]
+        return text
+
+    def _unread(self) -> str:
+        before = decode(self._tokenizer, self._ids[self._shown_from : self._read])
+        return decode(self._tokenizer, self._ids[self._shown_from :])[len(before) :]
 
 
 class StopStrings:
-    """Detects the token that completes a stop string.
-
-    Args:
-        tokenizer: with `decode`.
-        strings: stop strings, none of them empty.
-    """
+    """Detects the token that completes one of the stop strings, none of which is empty."""
 
     def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
-        self._stream = TextStream(tokenizer)
-        self._strings = tuple(strings)
-        self._longest = max(len(string) for string in strings)
-        self._tail = ""
+        self._stream, self._strings, self._tail = TextStream(tokenizer), tuple(strings), ""
+        self._longest = max(map(len, strings))
 
     def __call__(self, token: int) -> bool:
         """Add the next token; True if it completes a stop string."""
-        piece = self._stream.push(token)
-        window = self._tail + piece
-        found = any(string in window for string in self._strings)
+        window = self._tail + self._stream.push(token)
         self._tail = window[-(self._longest - 1) :] if self._longest > 1 else ""
-        return found
+        return any(string in window for string in self._strings)
 
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:

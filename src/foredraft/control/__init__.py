@@ -5,24 +5,15 @@ A control never changes the text, only how many target passes it takes. Does not
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from foredraft.contracts import Control, CostCurve
+from foredraft.control import rules
 from foredraft.control.cost_aware import CostAwareRule, WholeRule
 from foredraft.control.fixed import FixedControl, cut
 from foredraft.control.levels import LevelControl, Rule
 from foredraft.control.measured import MOST_NODES, BatchControl, MeasuredControl
 from foredraft.control.payoff import StepCosts
-from foredraft.control.rules import (
-    BetaOptions,
-    BetaRule,
-    CaliOptions,
-    CaliRule,
-    ConfidenceOptions,
-    ConfidenceRule,
-    ExitThresholdOptions,
-    ExitThresholdRule,
-)
 from foredraft.errors import UsageError
 from foredraft.options import nearest, options_from, shown
 
@@ -37,8 +28,7 @@ class NoOptions:
     """No options except `num_speculative_tokens`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ControlKind:
+class ControlKind(NamedTuple):
     """A control's one-line summary, the dataclass of its options, and whether it needs the measured cost curve."""
 
     summary: str
@@ -49,10 +39,12 @@ class ControlKind:
 CONTROLS: Mapping[str, ControlKind] = {
     "measured": ControlKind("The number of nodes with the most expected tokens per measured second.", needs_cost=True),
     "fixed": ControlKind("num_speculative_tokens nodes in every step."),
-    "confidence": ControlKind("Levels while the drafter's best path is probable enough.", ConfidenceOptions),
-    "beta_ts": ControlKind("Levels by Thompson sampling of the acceptance rate (EESD's Beta-TS).", BetaOptions),
-    "exit_threshold": ControlKind("Levels while the last token is probable enough (Self-SD).", ExitThresholdOptions),
-    "cali_ts": ControlKind("Levels by Thompson sampling of a calibrated estimate (EESD's Cali-TS).", CaliOptions),
+    "confidence": ControlKind("Levels while the drafter's best path is probable enough.", rules.ConfidenceOptions),
+    "beta_ts": ControlKind("Levels by Thompson sampling of the acceptance rate (EESD's Beta-TS).", rules.BetaOptions),
+    "exit_threshold": ControlKind(
+        "Levels while the last token is probable enough (Self-SD).", rules.ExitThresholdOptions
+    ),
+    "cali_ts": ControlKind("Levels by Thompson sampling of a calibrated estimate (EESD's Cali-TS).", rules.CaliOptions),
     "cost_aware": ControlKind("Levels while their expected tokens are worth the measured seconds.", needs_cost=True),
     "whole": ControlKind("The whole draft, while this writes more tokens per second than none.", needs_cost=True),
 }
@@ -61,17 +53,11 @@ CONTROLS: Mapping[str, ControlKind] = {
 
 @dataclass(frozen=True, slots=True)
 class ControlChoice:
-    """A checked request for a control; each sequence gets a new control from it.
+    """A checked request for a control; each sequence gets a new control from it."""
 
-    Attributes:
-        name: one of `CONTROLS`.
-        options: an instance of its options.
-        most_nodes: nodes per step at most; for `fixed`, exactly.
-    """
-
-    name: str
-    options: Any
-    most_nodes: int
+    name: str  # one of `CONTROLS`
+    options: Any  # an instance of its options
+    most_nodes: int  # nodes per step at most; for `fixed`, exactly
 
     @property
     def needs_cost(self) -> bool:
@@ -84,40 +70,31 @@ class ControlChoice:
         return self.name == "measured" and self.most_nodes > 0
 
     def make(self, curve: Callable[[], CostCurve], seed: int, costs: StepCosts | None = None) -> Control:
-        """Return a control for one sequence.
+        """Return a control for one sequence, which draws with `seed`.
 
-        Args:
-            curve: returns the cost of a pass by its rows; called only if needed, as it may have to measure it.
-            seed: of all random draws.
-            costs: what `measured` learned in earlier sequences; updated in place.
+        `curve` returns the cost of a pass by its rows; called only if needed, as it may have to measure it. `costs` is
+        what `measured` learned in earlier sequences; updated in place.
         """
         nodes, options = self.most_nodes, self.options
         if nodes == 0 or self.name == "fixed":
             return FixedControl(nodes)
         if self.name == "measured":
             return MeasuredControl(curve(), nodes, costs)
-        rules: dict[str, Callable[[], Rule]] = {
-            "confidence": lambda: ConfidenceRule(options),
-            "exit_threshold": lambda: ExitThresholdRule(options),
-            "beta_ts": lambda: BetaRule(options, seed),
-            "cali_ts": lambda: CaliRule(options, seed),
+        rule: dict[str, Callable[[], Rule]] = {
+            "confidence": lambda: rules.ConfidenceRule(options),
+            "exit_threshold": lambda: rules.ExitThresholdRule(options),
+            "beta_ts": lambda: rules.BetaRule(options, seed),
+            "cali_ts": lambda: rules.CaliRule(options, seed),
             "cost_aware": lambda: CostAwareRule(curve(), nodes),
             "whole": lambda: WholeRule(curve(), nodes),
         }
-        return LevelControl(rules[self.name](), nodes, options.cap if self.name == "exit_threshold" else None)
+        return LevelControl(rule[self.name](), nodes, options.cap if self.name == "exit_threshold" else None)
 
 
 def choose_control(nodes: int | None = None, control: Any = None, control_options: Any = None) -> ControlChoice:
-    """Check a request for a control.
+    """Check a request for a control; `nodes` is `num_speculative_tokens`. UsageError for an invalid one.
 
-    Args:
-        nodes: `num_speculative_tokens`, or None.
-        control: one of `CONTROLS`; None means `fixed` if `nodes` is given, else `measured`.
-        control_options: a mapping of the control's options; None for the defaults.
-
-    Raises:
-        UsageError: an unknown name, a negative number, `fixed` without a number, options that are not a mapping, or an
-            unknown option.
+    Without a `control` it is `fixed` if `nodes` is given, else `measured`.
     """
     if nodes is not None:
         FixedControl(nodes)  # raises for a negative number now, not at the first token

@@ -18,10 +18,9 @@ class CostAwareRule(Rule):
     """Drafts on while some longer draft gains more tokens than its extra seconds are worth.
 
     Expected tokens are those of Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML
-    2023), section 3.1, with one learned acceptance rate per depth. A second is worth the average tokens per second at
-    the best length, plain steps included. So without estimates the rule stops exactly at the length with the most
-    expected tokens per second. All longer drafts are compared, as the cost of a pass may jump at one row and stay flat
-    for the next ones. If no length beats plain steps, drafting pauses as `Rests` says.
+    2023), section 3.1, with one learned acceptance rate per depth. A second is worth the tokens per second at the best
+    length, so without estimates the rule stops exactly there. All longer drafts are compared, as the cost of a pass may
+    jump at one row and stay flat for the next ones. If no length beats plain steps, drafting pauses as `Rests` says.
     """
 
     def __init__(self, curve: CostCurve, most_nodes: int) -> None:
@@ -37,22 +36,20 @@ class CostAwareRule(Rule):
 
     def begins(self, levels: int) -> bool:
         """Compute the best length of this step; draft if it is not 0 or a trial is due."""
-        rests = self._costs.rests
-        if rests.left:
-            rests.passed()
+        if self._costs.rests.left:
+            self._costs.rests.passed()
             return False
         self._rates = self.acceptance()[:levels]
         self._seconds = self._seconds_by_levels(levels)
         tokens = 1.0 + np.concatenate([[0.0], np.cumsum(np.cumprod(self._rates))])
         best = best_number(tokens, self._seconds)
         self._price = float(tokens[best] / self._seconds[best])
-        return rests.tried(paid=best > 0)
+        return self._costs.rests.tried(paid=best > 0)
 
-    def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # the protocol's
+    def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # as `Rule` has it
         """Compare the gain of every longer draft with the value of its extra seconds."""
-        if path is None:
-            reached = float(np.prod(self._rates[:level]))
-        else:
+        reached = float(np.prod(self._rates[:level]))
+        if path is not None:
             reached = min(path * float(corrections(self._costs.evidence)[bin_of(path)]), 1.0)
         gains = reached * np.cumsum(np.cumprod(self._rates[level:]))
         prices = self._price * (self._seconds[level + 1 :] - self._seconds[level])
@@ -60,34 +57,6 @@ class CostAwareRule(Rule):
 
     def observe(self, outcome: Outcome) -> None:
         """Count accepted levels by depth and by estimate, and smooth the measured seconds."""
-        self._observe_time(outcome)
-        known = outcome.accepted if outcome.ended else outcome.levels  # levels whose fate is known
-        self._tried[: min(outcome.accepted + 1, known)] += 1.0
-        self._accepted[: outcome.accepted] += 1.0
-        if self._tried[0] > _MOST_SEEN:
-            self._tried *= 0.5
-            self._accepted *= 0.5
-        scored = [(level, chance) for level, chance in enumerate(outcome.chances[:known]) if chance is not None]
-        path = np.flatnonzero([level < outcome.accepted for level, _ in scored]).astype(np.int32)
-        credit(self._costs.evidence, np.array([chance for _, chance in scored], np.float32), path)
-
-    def acceptance(self) -> F64:
-        """Return the acceptance rate of a level given its parent, float64[most_nodes], by depth.
-
-        Each depth's rate is shrunk towards the rate of all depths, and that one towards the prior.
-        """
-        overall = (self._accepted.sum() + _PRIOR_TOKENS * _PRIOR_RATE) / (self._tried.sum() + _PRIOR_TOKENS)
-        rates: F64 = (self._accepted + _PRIOR_TOKENS * overall) / (self._tried + _PRIOR_TOKENS)
-        return rates
-
-    def _seconds_by_levels(self, levels: int) -> F64:
-        """Return the expected seconds of a step, float64[levels + 1], by the number of drafted levels."""
-        number, passes = np.arange(levels + 1), self._costs.passes(self._curve)
-        rows = np.interp(1 + number * self._width, np.arange(len(passes)), passes)
-        seconds: F64 = rows + self._costs.plain + self._level * number + self._whole * (number > 0)
-        return seconds
-
-    def _observe_time(self, outcome: Outcome) -> None:
         seconds = (outcome.forward_seconds, outcome.other_seconds, outcome.draft_seconds)
         self._costs.observe(self._curve, outcome.nodes + 1, *seconds)
         if outcome.levels and all(0 <= each < np.inf for each in seconds):  # the clock may jump
@@ -96,10 +65,30 @@ class CostAwareRule(Rule):
             self._level += _SHARE * (each - self._level)
             self._whole += _SHARE * ((0.0 if outcome.asked else drafting) - self._whole)
             self._width += _SHARE * (outcome.nodes / outcome.levels - self._width)
+        known = outcome.accepted if outcome.ended else outcome.levels  # levels whose fate is known
+        self._tried[: min(outcome.accepted + 1, known)] += 1.0
+        self._accepted[: outcome.accepted] += 1.0
+        if self._tried[0] > _MOST_SEEN:
+            self._tried *= 0.5
+            self._accepted *= 0.5
+        chances = [chance for chance in outcome.chances[:known] if chance is not None]
+        accepted = sum(chance is not None for chance in outcome.chances[: outcome.accepted])
+        credit(self._costs.evidence, np.array(chances, np.float32), np.arange(accepted, dtype=np.int32))
+
+    def acceptance(self) -> F64:
+        """Return the acceptance rate of a level given its parent, float64[most_nodes], by depth; smoothed."""
+        overall = (self._accepted.sum() + _PRIOR_TOKENS * _PRIOR_RATE) / (self._tried.sum() + _PRIOR_TOKENS)
+        return np.asarray((self._accepted + _PRIOR_TOKENS * overall) / (self._tried + _PRIOR_TOKENS))
+
+    def _seconds_by_levels(self, levels: int) -> F64:
+        """Return the expected seconds of a step by the number of drafted levels, float64[levels + 1]."""
+        number, passes = np.arange(levels + 1), self._costs.passes(self._curve)
+        rows = np.interp(1 + number * self._width, np.arange(len(passes)), passes)
+        return np.asarray(rows + self._costs.plain + self._level * number + self._whole * (number > 0))
 
 
 class WholeRule(Rule):
-    """The whole draft or none: for drafts whose nodes cannot be weighed, as some of them pay off in later steps.
+    """The whole draft or none, for drafts some of whose nodes pay off in later steps, so that none can be weighed.
 
     Drafting pauses as `Rests` says while recent drafted steps wrote fewer tokens per second than plain steps.
     """
@@ -109,7 +98,7 @@ class WholeRule(Rule):
         self._drafts = False  # in this step
         self._tokens = 0.0  # of a drafted step, smoothed; 0 before the first one
 
-    def begins(self, levels: int) -> bool:  # noqa: ARG002  # the protocol's
+    def begins(self, levels: int) -> bool:  # noqa: ARG002  # as `Rule` has it
         """Draft unless drafting pauses."""
         self._drafts = self._costs.rests.left == 0
         return self._drafts

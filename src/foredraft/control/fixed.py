@@ -20,8 +20,7 @@ def cut(draft: Draft, budget: Budget, score: FloatArray | None = None) -> Draft:
     score = score if score is not None else draft.score
     if score is None or draft.q is not None:
         score = -np.arange(len(draft), dtype=np.float32)
-    kept = top_nodes(draft.parents, score, budget.nodes, budget.depth)
-    return draft.take(kept) if len(kept) else EMPTY_DRAFT
+    return draft.take(top_nodes(draft.parents, score, budget.nodes, budget.depth))
 
 
 class FixedControl:
@@ -40,7 +39,5 @@ class FixedControl:
         """Cut a draft that exceeds the budget."""
         return cut(draft, budget)
 
-    def observe(
-        self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
-    ) -> None:
+    def observe(self, verdict: Verdict, forward: float, other: float, drafting: float = 0.0) -> None:
         """Learn nothing."""

@@ -5,7 +5,6 @@ afterwards and the draft is cut at the first refusal. Does not depend on any rul
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -30,7 +29,7 @@ class Outcome:
     draft_seconds: float = 0.0  # of drafting, included in `other_seconds`
 
 
-class Rule(Protocol):
+class Rule:
     """Decides when to stop drafting. It sees only levels already drafted, never the token it decides about."""
 
     def begins(self, levels: int) -> bool:  # noqa: ARG002  # for rules that use costs
@@ -79,21 +78,14 @@ class LevelControl:
             self._answer(chances[len(self._chances)])
         return cut(draft, Budget(budget.nodes, len(self._chances))) if self._stopped else draft
 
-    def observe(
-        self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
-    ) -> None:
+    def observe(self, verdict: Verdict, forward: float, other: float, drafting: float = 0.0) -> None:
         """Pass the outcome of the step to the rule."""
-        guessed = level_chances(verdict.draft)
+        guessed, path = level_chances(verdict.draft), verdict.path
         chances = (self._chances + guessed[len(self._chances) :])[: len(guessed)]
-        ended = len(verdict.tokens) == len(verdict.path)
-        last = verdict.path[-1] if verdict.path else -1
-        rejected = not ended and bool((verdict.draft.parents == last).any())
-        self._rule.observe(
-            Outcome(
-                len(verdict.draft), len(guessed), len(verdict.path), rejected, ended, tuple(chances), self._asked,
-                forward_seconds, other_seconds, draft_seconds,
-            )
-        )  # fmt: skip
+        ended = len(verdict.tokens) == len(path)
+        rejected = not ended and bool((verdict.draft.parents == verdict.last_row - 1).any())
+        counts = (len(verdict.draft), len(guessed), len(path), rejected, ended)
+        self._rule.observe(Outcome(*counts, tuple(chances), self._asked, forward, other, drafting))
 
     def _answer_drafter(self, chance: float | None) -> bool:
         self._asked += not self._stopped

@@ -13,8 +13,7 @@ from foredraft.control.fixed import cut
 from foredraft.control.payoff import F64, StepCosts, best_number, credit, expected_tokens, scores_of
 from foredraft.graph.tree import FloatArray
 
-MOST_NODES = 64
-"""Nodes drafted per step at most without `num_speculative_tokens`; the cost curve is measured up to 64 rows."""
+MOST_NODES = 64  # per step without `num_speculative_tokens`; the cost curve is measured up to 64 rows
 
 # chosen
 _CHEAP = 1.15  # seconds of a pass / those of its roots alone, up to which nodes are verified just to learn from them
@@ -27,11 +26,10 @@ _SHARE = 0.2  # weight of the last draft in the smoothed number of nodes
 class BatchControl:
     """The number of nodes, over all sequences of a batch, with the most expected tokens per second.
 
-    A step with n nodes is expected to write one token per sequence plus the sum of the nodes' corrected scores
-    (`corrections`). Its seconds are the cost curve's, scaled by the recent pace of passes, plus the overhead. Nodes
-    that add almost no cost are always verified. If no number beats a plain step, the step is plain, and drafting pauses
-    as `Rests` says, across texts. `curve` is called when first needed, as it may have to be measured; `costs` are what
-    earlier steps taught, updated in place.
+    A step with n nodes is expected to write one token per sequence plus the sum of the nodes' corrected scores, in the
+    seconds of `StepCosts`. Nodes that add almost no cost are always verified. If no number beats a plain step, the step
+    is plain, and drafting pauses as `Rests` says, across texts. `curve` is called when first needed, as it may have to
+    be measured; `costs` are what earlier steps taught, updated in place.
     """
 
     def __init__(
@@ -44,7 +42,6 @@ class BatchControl:
 
     @cached_property
     def _curve(self) -> F64:
-        """Seconds of a pass by rows."""
         return self._measure().table(self._most_rows)
 
     def budget(self, depth: int, lanes: int) -> Budget:
@@ -57,40 +54,34 @@ class BatchControl:
         return Budget(min(room, max(least, int(_HEADROOM * self._each))), depth)
 
     def trim(self, drafts: Sequence[Draft], budgets: Sequence[Budget], other_rows: int) -> list[Draft]:
-        """Cut the drafts of all sequences to the nodes with the most expected tokens per second of the whole batch.
-
-        `budgets` are those of the drafts; the pass has `other_rows` more rows.
-        """
+        """Cut the drafts to the nodes with the most expected tokens per second; the pass has `other_rows` more rows."""
         self._asked = self._asked and any(budget.nodes > 0 for budget in budgets)
         if any(draft.q is not None for draft in drafts):  # drawn tokens must not decide whether they are kept
             return [cut(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)]
         scores = [scores_of(draft) for draft in drafts]
-        together = np.concatenate(scores) if scores else np.empty(0, np.float32)
-        if not len(together):
+        if not any(len(score) for score in scores):
             return list(drafts)
+        together = np.concatenate(scores)
         lanes, base = len(drafts), len(drafts) + other_rows
         least = max(self._cheap(base), lanes)
         best = self._best_count(together, lanes, base, least, sum(budget.depth for budget in budgets))
         if not self._costs.rests.tried(paid=best > 0):
             return [EMPTY_DRAFT] * lanes
         best = min(max(best, least), len(together), self._most_rows - base)
-        counts = _shares(scores, together, best)
+        counts = [best]  # of each draft
+        if lanes > 1:
+            owner = np.repeat(np.arange(lanes), [len(score) for score in scores])
+            counts = np.bincount(owner[np.argsort(-together, kind="stable")[:best]], minlength=lanes).tolist()
         each = best / lanes
         filled = max(counts) >= max(budget.nodes for budget in budgets)
         self._each = min(2 * each, self._most_nodes) if filled else (1 - _SHARE) * self._each + _SHARE * each
-        given = zip(drafts, budgets, counts, scores, strict=True)
-        return [
-            cut(draft, Budget(min(most, budget.nodes), budget.depth), score) for draft, budget, most, score in given
-        ]
+        limits = [Budget(min(most, budget.nodes), budget.depth) for most, budget in zip(counts, budgets, strict=True)]
+        return [cut(*each) for each in zip(drafts, limits, scores, strict=True)]
 
-    def observe(
-        self, verdicts: Sequence[Verdict], rows: int, forward_seconds: float, other_seconds: float,
-        draft_seconds: float,
-    ) -> None:  # fmt: skip
-        """Compare the accepted nodes with their scores, and the seconds of the step with the cost curve."""
+    def observe(self, verdicts: Sequence[Verdict], rows: int, forward: float, other: float, drafting: float) -> None:
+        """Compare accepted nodes with their scores, and the seconds of the step, as in `Control`, with the curve."""
         lanes = len(verdicts)
-        drafting = draft_seconds / lanes if self._asked else None
-        self._costs.observe(self._curve, rows, forward_seconds, other_seconds / lanes, drafting)
+        self._costs.observe(self._curve, rows, forward, other / lanes, drafting / lanes if self._asked else None)
         if not self._asked:
             self._costs.rests.passed()
         for verdict in verdicts:
@@ -104,8 +95,7 @@ class BatchControl:
     def _best_count(self, score: FloatArray, lanes: int, base: int, least: int, depth: int) -> int:
         """Return how many nodes, with scores float32[N], are worth verifying in a pass of `base` other rows.
 
-        Each lane writes one token in any case. At least `least` nodes are verified or none, and at most `depth` can be
-        accepted.
+        At least `least` nodes are verified or none, and at most `depth` can be accepted.
         """
         costs = self._costs
         passes = costs.passes(self._curve)[base:]
@@ -113,15 +103,6 @@ class BatchControl:
         seconds = passes[: len(accepted)] + costs.drafted * lanes
         seconds[0] = passes[0] + costs.plain * lanes
         return best_number(lanes + np.minimum(accepted, depth), seconds, least, _MARGIN)
-
-
-def _shares(scores: Sequence[FloatArray], together: FloatArray, best: int) -> list[int]:
-    """Return how many of the `best` nodes of all drafts belong to each draft."""
-    if len(scores) == 1:
-        return [best]
-    owner = np.repeat(np.arange(len(scores)), [len(score) for score in scores])
-    chosen = np.argsort(-together, kind="stable")[:best]
-    return np.bincount(owner[chosen], minlength=len(scores)).tolist()  # type: ignore[no-any-return]  # numpy's Any
 
 
 class MeasuredControl:
@@ -140,8 +121,6 @@ class MeasuredControl:
         """Cut a draft to the number of nodes with the most expected tokens per second."""
         return self._batch.trim([draft], [budget], 0)[0]
 
-    def observe(
-        self, verdict: Verdict, forward_seconds: float, other_seconds: float, draft_seconds: float = 0.0
-    ) -> None:
+    def observe(self, verdict: Verdict, forward: float, other: float, drafting: float = 0.0) -> None:
         """Learn from the step's accepted nodes and its seconds."""
-        self._batch.observe([verdict], len(verdict.draft) + 1, forward_seconds, other_seconds, draft_seconds)
+        self._batch.observe([verdict], len(verdict.draft) + 1, forward, other, drafting)

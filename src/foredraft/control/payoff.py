@@ -17,16 +17,15 @@ F64 = npt.NDArray[np.float64]
 
 # --- when to stop, and when to try again
 
-PATIENCE = 4
-"""Tries in a row that must fail before a pause: with fewer, chance stops drafting that pays."""
+PATIENCE = 4  # tries in a row that must fail before a pause: with fewer, chance stops drafting that pays
 _LONGEST_REST = 64  # steps: a failed try takes less than half a step, so it costs less than 1 % of the time
 
 
 @dataclass(slots=True)
 class Rests:
-    """Pauses of drafting ("rests"). The same rule applies to everything that costs time and may not pay.
+    """Pauses of drafting, or of anything else that costs time and may not pay.
 
-    After 4 tries in a row that did not pay, drafting pauses for 1 step; after each further one for 2, 4, ... 64 steps.
+    After 4 tries in a row that did not pay there is a pause of 1 step; after each further one of 2, 4, ... 64 steps.
     The first try that pays ends this.
     """
 
@@ -54,11 +53,8 @@ class Rests:
 def best_number(tokens: F64, seconds: F64, cheap: int = 0, margin: float = 1.0) -> int:
     """Return the number of nodes, levels or answers with the most tokens per second; 0 is a plain step.
 
-    Args:
-        tokens: float64[N + 1], expected tokens of a step by number.
-        seconds: float64[N + 1], seconds of the step by number.
-        cheap: numbers from 1 to this one count as one choice: the largest.
-        margin: a larger number must give this many times the tokens per second.
+    Expected `tokens` and `seconds` of a step are float64[N + 1] by number. The numbers from 1 to `cheap` count as one
+    choice, the largest; a larger number must give `margin` times the tokens per second.
     """
     rates = tokens / seconds
     few = min(cheap, len(rates) - 1)
@@ -78,15 +74,10 @@ _MOST_NODES = 400.0  # nodes of a bin, after which its counts are halved
 
 
 class Evidence(NamedTuple):
-    """Counts of drafted nodes, by bins of their scores, float64[12] each."""
+    """Accepted nodes, and the sum of the scores of all drafted nodes, by bins of the scores, float64[12] each."""
 
-    accepted: F64  # accepted nodes
-    promised: F64  # sum of the scores of all nodes
-
-
-def empty_evidence() -> Evidence:
-    """Return zero counts."""
-    return Evidence(np.zeros(_BINS), np.zeros(_BINS))
+    accepted: F64
+    promised: F64
 
 
 def scores_of(draft: Draft) -> FloatArray:
@@ -138,16 +129,15 @@ def credit(evidence: Evidence, score: FloatArray, path: IntArray) -> None:
 _SHARE = 0.1  # weight of the last step in smoothed values
 _STALL = 1.3  # a step counts for at most this many times its expected seconds: more is a stall or compilation
 _FIRST = 0.1  # a first overhead counts for at most this part of a pass: more is compilation
-_WIDTHS = np.log2(np.maximum(np.arange(65), 1)) / 4
-"""Logarithmic width of a pass by its rows: 0 for 1 row, 1 for 16, 1.5 for 64 and more."""
+_WIDTHS = np.log2(np.maximum(np.arange(65), 1)) / 4  # of a pass by its rows: 0 for 1, 1 for 16, 1.5 for 64 and more
 
 
 @dataclass(slots=True)
 class StepCosts:
     """Smoothed seconds by kind of step, and counts of drafted nodes; kept across texts.
 
-    Passes of 1 row and of 16 rows have separate paces, as other processes slow them down differently (they need
-    different shares of memory bandwidth). Other passes are interpolated or extrapolated by the logarithm of their rows.
+    Passes of 1 row and of 16 rows have separate paces, as other processes slow them down differently. Those of other
+    passes are interpolated or extrapolated by the logarithm of their rows.
     """
 
     pace: float = 1.0  # seconds of a pass of 1 row / seconds by the cost curve
@@ -155,12 +145,12 @@ class StepCosts:
     drafted: float = 0.0  # overhead of a drafted step in seconds, without its pass; 0 before the first one
     plain: float = 0.0  # the same for a plain step, without the time to ask for a draft
     rests: Rests = field(default_factory=Rests)
-    evidence: Evidence = field(default_factory=empty_evidence)
+    evidence: Evidence = field(default_factory=lambda: Evidence(np.zeros(_BINS), np.zeros(_BINS)))
 
     def begin_text(self) -> None:
         """Move the pace of wide passes halfway to that of narrow ones, as the last text's length caused some of it.
 
-        Wide passes are not measured during a pause, so a text too long to draft could stop drafting for the next ones.
+        They are not measured during a pause, so a text too long to draft could stop drafting for the next ones.
         """
         self.wide_pace = (self.pace + self.wide_pace) / 2
 
@@ -169,25 +159,22 @@ class StepCosts:
         widths = _WIDTHS[np.minimum(np.arange(len(curve)), len(_WIDTHS) - 1)]
         return curve * (self.pace + (self.wide_pace - self.pace) * widths)
 
-    def observe(
-        self, curve: F64, rows: int, forward_seconds: float, other_seconds: float, draft_seconds: float | None
-    ) -> None:
-        """Learn from a step, unless its clock jumped or it has more rows than `curve`, float64[M].
+    def observe(self, curve: F64, rows: int, forward: float, other: float, drafting: float | None) -> None:
+        """Learn from a step's seconds, as in `Control`, unless its clock jumped or `curve`, float64[M], is too short.
 
-        `draft_seconds` are spent on drafting and learning and included in `other_seconds`; None if no draft was
-        requested.
+        Those of `drafting` include learning; None if no draft was requested.
         """
-        if not (0 < forward_seconds < np.inf and 0 <= other_seconds < np.inf and rows < len(curve)):
+        if not (0 < forward < np.inf and 0 <= other < np.inf and rows < len(curve)):
             return
         width, usual = float(_WIDTHS[min(rows, len(_WIDTHS) - 1)]), float(curve[rows])
         known = self.pace + (self.wide_pace - self.pace) * width
-        change = _SHARE * (min(forward_seconds / usual, _STALL * known) - known)
+        change = _SHARE * (min(forward / usual, _STALL * known) - known)
         change /= (1 - width) ** 2 + width**2  # normalised least mean squares
         self.pace, self.wide_pace = self.pace + (1 - width) * change, self.wide_pace + width * change
-        if draft_seconds is not None:
-            self.drafted = _smoothed(self.drafted, other_seconds, _FIRST * usual)
-            other_seconds = max(other_seconds - draft_seconds, 0.0)
-        self.plain = _smoothed(self.plain, other_seconds, _FIRST * usual)
+        if drafting is not None:
+            self.drafted = _smoothed(self.drafted, other, _FIRST * usual)
+            other = max(other - drafting, 0.0)
+        self.plain = _smoothed(self.plain, other, _FIRST * usual)
 
 
 def _smoothed(known: float, now: float, first: float) -> float:

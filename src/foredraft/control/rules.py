@@ -42,26 +42,22 @@ class ConfidenceOptions:
     threshold: float = 0.3
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a threshold outside 0 to 1."""
         _check_shares(self, "threshold")
 
 
 class ConfidenceRule(Rule):
-    """Stops after a level whose best path is less probable than the threshold.
+    """Stops after a level whose best path is less probable than the threshold; never without estimates.
 
     It compares the whole path, as a token counts only if all before it are accepted; transformers'
-    `assistant_confidence_threshold` compares the last token. Without estimates it never stops.
+    `assistant_confidence_threshold` compares the last token.
     """
 
     def __init__(self, options: ConfidenceOptions) -> None:
         self._threshold = options.threshold
 
-    def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # the protocol's
+    def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # as `Rule` has it
         """Compare the path's estimate with the threshold."""
         return path is None or path >= self._threshold
-
-    def observe(self, outcome: Outcome) -> None:
-        """Learn nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +75,6 @@ class ExitThresholdOptions:
     cap: int | None = 8
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a share outside 0 to 1, or a cap below 1."""
         _check_shares(self, "threshold", "acceptance")
         if self.cap is not None and self.cap < 1:
             raise UsageError(f"cap is {self.cap}; it must be at least 1, or None.")
@@ -95,7 +90,7 @@ class ExitThresholdRule(Rule):
         self.threshold = options.threshold
         self._options, self._rate = options, 0.0
 
-    def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # the protocol's
+    def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # as `Rule` has it
         """Compare the last token's estimate with the threshold."""
         return token is None or token >= self.threshold
 
@@ -124,7 +119,6 @@ class BetaOptions:
     beta0: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise UsageError for counts that are not parameters of a Beta distribution."""
         _check_positive(self, 1_000_000, "alpha0", "beta0")
 
 
@@ -139,7 +133,7 @@ class BetaRule(Rule):
         self.alpha, self.beta = options.alpha0, options.beta0
         self._generator = np.random.default_rng([seed, _BETA_STREAM])
 
-    def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # the protocol's
+    def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # as `Rule` has it
         """Draw theta, then whether to go on."""
         theta = self._generator.beta(self.alpha, self.beta)
         return bool(self._generator.random() < theta)
@@ -165,7 +159,6 @@ class CaliOptions:
     theta0: float = 0.5
 
     def __post_init__(self) -> None:
-        """Raise UsageError for invalid deviations or an invalid rate."""
         _check_positive(self, 1000, "sigma_model", "sigma_sample")
         _check_shares(self, "theta0")
 
@@ -194,7 +187,7 @@ class CaliRule(Rule):
         whole = self._sample + counted
         return (self._sample * predicted + counted * self.theta) / whole, self._model * self._sample / whole
 
-    def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # the protocol's
+    def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # as `Rule` has it
         """Draw theta, then whether to go on."""
         mean, variance = self.posterior(self.theta if token is None else token)
         theta = float(np.clip(self._generator.normal(mean, math.sqrt(variance)), 0.0, 1.0))

@@ -26,8 +26,7 @@ class Worth:
     """The gain and cost of a source in one text; `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
-        self._clock = clock
-        self._rests = Rests()
+        self._clock, self._rests = clock, Rests()
         self._began: float | None = None  # start of the step
         self._level_began = 0.0
         self._took = 0.0  # seconds of the source in this step
@@ -54,10 +53,8 @@ class Worth:
         now = self._clock()
         self._levels.append(now - self._level_began)
         self._level_began = now
-        if best is None:
-            return True
-        if not self._steps:
-            return best >= _LIKELY
+        if best is None or not self._steps:
+            return best is None or best >= _LIKELY
         return best * median_low(self._steps) >= median_low(self._levels) * self._tokens
 
     def answered(self) -> None:
@@ -83,13 +80,9 @@ class Worth:
             promised, otherwise = (float(scores[:nodes].sum()) for scores in self._promised)
             self._compared += 1
             self._gain += max(_SHARE, 1 / self._compared) * (promised - otherwise - self._gain)
-            self._rests.tried(paid=self._pays())
+            seconds = median_low(self._steps)
+            both = np.array([self._tokens, self._tokens + self._gain])
+            paid = best_number(both, np.array([seconds, seconds + median_low(self._answers)])) > 0
+            self._rests.tried(paid=paid)  # whether steps with the source write more tokens per second
         elif self.compares:  # the source returned nothing to compare
             self._rests.tried(paid=False)
-
-    def _pays(self) -> bool:
-        """Return whether steps with the source write more tokens per second than steps without it."""
-        seconds = median_low(self._steps)
-        asking = seconds + median_low(self._answers)
-        tokens = np.array([self._tokens, self._tokens + self._gain])
-        return best_number(tokens, np.array([seconds, asking])) > 0

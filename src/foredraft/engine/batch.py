@@ -1,122 +1,40 @@
 """Continuous batching: many sequences decode in shared passes, and each text is the same as when decoded alone.
 
 Sequences may join and leave at any step. A step verifies one draft per running sequence and prefills a piece of the
-waiting prompts in the same pass. Does not depend on models, text or scheduling.
+waiting prompts in the same pass. Does not depend on how a model runs its passes, on text or on scheduling.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from foredraft.contracts import (
-    EMPTY_DRAFT,
-    Budget,
-    Control,
-    Draft,
-    Drafting,
-    Needs,
-    Scores,
-    StepRecord,
-    TokenIds,
-    Verdict,
-)
+from foredraft.contracts import EMPTY_DRAFT, Budget, Control, Draft, Drafter, Drafting, Scores, StepRecord, Verdict
+from foredraft.control import BatchControl
 from foredraft.engine.state import Prepared, SequenceState
-from foredraft.engine.step import proposed, record_of, show_verdict
+from foredraft.engine.step import proposed, record_of, settle
 from foredraft.errors import ForedraftError, NumericsError, OutOfMemoryError, UsageError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
-from foredraft.verify import verify
 
-PIECE = 64
-"""Prompt tokens prefilled per step while sequences run: a pass of 64 rows takes four times as long as one of one row
-(docs/results/index.md)."""
+if TYPE_CHECKING:
+    from foredraft.model.batch_target import JointBatch, SequentialBatch
 
-_AHEAD = 512
-"""Cache slots of a text after its prompt at first; it moves to a larger range when needed; chosen."""
-
-
-class BatchTarget(Protocol):
-    """A causal language model that scores the rows of several sequences."""
-
-    vocabulary: int
-    most_rows: int
-    """Rows of a pass at most."""
-
-    @property
-    def memory_use(self) -> float:
-        """The used share of the KV cache memory, 0 to 1; 0 without a limit."""
-
-    def open(self, token_ids: TokenIds, capacity: int) -> Any:
-        """Return the `KeyValueCache` of a sequence that begins with `token_ids`; some may be committed already.
-
-        Raises:
-            OutOfMemoryError: there is no room for `capacity` tokens next to the other sequences.
-        """
-
-    def close(self, cache: Any) -> None:
-        """Free the cache of a sequence."""
-
-    def reserve(self, cache: Any, layout: Layout) -> None:
-        """Reserve room for the rows of a pass; raises OutOfMemoryError if there is none."""
-
-    def forward(
-        self, layouts: Sequence[Layout], caches: Sequence[Any], scored: Sequence[bool], *, hidden: bool = False
-    ) -> list[Scores | None]:
-        """Run each layout's rows with its own cache, in which room is reserved; nothing is committed.
-
-        Returns:
-            The scores of all rows of each layout, and None for layouts not `scored`.
-        """
-
-
-class JointControl(Protocol):
-    """Decides how much all sequences of a batch draft."""
-
-    def budget(self, depth: int, lanes: int) -> Budget:
-        """Return the budget of one of `lanes` sequences, in which at most `depth` more drafted tokens can be used."""
-
-    def trim(self, drafts: Sequence[Draft], budgets: Sequence[Budget], other_rows: int) -> list[Draft]:
-        """Cut the drafts to the nodes worth verifying in a pass with `other_rows` more rows."""
-
-    def observe(
-        self,
-        verdicts: Sequence[Verdict],
-        rows: int,
-        forward_seconds: float,
-        other_seconds: float,
-        draft_seconds: float,
-    ) -> None:
-        """Learn from a step's verdicts and its seconds: of the pass, of the rest, and, within the rest, of drafting."""
+_PIECE = 64  # prompt tokens prefilled per step while sequences run: as slow as four plain steps (docs/results/index.md)
+_AHEAD = 512  # cache slots of a text after its prompt at first; it moves to a larger range when needed; chosen
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One sequence of a batch.
-
-    Attributes:
-        seq: its state.
-        drafting: opened for it.
-        control: its own; None if the batch's control decides.
-        needs: of the drafting.
-        names: source names, by the numbers in `Draft.source`.
-        seed: of its sampling.
-        records: its steps so far.
-        prefill_seconds: from joining to the last piece of its prompt.
-        failure: the error that ended it, or None.
-    """
+    """One sequence of a batch: its state, what drafts for it, and what happened to it."""
 
     seq: SequenceState
+    drafter: Drafter
     drafting: Drafting
-    control: Control | None
-    needs: Needs
-    names: tuple[str, ...]
-    seed: int
+    control: Control | None  # None if the batch's control decides
+    seed: int  # of its sampling
     records: list[StepRecord] = field(default_factory=list)
-    prefill_seconds: float = 0.0
-    failure: ForedraftError | None = None
+    prefill_seconds: float = 0.0  # from joining to the last piece of its prompt
+    failure: ForedraftError | None = None  # the error that ended it
     joined: int = field(default_factory=perf_counter_ns)
 
     @property
@@ -130,9 +48,6 @@ class Lane:
         return self.seq.finish is not None or self.failure is not None
 
 
-_NO_ROWS = lay_out_text(np.empty(0, np.int64), 0)
-
-
 @dataclass(slots=True)
 class _Part:
     """The rows of one sequence in a pass: a verification, or a piece of its prompt, which has no budget."""
@@ -140,7 +55,7 @@ class _Part:
     lane: Lane
     draft: Draft
     budget: Budget | None
-    layout: Layout = _NO_ROWS
+    layout: Layout = field(init=False)
     drafting: int = 0  # nanoseconds
     laying_out: int = 0  # nanoseconds
 
@@ -148,17 +63,14 @@ class _Part:
 class Batch:
     """Sequences decoded together; `control` decides for those without a control of their own."""
 
-    def __init__(self, target: BatchTarget, control: JointControl) -> None:
-        self._target = target
-        self._control = control
+    def __init__(self, target: "JointBatch | SequentialBatch", control: BatchControl) -> None:
+        self._target, self._control = target, control
         self._lanes: list[Lane] = []
 
     def __len__(self) -> int:
-        """Return the number of sequences."""
         return len(self._lanes)
 
     def __contains__(self, lane: Lane) -> bool:
-        """Return whether a sequence has joined and not left."""
         return lane in self._lanes
 
     @property
@@ -170,19 +82,19 @@ class Batch:
         """Add a text from the next step on.
 
         Raises:
-            OutOfMemoryError: there is no room for its prompt next to the other sequences.
+            OutOfMemoryError: no room for its prompt next to the other sequences.
             UsageError: its drafter drafts in the target's cache.
         """
-        needs = prepared.drafter.needs
-        if needs.target is not None:
+        drafter = prepared.drafter
+        if drafter.needs.target is not None:
             raise UsageError(
                 "This method drafts with the target's own layers, which works for one text at a time; generate the "
                 "texts one after another, or choose another method."
             )
         seq = prepared.begin(self._target.open(prepared.prompt, len(prepared.prompt) + _AHEAD))
-        drafting = prepared.drafter.open(replace(prepared.context, cache=seq.cache))
-        control, names = None if prepared.shared else prepared.control, tuple(prepared.drafter.source_names)
-        lane = Lane(seq, drafting, control, needs, names, prepared.context.seed)
+        drafting = drafter.open(replace(prepared.context, cache=seq.cache))
+        control = None if prepared.shared else prepared.control
+        lane = Lane(seq, drafter, drafting, control, prepared.context.seed)
         self._lanes.append(lane)
         return lane
 
@@ -195,26 +107,29 @@ class Batch:
     def step(self) -> list[Lane]:
         """Advance every sequence with a prefilled prompt by at least one token, and some prompts by a piece.
 
-        Returns:
-            The lanes that advanced or ended. Ended lanes have left the batch.
+        Returned are the lanes that advanced or ended. Ended lanes have left the batch.
         """
         start = perf_counter_ns()
         parts = self._verifications([lane for lane in self._lanes if not lane.waiting and not lane.ended])
         parts = [part for part in (*parts, *self._pieces(parts)) if self._has_room(part)]
         passed = perf_counter_ns()
-        scores = self._scores(parts) if parts else []
+        layouts, caches = [part.layout for part in parts], [part.lane.seq.cache for part in parts]
+        scored, hidden = [part.budget is not None for part in parts], any(p.lane.drafter.needs.hidden for p in parts)
+        scores = self._target.forward(layouts, caches, scored, hidden=hidden) if parts else []
         forward = perf_counter_ns() - passed
         advanced = []
         shared, drafting = [], 0  # verdicts and nanoseconds of drafting under the joint control
         for part, own in zip(parts, scores, strict=True):
-            verdict, took = self._settle(part, own)
-            if verdict is not None:
-                nanoseconds = (part.drafting, part.laying_out, forward, *took)
-                part.lane.records.append(record_of(verdict, part.lane.names, nanoseconds))
-                advanced.append(part.lane)
-                if part.lane.control is None:
-                    shared.append(verdict)
-                    drafting += part.drafting + took[-1]
+            lane = part.lane
+            settled = _settle(part, own)
+            if settled is None:
+                continue
+            verdict, took = settled
+            lane.records.append(record_of(verdict, lane.drafter, (part.drafting, part.laying_out, forward, *took)))
+            advanced.append(lane)
+            if lane.control is None:
+                shared.append(verdict)
+                drafting += part.drafting + took[-1]
         if shared:
             rows, other = sum(part.layout.rows for part in parts), perf_counter_ns() - start - forward
             self._control.observe(shared, rows, forward / 1e9, other / 1e9, drafting / 1e9)
@@ -229,7 +144,7 @@ class Batch:
         for lane in lanes:
             start, depth = perf_counter_ns(), lane.seq.useful_depth
             budget = self._control.budget(depth, len(lanes)) if lane.control is None else lane.control.budget(depth)
-            draft = proposed(lane.seq, lane.drafting, budget, lane.needs, self._target.vocabulary, len(lane.names))
+            draft = proposed(lane.seq, lane.drafter, lane.drafting, budget, self._target.vocabulary)
             if lane.control is not None:
                 draft = lane.control.trim(draft, budget)
             parts.append(_Part(lane, draft, budget, drafting=perf_counter_ns() - start))
@@ -249,14 +164,14 @@ class Batch:
         """Return the pieces of prompts that fit into the pass with `verifications`, first come first served."""
         left = self._target.most_rows - sum(part.layout.rows for part in verifications)
         if verifications:
-            left = min(left, PIECE)
+            left = min(left, _PIECE)
         pieces = []
         for lane in self._lanes:
             count = 0 if lane.ended else min(lane.waiting, left)
             if count > 0:
                 at = int(lane.seq.cache.length)
-                token_ids = lane.seq.view().ids[at : at + count].copy()
-                pieces.append(_Part(lane, EMPTY_DRAFT, None, lay_out_text(token_ids, at)))
+                pieces.append(_Part(lane, EMPTY_DRAFT, None))
+                pieces[-1].layout = lay_out_text(lane.seq.view().ids[at : at + count].copy(), at)
                 left -= count
         return pieces
 
@@ -272,43 +187,28 @@ class Batch:
             return False
         return True
 
-    def _scores(self, parts: list[_Part]) -> list[Scores | None]:
-        hidden = any(part.lane.needs.hidden for part in parts)
-        layouts, caches = [part.layout for part in parts], [part.lane.seq.cache for part in parts]
-        return self._target.forward(layouts, caches, [part.budget is not None for part in parts], hidden=hidden)
 
-    def _settle(self, part: _Part, scores: Scores | None) -> tuple[Verdict | None, tuple[int, ...]]:
-        """Commit a sequence's rows; return the verdict and the nanoseconds of verifying, committing and observing.
-
-        There is no verdict for a piece of a prompt, nor for scores from which no token can be chosen.
-        """
-        seq, budget = part.lane.seq, part.budget
-        if budget is None or scores is None:
-            seq.cache.commit(range(part.layout.rows))
-            part.lane.prefill_seconds = (perf_counter_ns() - part.lane.joined) / 1e9
-            return None, ()
-        clock = [perf_counter_ns()]
-        try:
-            verdict = verify(part.draft, scores, seq, part.layout.at)
-        except NumericsError as error:
-            part.lane.failure = error
-            return None, ()
-        clock.append(perf_counter_ns())
-        seq.commit(verdict)
-        clock.append(perf_counter_ns())
-        show_verdict(part.lane.drafting, verdict, scores, budget, part.lane.needs)
-        if part.lane.control is not None:
-            part.lane.control.observe(verdict, 0.0, 0.0)  # a shared pass does not show the cost of its own rows
-        clock.append(perf_counter_ns())
-        return verdict, tuple(later - earlier for earlier, later in pairwise(clock))
+def _settle(part: _Part, scores: Scores | None) -> tuple[Verdict, tuple[int, int, int]] | None:
+    """Do what `settle` does; None for a committed piece of a prompt, and for scores that allow no token."""
+    lane = part.lane
+    if part.budget is None or scores is None:
+        lane.seq.cache.commit(range(part.layout.rows))
+        lane.prefill_seconds = (perf_counter_ns() - lane.joined) / 1e9
+        return None
+    try:
+        settled = settle(lane.seq, lane.drafter, lane.drafting, part.budget, part.draft, scores)
+    except NumericsError as error:
+        lane.failure = error
+        return None
+    if lane.control is not None:
+        lane.control.observe(settled[0], 0.0, 0.0)  # a shared pass does not show the cost of its own rows
+    return settled
 
 
 def write_all(batch: Batch, texts: Iterable[Prepared], most: int) -> list[Lane]:
     """Generate texts, at most `most` at once; return their lanes in the order of the texts.
 
-    Raises:
-        OutOfMemoryError: there is no room for one text alone.
-        ForedraftError: the error of the first failed text, raised after the others are finished.
+    Raises OutOfMemoryError if there is no room for one text alone, and the error of the first failed text at the end.
     """
     lanes: list[Lane] = []
     waiting = iter(texts)

@@ -20,20 +20,15 @@ def prefill(seq: SequenceState, target: Target) -> int:
 def decode(
     seq: SequenceState, drafter: Drafter, control: Control, target: Target, context: DraftContext
 ) -> Iterator[StepRecord]:
-    """Yield the records of steps until the prefilled `seq` ends.
+    """Yield the records of steps until the prefilled `seq` ends; the drafting is closed in any case.
 
-    The drafting is always closed: at the end, on an error, or when the iterator is dropped. If memory runs out after
-    the first token, the text ends with the reason "memory" and a warning.
-
-    Raises:
-        OutOfMemoryError: there is no memory for the first step.
+    If memory runs out after the first token, the text ends with the reason "memory" and a warning.
     """
     drafting = drafter.open(context)
-    names = tuple(drafter.source_names)
     try:
         while seq.finish is None:
             try:
-                record = step(seq, drafting, control, target, drafter.needs, names)
+                record = step(seq, drafter, drafting, control, target)
             except OutOfMemoryError as error:
                 if not len(seq.emitted):
                     raise

@@ -18,14 +18,13 @@ from foredraft.contracts import (
     Draft,
     DraftContext,
     Drafter,
-    KeyValueCache,
     Scores,
     SequenceView,
     TokenIds,
     Verdict,
     Verification,
 )
-from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions
+from foredraft.sampling import LogitsProcessor, SamplingOptions
 from foredraft.sampling.chooser import Sampler
 from foredraft.sampling.rejection import Chance, SeededChance, rejection_chooser
 
@@ -33,38 +32,24 @@ FinishReason = Literal["eos", "stop", "length", "window", "memory"]
 
 
 class SequenceState:
-    """A sequence. Its root is its last id, which is not in the cache yet.
-
-    Args:
-        prompt: int64[n], at least one id.
-        cache: of the target, empty.
-        sampling: sampling options.
-        max_new_tokens: limit of emitted tokens, with reason "length".
-        window: limit of all tokens, with reason "window"; None for no limit.
-        eos: ids that end the text, with reason "eos".
-        processors: transformers' logits processors.
-        stop: called once per emitted token, in order; True ends the text, with reason "stop".
-        verification: "matched" emits the tokens of plain decoding, "rejection" tokens of the same distribution.
-        chance: randomness of a position under rejection; None uses the sampling's seed.
-    """
+    """A sequence. Its root is its last id, which is not in the cache yet."""
 
     def __init__(
         self,
-        prompt: TokenIds,
-        cache: KeyValueCache,
+        prompt: TokenIds,  # int64[n], at least one id
+        cache: Any,  # of the target for this sequence, empty
         sampling: SamplingOptions,
         *,
-        max_new_tokens: int,
-        window: int | None = None,
-        eos: Iterable[int] = (),
-        processors: Sequence[LogitsProcessor] = (),
-        stop: Callable[[int], bool] | None = None,
+        max_new_tokens: int,  # limit of emitted tokens, with reason "length"
+        window: int | None = None,  # limit of all tokens, with reason "window"
+        eos: Iterable[int] = (),  # ids that end the text, with reason "eos"
+        processors: Sequence[LogitsProcessor] = (),  # transformers'
+        stop: Callable[[int], bool] | None = None,  # called once per emitted token; True ends with reason "stop"
         verification: Verification = "matched",
-        chance: Callable[[int], Chance] | None = None,
+        chance: Callable[[int], Chance] | None = None,  # of a position under rejection; None uses the sampling's seed
     ) -> None:
         self.cache = cache
-        self.prompt_length = len(prompt)
-        self.length = len(prompt)
+        self.prompt_length = self.length = len(prompt)
         self.finish: FinishReason | None = None
         self._ending: FinishReason | None = None  # becomes `finish` once its token is committed
         self._limit = len(prompt) + max_new_tokens
@@ -73,8 +58,7 @@ class SequenceState:
             self._limit, self._limit_reason = window, "window"
         self._ids: npt.NDArray[np.int64] = np.empty(len(prompt) + min(max_new_tokens, 1024), np.int64)
         self._ids[: len(prompt)] = prompt
-        self._eos = frozenset(eos)
-        self._stop = stop
+        self._eos, self._stop = frozenset(eos), stop
         # a strong reference would keep the sequence and its cache alive until garbage collection
         own = weakref.proxy(self)
         self._sampler = Sampler(sampling, processors, lambda: own.view().ids)
@@ -108,11 +92,7 @@ class SequenceState:
         """Return the chooser of tokens after the rows of one verification."""
         if self._verification == "matched":
             return self._sampler.chooser(scores, at)
-
-        def distribution(row: int, path: Sequence[int]) -> Probabilities:
-            return self._sampler.distribution(scores.logits[row], at, path)
-
-        return rejection_chooser(draft, at, distribution, self._chance)
+        return rejection_chooser(draft, at, partial(self._sampler.distribution, scores.logits, at), self._chance)
 
     def ends(self, tokens: Sequence[int]) -> bool:
         """Return whether the text ends with the last of `tokens`; called once per token, in order."""
@@ -128,8 +108,7 @@ class SequenceState:
 
     def commit(self, verdict: Verdict) -> None:
         """Append the verdict's tokens; the cache keeps the root and the accepted path, without the new root."""
-        rows = [0, *(node + 1 for node in verdict.path)][: len(verdict.tokens)]
-        self.cache.commit(rows)
+        self.cache.commit([0, *(node + 1 for node in verdict.path)][: len(verdict.tokens)])
         stop = self.length + len(verdict.tokens)
         if stop > len(self._ids):
             self._ids = np.concatenate([self._ids[: self.length], np.empty(max(stop, 1024), np.int64)])
@@ -140,20 +119,11 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A checked request that has not started.
-
-    Attributes:
-        prompt: int64[n].
-        begin: makes its sequence from a cache.
-        drafter: drafts for it.
-        control: used if the text is decoded alone, or if not `shared`.
-        shared: whether a batch may use one control for all of its sequences.
-        context: for the drafter, without the cache.
-    """
+    """A checked request that has not started."""
 
     prompt: TokenIds
-    begin: Callable[[Any], SequenceState]
+    begin: Callable[[Any], SequenceState]  # makes its sequence from a cache
     drafter: Drafter
-    control: Control
-    shared: bool
-    context: DraftContext
+    control: Control  # used if the text is decoded alone, or if not `shared`
+    shared: bool  # whether a batch may use one control for all of its sequences
+    context: DraftContext  # for the drafter, without the cache

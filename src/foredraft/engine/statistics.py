@@ -1,6 +1,6 @@
-"""Statistics of a generation's steps. Only emitted tokens count: none after an end id, a stop string or the limit.
+"""Statistics of a generation's steps, from their records alone.
 
-Does not depend on anything but step records.
+Only emitted tokens count: none after an end id, a stop string or the limit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,25 +11,15 @@ from foredraft.contracts import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Counts of one generation, or of several added up, and their rates.
+    """Counts of one generation, or of several added up, and their rates."""
 
-    Attributes:
-        emitted: emitted tokens.
-        steps: forward passes of the target after prefill.
-        drafting_steps: steps that drafted something.
-        drafted: nodes verified.
-        accepted: drafted tokens that were emitted.
-        prefill_seconds: time before the first step.
-        decode_seconds: time in steps.
-    """
-
-    emitted: int
-    steps: int
-    drafting_steps: int
-    drafted: int
-    accepted: int
-    prefill_seconds: float
-    decode_seconds: float
+    emitted: int  # tokens
+    steps: int  # forward passes of the target after prefill
+    drafting_steps: int  # steps that drafted something
+    drafted: int  # nodes verified
+    accepted: int  # drafted tokens that were emitted
+    prefill_seconds: float  # time before the first step
+    decode_seconds: float  # time in steps
 
     @property
     def tokens_per_target_step(self) -> float:
@@ -53,8 +43,9 @@ class Statistics:
 
     @property
     def harmonic_mean(self) -> float:
-        """2 v_d r_d / (v_d + r_d), EESD's HM, as a fraction."""
-        return harmonic_mean(self.draft_acceptance_rate, self.drafted_share)
+        """2 v_d r_d / (v_d + r_d), EESD's HM, as a fraction; 0 if nothing was accepted."""
+        v_d, r_d = self.draft_acceptance_rate, self.drafted_share
+        return _ratio(2 * v_d * r_d, v_d + r_d)
 
     @property
     def decode_seconds_per_token(self) -> float:
@@ -87,11 +78,6 @@ def summarize(records: Iterable[StepRecord], prefill_seconds: float) -> Statisti
 def add_up(parts: Sequence[Statistics]) -> Statistics:
     """Return the summed counts of several generations, for micro averages."""
     return Statistics(**{each.name: sum(getattr(part, each.name) for part in parts) for each in fields(Statistics)})
-
-
-def harmonic_mean(one: float, other: float) -> float:
-    """Return the harmonic mean of two rates; 0 if both are 0."""
-    return 2 * one * other / (one + other) if one + other else 0.0
 
 
 def _ratio(part: float, whole: float) -> float:

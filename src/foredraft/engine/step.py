@@ -1,7 +1,7 @@
 """One decoding step: draft, lay out, forward, verify, commit, observe. Does not depend on models or text."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import replace
 from time import perf_counter_ns
 
 import numpy as np
@@ -11,8 +11,8 @@ from foredraft.contracts import (
     Budget,
     Control,
     Draft,
+    Drafter,
     Drafting,
-    Needs,
     Scores,
     StepRecord,
     Target,
@@ -28,70 +28,59 @@ PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")
 """The parts of a step, in order."""
 
 
-def step(
-    seq: SequenceState, drafting: Drafting, control: Control, target: Target, needs: Needs, names: tuple[str, ...]
-) -> StepRecord:
-    """Advance one sequence by at least one token.
-
-    Args:
-        seq: not finished.
-        drafting: opened for this sequence.
-        control: decides how much to draft.
-        target: scores the rows.
-        needs: of `drafting`.
-        names: source names, by the numbers in `Draft.source`.
+def step(seq: SequenceState, drafter: Drafter, drafting: Drafting, control: Control, target: Target) -> StepRecord:
+    """Advance one unfinished sequence by at least one token; `drafting` is what `drafter` opened for it.
 
     Raises:
         ValueError: the draft is not a tree of tokens.
         NumericsError: the target's scores are unusable.
     """
-    clock = [perf_counter_ns()]
+    began = perf_counter_ns()
     budget = control.budget(seq.useful_depth)
-    draft = control.trim(proposed(seq, drafting, budget, needs, target.vocabulary, len(names)), budget)
-    clock.append(perf_counter_ns())
-    at = seq.length - 1
-    layout = lay_out(seq.root, draft.tokens, draft.parents, at)
-    clock.append(perf_counter_ns())
-    scores = target.forward(layout, seq.cache, hidden=needs.hidden)
-    clock.append(perf_counter_ns())
-    verdict = verify(draft, scores, seq, at)
-    clock.append(perf_counter_ns())
-    seq.commit(verdict)
-    clock.append(perf_counter_ns())
-    show_verdict(drafting, verdict, scores, budget, needs)
+    draft = control.trim(proposed(seq, drafter, drafting, budget, target.vocabulary), budget)
+    drafted = perf_counter_ns()
+    layout = lay_out(seq.root, draft.tokens, draft.parents, seq.length - 1)
+    laid_out = perf_counter_ns()
+    scores = target.forward(layout, seq.cache, hidden=drafter.needs.hidden)
+    forward = perf_counter_ns() - laid_out
+    verdict, (verified, committed, observed) = settle(seq, drafter, drafting, budget, draft, scores)
     now = perf_counter_ns()
-    forward, drafting_took = clock[3] - clock[2], clock[1] - clock[0] + now - clock[5]
-    control.observe(verdict, forward / 1e9, (now - clock[0] - forward) / 1e9, drafting_took / 1e9)
-    clock.append(perf_counter_ns())
-    return record_of(verdict, names, [later - earlier for earlier, later in pairwise(clock)])
+    control.observe(verdict, forward / 1e9, (now - began - forward) / 1e9, (drafted - began + observed) / 1e9)
+    observed += perf_counter_ns() - now
+    return record_of(verdict, drafter, (drafted - began, laid_out - drafted, forward, verified, committed, observed))
 
 
-def proposed(
-    seq: SequenceState, drafting: Drafting, budget: Budget, needs: Needs, vocabulary: int, drafters: int
-) -> Draft:
-    """Return the drafting's checked draft; without a budget it is called only if it needs every step.
-
-    Raises:
-        ValueError: the draft is not a tree of tokens.
-    """
-    if budget.nodes <= 0 and not needs.every_step:
+def proposed(seq: SequenceState, drafter: Drafter, drafting: Drafting, budget: Budget, vocabulary: int) -> Draft:
+    """Return the drafting's checked draft; without a budget it is called only if it needs every step."""
+    if budget.nodes <= 0 and not drafter.needs.every_step:
         return EMPTY_DRAFT
     draft = drafting.propose(seq.view(), budget)
-    check_draft(draft, vocabulary, drafters)
+    check_draft(draft, vocabulary, len(drafter.source_names))
     return draft
 
 
-def show_verdict(drafting: Drafting, verdict: Verdict, scores: Scores, budget: Budget, needs: Needs) -> None:
-    """Pass the verdict to the drafting, with what it needs; without a budget nothing is computed for it."""
+def settle(
+    seq: SequenceState, drafter: Drafter, drafting: Drafting, budget: Budget, draft: Draft, scores: Scores
+) -> tuple[Verdict, tuple[int, int, int]]:
+    """Verify a draft, commit what is accepted, and show the verdict to the drafting; return also the nanoseconds.
+
+    Without a budget nothing that the drafting needs is computed for it.
+    """
+    began = perf_counter_ns()
+    verdict = verify(draft, scores, seq, seq.length - 1)
+    verified = perf_counter_ns()
+    seq.commit(verdict)
+    committed = perf_counter_ns()
     if budget.nodes > 0:
-        drafting.observe(_with_needs(verdict, scores, needs))
-    elif needs.every_step:
+        drafting.observe(_with_top_tokens(verdict, scores, drafter.needs.top_k, drafter.needs.top_rows))
+    elif drafter.needs.every_step:
         drafting.observe(verdict)
+    return verdict, (verified - began, committed - verified, perf_counter_ns() - committed)
 
 
-def record_of(verdict: Verdict, names: tuple[str, ...], nanoseconds: Sequence[int]) -> StepRecord:
+def record_of(verdict: Verdict, drafter: Drafter, nanoseconds: Sequence[int]) -> StepRecord:
     """Return the record of a step; `nanoseconds` are those of its `PARTS`."""
-    source = verdict.draft.source
+    names, source = drafter.source_names, verdict.draft.source
     drafted = tuple(names[0] if source is None else names[source[node]] for node in verdict.path)
     sources = (*drafted, *(None,) * (len(verdict.tokens) - len(drafted)))
     parts = dict(zip(PARTS, nanoseconds, strict=True))
@@ -101,15 +90,8 @@ def record_of(verdict: Verdict, names: tuple[str, ...], nanoseconds: Sequence[in
 def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
     """Raise ValueError for a draft that cannot be verified; fast for a valid one.
 
-    Args:
-        draft: of a drafter.
-        vocabulary: number of ids the target scores.
-        drafters: number of the drafter's source names.
-
-    Raises:
-        ValueError: not a tree of the target's tokens, scores that are not finite, a wrong shape of q, or a source
-        without
-            a name.
+    That is one which is not a tree of ids below `vocabulary`, has scores that are not finite, a q of the wrong shape,
+    or a source that is not one of the `drafters` that the drafter names.
     """
     if not is_tree(draft.tokens, draft.parents, vocabulary):
         draft.check()
@@ -125,15 +107,12 @@ def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
         raise ValueError(f"The draft names source {int(draft.source.max())}; the drafter has {drafters} source names.")
 
 
-def _with_needs(verdict: Verdict, scores: Scores, needs: Needs) -> Verdict:
-    if not needs.top_k:
+def _with_top_tokens(verdict: Verdict, scores: Scores, top_k: int, most_rows: int) -> Verdict:
+    if not top_k:
         return verdict
-    rows = _top_rows(verdict, needs.top_rows)
-    tokens, probabilities = top_probabilities(scores.logits, needs.top_k, rows)
-    return Verdict(  # ten times faster than dataclasses.replace
-        verdict.tokens, verdict.path, verdict.draft, verdict.at, top_rows=rows, top_tokens=tokens,
-        top_probabilities=probabilities, hidden=verdict.hidden,
-    )  # fmt: skip
+    rows = _top_rows(verdict, most_rows)
+    tokens, probabilities = top_probabilities(scores.logits, top_k, rows)
+    return replace(verdict, top_rows=rows, top_tokens=tokens, top_probabilities=probabilities)
 
 
 def _top_rows(verdict: Verdict, most: int) -> IntArray:

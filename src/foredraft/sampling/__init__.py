@@ -1,6 +1,6 @@
 """Options of how tokens are chosen, with transformers' names and meaning.
 
-Checks values and their limits. Does not depend on how the options are applied.
+Does not depend on how the options are applied.
 """
 
 import math
@@ -20,34 +20,22 @@ LogitsProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """transformers' protocol: (input_ids int64[1, n], scores float32[1, V]) -> scores float32[1, V]."""
 
 SEED_LIMIT = 2**64
-LEAST_TEMPERATURE = 1e-6
-"""Lower temperatures overflow float32 when they divide the logits."""
+LEAST_TEMPERATURE = 1e-6  # lower ones overflow float32 when they divide the logits
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How tokens are chosen; names and meaning are transformers'.
+    """How tokens are chosen; names and meaning are transformers'."""
 
-    Attributes:
-        do_sample: draw from the softmax; otherwise take the most probable token.
-        temperature: divides the logits; above 0.
-        top_k: keep the `top_k` most probable tokens (and ties with the last); 0 keeps all.
-        top_p: keep the smallest set of most probable tokens with at least this mass; 1 keeps all.
-        min_p: drop tokens less probable than this share of the most probable one; 0 keeps all.
-        repetition_penalty: divides positive and multiplies negative logits of tokens already in the sequence; 1 is off.
-        seed: 0 to 2**64 - 1.
-    """
-
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
+    do_sample: bool = False  # draw from the softmax; otherwise take the most probable token
+    temperature: float = 1.0  # divides the logits; above 0
+    top_k: int = 0  # keep the `top_k` most probable tokens (and ties with the last); 0 keeps all
+    top_p: float = 1.0  # keep the smallest set of most probable tokens with at least this mass; 1 keeps all
+    min_p: float = 0.0  # drop tokens less probable than this share of the most probable one; 0 keeps all
+    repetition_penalty: float = 1.0  # divides positive, multiplies negative logits of tokens in the text; 1 is off
+    seed: int = 0  # to 2**64 - 1
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value out of range."""
         if not (math.isfinite(self.temperature) and self.temperature >= LEAST_TEMPERATURE):
             raise UsageError(
                 f"temperature is {self.temperature}; it must be at least {LEAST_TEMPERATURE:g}. For greedy decoding "

@@ -16,7 +16,7 @@ from foredraft.errors import NumericsError
 from foredraft.graph.tree import FloatArray
 from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions
 from foredraft.sampling.filters import distribution, filter_row, penalize
-from foredraft.sampling.logits import most_probable, row_reader
+from foredraft.sampling.logits import most_probable
 from foredraft.sampling.noise import perturbed_argmax
 
 
@@ -35,20 +35,15 @@ def drawn(
 
 
 class Sampler:
-    """Chooses one sequence's tokens.
+    """Chooses one sequence's tokens; `prefix` returns prompt and emitted ids, int64[n], the root last.
 
-    Args:
-        options: sampling options.
-        processors: called in order, with the node's own path, once per emitted position, as in plain decoding.
-        prefix: returns prompt and emitted ids, int64[n], the root last.
+    The processors are called in order, with the node's own path, once per emitted position, as in plain decoding.
     """
 
     def __init__(
         self, options: SamplingOptions, processors: Sequence[LogitsProcessor], prefix: Callable[[], TokenIds]
     ) -> None:
-        self._options = options
-        self._processors = tuple(processors)
-        self._prefix = prefix
+        self._options, self._processors, self._prefix = options, tuple(processors), prefix
         self._seed = np.uint64(options.seed)
         temperature = options.temperature if options.do_sample else 0.0
         self._filters = (temperature, options.top_k, options.top_p, options.min_p)  # as `drawn` takes them
@@ -58,16 +53,13 @@ class Sampler:
         """Return the chooser of the token after each row of `scores`, whose root is at position `at`."""
         on_device = scores.best is not None or scores.logits.device.type != "cpu"
         tokens = self._tokens_after_rows(scores) if on_device and not self._needs_prefix else None
-        if tokens is None:
-            read = row_reader(scores.logits)
 
         def choose(row: int, path: Sequence[int]) -> int:
             position = at + len(path) + 1
             if tokens is not None:
                 token = tokens[row]
             else:
-                scored = self._row(read(row), scores.logits.device, path)
-                token = drawn(scored, self._seed, position, *self._filters)
+                token = drawn(self._row(scores.logits[row], path), self._seed, position, *self._filters)
             if token < 0:
                 raise NumericsError(_unusable(position))
             return int(token)
@@ -83,29 +75,24 @@ class Sampler:
         values, largest = (each.tolist() for each in scores.logits.max(dim=-1))
         return [token if math.isfinite(value) else -1 for value, token in zip(values, largest, strict=True)]
 
-    def distribution(self, logits: torch.Tensor, at: int, path: Sequence[int]) -> Probabilities:
-        """Return the distribution of the token after a row of `logits`, float[V], after the emitted `path`.
-
-        It is float64[V], the distribution that the chooser samples; one-hot for greedy decoding. Processors are called.
-
-        Raises:
-            NumericsError: no token can be chosen from the scores.
-        """
-        probabilities = distribution(self._row(row_reader(logits[None])(0), logits.device, path), self._options)
+    def distribution(self, logits: torch.Tensor, at: int, row: int, path: Sequence[int]) -> Probabilities:
+        """Return the distribution, float64[V], that the chooser samples after a row of `logits`, float[R, V]."""
+        probabilities = distribution(self._row(logits[row], path), self._options)
         if not len(probabilities):
             raise NumericsError(_unusable(at + len(path) + 1))
         return probabilities
 
-    def _row(self, row: FloatArray, device: torch.device, path: Sequence[int]) -> FloatArray:
-        """Return the scores of a row, float32[V], after the penalty and the processors."""
+    def _row(self, logits: torch.Tensor, path: Sequence[int]) -> FloatArray:
+        """Return the scores of a row, float32[V] and not to be changed, after the penalty and the processors."""
+        row: FloatArray = logits.detach().float().cpu().numpy()
         if not self._needs_prefix:
             return row
         row, prefix = row.copy(), np.concatenate([self._prefix(), np.array(path, np.int64)])
         if self._options.repetition_penalty != 1.0:
             penalize(row, prefix, self._options.repetition_penalty)
         if self._processors:
-            input_ids = torch.from_numpy(prefix).unsqueeze(0).to(device)  # processors may hold tensors on it
-            scores = torch.from_numpy(row).unsqueeze(0).to(device)
+            input_ids = torch.from_numpy(prefix).unsqueeze(0).to(logits.device)  # processors may hold tensors on it
+            scores = torch.from_numpy(row).unsqueeze(0).to(logits.device)
             for processor in self._processors:
                 scores = processor(input_ids, scores)
             row = scores[0].float().cpu().numpy()

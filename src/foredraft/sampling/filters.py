@@ -47,9 +47,7 @@ def _weight_above(weights: FloatArray, share: float, total: float) -> float:
 def _kth_largest(row: FloatArray, k: int) -> float:
     """Return the k-th largest value of float32[V], 1 <= k <= V, by the high half of its bits, then the low half."""
     keys = row.view(np.uint32).copy()
-    for token in range(
-        len(keys)
-    ):  # flipped so that the bits are in the order of the values: negative floats are reversed
+    for token in range(len(keys)):  # flipped so that bits are in the order of values: negative floats are reversed
         keys[token] ^= np.uint32(0xFFFFFFFF if keys[token] >> np.uint32(31) else 0x80000000)
     low, missing = np.uint32(0), k
     for shift in (16, 0):
@@ -79,14 +77,6 @@ def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, mi
     if best < 0:
         return np.empty(0, np.float32)
     weights = exponentials(row, row[best], temperature)
-    if top_k > 0 or top_p < 1.0 or min_p > 0.0:
-        _drop_filtered(weights, row, top_k, top_p, min_p)
-    return weights
-
-
-@njit(cache=True)
-def _drop_filtered(weights: FloatArray, row: FloatArray, top_k: int, top_p: float, min_p: float) -> None:
-    """Set the weights that top-k, top-p or min-p drop to 0, in place."""
     if 0 < top_k < len(row):
         smallest_kept = _kth_largest(row, top_k)
         for token in range(len(row)):
@@ -104,6 +94,7 @@ def _drop_filtered(weights: FloatArray, row: FloatArray, top_k: int, top_p: floa
         for token in range(len(row)):
             if weights[token] < min_p:
                 weights[token] = 0.0
+    return weights
 
 
 def penalize(row: FloatArray, seen: TokenIds, penalty: float) -> None:
@@ -114,14 +105,10 @@ def penalize(row: FloatArray, seen: TokenIds, penalty: float) -> None:
 
 
 def distribution(row: FloatArray, options: SamplingOptions) -> Probabilities:
-    """Return the distribution from which `options` choose a token; one-hot for greedy decoding.
+    """Return the distribution from which `options` choose a token, float64[V]; one-hot for greedy decoding.
 
-    Args:
-        row: float32[V], logits after the penalty and the processors.
-        options: temperature and filters; the penalty is not applied, as it needs the prefix.
-
-    Returns:
-        float64[V] with sum 1; an empty array for an unusable row (NaN, +inf, or nothing finite).
+    The `row`, float32[V], is taken after the penalty, which is not applied here, and the processors. An unusable one
+    (NaN, +inf, or nothing finite) gives an empty array.
     """
     if options.do_sample:
         weights = filter_row(row, options.temperature, options.top_k, options.top_p, options.min_p).astype(np.float64)

@@ -5,7 +5,6 @@ chosen, nor on what the rows are.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,6 @@ import torch
 from numba import njit
 
 from foredraft.graph.tree import FloatArray, IntArray
-
-RowReader = Callable[[int], FloatArray]
-"""Returns a row's logits, float32[V], read-only."""
 
 Words = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 """Bits of logits: uint32 for float32; uint16 for bfloat16, which is the upper half of a float32."""
@@ -43,29 +39,11 @@ def row_of(words: Words, row: int) -> FloatArray:
     return bits.view(np.float32)
 
 
-def row_reader(logits: torch.Tensor) -> RowReader:
-    """Return a reader of the rows of `logits`, float[R, V] on any device."""
-    words = words_of(logits)
-    if words is None:
-        return lambda row: logits[row].detach().float().cpu().numpy()
-
-    def read(row: int) -> FloatArray:  # faster than torch's conversion of a row
-        assert row < len(words), "there is no such row"
-        return row_of(words, row)
-
-    return read
-
-
 def top_probabilities(logits: torch.Tensor, k: int, rows: IntArray | None = None) -> tuple[IntArray, FloatArray]:
-    """Return the `k` most probable tokens after each of `rows` and their probabilities under the plain softmax.
+    """Return the `k`, at most V, most probable tokens after each of `rows` and their plain softmax probabilities.
 
-    Args:
-        logits: float[R, V].
-        k: tokens per row; at most V are returned.
-        rows: int32[S]; None for all.
-
-    Returns:
-        int32[S, k] and float32[S, k], by descending probability, with an error of up to 3 %; NaN if a row holds NaN.
+    They are int32[S, k] and float32[S, k], by descending probability, with an error of up to 3 %; NaN if a row holds
+    NaN. `logits` are float[R, V], and `rows` int32[S], or None for all.
     """
     k = min(k, logits.shape[-1])
     if logits.device.type != "cpu":
@@ -84,22 +62,14 @@ def top_probabilities(logits: torch.Tensor, k: int, rows: IntArray | None = None
 
 @njit(cache=True)
 def top_of_rows(words: Words, rows: IntArray, tokens: IntArray, probabilities: FloatArray) -> None:
-    """Call `top_of_row` for each of `rows`, int32[S]; `tokens` and `probabilities` are [S, k]."""
+    """Set `tokens` and `probabilities`, [S, k], to those of each of `rows`, int32[S]; ties go to the lower token."""
     for place in range(len(rows)):
-        top_of_row(row_of(words, rows[place]), tokens[place], probabilities[place])
-
-
-@njit(cache=True)
-def top_of_row(row: FloatArray, tokens: IntArray, probabilities: FloatArray) -> None:
-    """Set `tokens`, int32[k], to the most probable tokens of a row, float32[V], and `probabilities` to theirs.
-
-    Ties go to the lower token.
-    """
-    largest_of_row(row, tokens, probabilities)
-    largest = probabilities[0]
-    total = rough_sum(row, largest)
-    for j in range(len(tokens)):
-        probabilities[j] = math.exp(probabilities[j] - largest) / total
+        row = row_of(words, rows[place])
+        largest_of_row(row, tokens[place], probabilities[place])
+        largest = probabilities[place, 0]
+        total = rough_sum(row, largest)
+        for j in range(tokens.shape[1]):
+            probabilities[place, j] = math.exp(probabilities[place, j] - largest) / total
 
 
 @njit(cache=True)
@@ -172,13 +142,8 @@ def most_probable(row: FloatArray) -> int:
 def exponentials(row: FloatArray, largest: float, temperature: float) -> FloatArray:
     """Return exp((score - largest) / temperature) of a row, float32[V], to float32's precision; 0 below 2^-126.
 
-    exp(x) = 2^n exp(r) with |r| <= ln(2) / 2, where seven terms of the series suffice. Compilers vectorise this, but
-    not their own exponential.
-
-    Args:
-        row: without NaN.
-        largest: its maximum, finite.
-        temperature: above 0.
+    The row has no NaN and a finite maximum `largest`. exp(x) = 2^n exp(r) with |r| <= ln(2) / 2, where seven terms of
+    the series suffice. Compilers vectorise this, but not their own exponential.
     """
     series, powers = np.empty(len(row), np.float32), np.empty(len(row), np.int32)
     for i in range(len(row)):
@@ -201,7 +166,7 @@ def rough_sum(row: FloatArray, largest: float) -> float:
     """Return the sum of exp(score - largest) over a row, float32[V], with an error of up to 3 %; NaN if it holds NaN.
 
     The exponential is linear between powers of two, like the bits of a float32 (Schraudolph, "A Fast, Compact
-    Approximation of the Exponential Function", 1999). It takes a third of the time of `exponentials`' series.
+    Approximation of the Exponential Function", 1999), in a third of the time of `exponentials`.
     """
     if not np.isfinite(largest) or has_nan(row):
         return np.nan

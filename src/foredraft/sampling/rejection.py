@@ -4,8 +4,7 @@
 exactly the distribution p: with one candidate by Leviathan et al., "Fast inference from transformers via speculative
 decoding" (2023), and Chen et al., "Accelerating large language model decoding with speculative sampling" (2023); with
 several, drawn without replacement and tried in order, by recursive rejection (Miao et al., "SpecInfer", 2024; Jeon et
-al., "Recursive speculative decoding", 2024). Both drawing and verifying are here. Does not depend on how p and q are
-computed, nor on the source of randomness.
+al., "Recursive speculative decoding", 2024). Does not depend on how p and q are computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,23 +26,16 @@ class Chance(Protocol):
 
     def accept(self, probability: float) -> bool:
         """Return True with this probability."""
-        ...
 
     def draw(self, distribution: Probabilities) -> int:
         """Return a token drawn from `distribution`, float64[V] with sum 1."""
-        ...
 
 
 class SeededChance:
     """Randomness determined by (seed, position, stream) and the number of earlier calls.
 
-    Philox-4x32-10 with the seed as key and counter = (earlier calls, position, stream, 0); two output words give a u of
-    53 bits in [0, 1).
-
-    Args:
-        seed: 0 to 2**64 - 1.
-        position: absolute position of the token to decide.
-        stream: keeps drafting and verification independent.
+    Philox-4x32-10 with the seed, below 2**64, as key and counter = (earlier calls, position, stream, 0); two output
+    words give a u of 53 bits in [0, 1). The stream keeps drafting and verification independent.
     """
 
     def __init__(self, seed: int, position: int, stream: int = VERIFIER_STREAM) -> None:
@@ -75,22 +67,13 @@ def rejection_chooser(
 ) -> Chooser:
     """Return a chooser of the token after each row of a verification, which tries the row's drafted children.
 
-    A merged graph may contain a draw under several prefixes, always with the q it was drawn from; an accepted path
-    contains only one of them.
-
-    Args:
-        draft: the verified draft.
-        at: absolute position of its root.
-        distribution: returns the target's processed distribution after a row and an emitted path: float64[V], sum 1.
-        chance: returns the randomness of a position; called once per position.
+    `distribution` returns the target's after a row and an emitted path, float64[V] with sum 1; `chance` the randomness
+    of a position, once for each. The root of the draft is at position `at`.
     """
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(draft.parents.tolist()):
-        children.setdefault(parent, []).append(node)
 
     def choose(row: int, path: Sequence[int]) -> int:
-        p = distribution(row, path)
-        return choose_token(p, draft, children.get(row - 1, ()), chance(at + len(path) + 1))
+        children = np.flatnonzero(draft.parents == row - 1).tolist()
+        return choose_token(distribution(row, path), draft, children, chance(at + len(path) + 1))
 
     return choose
 
@@ -98,11 +81,8 @@ def rejection_chooser(
 def choose_token(p: Probabilities, draft: Draft, siblings: Sequence[int], chance: Chance) -> int:
     """Return a token with distribution `p`: the first accepted one of `siblings`, else a draw from the last residual.
 
-    Args:
-        p: float64[V] with sum 1, the target's distribution after their parent.
-        draft: the tree; without q its nodes were chosen, not drawn, and q is one-hot.
-        siblings: nodes of `draft` with one parent, in the order drawn.
-        chance: the randomness.
+    `p` is float64[V], the target's distribution after the parent of `siblings`, nodes of `draft` in the order drawn.
+    Without q they were chosen, not drawn, and q is one-hot.
 
     Raises:
         ValueError: a node cannot have been drawn from its q.
@@ -140,18 +120,10 @@ def one_hot(token: int, vocabulary: int) -> Probabilities:
 
 
 def draw_siblings(q: Probabilities, count: int, chance: Chance) -> tuple[IntArray, FloatArray]:
-    """Draw tokens without replacement from `q`.
+    """Draw `count` tokens without replacement from `q`, or as many as it allows; `chance` is not the verifier's.
 
-    Their number depends on `count` and on the number of tokens that `q` allows, not on the draws, as exactness
-    requires.
-
-    Args:
-        q: float64[V], the draft model's distribution, processed like the target's.
-        count: tokens to draw; fewer if `q` allows fewer.
-        chance: the randomness; never the verifier's.
-
-    Returns:
-        int32[K] tokens, and float32[K, V], the q of each for `Draft.q`.
+    `q` is float64[V], the draft model's distribution, processed like the target's. Returned are int32[K] tokens and the
+    q of each for `Draft.q`, float32[K, V]; as exactness requires, K does not depend on the draws.
     """
     left = q.astype(np.float64)
     tokens: list[int] = []
@@ -166,11 +138,7 @@ def draw_siblings(q: Probabilities, count: int, chance: Chance) -> tuple[IntArra
 
 
 def _checked(draft: Draft, node: int, earlier: Sequence[int]) -> Probabilities:
-    """Return a node's q, float64[V] with sum 1.
-
-    Raises:
-        ValueError: q gives the node 0, or allows the token of an earlier sibling.
-    """
+    """Return a node's q, float64[V]; ValueError if it gives the node 0, or allows an earlier sibling's token."""
     assert draft.q is not None
     row, token = draft.q[node], int(draft.tokens[node])
     if not row[token] > 0:  # NaN included
