@@ -25,7 +25,8 @@ from foredraft.model.rounding import dtype_name
 from foredraft.model.target import TorchTarget
 
 ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64)  # that are timed; after some, kernels often switch to a larger block
-_FEW_ROWS = (1, 16, 64)  # if one pass takes over a tenth of the time allowed
+_FEW_ROWS = (1, 16, 64)  # on a slow model, once each in a round
+_SLOW = 1 / 3  # of the time allowed, for one pass of the most rows; chosen
 _CONTEXT = 128  # tokens in the cache
 _SECONDS = 1.5  # time for one measurement; this and the next three are chosen
 _MOST_ROUNDS = 12
@@ -66,14 +67,16 @@ def measure_cost(
     cache = target.new_cache()
     target.prefill(np.arange(context, dtype=np.int64) % target.vocabulary, cache)
     _timed_pass(target, cache, 1, context)  # the first pass may set things up or record the pass
-    if _timed_pass(target, cache, 1, context) > seconds / 10:
+    slow = _timed_pass(target, cache, rows[-1], context) > _SLOW * seconds
+    if slow:
         rows = tuple(count for count in rows if count in _FEW_ROWS) or rows[:1]
+    repeats = 1 if slow else _REPEATS
     rounds: list[list[float]] = []
     for _ in range(_MOST_TRIES):
         start = perf_counter()
         for _ in range(_MOST_ROUNDS):
             # several in a row, as in decoding: the first finds other data in the CPU caches
-            rounds.append([min(_timed_pass(target, cache, n, context) for _ in range(_REPEATS)) for n in rows[::-1]])
+            rounds.append([min(_timed_pass(target, cache, n, context) for _ in range(repeats)) for n in rows[::-1]])
             if perf_counter() - start > seconds:
                 break
         if _is_settled(curve := CostCurve(rows, _typical(rounds)[::-1])):
