@@ -30,6 +30,7 @@ from foredraft.cli import (
     stores,
     train,
 )
+from foredraft.cli.flags import with_groups
 from foredraft.cli.screen import say
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError
 from foredraft.options import nearest
@@ -89,7 +90,7 @@ for verb, member in VERBS.items():
     if isinstance(member, typer.Typer):
         app.add_typer(member, name=verb)
     else:
-        app.command(verb)(member)
+        app.command(verb)(with_groups(member))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

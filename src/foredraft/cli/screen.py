@@ -6,11 +6,11 @@ Does not depend on what is printed, except for pieces of text and their sources.
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from threading import Timer
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.color import ColorSystem
@@ -103,17 +103,14 @@ def working(subject: str) -> Iterator[Callable[[float, str], None]]:
         timer.cancel()
 
 
-class Tell(Protocol):
-    """Shows the progress of a phase, `done` of `total`, and its rate in `unit`, of `count` if given, else of `done`."""
-
-    def __call__(  # noqa: D102  # the class docstring describes it
-        self, phase: str, done: int, total: int, count: int | None = None, unit: str | None = None
-    ) -> None: ...
-
-
 @contextmanager
-def progress_bars() -> Iterator[Tell]:
-    """Show a bar for each phase on standard error, until the block ends."""
+def progress_bars() -> Iterator[Callable[..., None]]:
+    """Show a bar for each phase on standard error, until the block ends.
+
+    Yields:
+        A function to call with the phase, the work done, its total, and a count and its unit for the rate, by default
+        the work done.
+    """
     from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TaskProgressColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
@@ -153,6 +150,17 @@ class Ink:
         self._colored = False
         self._written = Text()
 
+    def print(self, pieces: "Iterable[Piece]") -> None:
+        """Print pieces as they come, and end the last line."""
+        try:
+            for piece in pieces:
+                self.write(piece)
+        finally:
+            if not self._at_line_start:
+                sys.stdout.write("\n")
+                sys.stdout.flush()
+            self._at_line_start = True
+
     def write(self, piece: "Piece") -> None:
         """Print a piece and flush."""
         if not piece.text:
@@ -172,13 +180,6 @@ class Ink:
         legend = Text("\n").join(Text(name, style) for name, style in self._styles.items() if style in drafted)
         console.print(self._written, Text("\nDrafted by:"), legend, Text("not drafted"), sep="\n")
         return console.export_svg(title=title)
-
-    def finish(self) -> None:
-        """End the last line."""
-        if not self._at_line_start:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-        self._at_line_start = True
 
     def legend(self) -> None:
         """Print the colours of the sources to standard error, if any was used."""
