@@ -6,10 +6,10 @@ Does not depend on how things are measured; that is in `foredraft.bench`.
 import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:  # torch is imported when a command runs, so that help is fast
     from foredraft.bench.cell import Cell
+    from foredraft.bench.runner import RunResult
     from foredraft.bench.serve import Load, Predicted
 
 _RUN_METHODS = ("prompt_lookup", "adaptix", "rest", "auto", "transformers")
@@ -54,20 +55,47 @@ _LEGEND = (
 app = typer.Typer(no_args_is_help=True, help="Measure speed-ups and the parts of a step.")
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The options of a comparison of methods on prompts."""
+
+    data: flags.DataOption = None
+    model: flags.ModelOption = SMOLLM2
+    task: flags.TaskOption = None
+    method: flags.MethodsOption = None
+    prompts: flags.PromptsOption = 10
+    max_new_tokens: flags.TokensOption = 128
+    top_p: flags.TopPOption = 1.0
+    dtype: flags.DtypeOption = "auto"
+    eager: flags.EagerOption = False
+
+    def measured(
+        self, methods: Sequence[str], temperatures: Sequence[float], seed: int, out: Path | None = None
+    ) -> "RunResult":
+        """Measure the methods at each temperature; found cells are read from the folder `out`, and new ones added."""
+        from foredraft.bench.cell import prepare_folder
+        from foredraft.bench.method import chosen_methods
+        from foredraft.bench.runner import Plan, run_plan
+        from foredraft.bench.tasks import load_tasks
+
+        chosen, length = chosen_methods(methods), self.max_new_tokens
+        settings = [setting(each, self.top_p, max_new_tokens=length, seed=seed) for each in temperatures]
+        plan = Plan(self.model, chosen, load_tasks(self.task, self.data, self.prompts), settings)
+        if out is not None:
+            prepare_folder(out)
+        with working("measuring") as tell:
+            generator = load_plain(self.model, self.dtype, self.eager, tell)
+            return run_plan(generator, plan, out, counting(tell, plan.turns, "measuring"))
+
+
 @app.command()
+@flags.with_groups
 def run(
-    data: flags.DataOption = None,
-    model: flags.ModelOption = SMOLLM2,
-    task: flags.TaskOption = None,
-    method: flags.MethodsOption = None,
-    prompts: flags.PromptsOption = 10,
-    max_new_tokens: flags.TokensOption = 128,
+    *,
+    comparison: Comparison,
     temperature: Annotated[
         list[float] | None, flags.in_text(help="0 is greedy; repeatable, each is measured [default: 0]")
     ] = None,
-    top_p: flags.TopPOption = 1.0,
-    dtype: flags.DtypeOption = "auto",
-    eager: flags.EagerOption = False,
     seed: Annotated[int, flags.in_text(help="Seed of the sampling and of the order of runs")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder of results: existing ones are not measured again, new ones are added")
@@ -75,19 +103,9 @@ def run(
     as_json: flags.JsonOption = False,
 ) -> None:
     """Measure speed-ups over plain decoding, paired in one process; `--method transformers` adds its generate."""
-    from foredraft.bench.cell import prepare_folder
-    from foredraft.bench.method import chosen_methods
-    from foredraft.bench.runner import Plan, run_plan
     from foredraft.bench.summary import summarize_cells, table
-    from foredraft.bench.tasks import load_tasks
 
-    methods = chosen_methods(method or _RUN_METHODS)
-    settings = [setting(each, top_p, max_new_tokens=max_new_tokens, seed=seed) for each in temperature or [0.0]]
-    plan = Plan(model, methods, load_tasks(task, data, prompts), settings)
-    if out is not None:
-        prepare_folder(out)
-    with working("measuring") as tell:
-        result = run_plan(load_plain(model, dtype, eager, tell), plan, out, counting(tell, plan.turns, "measuring"))
+    result = comparison.measured(comparison.method or _RUN_METHODS, temperature or [0.0], seed, out)
     summaries = summarize_cells(result.cells)
     if as_json:
         show_json([summary.as_dict() for summary in summaries])
@@ -97,15 +115,14 @@ def run(
         typer.echo(f"{_LEGEND}\n{len(result.cells) - result.found} cells measured, {result.found} found.")
     for sentence in result.replaced:
         say(sentence, "yellow")
-    if _print_failures(result.failures):
+    _print_failures(result.failures)
+    if result.failures:
         raise typer.Exit(1)
 
 
-def _print_failures(failures: "Sequence[Cell]") -> bool:
-    """Print the failed cells; return whether there are any."""
+def _print_failures(failures: "Sequence[Cell]") -> None:
     for cell in failures:
         say(f"{cell.place.method} failed on {cell.place.task}[{cell.place.number}]: {cell.failure}.")
-    return bool(failures)
 
 
 @app.command()
@@ -123,31 +140,19 @@ def report(
 
 
 @app.command()
+@flags.with_groups
 def profile(
-    data: flags.DataOption = None,
-    model: flags.ModelOption = SMOLLM2,
-    task: flags.TaskOption = None,
-    method: flags.MethodsOption = None,
-    prompts: flags.PromptsOption = 10,
-    max_new_tokens: flags.TokensOption = 128,
+    *,
+    comparison: Comparison,
     temperature: flags.TemperatureOption = 0.0,
-    top_p: flags.TopPOption = 1.0,
-    dtype: flags.DtypeOption = "auto",
-    eager: flags.EagerOption = False,
     seed: flags.SeedOption = 0,
     as_json: flags.JsonOption = False,
 ) -> None:
     """Show a method's acceptance by depth, by source and by estimate, and the time of a step's parts."""
-    from foredraft.bench.method import BASE, chosen_methods
-    from foredraft.bench.runner import Plan, run_plan
+    from foredraft.bench.method import BASE
     from foredraft.bench.summary import overall, reliability_table, source_table, summarize_cells, table
-    from foredraft.bench.tasks import load_tasks
 
-    methods = chosen_methods([BASE, *(method or _PROFILE_METHODS)])
-    arguments = setting(temperature, top_p, max_new_tokens=max_new_tokens, seed=seed)
-    plan = Plan(model, methods, load_tasks(task, data, prompts), [arguments])
-    with working("measuring") as tell:
-        result = run_plan(load_plain(model, dtype, eager, tell), plan, done=counting(tell, plan.turns, "measuring"))
+    result = comparison.measured([BASE, *(comparison.method or _PROFILE_METHODS)], [temperature], seed)
     found = overall(summarize_cells(result.cells))
     if as_json:
         show_json([each.as_dict() for each in found])
@@ -157,7 +162,8 @@ def profile(
         for each in found:
             title = f"estimated and actual acceptance: {each.method}"
             show_table(*reliability_table(each.counts.reliability), title)
-    if _print_failures(result.failures):
+    _print_failures(result.failures)
+    if result.failures:
         raise typer.Exit(1)
 
 
@@ -234,11 +240,8 @@ def serve(
         predicted = [] if plain_only else asyncio.run(measured.predictions(address, name, rounds))
         turns = asyncio.run(measured.turns(address, name, rounds))
     if as_json:
-        show_json({
-            "loads": [asdict(each) for each in loads],
-            "predictions": [asdict(each) for each in predicted],
-            "turns": [asdict(each) for each in turns],
-        })  # fmt: skip
+        found: dict[str, Sequence[Any]] = {"loads": loads, "predictions": predicted, "turns": turns}
+        show_json({name: [asdict(each) for each in figures] for name, figures in found.items()})
         return
     _show_loads(loads)
     if predicted:
@@ -281,15 +284,10 @@ def recommend(
     command, python = _how_to_use(model, found.method, dtype, temperature, eager=eager, chat=chat)
     if as_json:
         show_json({
-            "method": found.method,
-            "prompts": found.prompts,
-            "tokens": found.tokens,
-            "cost": cost_rows(generator.cost),
-            "methods": [each.as_dict() for each in found.ranked],
-            "sentences": found.sentences,
-            "failures": [cell.failure for cell in found.failures],
-            "command": command,
-            "python": python,
+            "method": found.method, "prompts": found.prompts, "tokens": found.tokens,
+            "cost": cost_rows(generator.cost), "methods": [each.as_dict() for each in found.ranked],
+            "sentences": found.sentences, "failures": [cell.failure for cell in found.failures],
+            "command": command, "python": python,
         })  # fmt: skip
         return
     show_cost(cost_rows(generator.cost))
@@ -305,23 +303,16 @@ def recommend(
 
 def _how_to_use(model: str, method: str, dtype: str, temperature: float, *, eager: bool, chat: bool) -> tuple[str, str]:
     """Return the command and the line of Python that use a method."""
-    options = ["--model", shlex.quote(model), "--method", method]
-    load_arguments, generate_arguments = f"{model!r}, method={method!r}", ""
+    options, load, generate = f"--model {shlex.quote(model)} --method {method}", f"{model!r}, method={method!r}", ""
     if dtype != "auto":
-        options += ["--dtype", dtype]
-        load_arguments += f", dtype={dtype!r}"
+        options, load = f"{options} --dtype {dtype}", f"{load}, dtype={dtype!r}"
     if chat:
-        generate_arguments += ", chat=True"
+        generate = ", chat=True"
     if temperature:
-        options += ["--temperature", f"{temperature:g}"]
-        generate_arguments += f", temperature={temperature:g}"
+        options, generate = f"{options} --temperature {temperature:g}", f"{generate}, temperature={temperature:g}"
     if eager:
-        options.append("--eager")
-        load_arguments += ", compile=False"
-    return (
-        f'foredraft generate {" ".join(options)} "..."',
-        f'foredraft.load({load_arguments}).generate("..."{generate_arguments})',
-    )
+        options, load = f"{options} --eager", f"{load}, compile=False"
+    return f'foredraft generate {options} "..."', f'foredraft.load({load}).generate("..."{generate})'
 
 
 # --- tables of a server's figures

@@ -51,11 +51,7 @@ def chat(
 def converse(
     generator: "Generator", options: Mapping[str, Any], system: str | None, first: str | None = None, *, color: bool
 ) -> None:
-    """Answer the first message, if given, then each line.
-
-    Raises:
-        UsageError: a tokenizer without a chat template, or a standard input without a line.
-    """
+    """Answer the first message, if given, then each line; UsageError without a chat template or any line."""
     if not getattr(generator.tokenizer, "chat_template", None):
         raise UsageError("This model's tokenizer has no chat template, so it cannot chat; use foredraft generate.")
     messages, has_line = opening(system), False
@@ -103,11 +99,7 @@ def _lines(first: str | None) -> Iterator[str]:
 def _fitting(
     generator: "Generator", options: Mapping[str, Any], messages: list[dict[str, str]]
 ) -> list[dict[str, str]]:
-    """Drop the oldest turns until there is room for an answer.
-
-    Raises:
-        UsageError: the last message alone does not fit into the window.
-    """
+    """Drop the oldest turns until there is room for an answer; UsageError if the last message alone is too long."""
     from foredraft.request import GenerationOptions
 
     window = generator.target.window

@@ -148,11 +148,7 @@ def _compare(
     """Compare the generator's method with plain decoding, and print the figures of both.
 
     In 16-bit arithmetic, a pass over several rows rounds differently, so a difference is reported but is no failure,
-    unless all passes are compiled and round identically.
-
-    Raises:
-        UsageError: the method is plain decoding itself.
-        typer.Exit: with status 1, if the texts differ but must be equal.
+    unless all passes are compiled and round identically: then the exit status is 1.
     """
     from foredraft.bench.demonstration import ROUNDS
     from foredraft.bench.metrics import LOOP_SHARE, repeated_share

@@ -37,11 +37,7 @@ class Job:
     num_speculative_tokens: flags.NodesOption = None
 
     def config(self, **given: Any) -> dict[str, Any]:
-        """Merge the options of --speculative-config, a JSON object, with those `given` as flags.
-
-        Raises:
-            UsageError: text that is not a JSON object, or two values for one option.
-        """
+        """Merge --speculative-config with `given` flags; UsageError for other than a JSON object, or two values."""
         text = self.speculative_config
         try:
             config = json.loads(text) if text is not None else {}
@@ -60,8 +56,7 @@ class Job:
     def load(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> "Generator":
         """Load the model and the drafter, measure the cost of verification if needed, and warm up.
 
-        Raises:
-            UsageError: contradicting generation arguments, before anything is loaded, or an error of `foredraft.load`.
+        Generation arguments are checked first; raises what `foredraft.load` raises.
         """
         with working(f"loading {self.model}") as tell:
             from foredraft.api import Generator, load
@@ -106,11 +101,7 @@ def load_plain(
 
 
 def setting(temperature: float, top_p: float = 1.0, **arguments: int) -> dict[str, Any]:
-    """Return generation arguments, checked without a model; a temperature of 0 is greedy decoding.
-
-    Raises:
-        UsageError: an argument out of range.
-    """
+    """Return generation arguments, greedy at temperature 0; UsageError if one is out of range, without a model."""
     from foredraft.request import GenerationOptions
 
     found: dict[str, Any] = dict(arguments)
@@ -128,11 +119,7 @@ def samples(generator: "Generator", options: Mapping[str, Any]) -> bool:
 
 
 def prompt_text(prompt: str | None, file: Path | None) -> str:
-    """Return the prompt from the argument, standard input or the file.
-
-    Raises:
-        UsageError: not exactly one source, an unreadable file, an empty prompt, or one that is not UTF-8.
-    """
+    """Return the prompt from the argument, standard input or the file; UsageError if there is none in UTF-8."""
     if prompt is not None and file is not None:
         raise UsageError("PROMPT and --file exclude each other; give one of them.")
     if prompt is None and file is None:
@@ -153,11 +140,7 @@ def prompt_text(prompt: str | None, file: Path | None) -> str:
 
 
 def prompt_for(generator: "Generator", text: str, system: str | None = None, *, raw: bool = False) -> "Prompt":
-    """Return the prompt: a conversation if the tokenizer has a chat template, else or if `raw` the text itself.
-
-    Raises:
-        UsageError: a system message without a chat template.
-    """
+    """Return a conversation if the tokenizer has a chat template, else, or if `raw`, the text itself."""
     if raw or not getattr(generator.tokenizer, "chat_template", None):
         if system is not None:
             raise UsageError("--system needs a chat template, which this model's tokenizer does not have.")

@@ -303,11 +303,7 @@ def _make_traces(generator: "Generator", data: list[Path], out: Path, options: "
 
 
 def _assigned(kind: type[T], settings: list[str] | None, what: str) -> T:
-    """Build options, whose fields all have defaults, from strings such as `steps=500`.
-
-    Raises:
-        UsageError: a string of another form, a name that is unknown or given twice, or a value of the wrong kind.
-    """
+    """Build options, whose fields all have defaults, from strings such as `steps=500`; UsageError for others."""
     kinds: dict[str, type[Any]] = {field.name: type(field.default) for field in fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
     given: dict[str, Any] = {}
     for setting in settings or []:
