@@ -30,26 +30,12 @@ _ARGUMENT = re.compile(
 )
 
 VERBS: Mapping[str, Callable[..., None] | typer.Typer] = {
-    "generate": generate.generate,
-    "chat": chat.chat,
-    "serve": serve.serve,
-    "demo": demo.demo,
-    "explain": generate.explain,
-    "methods": methods.methods,
-    "info": info.info,
-    "recommend": bench.recommend,
-    "compile": info.compile_model,
-    "table": stores.table,
-    "index": stores.index,
-    "replay": replay.replay,
-    "prove": prove.prove,
-    "bench": bench.app,
-    "train": train.app,
-}
-"""Subcommand -> its function, or a Typer app if it has subcommands; in the order of the help.
-
-Their modules import torch and transformers inside functions, so that help is fast.
-"""
+    "generate": generate.generate, "chat": chat.chat, "serve": serve.serve, "demo": demo.demo,
+    "explain": generate.explain, "methods": methods.methods, "info": info.info, "recommend": bench.recommend,
+    "compile": info.compile_model, "table": stores.table, "index": stores.index, "replay": replay.replay,
+    "prove": prove.prove, "bench": bench.app, "train": train.app,
+}  # fmt: skip
+"""Subcommands in the order of the help. They import torch and transformers inside functions, so that help is fast."""
 
 app = typer.Typer(
     name="foredraft",

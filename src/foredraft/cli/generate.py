@@ -124,13 +124,10 @@ def _write(generator: "Generator", options: Mapping[str, Any], prompt: "Prompt",
             counts = {"emitted": step.emitted, "accepted": step.accepted, "drafted": step.drafted}
             steps.append(counts | {"sources": step.sources, "microseconds": microseconds})
         show_json({
-            "text": generation.text,
-            "token_ids": generation.token_ids,
+            "text": generation.text, "token_ids": generation.token_ids,
             "finish_reason": "interrupted" if interrupted else generation.finish_reason,
-            "prompt_length": generation.prompt_length,
-            "seed": generation.seed if sampled else None,
-            "statistics": generation.statistics.as_dict(),
-            "steps": steps,
+            "prompt_length": generation.prompt_length, "seed": generation.seed if sampled else None,
+            "statistics": generation.statistics.as_dict(), "steps": steps,
         })  # fmt: skip
     else:
         ink.legend()
@@ -166,15 +163,10 @@ def _compare(
     dtype, exact = dtype_name(generator.target.model), is_exact(generator)
     if ink is None:
         show_json({
-            "text": plain.text,
-            "token_ids": plain.token_ids,
-            "method": method,
-            "seed": options["seed"] if sampled else None,
-            "dtype": dtype,
-            "repetitions": ROUNDS,
+            "text": plain.text, "token_ids": plain.token_ids, "method": method,
+            "seed": options["seed"] if sampled else None, "dtype": dtype, "repetitions": ROUNDS,
             "statistics": {method: drafted.statistics.as_dict(), "none": plain.statistics.as_dict()},
-            "speed_up": speed_up,
-            "repeated_8_grams": repeated,
+            "speed_up": speed_up, "repeated_8_grams": repeated,
             "identical": difference is None if compared else None,
             "first_difference": None if difference is None else difference.position + 1,
             "top_2_gap": None if difference is None else difference.gap,

@@ -58,19 +58,14 @@ def _described(model: str) -> dict[str, Any]:
     support = inspect(config)
     empty = build_without_weights(config)
     return {
-        "model": model,
-        "family": support.family,
-        "supported": True,
-        "tested": support.tested,
-        "layers": len(support.layer_types),
-        "attention": dict(Counter(support.layer_types)),
+        "model": model, "family": support.family, "supported": True, "tested": support.tested,
+        "layers": len(support.layer_types), "attention": dict(Counter(support.layer_types)),
         "sliding_window": next((window for window in support.windows if window is not None), None),
-        "window": support.window,
-        "window_note": support.window_note,
+        "window": support.window, "window_note": support.window_note,
         "vocabulary": int(empty.get_output_embeddings().weight.shape[0]),
         "parameters": sum(parameter.numel() for parameter in empty.parameters()),
         "dtype": str(config.dtype or "float32").removeprefix("torch."),
-    }
+    }  # fmt: skip
 
 
 def _measured(model: str, dtype: str, device: str | None, tell: Callable[[float, str], None]) -> dict[str, Any]:
@@ -86,11 +81,10 @@ def _measured(model: str, dtype: str, device: str | None, tell: Callable[[float,
     target = TorchTarget(loaded, kept_forward(loaded))
     tell(0.0, "measuring the cost of verification")
     return {
-        "dtype": dtype_name(target.model),
-        "device": str(target.device),
+        "dtype": dtype_name(target.model), "device": str(target.device),
         "cost": cost_rows(measured_cost(target, cache_path())),  # the curve that generation uses
         "compiled": target.compiled.record.told() if target.compiled is not None else [NOT_COMPILED],
-    }
+    }  # fmt: skip
 
 
 def _print(facts: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 Does not depend on what is printed, except for pieces of text and their sources.
 """
 
+import itertools
 import json
 import os
 import sys
@@ -130,14 +131,8 @@ def progress_bars() -> Iterator[Callable[..., None]]:
 
 def counting(tell: Callable[[float, str], None], total: int, subject: str) -> Callable[[], None]:
     """Return a function to call after each of `total` pieces of work; it passes the share done to `tell`."""
-    count = 0
-
-    def done() -> None:
-        nonlocal count
-        count += 1
-        tell(count / total, subject)
-
-    return done
+    counts = itertools.count(1)
+    return lambda: tell(next(counts) / total, subject)
 
 
 class Ink:
