@@ -40,7 +40,7 @@ _PROFILE_COLUMNS = {
     "acceptance": "accepted / drafted", "share": "accepted / emitted", "harmonic_mean": "HM",
     "reached": "reached depth 1, 2, ...", "split": "ms / token: draft + forward + other", "speed_up": "speed-up [95%]",
 }  # fmt: skip
-_PROMPTS_OF_A_TASK = 60
+_RECOMMEND_PROMPTS = 60  # of a task
 _RECOMMEND_COLUMNS = {
     "method": "method", "speed_up": "speed-up [95%]", "speed_up_without_loops": "without loops [95%]",
     "tokens_per_step": "tokens / pass", "nodes_per_step": "drafted / pass", "acceptance": "accepted",
@@ -134,7 +134,7 @@ def report(
     from foredraft.bench.report import write_report
 
     with working("drawing") as tell:
-        written = write_report(folder, folder if out is None else out, tell)
+        written = write_report(folder, out or folder, tell)
     for path in written:
         typer.echo(path)
 
@@ -224,9 +224,8 @@ def serve(
     try:
         from foredraft.bench import serve as measured
     except ImportError as error:
-        raise UsageError(
-            f"Measuring a server needs {error.name}, which is not installed; run pip install {error.name}."
-        ) from error
+        missing = f"Measuring a server needs {error.name}, which is not installed; run pip install {error.name}."
+        raise UsageError(missing) from error
     from foredraft.bench.tasks import load_tasks
 
     counts = streams or (1, 4, 8, 16)
@@ -274,7 +273,7 @@ def recommend(
     if not minutes > 0:
         raise UsageError(f"minutes is {minutes:g}; it must be above 0.")
     sampling = setting(temperature)
-    prompts = load_task(data or EMBEDDED, None, _PROMPTS_OF_A_TASK)
+    prompts = load_task(data or EMBEDDED, None, _RECOMMEND_PROMPTS)
     with working("loading") as tell:
         generator = load_plain(model, dtype, eager, tell)
         subject = f"comparing methods (minutes at most: {minutes:g})"
@@ -320,23 +319,21 @@ def _how_to_use(model: str, method: str, dtype: str, temperature: float, *, eage
 
 def _show_loads(loads: "Sequence[Load]") -> None:
     """Print a row for each number of streams: tokens per second of every way, and their ratio."""
-    groups: dict[tuple[int, str], list[Load]] = {}
+    groups: dict[int, dict[str, list[Load]]] = {}
     for load in loads:
-        groups.setdefault((load.streams, load.way), []).append(load)
-    counts, ways = (list(dict.fromkeys(each)) for each in zip(*groups, strict=True))
-    speed = {key: median(each.tokens_per_second for each in group) for key, group in groups.items()}
+        groups.setdefault(load.streams, {}).setdefault(load.way, []).append(load)
+    alone: dict[str, float] = {}  # tokens per second of the first number of streams
     rows, same = [], True
-    for count in counts:
-        rounds = list(zip(*(groups[count, way] for way in ways), strict=True))
+    for streams, by_way in groups.items():
+        rounds = list(zip(*by_way.values(), strict=True))
         same &= all(each.texts == one_round[0].texts for one_round in rounds for each in one_round)
-        row = [str(count)]
-        for way in ways:
-            relative = f"{speed[count, way] / speed[counts[0], way]:.2f}"
-            first = f"{1e3 * median(each.first for each in groups[count, way]):.0f}"
-            row += [f"{speed[count, way]:.0f}", relative, first]
-        ratios = [two.tokens_per_second / one.tokens_per_second for one, two in rounds] if len(ways) == 2 else []
+        row = [str(streams)]
+        for way, group in by_way.items():
+            speed, first = (median(getattr(each, of) for each in group) for of in ("tokens_per_second", "first"))
+            row += [f"{speed:.0f}", f"{speed / alone.setdefault(way, speed):.2f}", f"{1e3 * first:.0f}"]
+        ratios = [drafted.tokens_per_second / plain.tokens_per_second for plain, *rest in rounds for drafted in rest]
         rows.append([*row, f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"])
-    headings = [text for way in ways for text in (f"{way} tokens/s", "of one stream's", "ms to first")]
+    headings = [text for way in alone for text in (f"{way} tokens/s", "of one stream's", "ms to first")]
     title = f"Concurrent streams; {'all texts are equal' if same else 'THE TEXTS DIFFER'}"
     show_table(("streams", *headings, "drafted / plain"), rows, title)
 
@@ -345,10 +342,9 @@ def _show_predictions(found: "Sequence[Predicted]") -> None:
     """Print the gain of a prediction, and the cost of a wrong one."""
     rows = []
     for name in found[0].seconds:
-        seconds = median(each.seconds[name] for each in found)
-        speed_up = median(each.seconds["plain"] / each.seconds[name] for each in found)
-        of_drafted = median(each.seconds[name] / each.seconds["drafted"] for each in found)
-        rows.append([name, f"{seconds:.2f}", f"{speed_up:.2f}", f"{of_drafted:.2f}"])
+        times = [(each.seconds[name], each.seconds["plain"], each.seconds["drafted"]) for each in found]
+        figures = [(own, plain / own, own / drafted) for own, plain, drafted in times]
+        rows.append([name, *(f"{median(column):.2f}" for column in zip(*figures, strict=True))])
     same = "all texts are equal" if all(each.same for each in found) else "THE TEXTS DIFFER"
     counts = f"{found[0].tokens} tokens, {found[0].accepted} of them from the edited prediction"
     show_table(("prediction", "seconds", "times as fast as plain", "time / drafted"), rows, f"{counts}; {same}")
