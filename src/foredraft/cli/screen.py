@@ -3,13 +3,13 @@
 Does not depend on what is printed, except for pieces of text and their sources.
 """
 
-import itertools
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import StringIO
+from itertools import count, cycle
 from threading import Timer
 from typing import TYPE_CHECKING
 
@@ -131,7 +131,7 @@ def progress_bars() -> Iterator[Callable[..., None]]:
 
 def counting(tell: Callable[[float, str], None], total: int, subject: str) -> Callable[[], None]:
     """Return a function to call after each of `total` pieces of work; it passes the share done to `tell`."""
-    counts = itertools.count(1)
+    counts = count(1)
     return lambda: tell(next(counts) / total, subject)
 
 
@@ -139,10 +139,8 @@ class Ink:
     """Prints pieces of text to standard output, drafted ones in the colour of their source."""
 
     def __init__(self, color: bool, sources: Sequence[str]) -> None:
-        self._color = color
-        self._styles = {name: Style.parse(PALETTE[i % len(PALETTE)]) for i, name in enumerate(sources)}
-        self._at_line_start = True
-        self._colored = False
+        self._color, self._colored = color, False  # whether colours are wanted, and whether one was used
+        self._styles = {name: Style.parse(color) for name, color in zip(sources, cycle(PALETTE), strict=False)}
         self._written = Text()
 
     def print(self, pieces: "Iterable[Piece]") -> None:
@@ -151,16 +149,12 @@ class Ink:
             for piece in pieces:
                 self.write(piece)
         finally:
-            if not self._at_line_start:
+            if self._written.plain and not self._written.plain.endswith("\n"):
                 sys.stdout.write("\n")
                 sys.stdout.flush()
-            self._at_line_start = True
 
     def write(self, piece: "Piece") -> None:
         """Print a piece and flush."""
-        if not piece.text:
-            return
-        self._at_line_start = piece.text.endswith("\n")
         shown = piece.text
         if self._color or sys.stdout.isatty():  # a text must not send control sequences to the terminal
             shown = shown.replace("\x1b", "\N{SYMBOL FOR ESCAPE}")
@@ -183,7 +177,7 @@ class Ink:
             sys.stderr.write(f"Drafted by {names}; the rest was not drafted.\n")
 
     def _painted(self, text: str, source: str | None) -> str:
-        style = self._styles.get(source) if self._color and source is not None else None
+        style = self._styles.get(source or "") if self._color and text else None
         if style is None:
             return text
         self._colored = True

@@ -281,8 +281,7 @@ def _make_traces(generator: "Generator", data: list[Path], out: Path, options: "
     from foredraft.training.sources import in_turns, read_sources
     from foredraft.training.traces import label_texts, write_texts
 
-    report = ReadReport()
-    identity = fingerprint(generator.target.model)
+    report, identity = ReadReport(), fingerprint(generator.target.model)
     sources = in_turns([read_sources(path, generator.tokenizer, report) for path in data])
 
     def prepare(text: "Asked", most: int) -> Any:
