@@ -566,7 +566,7 @@ def test_an_end_id_that_the_model_does_not_have_is_refused(plain):
 def test_a_conversation_goes_on_after_a_line_that_is_not_utf_8(monkeypatch, capsys):
     heard = []
 
-    def answer(generator, job, messages):
+    def answer(generator, options, messages, color):
         heard.append(messages[-1]["content"])
         return "yes"
 
@@ -574,6 +574,6 @@ def test_a_conversation_goes_on_after_a_line_that_is_not_utf_8(monkeypatch, caps
     monkeypatch.setattr(chat, "_answer", answer)
     target = SimpleNamespace(window=None)
     generator = SimpleNamespace(tokenizer=SimpleNamespace(chat_template=TEMPLATE), target=target)
-    chat.converse(generator, SimpleNamespace(system=None))
+    chat.converse(generator, {}, None, color=False)
     assert heard == ["é", "more"]
     assert "not UTF-8" in capsys.readouterr().err

@@ -19,7 +19,6 @@ import typer
 from foredraft import __version__
 from foredraft.bench.prove import Difference, difference_between
 from foredraft.cli import VERBS, app, chat, flags, generate, kernels, main, screen
-from foredraft.cli.job import Job
 from foredraft.cli.screen import Ink
 from foredraft.drafters import drafter_class, method_names
 from foredraft.errors import UsageError
@@ -356,8 +355,10 @@ def test_a_difference_fails_where_arithmetic_cannot_explain_it(run, monkeypatch,
     counts = SimpleNamespace(
         emitted=9, steps=5, tokens_per_target_step=1.8, drafted=7, accepted=4, decode_seconds_per_token=0.01
     )
-    made, difference = SimpleNamespace(statistics=counts), Difference("", 2, 0.01, 0.1)
-    monkeypatch.setattr(generate, "_run", lambda *_: generate._Pair(made, made, 0.5, difference, dtype, exact))
+    made, difference = SimpleNamespace(statistics=counts, token_ids=(1,) * 40), Difference("", 2, 0.01, 0.1)
+    monkeypatch.setattr(generate, "_repeated", lambda *_: (made, made, difference))
+    monkeypatch.setattr("foredraft.bench.prove.is_exact", lambda _: exact)
+    monkeypatch.setattr("foredraft.model.rounding.dtype_name", lambda _: dtype)
     result = run("generate", PROMPT, *QUICK, "--compare")
     assert result.status == status
     assert "identical: no (first difference at token 3; top-2 gap 0.01; " in result.out
@@ -410,10 +411,6 @@ def test_chat_without_a_line_is_refused(run):
     assert refused(run("chat", *QUICK), 2, "pipe one message per line")
 
 
-def job(**given):
-    return Job(TOY, **given)
-
-
 def test_chat_forgets_the_oldest_turns_when_the_window_is_full(capsys):
     generator = SimpleNamespace(
         target=SimpleNamespace(window=40),
@@ -424,13 +421,13 @@ def test_chat_forgets_the_oldest_turns_when_the_window_is_full(capsys):
     ]
     system = {"role": "system", "content": "s"}
     messages = [system, *turns[:5]]
-    kept = chat._fitting(generator, job(system="s"), messages)
+    kept = chat._fitting(generator, {}, messages)
     assert kept == [system, turns[4]]
     error = capsys.readouterr().err
     assert "window of 40 tokens" in error
     assert "oldest 2 turns were dropped" in error
     with pytest.raises(UsageError, match="send a shorter one"):
-        chat._fitting(generator, job(), [{"role": "user", "content": 50 * "a"}])
+        chat._fitting(generator, {}, [{"role": "user", "content": 50 * "a"}])
 
 
 # --- methods and info

@@ -17,21 +17,10 @@ from typing import Annotated, Any
 import typer
 
 from foredraft import __version__
-from foredraft.cli import (
-    bench,
-    chat,
-    demo,
-    generate,
-    info,
-    methods,
-    prove,
-    replay,
-    serve,
-    stores,
-    train,
-)
+from foredraft.cli import bench, chat, demo, generate, info, methods, prove, replay, serve, stores, train
+from foredraft.cli.flags import with_groups
 from foredraft.cli.screen import say
-from foredraft.errors import ForedraftError, ForedraftWarning, UsageError
+from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.options import nearest
 
 TRACEBACK_VARIABLE = "FOREDRAFT_TRACEBACK"
@@ -41,26 +30,12 @@ _ARGUMENT = re.compile(
 )
 
 VERBS: Mapping[str, Callable[..., None] | typer.Typer] = {
-    "generate": generate.generate,
-    "chat": chat.chat,
-    "serve": serve.serve,
-    "demo": demo.demo,
-    "explain": generate.explain,
-    "methods": methods.methods,
-    "info": info.info,
-    "recommend": bench.recommend,
-    "compile": info.compile_model,
-    "table": stores.table,
-    "index": stores.index,
-    "replay": replay.replay,
-    "prove": prove.prove,
-    "bench": bench.app,
-    "train": train.app,
-}
-"""Subcommand -> its function, or a Typer app if it has subcommands; in the order of the help.
-
-Their modules import torch and transformers inside functions, so that help is fast.
-"""
+    "generate": generate.generate, "chat": chat.chat, "serve": serve.serve, "demo": demo.demo,
+    "explain": generate.explain, "methods": methods.methods, "info": info.info, "recommend": bench.recommend,
+    "compile": info.compile_model, "table": stores.table, "index": stores.index, "replay": replay.replay,
+    "prove": prove.prove, "bench": bench.app, "train": train.app,
+}  # fmt: skip
+"""Subcommands in the order of the help. They import torch and transformers inside functions, so that help is fast."""
 
 app = typer.Typer(
     name="foredraft",
@@ -89,7 +64,7 @@ for verb, member in VERBS.items():
     if isinstance(member, typer.Typer):
         app.add_typer(member, name=verb)
     else:
-        app.command(verb)(member)
+        app.command(verb)(with_groups(member))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,7 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_where: object) -> None:
-    """Print foredraft's warnings, and ignore others, which are for developers."""
     if issubclass(category, ForedraftWarning):
         say(str(message), "yellow")
 
@@ -145,35 +119,28 @@ def _hide_flag_types(command: Any, parent: Any = None) -> None:
 
 
 def _explain(error: Exception) -> int:
+    """Print the message of an error, and return the exit status."""
     if os.environ.get(TRACEBACK_VARIABLE):
         traceback.print_exception(error)
     if isinstance(error, ForedraftError):
         say(_ARGUMENT.sub(_flag, str(error)))
         return 2 if isinstance(error, UsageError) else 1
-    parsing = getattr(error, "format_message", None)  # the parser's exceptions; typer does not export their base class
-    if parsing is not None:
-        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help page
-            sys.stderr.write(parsing())
-        else:
-            context = getattr(error, "ctx", None)
-            command = context.command_path if context is not None else "foredraft"
-            say(f"{_parsing_error(error).rstrip('.')}. See {command} --help.".replace("?.", "?"))
+    if not hasattr(error, "format_message"):  # only the parser's exceptions have it; typer does not export their base
+        say(f"Unexpected {told(error).rstrip('.: ')}. Set {TRACEBACK_VARIABLE}=1 to see the traceback.")
+        return 1
+    message = str(error.format_message())
+    if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help page
+        sys.stderr.write(message)
         return 2
-    first_line = next(iter(str(error).strip().splitlines()), "")
-    what = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
-    say(f"Unexpected {what.rstrip('.')}. Set {TRACEBACK_VARIABLE}=1 to see the traceback.")
-    return 1
+    context, unknown = getattr(error, "ctx", None), getattr(error, "option_name", None)
+    if context is not None and unknown is not None and hasattr(error, "possibilities"):
+        known = [flag for each in context.command.get_params(context) for flag in each.opts if flag.startswith("--")]
+        message = f"There is no option {unknown}.{nearest(unknown, known)}"
+    command = context.command_path if context is not None else "foredraft"
+    say(f"{message.rstrip('.')}. See {command} --help.".replace("?.", "?"))
+    return 2
 
 
 def _flag(argument: re.Match[str]) -> str:
     """Return the flag for a generation argument in a message: `top_k`, `do_sample=False`."""
     return f"--{'no-' if argument[2] else ''}{argument[1].replace('_', '-')}"
-
-
-def _parsing_error(error: Any) -> str:
-    """Return the parser's message, with the nearest flag for an unknown one."""
-    unknown = getattr(error, "option_name", None)
-    if unknown is None or not hasattr(error, "possibilities"):
-        return str(error.format_message())
-    flags = [flag for each in error.ctx.command.get_params(error.ctx) for flag in each.opts if flag.startswith("--")]
-    return f"There is no option {unknown}.{nearest(unknown, flags)}"

@@ -6,10 +6,10 @@ Does not depend on how things are measured; that is in `foredraft.bench`.
 import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:  # torch is imported when a command runs, so that help is fast
     from foredraft.bench.cell import Cell
+    from foredraft.bench.runner import Run
     from foredraft.bench.serve import Load, Predicted
 
 _RUN_METHODS = ("prompt_lookup", "adaptix", "rest", "auto", "transformers")
@@ -39,7 +40,7 @@ _PROFILE_COLUMNS = {
     "acceptance": "accepted / drafted", "share": "accepted / emitted", "harmonic_mean": "HM",
     "reached": "reached depth 1, 2, ...", "split": "ms / token: draft + forward + other", "speed_up": "speed-up [95%]",
 }  # fmt: skip
-_PROMPTS_OF_A_TASK = 60
+_RECOMMEND_PROMPTS = 60  # of a task
 _RECOMMEND_COLUMNS = {
     "method": "method", "speed_up": "speed-up [95%]", "speed_up_without_loops": "without loops [95%]",
     "tokens_per_step": "tokens / pass", "nodes_per_step": "drafted / pass", "acceptance": "accepted",
@@ -54,20 +55,47 @@ _LEGEND = (
 app = typer.Typer(no_args_is_help=True, help="Measure speed-ups and the parts of a step.")
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The options of a comparison of methods on prompts."""
+
+    data: flags.DataOption = None
+    model: flags.ModelOption = SMOLLM2
+    task: flags.TaskOption = None
+    method: flags.MethodsOption = None
+    prompts: flags.PromptsOption = 10
+    max_new_tokens: flags.TokensOption = 128
+    top_p: flags.TopPOption = 1.0
+    dtype: flags.DtypeOption = "auto"
+    eager: flags.EagerOption = False
+
+    def measured(
+        self, methods: Sequence[str], temperatures: Sequence[float], seed: int, out: Path | None = None
+    ) -> "Run":
+        """Measure the methods at each temperature; found cells are read from the folder `out`, and new ones added."""
+        from foredraft.bench.cell import prepare_folder
+        from foredraft.bench.method import chosen_methods
+        from foredraft.bench.runner import Plan, run_plan
+        from foredraft.bench.tasks import load_tasks
+
+        chosen, length = chosen_methods(methods), self.max_new_tokens
+        settings = [setting(each, self.top_p, max_new_tokens=length, seed=seed) for each in temperatures]
+        plan = Plan(self.model, chosen, load_tasks(self.task, self.data, self.prompts), settings)
+        if out is not None:
+            prepare_folder(out)
+        with working("measuring") as tell:
+            generator = load_plain(self.model, self.dtype, self.eager, tell)
+            return run_plan(generator, plan, out, counting(tell, plan.turns, "measuring"))
+
+
 @app.command()
+@flags.with_groups
 def run(
-    data: flags.DataOption = None,
-    model: flags.ModelOption = SMOLLM2,
-    task: flags.TaskOption = None,
-    method: flags.MethodsOption = None,
-    prompts: flags.PromptsOption = 10,
-    max_new_tokens: flags.TokensOption = 128,
+    *,
+    comparison: Comparison,
     temperature: Annotated[
         list[float] | None, flags.in_text(help="0 is greedy; repeatable, each is measured [default: 0]")
     ] = None,
-    top_p: flags.TopPOption = 1.0,
-    dtype: flags.DtypeOption = "auto",
-    eager: flags.EagerOption = False,
     seed: Annotated[int, flags.in_text(help="Seed of the sampling and of the order of runs")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder of results: existing ones are not measured again, new ones are added")
@@ -75,19 +103,9 @@ def run(
     as_json: flags.JsonOption = False,
 ) -> None:
     """Measure speed-ups over plain decoding, paired in one process; `--method transformers` adds its generate."""
-    from foredraft.bench.cell import prepare_folder
-    from foredraft.bench.method import chosen_methods
-    from foredraft.bench.runner import Plan, run_plan
     from foredraft.bench.summary import summarize_cells, table
-    from foredraft.bench.tasks import load_tasks
 
-    methods = chosen_methods(method or _RUN_METHODS)
-    settings = [setting(each, top_p, max_new_tokens=max_new_tokens, seed=seed) for each in temperature or [0.0]]
-    plan = Plan(model, methods, load_tasks(task, data, prompts), settings)
-    if out is not None:
-        prepare_folder(out)
-    with working("measuring") as tell:
-        result = run_plan(load_plain(model, dtype, eager, tell), plan, out, counting(tell, plan.turns, "measuring"))
+    result = comparison.measured(comparison.method or _RUN_METHODS, temperature or [0.0], seed, out)
     summaries = summarize_cells(result.cells)
     if as_json:
         show_json([summary.as_dict() for summary in summaries])
@@ -97,15 +115,14 @@ def run(
         typer.echo(f"{_LEGEND}\n{len(result.cells) - result.found} cells measured, {result.found} found.")
     for sentence in result.replaced:
         say(sentence, "yellow")
-    if _print_failures(result.failures):
+    _print_failures(result.failures)
+    if result.failures:
         raise typer.Exit(1)
 
 
-def _print_failures(failures: "Sequence[Cell]") -> bool:
-    """Print the failed cells; return whether there are any."""
+def _print_failures(failures: "Sequence[Cell]") -> None:
     for cell in failures:
         say(f"{cell.place.method} failed on {cell.place.task}[{cell.place.number}]: {cell.failure}.")
-    return bool(failures)
 
 
 @app.command()
@@ -117,37 +134,25 @@ def report(
     from foredraft.bench.report import write_report
 
     with working("drawing") as tell:
-        written = write_report(folder, folder if out is None else out, tell)
+        written = write_report(folder, out or folder, tell)
     for path in written:
         typer.echo(path)
 
 
 @app.command()
+@flags.with_groups
 def profile(
-    data: flags.DataOption = None,
-    model: flags.ModelOption = SMOLLM2,
-    task: flags.TaskOption = None,
-    method: flags.MethodsOption = None,
-    prompts: flags.PromptsOption = 10,
-    max_new_tokens: flags.TokensOption = 128,
+    *,
+    comparison: Comparison,
     temperature: flags.TemperatureOption = 0.0,
-    top_p: flags.TopPOption = 1.0,
-    dtype: flags.DtypeOption = "auto",
-    eager: flags.EagerOption = False,
     seed: flags.SeedOption = 0,
     as_json: flags.JsonOption = False,
 ) -> None:
     """Show a method's acceptance by depth, by source and by estimate, and the time of a step's parts."""
-    from foredraft.bench.method import BASE, chosen_methods
-    from foredraft.bench.runner import Plan, run_plan
+    from foredraft.bench.method import BASE
     from foredraft.bench.summary import overall, reliability_table, source_table, summarize_cells, table
-    from foredraft.bench.tasks import load_tasks
 
-    methods = chosen_methods([BASE, *(method or _PROFILE_METHODS)])
-    arguments = setting(temperature, top_p, max_new_tokens=max_new_tokens, seed=seed)
-    plan = Plan(model, methods, load_tasks(task, data, prompts), [arguments])
-    with working("measuring") as tell:
-        result = run_plan(load_plain(model, dtype, eager, tell), plan, done=counting(tell, plan.turns, "measuring"))
+    result = comparison.measured([BASE, *(comparison.method or _PROFILE_METHODS)], [temperature], seed)
     found = overall(summarize_cells(result.cells))
     if as_json:
         show_json([each.as_dict() for each in found])
@@ -157,7 +162,8 @@ def profile(
         for each in found:
             title = f"estimated and actual acceptance: {each.method}"
             show_table(*reliability_table(each.counts.reliability), title)
-    if _print_failures(result.failures):
+    _print_failures(result.failures)
+    if result.failures:
         raise typer.Exit(1)
 
 
@@ -219,9 +225,8 @@ def serve(
     try:
         from foredraft.bench import serve as measured
     except ImportError as error:
-        raise UsageError(
-            f"Measuring a server needs {error.name}, which is not installed; run pip install {error.name}."
-        ) from error
+        missing = f"Measuring a server needs {error.name}, which is not installed; run pip install {error.name}."
+        raise UsageError(missing) from error
     from foredraft.bench.tasks import load_tasks
 
     counts = streams or (1, 4, 8, 16)
@@ -235,11 +240,8 @@ def serve(
         predicted = [] if plain_only else asyncio.run(measured.predictions(address, name, rounds))
         turns = asyncio.run(measured.turns(address, name, rounds))
     if as_json:
-        show_json({
-            "loads": [asdict(each) for each in loads],
-            "predictions": [asdict(each) for each in predicted],
-            "turns": [asdict(each) for each in turns],
-        })  # fmt: skip
+        found: dict[str, Sequence[Any]] = {"loads": loads, "predictions": predicted, "turns": turns}
+        show_json({name: [asdict(each) for each in figures] for name, figures in found.items()})
         return
     _show_loads(loads)
     if predicted:
@@ -272,7 +274,7 @@ def recommend(
     if not minutes > 0:
         raise UsageError(f"minutes is {minutes:g}; it must be above 0.")
     sampling = setting(temperature)
-    prompts = load_task(data or EMBEDDED, None, _PROMPTS_OF_A_TASK)
+    prompts = load_task(data or EMBEDDED, None, _RECOMMEND_PROMPTS)
     with working("loading") as tell:
         generator = load_plain(model, dtype, eager, tell)
         subject = f"comparing methods (minutes at most: {minutes:g})"
@@ -282,15 +284,10 @@ def recommend(
     command, python = _how_to_use(model, found.method, dtype, temperature, eager=eager, chat=chat)
     if as_json:
         show_json({
-            "method": found.method,
-            "prompts": found.prompts,
-            "tokens": found.tokens,
-            "cost": cost_rows(generator.cost),
-            "methods": [each.as_dict() for each in found.ranked],
-            "sentences": found.sentences,
-            "failures": [cell.failure for cell in found.failures],
-            "command": command,
-            "python": python,
+            "method": found.method, "prompts": found.prompts, "tokens": found.tokens,
+            "cost": cost_rows(generator.cost), "methods": [each.as_dict() for each in found.ranked],
+            "sentences": found.sentences, "failures": [cell.failure for cell in found.failures],
+            "command": command, "python": python,
         })  # fmt: skip
         return
     show_cost(cost_rows(generator.cost))
@@ -306,23 +303,16 @@ def recommend(
 
 def _how_to_use(model: str, method: str, dtype: str, temperature: float, *, eager: bool, chat: bool) -> tuple[str, str]:
     """Return the command and the line of Python that use a method."""
-    options = ["--model", shlex.quote(model), "--method", method]
-    load_arguments, generate_arguments = f"{model!r}, method={method!r}", ""
+    options, load, generate = f"--model {shlex.quote(model)} --method {method}", f"{model!r}, method={method!r}", ""
     if dtype != "auto":
-        options += ["--dtype", dtype]
-        load_arguments += f", dtype={dtype!r}"
+        options, load = f"{options} --dtype {dtype}", f"{load}, dtype={dtype!r}"
     if chat:
-        generate_arguments += ", chat=True"
+        generate = ", chat=True"
     if temperature:
-        options += ["--temperature", f"{temperature:g}"]
-        generate_arguments += f", temperature={temperature:g}"
+        options, generate = f"{options} --temperature {temperature:g}", f"{generate}, temperature={temperature:g}"
     if eager:
-        options.append("--eager")
-        load_arguments += ", compile=False"
-    return (
-        f'foredraft generate {" ".join(options)} "..."',
-        f'foredraft.load({load_arguments}).generate("..."{generate_arguments})',
-    )
+        options, load = f"{options} --eager", f"{load}, compile=False"
+    return f'foredraft generate {options} "..."', f'foredraft.load({load}).generate("..."{generate})'
 
 
 # --- tables of a server's figures
@@ -330,23 +320,21 @@ def _how_to_use(model: str, method: str, dtype: str, temperature: float, *, eage
 
 def _show_loads(loads: "Sequence[Load]") -> None:
     """Print a row for each number of streams: tokens per second of every way, and their ratio."""
-    groups: dict[tuple[int, str], list[Load]] = {}
+    groups: dict[int, dict[str, list[Load]]] = {}
     for load in loads:
-        groups.setdefault((load.streams, load.way), []).append(load)
-    counts, ways = (list(dict.fromkeys(each)) for each in zip(*groups, strict=True))
-    speed = {key: median(each.tokens_per_second for each in group) for key, group in groups.items()}
+        groups.setdefault(load.streams, {}).setdefault(load.way, []).append(load)
+    alone: dict[str, float] = {}  # tokens per second of the first number of streams
     rows, same = [], True
-    for count in counts:
-        rounds = list(zip(*(groups[count, way] for way in ways), strict=True))
+    for streams, by_way in groups.items():
+        rounds = list(zip(*by_way.values(), strict=True))
         same &= all(each.texts == one_round[0].texts for one_round in rounds for each in one_round)
-        row = [str(count)]
-        for way in ways:
-            relative = f"{speed[count, way] / speed[counts[0], way]:.2f}"
-            first = f"{1e3 * median(each.first for each in groups[count, way]):.0f}"
-            row += [f"{speed[count, way]:.0f}", relative, first]
-        ratios = [two.tokens_per_second / one.tokens_per_second for one, two in rounds] if len(ways) == 2 else []
+        row = [str(streams)]
+        for way, group in by_way.items():
+            speed, first = (median(getattr(each, of) for each in group) for of in ("tokens_per_second", "first"))
+            row += [f"{speed:.0f}", f"{speed / alone.setdefault(way, speed):.2f}", f"{1e3 * first:.0f}"]
+        ratios = [drafted.tokens_per_second / plain.tokens_per_second for plain, *rest in rounds for drafted in rest]
         rows.append([*row, f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"])
-    headings = [text for way in ways for text in (f"{way} tokens/s", "of one stream's", "ms to first")]
+    headings = [text for way in alone for text in (f"{way} tokens/s", "of one stream's", "ms to first")]
     title = f"Concurrent streams; {'all texts are equal' if same else 'THE TEXTS DIFFER'}"
     show_table(("streams", *headings, "drafted / plain"), rows, title)
 
@@ -355,10 +343,9 @@ def _show_predictions(found: "Sequence[Predicted]") -> None:
     """Print the gain of a prediction, and the cost of a wrong one."""
     rows = []
     for name in found[0].seconds:
-        seconds = median(each.seconds[name] for each in found)
-        speed_up = median(each.seconds["plain"] / each.seconds[name] for each in found)
-        of_drafted = median(each.seconds[name] / each.seconds["drafted"] for each in found)
-        rows.append([name, f"{seconds:.2f}", f"{speed_up:.2f}", f"{of_drafted:.2f}"])
+        times = [(each.seconds[name], each.seconds["plain"], each.seconds["drafted"]) for each in found]
+        figures = [(own, plain / own, own / drafted) for own, plain, drafted in times]
+        rows.append([name, *(f"{median(column):.2f}" for column in zip(*figures, strict=True))])
     same = "all texts are equal" if all(each.same for each in found) else "THE TEXTS DIFFER"
     counts = f"{found[0].tokens} tokens, {found[0].accepted} of them from the edited prediction"
     show_table(("prediction", "seconds", "times as fast as plain", "time / drafted"), rows, f"{counts}; {same}")

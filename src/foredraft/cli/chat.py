@@ -4,19 +4,18 @@ Does not depend on how answers are generated.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foredraft.cli import flags
 from foredraft.cli.flags import generation_flag
 from foredraft.cli.generate import summary, write
-from foredraft.cli.job import Job, speculative_options
+from foredraft.cli.job import Job, opening, samples
 from foredraft.cli.screen import Ink, say, wants_color
 from foredraft.errors import UsageError
-from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
     from foredraft.api import Generator
@@ -27,13 +26,8 @@ _ANSWER_SHARE = 4  # at most 1 / this of the window is kept free for the answer 
 
 def chat(
     prompt: Annotated[str | None, typer.Argument(help="The first message; default: read lines")] = None,
-    model: flags.ModelOption = SMOLLM2,
-    dtype: flags.DtypeOption = "auto",
-    device: flags.DeviceOption = None,
-    eager: flags.EagerOption = False,
-    method: flags.MethodOption = None,
-    speculative_config: flags.ConfigOption = None,
-    num_speculative_tokens: flags.NodesOption = None,
+    *,
+    job: Job,
     memory: flags.MemoryOption = None,
     max_new_tokens: Annotated[int | None, generation_flag("max_new_tokens")] = None,
     temperature: Annotated[float | None, generation_flag("temperature")] = None,
@@ -45,27 +39,22 @@ def chat(
     """Chat: one message per line, an empty line ends; /reset starts over, Ctrl-C stops an answer."""
     if prompt == "-":
         raise UsageError("chat reads the conversation from standard input; give the first message as PROMPT, or none.")
-    config = speculative_options(speculative_config, num_speculative_tokens=num_speculative_tokens, memory=memory)
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     given = {name: value for name, value in options.items() if value is not None}
-    job = Job(model, dtype, device, eager, method, config, given, system, color=wants_color(color))
-    generator = job.load()
+    generator = job.load(job.config(memory=memory), given)
     try:
-        converse(generator, job, prompt)
+        converse(generator, given, system, prompt, color=wants_color(color))
     finally:
         generator.save()
 
 
-def converse(generator: "Generator", job: Job, first: str | None = None) -> None:
-    """Answer the first message, if given, then each line.
-
-    Raises:
-        UsageError: a tokenizer without a chat template, or a standard input without a line.
-    """
+def converse(
+    generator: "Generator", options: Mapping[str, Any], system: str | None, first: str | None = None, *, color: bool
+) -> None:
+    """Answer the first message, if given, then each line; UsageError without a chat template or any line."""
     if not getattr(generator.tokenizer, "chat_template", None):
         raise UsageError("This model's tokenizer has no chat template, so it cannot chat; use foredraft generate.")
-    messages = _opening(job)
-    has_line = False
+    messages, has_line = opening(system), False
     for line in _lines(first):
         if not line.strip():
             break
@@ -74,23 +63,19 @@ def converse(generator: "Generator", job: Job, first: str | None = None) -> None
             say("The line is not UTF-8 and is skipped; convert it first.")
             continue
         if line.strip() == _RESET:
-            messages = _opening(job)
+            messages = opening(system)
             say("The conversation starts over.", "dim")
             continue
         messages.append({"role": "user", "content": line})
         try:
-            messages = _fitting(generator, job, messages)
+            messages = _fitting(generator, options, messages)
         except UsageError as error:  # continue with the next message
             messages.pop()
             say(str(error))
             continue
-        messages.append({"role": "assistant", "content": _answer(generator, job, messages)})
+        messages.append({"role": "assistant", "content": _answer(generator, options, messages, color)})
     if not has_line and not sys.stdin.isatty():
         raise UsageError("chat found no line to answer; run it on a terminal, or pipe one message per line.")
-
-
-def _opening(job: Job) -> list[dict[str, str]]:
-    return [{"role": "system", "content": job.system}] if job.system is not None else []
 
 
 def _lines(first: str | None) -> Iterator[str]:
@@ -111,19 +96,17 @@ def _lines(first: str | None) -> Iterator[str]:
             return
 
 
-def _fitting(generator: "Generator", job: Job, messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Drop the oldest turns until there is room for an answer.
-
-    Raises:
-        UsageError: the last message alone does not fit into the window.
-    """
+def _fitting(
+    generator: "Generator", options: Mapping[str, Any], messages: list[dict[str, str]]
+) -> list[dict[str, str]]:
+    """Drop the oldest turns until there is room for an answer; UsageError if the last message alone is too long."""
     from foredraft.request import GenerationOptions
 
     window = generator.target.window
     if window is None:
         return messages
-    room = min(GenerationOptions.parse(job.options).max_new_tokens, window // _ANSWER_SHARE)
-    start = len(_opening(job))
+    room = min(GenerationOptions.parse(options).max_new_tokens, window // _ANSWER_SHARE)
+    start = int(messages[0]["role"] == "system")
     kept = list(messages)
     while len(generator.encode(kept)) + room > window and len(kept) - start > 1:
         del kept[start : start + 2]  # a question and its answer
@@ -137,9 +120,8 @@ def _fitting(generator: "Generator", job: Job, messages: list[dict[str, str]]) -
     return kept
 
 
-def _answer(generator: "Generator", job: Job, messages: list[dict[str, str]]) -> str:
+def _answer(generator: "Generator", options: Mapping[str, Any], messages: list[dict[str, str]], color: bool) -> str:
     """Generate and print an answer, until its end or Ctrl-C, and return it."""
-    ink = Ink(job.color, generator.drafter.source_names)
-    generation, interrupted = write(generator, job, messages, ink)
-    say(summary(generation, seed=job.samples(generator), interrupted=interrupted), "dim")
+    generation, interrupted = write(generator, options, messages, Ink(color, generator.drafter.source_names))
+    say(summary(generation, seed=samples(generator, options), interrupted=interrupted), "dim")
     return generation.text

@@ -4,7 +4,6 @@ Does not depend on the texts or on how they are measured; that is in `foredraft.
 """
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +18,6 @@ from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
     from foredraft.api import Generator
-    from foredraft.generation import Stream
 
 
 def demo(
@@ -38,7 +36,8 @@ def demo(
     for scene in SCENES:
         typer.echo(f"\n{scene.title}\n")
         ink = Ink(wants_color(color), generator.drafter.source_names)
-        outcomes.append(perform(generator, scene, partial(_show, ink)))
+        outcomes.append(perform(generator, scene, ink.print))
+        ink.legend()
         if picture is not None and scene is SCENES[0]:
             write_file(picture, ink.picture(scene.title).encode())
     names = {"none": "ours, plain", "transformers": "transformers generate"}
@@ -68,10 +67,3 @@ def _prepared(model: str, method: str | None) -> "Generator":
                 say(str(error), "yellow")
         measure_cost(generator, tell)
     return generator
-
-
-def _show(ink: Ink, stream: "Stream") -> None:
-    for piece in stream:
-        ink.write(piece)
-    ink.finish()
-    ink.legend()

@@ -7,8 +7,11 @@ option does.
 import ast
 import importlib.util
 import re
-from functools import cache, partial
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import cache, partial, wraps
 from importlib.abc import InspectLoader
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +27,10 @@ _MODEL = "smollm2, a GGUF file, a hub id, or a folder"
 
 ModelArgument = Annotated[str, typer.Argument(help=_MODEL)]
 ModelOption = Annotated[str, in_model(help=_MODEL)]
-DtypeOption = Annotated[str, in_model(help="auto takes the checkpoint's; float32 compares exactly")]
+DtypeOption = Annotated[
+    str,
+    in_model(help="auto takes the checkpoint's; float32 compares exactly; q8_0 and q4_0 round to blocks of integers"),
+]
 DeviceOption = Annotated[str | None, in_model(help="cpu, cuda, auto (spread); default: the first GPU, or the CPU")]
 EagerOption = Annotated[bool, in_model("--eager", help="Run the uncompiled model")]
 
@@ -73,6 +79,24 @@ def generation_flag(name: str, description: str = "") -> Any:
     return in_text(help=description[:1].upper() + description[1:].rstrip("."), show_default=shown)
 
 
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with each parameter that is a dataclass replaced by one option for each of its fields."""
+    taken = signature(command, eval_str=True).parameters
+    groups: dict[str, Any] = {name: each.annotation for name, each in taken.items() if is_dataclass(each.annotation)}
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    shown: list[Parameter] = []
+    for name, each in taken.items():
+        shown += signature(groups[name]).parameters.values() if name in groups else [each]
+    vars(run)["__signature__"] = Signature([each.replace(kind=Parameter.KEYWORD_ONLY) for each in shown])
+    return run
+
+
 # --- dataclasses in source
 
 
@@ -85,36 +109,32 @@ def source_of(module: str) -> ast.Module:
     return ast.parse(source or "")
 
 
-def class_in_source(module: str, kind: str) -> ast.ClassDef | None:
-    """Return class `kind` of a module's source, or None."""
-    return next((each for each in source_of(module).body if isinstance(each, ast.ClassDef) and each.name == kind), None)
+def class_body(module: str, kind: str) -> tuple[list[ast.stmt], str]:
+    """Return the statements and the docstring of class `kind` in a module's source; both empty without source."""
+    found = [each for each in source_of(module).body if isinstance(each, ast.ClassDef) and each.name == kind]
+    return (found[0].body, ast.get_docstring(found[0]) or "") if found else ([], "")
 
 
-@cache
 def options_in_source(module: str, kind: str) -> dict[str, dict[str, Any]]:
     """Return the fields of dataclass `kind` in `module` by name; empty if the module is shipped without source.
 
     Each has `name`, `type`, `description`, and `default` unless it is required; a default that is not a literal is its
     source text.
     """
-    node = class_in_source(module, kind)
-    described = attributes(ast.get_docstring(node) or "") if node is not None else {}
+    body, docstring = class_body(module, kind)
+    described = attributes(docstring)
     found: dict[str, dict[str, Any]] = {}
-    for field in node.body if node is not None else ():
+    for field in body:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             name = field.target.id
             type_ = _LITERAL.sub(lambda choices: choices[1].replace(", ", " | "), ast.unparse(field.annotation))
             found[name] = {"name": name, "type": type_, "description": described.get(name, "")}
             if field.value is not None:
-                found[name]["default"] = _value(field.value)
+                try:
+                    found[name]["default"] = ast.literal_eval(field.value)
+                except ValueError:
+                    found[name]["default"] = ast.unparse(field.value)
     return found
-
-
-def _value(node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return ast.unparse(node)
 
 
 def attributes(docstring: str) -> dict[str, str]:

@@ -7,17 +7,15 @@ import math
 import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foredraft.cli import flags
 from foredraft.cli.flags import generation_flag, in_drafting, in_text
-from foredraft.cli.job import Job, prompt_text, setting, speculative_options
+from foredraft.cli.job import Job, prompt_for, prompt_text, samples, setting
 from foredraft.cli.screen import Ink, say, show_json, show_table, wants_color, working
 from foredraft.errors import UsageError
-from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
     from foredraft.api import Generator, Prompt
@@ -36,14 +34,9 @@ _FIGURES = {
 def generate(
     prompt: flags.PromptArgument = None,
     file: flags.FileOption = None,
-    model: flags.ModelOption = SMOLLM2,
-    dtype: flags.DtypeOption = "auto",
-    device: flags.DeviceOption = None,
-    eager: flags.EagerOption = False,
-    method: flags.MethodOption = None,
-    speculative_config: flags.ConfigOption = None,
+    *,
+    job: Job,
     draft_model: Annotated[str | None, in_drafting(help="The draft model, for methods that use one")] = None,
-    num_speculative_tokens: flags.NodesOption = None,
     memory: flags.MemoryOption = None,
     verification: Annotated[
         str | None, in_drafting(help="matched (default), or rejection, which keeps only the distribution")
@@ -59,8 +52,7 @@ def generate(
     min_p: Annotated[float | None, generation_flag("min_p")] = None,
     repetition_penalty: Annotated[float | None, generation_flag("repetition_penalty")] = None,
     stop_strings: Annotated[
-        list[str] | None,
-        generation_flag("stop_strings", "the text ends after this, and includes it; repeatable"),
+        list[str] | None, generation_flag("stop_strings", "the text ends after this, and includes it; repeatable")
     ] = None,
     eos_token_id: Annotated[
         list[int] | None,
@@ -83,75 +75,63 @@ def generate(
         "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty, "stop_strings": stop_strings,
         "eos_token_id": eos_token_id, "seed": seed,
     }  # fmt: skip
-    drafting = {"num_speculative_tokens": num_speculative_tokens, "model": draft_model, "memory": memory}
-    config = speculative_options(speculative_config, verification=verification, **drafting)
-    job = Job(
-        model, dtype, device, eager, method, config,
-        {name: value for name, value in options.items() if value not in (None, [])},
-        system, raw, color=wants_color(color) and not as_json,
-    )  # fmt: skip
-    generator = job.load()
-    ink = None if as_json else Ink(job.color, generator.drafter.source_names)
-    (_compare if compare else _write)(generator, job, job.prompt(generator, text), ink)
+    options = {name: value for name, value in options.items() if value not in (None, [])}
+    config = job.config(verification=verification, model=draft_model, memory=memory)
+    generator = job.load(config, options)
+    ink = None if as_json else Ink(wants_color(color), generator.drafter.source_names)
+    whole = prompt_for(generator, text, system, raw=raw)
+    if compare:
+        _compare(generator, options, whole, ink, shares=bool(config.get("share")))
+    else:
+        _write(generator, options, whole, ink)
 
 
-def write(generator: "Generator", job: Job, prompt: "Prompt", ink: Ink | None) -> "tuple[Generation, bool]":
+def write(
+    generator: "Generator", options: Mapping[str, Any], prompt: "Prompt", ink: Ink | None
+) -> "tuple[Generation, bool]":
     """Generate a text and print it to `ink`; return the result so far, and whether Ctrl-C ended it."""
-    stream = generator.stream(prompt, **job.options)
-    interrupted = False
+    stream = generator.stream(prompt, **options)
     try:
-        for piece in stream:
-            if ink is not None:
-                ink.write(piece)
-    except KeyboardInterrupt:  # keep the text so far
-        interrupted = True
-    finally:
         if ink is not None:
-            ink.finish()
-    return stream.generation, interrupted
+            ink.print(stream)
+        for _ in stream:
+            pass
+    except KeyboardInterrupt:  # keep the text so far
+        return stream.generation, True
+    return stream.generation, False
 
 
-def summary(generation: "Generation", *, seed: bool, interrupted: bool = False) -> str:
+def summary(generation: "Generation", *, seed: bool, interrupted: bool) -> str:
     """Return a summary in one line: counts, rates, finish reason, and the seed if it matters."""
     counts = generation.statistics
-    parts = [
-        f"{counts.emitted} tokens",
-        f"{counts.tokens_per_target_step:.2f} tokens per target step",
-        f"{counts.drafted} drafted, {counts.accepted} kept",
-        f"{1e3 * counts.decode_seconds_per_token:.1f} ms per token",
-        f"prefill {1e3 * counts.prefill_seconds:.0f} ms",
-        f"finish: {'interrupted' if interrupted else generation.finish_reason}",
-    ]
-    return "; ".join([*parts, f"seed {generation.seed}"] if seed else parts)
+    text = (
+        f"{counts.emitted} tokens; {counts.tokens_per_target_step:.2f} tokens per target step; "
+        f"{counts.drafted} drafted, {counts.accepted} kept; {1e3 * counts.decode_seconds_per_token:.1f} ms per token; "
+        f"prefill {1e3 * counts.prefill_seconds:.0f} ms; "
+        f"finish: {'interrupted' if interrupted else generation.finish_reason}"
+    )
+    return f"{text}; seed {generation.seed}" if seed else text
 
 
-def _write(generator: "Generator", job: Job, prompt: "Prompt", ink: Ink | None) -> None:
-    generation, interrupted = write(generator, job, prompt, ink)
+def _write(generator: "Generator", options: Mapping[str, Any], prompt: "Prompt", ink: Ink | None) -> None:
+    generation, interrupted = write(generator, options, prompt, ink)
     generator.save()
-    samples = job.samples(generator)
+    sampled = samples(generator, options)
     if ink is None:
-        steps = [
-            {
-                "emitted": step.emitted,
-                "accepted": step.accepted,
-                "drafted": step.drafted,
-                "sources": step.sources,
-                "microseconds": {part: nanoseconds / 1e3 for part, nanoseconds in step.nanoseconds.items()},
-            }
-            for step in generation.steps
-        ]
+        steps = []
+        for step in generation.steps:
+            microseconds = {part: nanoseconds / 1e3 for part, nanoseconds in step.nanoseconds.items()}
+            counts = {"emitted": step.emitted, "accepted": step.accepted, "drafted": step.drafted}
+            steps.append(counts | {"sources": step.sources, "microseconds": microseconds})
         show_json({
-            "text": generation.text,
-            "token_ids": generation.token_ids,
+            "text": generation.text, "token_ids": generation.token_ids,
             "finish_reason": "interrupted" if interrupted else generation.finish_reason,
-            "prompt_length": generation.prompt_length,
-            "seed": generation.seed if samples else None,
-            "statistics": generation.statistics.as_dict(),
-            "steps": steps,
+            "prompt_length": generation.prompt_length, "seed": generation.seed if sampled else None,
+            "statistics": generation.statistics.as_dict(), "steps": steps,
         })  # fmt: skip
     else:
         ink.legend()
-        say(summary(generation, seed=samples, interrupted=interrupted), "dim")
+        say(summary(generation, seed=sampled, interrupted=interrupted), "dim")
     if interrupted:
         raise KeyboardInterrupt
 
@@ -159,128 +139,93 @@ def _write(generator: "Generator", job: Job, prompt: "Prompt", ink: Ink | None) 
 # --- --compare
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """The comparison of a method with plain decoding, with the repetition of median time of each."""
-
-    drafted: "Generation"
-    plain: "Generation"
-    repeated: float  # share of repeated 8-grams in the text
-    difference: "Difference | None"  # None if the texts are equal or need not be
-    dtype: str
-    exact: bool  # whether no difference is allowed
-    compared: bool = True  # whether the texts must be equal; sampling under rejection keeps only the distribution
-
-    @property
-    def speed_up(self) -> float:
-        """Plain time per token / the method's."""
-        own = _time(self.drafted)
-        return _time(self.plain) / own if own else 1.0
-
-
-def _compare(generator: "Generator", job: Job, prompt: "Prompt", ink: Ink | None) -> None:
+def _compare(
+    generator: "Generator", options: Mapping[str, Any], prompt: "Prompt", ink: Ink | None, *, shares: bool
+) -> None:
     """Compare the generator's method with plain decoding, and print the figures of both.
 
     In 16-bit arithmetic, a pass over several rows rounds differently, so a difference is reported but is no failure,
-    unless all passes are compiled and round identically.
-
-    Raises:
-        UsageError: the method is plain decoding itself.
-        typer.Exit: with status 1, if the texts differ but must be equal.
+    unless all passes are compiled and round identically: then the exit status is 1.
     """
     from foredraft.bench.demonstration import ROUNDS
-    from foredraft.bench.metrics import LOOP_SHARE
+    from foredraft.bench.metrics import LOOP_SHARE, repeated_share
+    from foredraft.bench.prove import is_exact
+    from foredraft.model.rounding import dtype_name
 
-    method = generator.method
+    method, sampled = generator.method, samples(generator, options)
     if method == "none":
         raise UsageError("--compare compares a method with plain decoding, which is method none; choose another one.")
-    options, samples = {**job.options, "seed": job.options.get("seed", secrets.randbits(32))}, job.samples(generator)
-    compared = not (samples and generator.verification == "rejection")
-    pair = _run(generator, prompt, options, ink, compared)
-    difference = pair.difference
+    options = {"seed": secrets.randbits(32), **options}
+    compared = not (sampled and generator.verification == "rejection")  # which keeps only the distribution
+    drafted, plain, difference = _repeated(generator, prompt, options, ink, compared)
+    own, base = (each.statistics.decode_seconds_per_token for each in (drafted, plain))
+    speed_up, repeated = base / own if own else 1.0, repeated_share(plain.token_ids)
+    dtype, exact = dtype_name(generator.target.model), is_exact(generator)
     if ink is None:
         show_json({
-            "text": pair.plain.text,
-            "token_ids": pair.plain.token_ids,
-            "method": method,
-            "seed": options["seed"] if samples else None,
-            "dtype": pair.dtype,
-            "repetitions": ROUNDS,
-            "statistics": {method: pair.drafted.statistics.as_dict(), "none": pair.plain.statistics.as_dict()},
-            "speed_up": pair.speed_up,
-            "repeated_8_grams": pair.repeated,
-            "identical": difference is None if pair.compared else None,
+            "text": plain.text, "token_ids": plain.token_ids, "method": method,
+            "seed": options["seed"] if sampled else None, "dtype": dtype, "repetitions": ROUNDS,
+            "statistics": {method: drafted.statistics.as_dict(), "none": plain.statistics.as_dict()},
+            "speed_up": speed_up, "repeated_8_grams": repeated,
+            "identical": difference is None if compared else None,
             "first_difference": None if difference is None else difference.position + 1,
             "top_2_gap": None if difference is None else difference.gap,
         })  # fmt: skip
     else:
         ink.legend()
         headings = ("method", "tokens", "target steps", "tokens per target step", "drafted", "kept", "ms per token")
-        show_table(headings, [_row(method, pair.drafted), _row("none", pair.plain)])
-        looping = pair.repeated > LOOP_SHARE
+        show_table(headings, [_row(method, drafted), _row("none", plain)])
+        looping = repeated > LOOP_SHARE
         note = " (the text loops, which favours drafters; do not rely on the speed-up)" if looping else ""
-        typer.echo(f"speed-up: {pair.speed_up:.2f}")
-        typer.echo(f"share of repeated 8-grams: {pair.repeated:.2f}{note}")
-        typer.echo(f"identical: {_verdict(pair)}")
-        shared = " With share, later repetitions had learned the text." if job.config.get("share") else ""
-        seed = f", seed {options['seed']}" if samples else ""
-        say(f"Median of {ROUNDS} repetitions in {pair.dtype}{seed}.{shared}", "dim")
-    if difference is not None and pair.exact:
+        typer.echo(f"speed-up: {speed_up:.2f}")
+        typer.echo(f"share of repeated 8-grams: {repeated:.2f}{note}")
+        typer.echo(f"identical: {_verdict(difference, dtype, exact=exact, compared=compared)}")
+        shared = " With share, later repetitions had learned the text." if shares else ""
+        seed = f", seed {options['seed']}" if sampled else ""
+        say(f"Median of {ROUNDS} repetitions in {dtype}{seed}.{shared}", "dim")
+    if difference is not None and exact:
         raise typer.Exit(1)
 
 
-def _run(
+def _repeated(
     generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], ink: Ink | None, compared: bool
-) -> _Pair:
-    """Generate the repetitions of both, and print the first drafted text to `ink`, if any."""
+) -> "tuple[Generation, Generation, Difference | None]":
+    """Generate the repetitions of both, and print the first drafted text to `ink`, if any.
+
+    Returns:
+        The drafted and the plain repetition of median time, and if `compared` the first difference of any two texts.
+    """
     from foredraft.bench.demonstration import write_in_rounds
-    from foredraft.bench.metrics import repeated_share
-    from foredraft.bench.prove import difference_between, is_exact
-    from foredraft.model.rounding import dtype_name
+    from foredraft.bench.prove import difference_between
 
     with ExitStack() as screen:
         tell = screen.enter_context(working("warming up"))
 
         def show(stream: "Stream") -> None:
             nonlocal tell
-            screen.close()  # hide the progress while the text is printed
-            for piece in stream:
-                if ink is not None:
-                    ink.write(piece)
             if ink is not None:
-                ink.finish()
-            tell = screen.enter_context(working("repeating"))
+                screen.close()  # hide the progress while the text is printed
+                ink.print(stream)
+                tell = screen.enter_context(working("repeating"))
 
         repeating = "repeating, with and without drafting"
-        drafted, plain = write_in_rounds(generator, prompt, options, show, lambda share: tell(share, repeating))
-    pairs = [(one.token_ids, other.token_ids) for one, other in zip(drafted, plain, strict=True)]
+        runs = write_in_rounds(generator, prompt, options, show, lambda share: tell(share, repeating))
+    pairs = [(drafted.token_ids, plain.token_ids) for drafted, plain in zip(*runs, strict=True)]
     unequal = next((pair for pair in pairs if compared and pair[0] != pair[1]), None)
-    return _Pair(
-        _of_median_time(drafted), _of_median_time(plain), repeated_share(plain[0].token_ids),
-        None if unequal is None else difference_between(generator, prompt, options, *unequal),
-        dtype_name(generator.target.model), is_exact(generator), compared,
-    )  # fmt: skip
+    difference = None if unequal is None else difference_between(generator, prompt, options, *unequal)
+    by_time = [sorted(texts, key=lambda each: each.statistics.decode_seconds_per_token) for texts in runs]
+    drafted, plain = (texts[len(texts) // 2] for texts in by_time)
+    return drafted, plain, difference
 
 
-def _time(run: "Generation") -> float:
-    return run.statistics.decode_seconds_per_token
-
-
-def _of_median_time(runs: "list[Generation]") -> "Generation":
-    return sorted(runs, key=_time)[len(runs) // 2]
-
-
-def _verdict(pair: _Pair) -> str:
-    if not pair.compared:
+def _verdict(difference: "Difference | None", dtype: str, *, exact: bool, compared: bool) -> str:
+    if not compared:
         return "not compared (sampled under rejection, both texts have the same distribution, not the same tokens)"
-    if pair.difference is None:
+    if difference is None:
         return "yes"
-    if pair.exact:
-        explanation = f"this is a bug in {pair.dtype}, please report it"
-    else:
-        explanation = f"{pair.dtype} can swap nearly tied tokens, --dtype float32 is exact"
-    position = pair.difference.position + 1
-    return f"no (first difference at token {position}; top-2 gap {pair.difference.gap:.2g}; {explanation})"
+    bug, tie = "this is a bug in {}, please report it", "{} can swap nearly tied tokens, --dtype float32 is exact"
+    explanation = (bug if exact else tie).format(dtype)
+    return f"no (first difference at token {difference.position + 1}; top-2 gap {difference.gap:.2g}; {explanation})"
 
 
 def _row(name: str, run: "Generation") -> list[str]:
@@ -297,13 +242,8 @@ def _row(name: str, run: "Generation") -> list[str]:
 def explain(
     prompt: flags.PromptArgument = None,
     file: flags.FileOption = None,
-    model: flags.ModelOption = SMOLLM2,
-    dtype: flags.DtypeOption = "auto",
-    device: flags.DeviceOption = None,
-    eager: flags.EagerOption = False,
-    method: flags.MethodOption = None,
-    speculative_config: flags.ConfigOption = None,
-    num_speculative_tokens: flags.NodesOption = None,
+    *,
+    job: Job,
     max_new_tokens: flags.TokensOption = 128,
     temperature: flags.TemperatureOption = 0.0,
     seed: flags.SeedOption = 0,
@@ -312,22 +252,18 @@ def explain(
 ) -> None:
     """Generate a text and report its drafts: sources, accepted and wasted, expected against measured cost."""
     text = prompt_text(prompt, file)
-    config = speculative_options(speculative_config, num_speculative_tokens=num_speculative_tokens)
-    options = setting(temperature, max_new_tokens=max_new_tokens, seed=seed)
-    job = Job(model, dtype, device, eager, method, config, options, color=wants_color(color))
-    generator = job.load()
+    config, options = job.config(), setting(temperature, max_new_tokens=max_new_tokens, seed=seed)
+    generator = job.load(config, options)
     with working("writing"):
         from foredraft.bench.drafts import account_for
         from foredraft.generation import pieces
 
-        account = account_for(generator, job.prompt(generator, text), job.options)
+        account = account_for(generator, prompt_for(generator, text), options)
     if as_json:
         show_json({"text": account.generation.text, **account.as_dict()})
         return
-    ink = Ink(job.color, generator.drafter.source_names)
-    for piece in pieces(account.generation.steps, generator.tokenizer):
-        ink.write(piece)
-    ink.finish()
+    ink = Ink(wants_color(color), generator.drafter.source_names)
+    ink.print(pieces(account.generation.steps, generator.tokenizer))
     ink.legend()
     _print_account(account)
 

@@ -6,6 +6,7 @@ on drafters.
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,13 +35,14 @@ def info(
     device: flags.DeviceOption = None,
 ) -> None:
     """Show whether and how a model is supported, and measure the cost of verifying drafts."""
-    with working(f"reading {model}"):
+    with working(f"reading {model}") as tell:
         facts = _described(model)
-    if not no_measure:
-        try:
-            facts |= _measured(model, dtype, device)
-        except UsageError as error:  # the configuration alone is useful
-            facts |= {"note": f"Not measured. {error}"}
+        if not no_measure:
+            tell(0.0, f"loading {model}")
+            try:
+                facts |= _measured(model, dtype, device, tell)
+            except UsageError as error:  # the configuration alone is useful
+                facts |= {"note": f"Not measured. {error}"}
     if as_json:
         show_json(facts)
     else:
@@ -56,41 +58,33 @@ def _described(model: str) -> dict[str, Any]:
     support = inspect(config)
     empty = build_without_weights(config)
     return {
-        "model": model,
-        "family": support.family,
-        "supported": True,
-        "tested": support.tested,
-        "layers": len(support.layer_types),
-        "attention": dict(Counter(support.layer_types)),
+        "model": model, "family": support.family, "supported": True, "tested": support.tested,
+        "layers": len(support.layer_types), "attention": dict(Counter(support.layer_types)),
         "sliding_window": next((window for window in support.windows if window is not None), None),
-        "window": support.window,
-        "window_note": support.window_note,
+        "window": support.window, "window_note": support.window_note,
         "vocabulary": int(empty.get_output_embeddings().weight.shape[0]),
         "parameters": sum(parameter.numel() for parameter in empty.parameters()),
         "dtype": str(config.dtype or "float32").removeprefix("torch."),
-    }
+    }  # fmt: skip
 
 
-def _measured(model: str, dtype: str, device: str | None) -> dict[str, Any]:
+def _measured(model: str, dtype: str, device: str | None, tell: Callable[[float, str], None]) -> dict[str, Any]:
     """Load the weights; return the remaining facts, and the measured cost of passes."""
-    with working(f"loading {model}") as tell:
-        from foredraft.cache_folder import cache_path
-        from foredraft.model.compiled.package import kept_forward
-        from foredraft.model.cost import measured_cost
-        from foredraft.model.loading import load_model
-        from foredraft.model.rounding import dtype_name
-        from foredraft.model.target import TorchTarget
+    from foredraft.cache_folder import cache_path
+    from foredraft.model.compiled.package import kept_forward
+    from foredraft.model.cost import measured_cost
+    from foredraft.model.loading import load_model
+    from foredraft.model.rounding import dtype_name
+    from foredraft.model.target import TorchTarget
 
-        loaded = load_model(model, dtype, device)
-        target = TorchTarget(loaded, kept_forward(loaded))
-        tell(0.0, "measuring the cost of verification")
-        curve = measured_cost(target, cache_path())  # the curve that generation uses
+    loaded = load_model(model, dtype, device)
+    target = TorchTarget(loaded, kept_forward(loaded))
+    tell(0.0, "measuring the cost of verification")
     return {
-        "dtype": dtype_name(target.model),
-        "device": str(target.device),
-        "cost": cost_rows(curve),
+        "dtype": dtype_name(target.model), "device": str(target.device),
+        "cost": cost_rows(measured_cost(target, cache_path())),  # the curve that generation uses
         "compiled": target.compiled.record.told() if target.compiled is not None else [NOT_COMPILED],
-    }
+    }  # fmt: skip
 
 
 def _print(facts: dict[str, Any]) -> None:
@@ -100,7 +94,7 @@ def _print(facts: dict[str, Any]) -> None:
     attention = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in facts["attention"].items())
     sliding = f" over {facts['sliding_window']:,} tokens" if facts["sliding_window"] else ""
     window = f"{facts['window']:,} tokens" if facts["window"] else "no limit in the configuration"
-    lines = {
+    show_facts({
         "model": facts["model"],
         "family": f"{facts['family']}, {tested}",
         "attention": f"{attention}{sliding}",
@@ -110,8 +104,7 @@ def _print(facts: dict[str, Any]) -> None:
         "dtype": f"{facts['dtype']} on {facts['device']}" if "device" in facts else facts["dtype"],
         "supported": "every method, chains and trees; greedy decoding and sampling",
         "note": facts.get("note", ""),
-    }
-    show_facts(lines)
+    })  # fmt: skip
     if "cost" in facts:
         show_cost(facts["cost"])
     for sentence in facts.get("compiled", ()):
@@ -165,40 +158,30 @@ def _models_of(method: str, model: str, dtype: str) -> list[tuple[Any, Any]]:
 
 
 def _record_facts(folder: "Path", record: "CompiledRecord") -> dict[str, Any]:
-    """Return the facts of a compiled model, for JSON."""
-    rows, times = _times(record)
-    facts = asdict(record)
-    del facts["costs"]
-    milliseconds = {name: [1e3 * each for each in found] for name, found in times.items()}
-    return {"folder": str(folder), "bytes": _size(folder, record), "rows": rows, "milliseconds": milliseconds, **facts}
-
-
-def _size(folder: "Path", record: "CompiledRecord") -> int:
-    return sum((folder / package.file).stat().st_size for package in record.packages)
-
-
-def _print_record(folder: "Path", record: "CompiledRecord", title: str) -> None:
-    rows, times = _times(record)
-    quickest = record.quickest()
-    shown = [
-        (str(n), f"{1e3 * eager:.2f}", f"{1e3 * used:.2f}", f"{eager / used:.2f}", quickest[n])
-        for n, eager, used in zip(rows, times["eager"], times["used"], strict=True)
-    ]
-    show_table(("rows", "uncompiled, ms", "compiled, ms", "times as fast", "package"), shown, title)
-    typer.echo(f"{_size(folder, record) / 2**20:,.0f} MiB in {folder}")
-    if record.same_bits:
-        typer.echo("A row's result is bit-identical with any number of other rows.")
-    for sentence in record.told():
-        typer.echo(sentence)
-
-
-def _times(record: "CompiledRecord") -> tuple[tuple[int, ...], dict[str, list[float]]]:
-    """Return the timed row counts, and for each the seconds of the uncompiled model and of the package in use."""
+    """Return the facts of a compiled model, with the seconds of passes uncompiled and by the package in use."""
     from foredraft.model.compiled.package import EAGER, MOST_ROWS
 
     rows, quickest = record.costs[EAGER].rows, record.quickest()
     tables = {name: curve.table(MOST_ROWS).tolist() for name, curve in record.costs.items()}
-    return rows, {"eager": [tables[EAGER][n] for n in rows], "used": [tables[quickest[n]][n] for n in rows]}
+    times = {"eager": [1e3 * tables[EAGER][n] for n in rows], "used": [1e3 * tables[quickest[n]][n] for n in rows]}
+    size = sum((folder / package.file).stat().st_size for package in record.packages)
+    facts = {"folder": str(folder), "bytes": size, "rows": rows, "milliseconds": times, **asdict(record)}
+    del facts["costs"]
+    return facts
+
+
+def _print_record(folder: "Path", record: "CompiledRecord", title: str) -> None:
+    facts, quickest = _record_facts(folder, record), record.quickest()
+    shown = [
+        (str(n), f"{eager:.2f}", f"{used:.2f}", f"{eager / used:.2f}", quickest[n])
+        for n, eager, used in zip(facts["rows"], *facts["milliseconds"].values(), strict=True)
+    ]
+    show_table(("rows", "uncompiled, ms", "compiled, ms", "times as fast", "package"), shown, title)
+    typer.echo(f"{facts['bytes'] / 2**20:,.0f} MiB in {folder}")
+    if record.same_bits:
+        typer.echo("A row's result is bit-identical with any number of other rows.")
+    for sentence in record.told():
+        typer.echo(sentence)
 
 
 def cost_rows(curve: "CostCurve") -> list[dict[str, float]]:

@@ -1,4 +1,4 @@
-"""The job of a command that generates: checks its options, loads the model, and formats the prompt.
+"""What commands that generate share: the model and method to load, generation arguments, and the prompt.
 
 Contradicting options are rejected before a model is loaded. Options that are not given are not passed on, so defaults
 are the library's. Does not depend on how results are printed.
@@ -7,12 +7,14 @@ are the library's. Does not depend on how results are printed.
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foredraft.cli import flags
 from foredraft.cli.screen import working
 from foredraft.errors import UsageError
+from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so that help is fast
     from foredraft.api import Generator, Prompt
@@ -24,39 +26,52 @@ _WARM_UP, _WARM_UP_TOKENS = (1, 2, 3, 1, 2, 3, 1, 2), 24
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The arguments of `foredraft.load`, and options of generation and display."""
+    """The options of a command that generates, except those of the text."""
 
-    model: str
-    dtype: str = "auto"
-    device: str | None = None
-    eager: bool = False  # run the uncompiled model
-    method: str | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)  # given generation arguments
-    system: str | None = None
-    raw: bool = False  # continue the prompt without the chat template
-    color: bool = False
+    model: flags.ModelOption = SMOLLM2
+    dtype: flags.DtypeOption = "auto"
+    device: flags.DeviceOption = None
+    eager: flags.EagerOption = False
+    method: flags.MethodOption = None
+    speculative_config: flags.ConfigOption = None
+    num_speculative_tokens: flags.NodesOption = None
 
-    def load(self) -> "Generator":
+    def config(self, **given: Any) -> dict[str, Any]:
+        """Merge --speculative-config with `given` flags; UsageError for other than a JSON object, or two values."""
+        text = self.speculative_config
+        try:
+            config = json.loads(text) if text is not None else {}
+        except ValueError as error:
+            raise UsageError(
+                f'--speculative-config is not JSON ({error}); give an object such as {{"table": "none"}}.'
+            ) from error
+        if not isinstance(config, dict):
+            raise UsageError(f'--speculative-config is {text}; give a JSON object such as {{"table": "none"}}.')
+        for name, value in {**given, "num_speculative_tokens": self.num_speculative_tokens}.items():
+            if value is not None and config.setdefault(name, value) != value:
+                flag = "--draft-model" if name == "model" else f"--{name.replace('_', '-')}"
+                raise UsageError(f"{flag} is {value} and --speculative-config says {config[name]}; give one of them.")
+        return config
+
+    def load(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> "Generator":
         """Load the model and the drafter, measure the cost of verification if needed, and warm up.
 
-        Raises:
-            UsageError: contradicting generation arguments, before anything is loaded, or an error of `foredraft.load`.
+        Generation arguments are checked first; raises what `foredraft.load` raises.
         """
         with working(f"loading {self.model}") as tell:
             from foredraft.api import Generator, load
             from foredraft.cli.kernels import begin_compiling, compile_drafting
             from foredraft.request import GenerationOptions
 
-            GenerationOptions.parse(self.options)
+            GenerationOptions.parse(options)
             compiling = begin_compiling(self.dtype)
             generator = load(
-                self.model, method=self.method, speculative_config=self.config, dtype=self.dtype, device=self.device,
+                self.model, method=self.method, speculative_config=config, dtype=self.dtype, device=self.device,
                 compile=False if self.eager else "auto", progress=tell,
             )  # fmt: skip
             measure_cost(generator, tell)
-            shares = self.config.get("share") or self.config.get("learn") == "shared" or self.config.get("memory")
-            if not shares:  # shared state must not learn from the warm-up text
+            if not (config.get("share") or config.get("learn") == "shared" or config.get("memory")):
+                # shared state must not learn from the warm-up text
                 tell(0.0, "compiling (once)")
                 if compiling is not None:
                     compile_drafting(generator)
@@ -64,28 +79,9 @@ class Job:
                 # another generator, so that the control does not learn costs that include compilation
                 other = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
                 other.attach(generator.method, generator.drafter, verification=generator.verification)
-                other.generate(_WARM_UP, **{**self.options, "max_new_tokens": _WARM_UP_TOKENS, "eos_token_id": ()})
+                other.generate(_WARM_UP, **{**options, "max_new_tokens": _WARM_UP_TOKENS, "eos_token_id": ()})
                 generator.forget()
         return generator
-
-    def samples(self, generator: "Generator") -> bool:
-        """Return whether tokens are sampled."""
-        from foredraft.request import GenerationOptions
-
-        return GenerationOptions.parse(self.options).sampling(generator.target.vocabulary).do_sample
-
-    def prompt(self, generator: "Generator", text: str) -> "Prompt":
-        """Return the prompt: a conversation if the tokenizer has a chat template, else the text itself.
-
-        Raises:
-            UsageError: a system message without a chat template.
-        """
-        if self.raw or not getattr(generator.tokenizer, "chat_template", None):
-            if self.system is not None:
-                raise UsageError("--system needs a chat template, which this model's tokenizer does not have.")
-            return text
-        messages = [{"role": "system", "content": self.system}] if self.system is not None else []
-        return [*messages, {"role": "user", "content": text}]
 
 
 def measure_cost(generator: "Generator", tell: Callable[[float, str], None]) -> None:
@@ -105,28 +101,25 @@ def load_plain(
 
 
 def setting(temperature: float, top_p: float = 1.0, **arguments: int) -> dict[str, Any]:
-    """Return generation arguments, checked without a model; a temperature of 0 is greedy decoding.
-
-    Raises:
-        UsageError: an argument out of range.
-    """
+    """Return generation arguments, greedy at temperature 0; UsageError if one is out of range, without a model."""
     from foredraft.request import GenerationOptions
 
     found: dict[str, Any] = dict(arguments)
     if temperature:
-        found["temperature"] = temperature
-        if top_p != 1:
-            found["top_p"] = top_p
+        found |= {"temperature": temperature} | ({"top_p": top_p} if top_p != 1 else {})
     GenerationOptions.parse(found).sampling(2)  # any vocabulary size will do
     return found
 
 
-def prompt_text(prompt: str | None, file: Path | None) -> str:
-    """Return the prompt from the argument, standard input or the file.
+def samples(generator: "Generator", options: Mapping[str, Any]) -> bool:
+    """Return whether generation arguments sample tokens."""
+    from foredraft.request import GenerationOptions
 
-    Raises:
-        UsageError: not exactly one source, an unreadable file, an empty prompt, or one that is not UTF-8.
-    """
+    return GenerationOptions.parse(options).sampling(generator.target.vocabulary).do_sample
+
+
+def prompt_text(prompt: str | None, file: Path | None) -> str:
+    """Return the prompt from the argument, standard input or the file; UsageError if there is none in UTF-8."""
     if prompt is not None and file is not None:
         raise UsageError("PROMPT and --file exclude each other; give one of them.")
     if prompt is None and file is None:
@@ -146,22 +139,15 @@ def prompt_text(prompt: str | None, file: Path | None) -> str:
     return text
 
 
-def speculative_options(text: str | None, **flags: Any) -> dict[str, Any]:
-    """Merge the options of --speculative-config, a JSON object, with those given as flags.
+def prompt_for(generator: "Generator", text: str, system: str | None = None, *, raw: bool = False) -> "Prompt":
+    """Return a conversation if the tokenizer has a chat template, else, or if `raw`, the text itself."""
+    if raw or not getattr(generator.tokenizer, "chat_template", None):
+        if system is not None:
+            raise UsageError("--system needs a chat template, which this model's tokenizer does not have.")
+        return text
+    return [*opening(system), {"role": "user", "content": text}]
 
-    Raises:
-        UsageError: text that is not a JSON object, or two values for one option.
-    """
-    try:
-        config = json.loads(text) if text is not None else {}
-    except ValueError as error:
-        raise UsageError(
-            f'--speculative-config is not JSON ({error}); give an object such as {{"table": "none"}}.'
-        ) from error
-    if not isinstance(config, dict):
-        raise UsageError(f'--speculative-config is {text}; give a JSON object such as {{"table": "none"}}.')
-    for name, value in flags.items():
-        if value is not None and config.setdefault(name, value) != value:
-            flag = "--draft-model" if name == "model" else f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} is {value} and --speculative-config says {config[name]}; give one of them.")
-    return config
+
+def opening(system: str | None) -> list[dict[str, str]]:
+    """Return the messages before a conversation: the system message, if there is one."""
+    return [] if system is None else [{"role": "system", "content": system}]

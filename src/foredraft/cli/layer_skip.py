@@ -21,8 +21,7 @@ from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so that help is fast
     from foredraft.api import Generator
-    from foredraft.model.skipping import Skipped
-    from foredraft.training.layer_search import SkippingFigures, WrittenText
+    from foredraft.training.layer_search import Found, SkippingFigures, WrittenText
 
 _LEAST_TEXTS = 4  # chosen
 _HELD_OUT_ONE_IN = 4  # one in this many texts only checks the result (chosen)
@@ -86,11 +85,10 @@ def layer_skip(
         "settings": {"model": model, "dtype": str(target.dtype), "seed": seed, **arguments},
     }  # fmt: skip
     write_skipped(out, found.skipped, target.model, about)
-    _print(out, count, found.skipped, checked, found.trials)
+    _print(out, count, found, checked)
 
 
 def _check(out: Path, overwrite: bool, **numbers: int) -> None:
-    """Check the arguments before anything is read."""
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists; give --overwrite to replace it, or another name.")
     if not out.resolve().parent.is_dir():
@@ -102,11 +100,7 @@ def _check(out: Path, overwrite: bool, **numbers: int) -> None:
 
 
 def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) -> list[list[int]]:
-    """Return the first ids of the first documents.
-
-    Raises:
-        UsageError: inputs that cannot be read, or hold too few documents.
-    """
+    """Return the first ids of the first documents; UsageError for inputs with too few."""
     from foredraft.corpus.documents import ReadReport, find_inputs, read_documents
 
     words = words_of(model, None)
@@ -127,7 +121,6 @@ def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) ->
 
 
 def _written(generator: "Generator", prompt: list[int], arguments: dict[str, Any], new_tokens: int) -> "WrittenText":
-    """Generate a continuation of a prompt."""
     import numpy as np
 
     from foredraft.request import GenerationOptions
@@ -138,15 +131,13 @@ def _written(generator: "Generator", prompt: list[int], arguments: dict[str, Any
     return WrittenText(np.array([*prompt, *result.token_ids], np.int64), len(prompt), sampling)
 
 
-def _print(out: Path, layers: int, skipped: "Skipped", checked: "SkippingFigures", trials: int) -> None:
+def _print(out: Path, layers: int, found: "Found", checked: "SkippingFigures") -> None:
+    attention, mlp = list(found.skipped.attention), list(found.skipped.mlp)
     typer.echo(
-        f"{out}: of {layers} layers, attention of {list(skipped.attention)} and MLPs of {list(skipped.mlp)} are "
-        "skipped."
-    )
-    typer.echo(
-        f"On texts held out from the search of {trials} sets, {checked.agreement:.0%} of the tokens agree, a draft "
-        f"pass takes {checked.draft_cost:.2f} of a full pass, and the estimated speed-up over plain decoding with "
-        f"{checked.levels} drafted tokens per step is {checked.speed_up:.2f}."
+        f"{out}: of {layers} layers, attention of {attention} and MLPs of {mlp} are skipped.\n"
+        f"On texts held out from the search of {found.trials} sets, {checked.agreement:.0%} of the tokens agree, a "
+        f"draft pass takes {checked.draft_cost:.2f} of a full pass, and the estimated speed-up over plain decoding "
+        f"with {checked.levels} drafted tokens per step is {checked.speed_up:.2f}."
     )
     if checked.speed_up <= 1:
         typer.echo("So layer skipping does not speed up this model on this machine.")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from foredraft.cli.flags import JsonOption, class_in_source, options_in_source, source_of
+from foredraft.cli.flags import JsonOption, class_body, options_in_source, source_of
 from foredraft.cli.screen import show_json, show_table
 from foredraft.errors import UsageError
 from foredraft.options import nearest
@@ -32,14 +32,10 @@ def methods(
     as_json: JsonOption = False,
 ) -> None:
     """List the drafting methods and their options."""
-    if controls:
-        from foredraft.control import CONTROLS
+    from foredraft.control import CONTROLS
+    from foredraft.drafters import method_names
 
-        names = list(CONTROLS)
-    else:
-        from foredraft.drafters import method_names
-
-        names = method_names()
+    names = list(CONTROLS) if controls else method_names()
     if name is not None and name not in names:
         kind = "control" if controls else "method"
         raise UsageError(f"There is no {kind} {name!r}; choose one of {', '.join(names)}.{nearest(name, names)}")
@@ -71,36 +67,24 @@ def _method(name: str) -> dict[str, Any]:
     from foredraft.speculation import DEFAULT_METHOD
 
     place, default = own_place(name), name == DEFAULT_METHOD
-    if place is not None:
-        module, _, kind_name = place.partition(":")
-        assigned = _assigned(module, kind_name)
-        if {"summary", "Options"} <= assigned.keys():
-            summary, options = ast.literal_eval(assigned["summary"]), ast.unparse(assigned["Options"])
-            return _entry(name, default, summary, _about(ast.get_docstring(source_of(module))), module, options)
+    if place is not None:  # read from source, because an import would import torch
+        module, _, class_name = place.partition(":")
+        declared: dict[str, ast.expr] = {}
+        for each in class_body(module, class_name)[0]:
+            if isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None:
+                declared[ast.unparse(each.targets[0] if isinstance(each, ast.Assign) else each.target)] = each.value
+        summary, options = ast.literal_eval(declared["summary"]), ast.unparse(declared["Options"])
+        return _entry(name, default, summary, ast.get_docstring(source_of(module)), module, options)
     try:
         kind = drafter_class(name)
     except UsageError as error:  # a registered method that cannot be imported must not hide the others
         return {"name": name, "default": default, "summary": str(error), "about": "", "options": []}
-    about = _about(sys.modules[kind.create.__module__].__doc__)
+    about = sys.modules[kind.create.__module__].__doc__
     return _entry(name, default, kind.summary, about, kind.Options.__module__, kind.Options.__name__)
 
 
-def _assigned(module: str, kind: str) -> dict[str, ast.expr]:
-    """Return the assignments in a class's body by name, parsed from source, because its import would import torch."""
-    node = class_in_source(module, kind)
-    found: dict[str, ast.expr] = {}
-    for each in node.body if node is not None else ():
-        if isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None:
-            target = each.targets[0] if isinstance(each, ast.Assign) else each.target
-            found[ast.unparse(target)] = each.value
-    return found
-
-
-def _about(docstring: str | None) -> str:
-    """Return the second paragraph of a drafter's module docstring: its paper and requirements."""
-    return " ".join((docstring or "").split("\n\n")[1:2]).replace("\n", " ")
-
-
-def _entry(name: str, default: bool, summary: str, about: str, module: str, options: str) -> dict[str, Any]:
+def _entry(name: str, default: bool, summary: str, docstring: str | None, module: str, options: str) -> dict[str, Any]:
+    """Return one line of the list; the second paragraph of a drafter's module tells its paper and requirements."""
+    about = " ".join((docstring or "").split("\n\n")[1:2]).replace("\n", " ")
     listed = list(options_in_source(module, options).values())
     return {"name": name, "default": default, "summary": summary, "about": about, "options": listed}

@@ -67,10 +67,17 @@ def prove(
         rows = [{"setting": name, **asdict(proof), "identical": proof.identical} for name, proof in texts]
         show_json({"texts": rows, "rules": [{"setting": name, **asdict(proof)} for name, proof in rules]})
     else:
-        _show_texts(texts, dtype)
-        _show_rules(rules)
-    if not _print_verdict(texts, rules, dtype):
+        _show(texts, rules, dtype)
+    differing, broken = (sum(not proof.holds for _, proof in proofs) for proofs in (texts, rules))
+    if differing:
+        say(f"Not proved: {differing} of {len(texts)} comparisons differ beyond rounding.")
+    if broken:
+        say(f"Not proved: {broken} of {len(rules)} tests of verification rules fail.")
+    if differing or broken:
         raise typer.Exit(1)
+    count, tokens, same = (sum(getattr(each, of) for _, each in texts) for of in ("texts", "tokens", "identical"))
+    excused = f", {count - same} except for near-ties in {dtype}" if same < count else ""
+    say(f"Proved: all {count} texts ({tokens:,} tokens) equal plain decoding's{excused}; every rule holds.", "green")
 
 
 def _prompts(task: list[str] | None, data: Path | None, prompts: int) -> "list[TaskPrompt]":
@@ -83,44 +90,23 @@ def _prompts(task: list[str] | None, data: Path | None, prompts: int) -> "list[T
     return [prompt for found, count in zip(loaded, counts, strict=True) for prompt in spread(found, count)]
 
 
-def _show_texts(texts: "Texts", dtype: str) -> None:
-    headings = ("setting", "method", "dtype", "texts", "identical", "tokens compared", "near-ties", "beyond rounding")
-    rows = []
+def _show(texts: "Texts", rules: "Rules", dtype: str) -> None:
+    rows, differences = [], []
     for name, proof in texts:
-        ties = sum(difference.near_tie for difference in proof.differences)
+        ties = sum(each.near_tie for each in proof.differences)
         counts = (proof.texts, proof.identical, proof.tokens, ties, len(proof.differences) - ties)
         rows.append((name, proof.method, dtype, *map(str, counts)))
+        differences += [
+            f"{'near-tie' if each.near_tie else 'DIFFERENCE'}: {name} {proof.method} {each.prompt} token "
+            f"{each.position}, top-2 gap {each.gap:.3g}, rounding {each.tolerance:.3g}"
+            for each in proof.differences
+        ]
+    headings = ("setting", "method", "dtype", "texts", "identical", "tokens compared", "near-ties", "beyond rounding")
     show_table(headings, rows)
-    for name, proof in texts:
-        for each in proof.differences:
-            kind = "near-tie" if each.near_tie else "DIFFERENCE"
-            typer.echo(
-                f"{kind}: {name} {proof.method} {each.prompt} token {each.position}, top-2 gap {each.gap:.3g}, "
-                f"rounding {each.tolerance:.3g}"
-            )
-
-
-def _show_rules(rules: "Rules") -> None:
-    rows = []
-    for name, proof in rules:
-        limit = f"{'below' if proof.test == 'enumeration' else 'at least'} {proof.limit:g}"
-        holds = "yes" if proof.holds else "NO"
-        rows.append((name, proof.rule, proof.test, proof.of, f"{proof.figure:.2g}", limit, holds))
-    show_table(("setting", "rule", "test", "of", "figure", "limit", "holds"), rows)
-
-
-def _print_verdict(texts: "Texts", rules: "Rules", dtype: str) -> bool:
-    """Print and return whether all texts and rules hold."""
-    differing = sum(not proof.holds for _, proof in texts)
-    broken = sum(not proof.holds for _, proof in rules)
-    if differing:
-        say(f"Not proved: {differing} of {len(texts)} comparisons differ beyond rounding.")
-    if broken:
-        say(f"Not proved: {broken} of {len(rules)} tests of verification rules fail.")
-    if differing or broken:
-        return False
-    count, tokens = sum(proof.texts for _, proof in texts), sum(proof.tokens for _, proof in texts)
-    ties = count - sum(proof.identical for _, proof in texts)
-    excused = f", {ties} except for near-ties in {dtype}" if ties else ""
-    say(f"Proved: all {count} texts ({tokens:,} tokens) equal plain decoding's{excused}; every rule holds.", "green")
-    return True
+    for line in differences:
+        typer.echo(line)
+    tests = []
+    for name, rule in rules:
+        limit = f"{'below' if rule.test == 'enumeration' else 'at least'} {rule.limit:g}"
+        tests.append((name, rule.rule, rule.test, rule.of, f"{rule.figure:.2g}", limit, "yes" if rule.holds else "NO"))
+    show_table(("setting", "rule", "test", "of", "figure", "limit", "holds"), tests)

@@ -58,5 +58,5 @@ def replay(
         rates = [f"{row[name]:.3f}" for name in ("tokens_per_target_step", "tokens_per_target_step_macro")]
         times = [f"{row[name]:.0f}" for name in ("propose_median_us", "propose_p99_us")]
         drafted = f"{row['drafted'] / max(row['steps'], 1):.1f}"
-        shown.append([row["method"], str(row["nodes"]), str(row["records"]), *rates, drafted, *times])
+        shown.append((row["method"], str(row["nodes"]), str(row["records"]), *rates, drafted, *times))
     show_table(headings, shown)

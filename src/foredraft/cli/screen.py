@@ -6,11 +6,12 @@ Does not depend on what is printed, except for pieces of text and their sources.
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import StringIO
+from itertools import count, cycle
 from threading import Timer
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.color import ColorSystem
@@ -103,17 +104,14 @@ def working(subject: str) -> Iterator[Callable[[float, str], None]]:
         timer.cancel()
 
 
-class Tell(Protocol):
-    """Shows the progress of a phase, `done` of `total`, and its rate in `unit`, of `count` if given, else of `done`."""
-
-    def __call__(  # noqa: D102  # the class docstring describes it
-        self, phase: str, done: int, total: int, count: int | None = None, unit: str | None = None
-    ) -> None: ...
-
-
 @contextmanager
-def progress_bars() -> Iterator[Tell]:
-    """Show a bar for each phase on standard error, until the block ends."""
+def progress_bars() -> Iterator[Callable[..., None]]:
+    """Show a bar for each phase on standard error, until the block ends.
+
+    Yields:
+        A function to call with the phase, the work done, its total, and a count and its unit for the rate, by default
+        the work done.
+    """
     from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TaskProgressColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
@@ -133,31 +131,30 @@ def progress_bars() -> Iterator[Tell]:
 
 def counting(tell: Callable[[float, str], None], total: int, subject: str) -> Callable[[], None]:
     """Return a function to call after each of `total` pieces of work; it passes the share done to `tell`."""
-    count = 0
-
-    def done() -> None:
-        nonlocal count
-        count += 1
-        tell(count / total, subject)
-
-    return done
+    counts = count(1)
+    return lambda: tell(next(counts) / total, subject)
 
 
 class Ink:
     """Prints pieces of text to standard output, drafted ones in the colour of their source."""
 
     def __init__(self, color: bool, sources: Sequence[str]) -> None:
-        self._color = color
-        self._styles = {name: Style.parse(PALETTE[i % len(PALETTE)]) for i, name in enumerate(sources)}
-        self._at_line_start = True
-        self._colored = False
+        self._color, self._colored = color, False  # whether colours are wanted, and whether one was used
+        self._styles = {name: Style.parse(color) for name, color in zip(sources, cycle(PALETTE), strict=False)}
         self._written = Text()
+
+    def print(self, pieces: "Iterable[Piece]") -> None:
+        """Print pieces as they come, and end the last line."""
+        try:
+            for piece in pieces:
+                self.write(piece)
+        finally:
+            if self._written.plain and not self._written.plain.endswith("\n"):
+                sys.stdout.write("\n")
+                sys.stdout.flush()
 
     def write(self, piece: "Piece") -> None:
         """Print a piece and flush."""
-        if not piece.text:
-            return
-        self._at_line_start = piece.text.endswith("\n")
         shown = piece.text
         if self._color or sys.stdout.isatty():  # a text must not send control sequences to the terminal
             shown = shown.replace("\x1b", "\N{SYMBOL FOR ESCAPE}")
@@ -173,13 +170,6 @@ class Ink:
         console.print(self._written, Text("\nDrafted by:"), legend, Text("not drafted"), sep="\n")
         return console.export_svg(title=title)
 
-    def finish(self) -> None:
-        """End the last line."""
-        if not self._at_line_start:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-        self._at_line_start = True
-
     def legend(self) -> None:
         """Print the colours of the sources to standard error, if any was used."""
         if self._colored:
@@ -187,7 +177,7 @@ class Ink:
             sys.stderr.write(f"Drafted by {names}; the rest was not drafted.\n")
 
     def _painted(self, text: str, source: str | None) -> str:
-        style = self._styles.get(source) if self._color and source is not None else None
+        style = self._styles.get(source or "") if self._color and text else None
         if style is None:
             return text
         self._colored = True

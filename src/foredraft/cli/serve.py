@@ -4,13 +4,14 @@ Does not depend on the protocols; they are in `foredraft.server`.
 """
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from foredraft.cli import flags
-from foredraft.cli.job import Job, speculative_options
+from foredraft.cli.job import Job
 from foredraft.cli.screen import say
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
@@ -19,8 +20,14 @@ KEYS_VARIABLE = "FOREDRAFT_API_KEY"
 _LEAST_KEY = 16  # characters (chosen)
 
 
+@dataclass(frozen=True, slots=True)
+class ServedJob(Job):
+    """A job whose model is an argument, not an option."""
+
+    model: flags.ModelArgument = SMOLLM2
+
+
 def serve(
-    model: flags.ModelArgument = SMOLLM2,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 allows other machines")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 for a free port", min=0, max=65535)] = 8000,
     name: Annotated[
@@ -34,12 +41,8 @@ def serve(
     max_waiting: Annotated[int, typer.Option(help="Maximum number of waiting texts; more are rejected", min=0)] = 64,
     kv_cache_gib: Annotated[float, typer.Option(help="GiB of the KV cache", min=0.01)] = 1.0,
     timeout: Annotated[float, typer.Option(help="Seconds after which an answer fails", min=1)] = 600.0,
-    dtype: flags.DtypeOption = "auto",
-    device: flags.DeviceOption = None,
-    eager: flags.EagerOption = False,
-    method: flags.MethodOption = None,
-    speculative_config: flags.ConfigOption = None,
-    num_speculative_tokens: flags.NodesOption = None,
+    *,
+    job: ServedJob,
     memory: flags.MemoryOption = None,
 ) -> None:
     """Serve a model to OpenAI and Anthropic clients: /v1/chat/completions, /v1/messages, and a web page."""
@@ -50,12 +53,12 @@ def serve(
         raise UsageError(
             f"The server needs packages that are not installed ({error.name}); run pip install 'foredraft[server]'."
         ) from error
-    config = speculative_options(speculative_config, num_speculative_tokens=num_speculative_tokens, memory=memory)
-    generator = Job(model, dtype, device, eager, method, config).load()
-    method_options: dict[str, Any] = {name: value for name, value in config.items() if name != "method"}
+    config, model = job.config(memory=memory), job.model
+    generator = job.load(config, {})
     served_name = name or (model if "/" in model and not Path(model).exists() else Path(model).stem)
+    config.pop("method", None)
     listening = Listening(
-        generator, served_name, method_options, host=host, port=port, most_at_once=max_num_seqs,
+        generator, served_name, config, host=host, port=port, most_at_once=max_num_seqs,
         most_waiting=max_waiting, cache_bytes=int(kv_cache_gib * 2**30), timeout=timeout, stores=stores, keys=keys,
     )  # fmt: skip
     is_compiled = generator.target.compiled is not None

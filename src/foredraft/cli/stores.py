@@ -5,6 +5,7 @@ Brings together the tokenizer, the shards of token ids beside an output, and the
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,6 @@ from foredraft.errors import UsageError
 
 if TYPE_CHECKING:  # reading, tokenising and sorting are imported when a verb runs, so that help stays quick
     from foredraft.corpus.documents import ReadReport
-    from foredraft.corpus.shards import Shard, Spread
     from foredraft.corpus.words import Words
 
 index = typer.Typer(no_args_is_help=True, help="Build, extend, merge, describe and check datastores.")
@@ -32,47 +32,79 @@ StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first 
 StoreArgument = Annotated[Path, typer.Argument(help="The store")]
 FileArgument = Annotated[Path, typer.Argument(help="The table")]
 SegmentOption = Annotated[int, typer.Option(help="Tokens of a segment at most; sorting takes 12 bytes of memory each")]
-HoldOutOption = Annotated[float, typer.Option(help="Share of the documents to leave out, chosen by their text")]
-RayOption = Annotated[bool, typer.Option("--ray", help="Work on a Ray cluster, started on this machine")]
-AddressOption = Annotated[str | None, typer.Option(help="Work on the Ray cluster at this address")]
 
 SEGMENT_TOKENS = 64 << 20  # as corpus.shards has it, which help should not import
 
 
+@dataclass(frozen=True, slots=True)
+class Building:
+    """How a corpus becomes segments of a store."""
+
+    model: ModelOption = None
+    tokenizer: TokenizerOption = None
+    segment_tokens: SegmentOption = SEGMENT_TOKENS
+    hold_out: Annotated[float, typer.Option(help="Share of the documents to leave out, chosen by their text")] = 0.0
+    strict: StrictOption = False
+    ray: Annotated[bool, typer.Option("--ray", help="Work on a Ray cluster, started on this machine")] = False
+    ray_address: Annotated[str | None, typer.Option(help="Work on the Ray cluster at this address")] = None
+
+    def add(self, inputs: list[Path], store: Path, **new: Any) -> None:
+        """Tokenise the inputs, sort them into segments, and commit these to a store, made as `new` says if given."""
+        from foredraft.corpus.documents import ReadReport, find_inputs
+        from foredraft.corpus.shards import Spread, build_segment, plan_segments, plan_shards, tokenize_shards
+        from foredraft.index.datastore_writer import DatastoreWriter
+
+        words = words_of(self.model, self.tokenizer)
+        shards = plan_shards(find_inputs(inputs), hold_out=self.hold_out, strict=self.strict)
+        spread: Spread | None = None
+        if self.ray or self.ray_address is not None:
+            from foredraft.corpus.distributed import map_on_ray
+
+            spread = partial(map_on_ray, address=self.ray_address)
+        if new:
+            new["vocabulary"] = words.vocabulary
+        with (
+            DatastoreWriter(store, tokenizer_hash=words.tokenizer_hash, **new) as writer,
+            progress_bars() as tell,
+            _resumable_shards(writer.folder) as folder,
+        ):
+            finished = list(tokenize_shards(shards, words, folder, spread=spread, progress=tell))
+            total = sum((shard.report for shard in finished), ReadReport())
+            if not total.tokens:
+                raise UsageError("The inputs hold no text, so there is nothing to store. Give files with text in them.")
+            hash_, vocabulary, place = words.tokenizer_hash, writer.manifest.vocabulary, writer.folder.absolute()
+            plan = plan_segments([shard.path for shard in finished], vocabulary, self.segment_tokens)
+            build = partial(build_segment, folder=place, tokenizer_hash=hash_, vocabulary=vocabulary)
+            built = spread(build, plan) if spread else (build(stretches, progress=tell) for stretches in plan)
+            added = [writer.adopt(entry) for entry in built]
+            writer.commit()
+        typer.echo(
+            f"{writer.folder}: {total.tokens:,} tokens of {total.kept:,} documents in {len(added):,} new segments, "
+            f"{sum(entry.bytes for entry in added) / 2**20:,.1f} MiB; {writer.manifest.tokens:,} tokens in all."
+        )
+        if total.held_out:
+            typer.echo(f"Held out: {total.held_out:,} documents.")
+        _print_skipped(total)
+
+
 @index.command("build")
+@flags.with_groups
 def build_store(
     inputs: Inputs,
     out: Annotated[Path, typer.Option(help="Folder of the store to make")],
-    model: ModelOption = None,
-    tokenizer: TokenizerOption = None,
-    segment_tokens: SegmentOption = SEGMENT_TOKENS,
-    hold_out: HoldOutOption = 0.0,
-    strict: StrictOption = False,
+    *,
+    building: Building,
     overwrite: flags.OverwriteOption = False,
-    ray: RayOption = False,
-    ray_address: AddressOption = None,
 ) -> None:
     """Make a store of a corpus; what a killed build had tokenised, the same command uses again."""
-    words, shards = words_of(model, tokenizer), _planned(inputs, hold_out, strict)
-    new = {"vocabulary": words.vocabulary, "create": True, "overwrite": overwrite}
-    _add(out, shards, words, segment_tokens, _spread(ray, ray_address), **new)
+    building.add(inputs, out, create=True, overwrite=overwrite)
 
 
 @index.command("add")
-def add_to_store(
-    store: StoreArgument,
-    inputs: Inputs,
-    model: ModelOption = None,
-    tokenizer: TokenizerOption = None,
-    segment_tokens: SegmentOption = SEGMENT_TOKENS,
-    hold_out: HoldOutOption = 0.0,
-    strict: StrictOption = False,
-    ray: RayOption = False,
-    ray_address: AddressOption = None,
-) -> None:
+@flags.with_groups
+def add_to_store(store: StoreArgument, inputs: Inputs, *, building: Building) -> None:
     """Add text to a store as new segments, such as yesterday's answers; generators take them up as they are."""
-    words, shards = words_of(model, tokenizer), _planned(inputs, hold_out, strict)
-    _add(store, shards, words, segment_tokens, _spread(ray, ray_address))
+    building.add(inputs, store)
 
 
 @index.command("merge")
@@ -102,8 +134,6 @@ def remove_segment(
 @index.command("info")
 def describe_store(store: StoreArgument, as_json: flags.JsonOption = False) -> None:
     """Describe a store."""
-    from dataclasses import asdict
-
     from foredraft.index.datastore import open_datastore
     from foredraft.index.datastore_writer import leftovers
 
@@ -199,89 +229,31 @@ def verify_table(file: FileArgument) -> None:
 # --- building
 
 
-def _planned(inputs: list[Path], hold_out: float, strict: bool) -> "list[Shard]":
-    """Find the inputs and divide them into shards, before anything is written."""
-    from foredraft.corpus.documents import find_inputs
-    from foredraft.corpus.shards import plan_shards
-
-    return plan_shards(find_inputs(inputs), hold_out=hold_out, strict=strict)
-
-
-def _add(
-    store: Path, shards: "list[Shard]", words: "Words", segment_tokens: int, spread: "Spread | None", **options: Any
-) -> None:
-    """Tokenise the shards, sort them into segments, and commit these to a store, which `options` open or make."""
-    from foredraft.corpus.documents import ReadReport
-    from foredraft.corpus.shards import build_segment, plan_segments, tokenize_shards
-    from foredraft.index.datastore_writer import DatastoreWriter
-
-    with (
-        DatastoreWriter(store, tokenizer_hash=words.tokenizer_hash, **options) as writer,
-        progress_bars() as tell,
-        _resumable_shards(writer.folder) as folder,
-    ):
-        finished = list(tokenize_shards(shards, words, folder, spread=spread, progress=tell))
-        total = sum((shard.report for shard in finished), ReadReport())
-        if not total.tokens:
-            raise UsageError("The inputs hold no text, so there is nothing to store. Give files with text in them.")
-        vocabulary = writer.manifest.vocabulary
-        plan = plan_segments([shard.path for shard in finished], vocabulary, segment_tokens)
-        build = partial(
-            build_segment, folder=writer.folder.absolute(), tokenizer_hash=words.tokenizer_hash, vocabulary=vocabulary
-        )
-        built = spread(build, plan) if spread else (build(stretches, progress=tell) for stretches in plan)
-        added = [writer.adopt(entry) for entry in built]
-        writer.commit()
-    typer.echo(
-        f"{writer.folder}: {total.tokens:,} tokens of {total.kept:,} documents in {len(added):,} new segments, "
-        f"{sum(entry.bytes for entry in added) / 2**20:,.1f} MiB; {writer.manifest.tokens:,} tokens in all."
-    )
-    if total.held_out:
-        typer.echo(f"Held out: {total.held_out:,} documents.")
-    _print_skipped(total)
-
-
-def _spread(ray: bool, address: str | None) -> "Spread | None":
-    """Return what works on a cluster: that at the address, or one started here; None for none."""
-    if not ray and address is None:
-        return None
-    from foredraft.corpus.distributed import map_on_ray
-
-    return partial(map_on_ray, address=address)
-
-
 @contextmanager
 def _resumable_shards(out: Path) -> Iterator[Path]:
-    """Name the folder beside `out` for a build's token shards; it stays, and is told, if the build is cut short."""
+    """Yield the folder beside `out` for a build's token shards; it stays, with a message, if the build is cut short."""
     from foredraft.corpus.shards import has_shards, remove_shards
 
     folder = out.with_name(out.name + ".shards")
-    kept = False
     try:
         yield folder
     except BaseException as error:
-        kept = not isinstance(error, UsageError) and has_shards(folder)
-        if kept:
+        if isinstance(error, UsageError) or not has_shards(folder):
+            remove_shards(folder)
+        else:
             say(f"What was tokenised so far is kept in {folder}; the same command goes on from there.", "yellow")
         raise
-    finally:
-        if not kept:
-            remove_shards(folder)
+    remove_shards(folder)
 
 
 def _print_skipped(read: "ReadReport") -> None:
-    """Say what was left out of the inputs, if anything."""
     if read.left_out:
         counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in read.left_out.items())
         typer.echo(f"Skipped: {counts}. Use --strict to stop at the first.")
 
 
 def words_of(model: str | None, file: Path | None) -> "Words":
-    """Return how text becomes ids, from a model's name, or from a tokenizer.json or a folder that has one.
-
-    Raises:
-        UsageError: not exactly one of them is given, or what is given cannot be loaded.
-    """
+    """Return how text becomes ids by a model's name or a tokenizer's file or folder; UsageError for none or both."""
     from foredraft.corpus.words import Words, words_of_file
     from foredraft.model.loading import load_tokenizer
 
@@ -298,9 +270,5 @@ def words_of(model: str | None, file: Path | None) -> "Words":
     if isinstance(template, dict):  # several by name
         template = template.get("default")
     specials = {key: str(value) for key, value in tokenizer.special_tokens_map.items() if not isinstance(value, list)}
-    return Words(
-        tokenizer.backend_tokenizer.to_str(),
-        eos_token_id=tokenizer.eos_token_id,
-        chat_template=template or None,
-        special_tokens=specials,
-    )
+    text: str = tokenizer.backend_tokenizer.to_str()
+    return Words(text, eos_token_id=tokenizer.eos_token_id, chat_template=template or None, special_tokens=specials)

@@ -4,14 +4,15 @@ Brings together a model, its traces, a task and the loop.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from foredraft.cli import flags
+from foredraft.cli.flags import with_groups
 from foredraft.cli.job import load_plain
 from foredraft.cli.layer_skip import layer_skip
 from foredraft.cli.screen import progress_bars, say, working
@@ -21,7 +22,7 @@ from foredraft.options import options_from
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
     from foredraft.api import Generator
     from foredraft.model.head_files import HeadCard
-    from foredraft.training.loop import Task
+    from foredraft.training.loop import LoopOptions, Outcome, Task
     from foredraft.training.traces import Asked, TraceOptions, Traces
 
 T = TypeVar("T")
@@ -34,16 +35,76 @@ Data = Annotated[
     list[Path], typer.Option(help="Texts: .jsonl of messages or text (also .gz), .txt, a folder; or a folder of traces")
 ]
 Out = Annotated[Path, typer.Option(help="The folder of the head; a killed training goes on in OUT.run")]
-Sets = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the training, such as rate=0.0005")]
-TraceSets = Annotated[
-    list[str] | None, typer.Option("--traces", help="NAME=VALUE of the traces, such as written_tokens=50000")
-]
-Minutes = Annotated[float | None, typer.Option(help="Stop after so many minutes of training, with a finished head")]
 Vocabulary = Annotated[
     int,
     typer.Option(help="Score the N tokens most frequent in the traces only, with the model's own LM head; 0 for all"),
 ]
 SaveDtype = Annotated[str, typer.Option(help="dtype of the saved head; int8 rounds its matrices by row")]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The options of every training."""
+
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE of the training, such as rate=0.0005")
+    ] = None
+    trace_settings: Annotated[
+        list[str] | None, typer.Option("--traces", help="NAME=VALUE of the traces, such as written_tokens=50000")
+    ] = None
+    max_minutes: Annotated[
+        float | None, typer.Option(help="Stop after so many minutes of training, with a finished head")
+    ] = None
+    device: flags.DeviceOption = None
+    dtype: flags.DtypeOption = "auto"
+
+    def options(self) -> "LoopOptions":
+        """Return the hyperparameters; UsageError for an invalid one."""
+        from foredraft.training.loop import LoopOptions
+
+        if self.max_minutes is not None and not 0 < self.max_minutes < math.inf:
+            raise UsageError(f"--max-minutes is {self.max_minutes:g}; it must be above 0.")
+        return _assigned(LoopOptions, self.settings, "the training")
+
+    def prepared(self, model: str, data: list[Path], run: Path) -> tuple[Any, "Traces"]:
+        """Check the options, and load the model.
+
+        Returns:
+            The model, and the traces in `data`, or those made of the texts in it and kept in the folder `run`.
+        """
+        from foredraft.model.fingerprint import fingerprint
+        from foredraft.training.traces import TraceOptions, is_traces, open_traces
+
+        self.options()
+        options = _assigned(TraceOptions, self.trace_settings, "the traces")
+        with working(f"loading {model}") as tell:
+            generator = load_plain(model, self.dtype, False, tell, self.device)
+        ready = data[0] if len(data) == 1 and is_traces(data[0]) else run / "traces"
+        if not is_traces(ready):
+            _make_traces(generator, data, ready, options)
+        opened = open_traces(ready)
+        if opened.fingerprint != fingerprint(generator.target.model):
+            raise UsageError(
+                f"The traces in {ready} were written by another model than {model}; make its own with "
+                "`foredraft train traces`."
+            )
+        _say_traces(opened, ready)
+        return generator.target.model, opened
+
+    def train(self, task: "Task", opened: "Traces", card: "HeadCard", run: Path, **identity: Any) -> "Outcome":
+        """Train a task, in a folder where a killed training goes on, and draw its curve.
+
+        `identity` are the settings that determine the weights, such as `texts`, the kind of texts to learn from.
+        """
+        from foredraft.training.loop import Clock, draw_curve, train
+
+        clock = Clock(math.inf if self.max_minutes is None else self.max_minutes)
+        whole = {"kind": card.kind, "model": card.fingerprint, **identity}
+        with progress_bars() as tell:
+            outcome = train(task, run, opened, identity.get("texts", "all"), self.options(), clock, whole, tell)
+        if not draw_curve(outcome.history, run / "curve.png"):
+            say("No curve was drawn, as matplotlib is not installed: pip install 'foredraft[report]'.", "yellow")
+        return outcome
 
 
 @app.command()
@@ -58,9 +119,9 @@ def traces(
     dtype: flags.DtypeOption = "auto",
 ) -> None:
     """Let the model write texts, mix them with open text, and note what it would have said at each place."""
-    from foredraft.training.traces import open_traces
+    from foredraft.training.traces import TraceOptions, open_traces
 
-    options = _trace_options(settings)
+    options = _assigned(TraceOptions, settings, "the traces")
     with working(f"loading {model}") as tell:
         generator = load_plain(model, dtype, False, tell, device)
     _make_traces(generator, data, out, options)
@@ -68,6 +129,7 @@ def traces(
 
 
 @app.command()
+@with_groups
 def eesd(
     model: Model,
     data: Data,
@@ -81,43 +143,37 @@ def eesd(
         bool, typer.Option(help="Keep the exit's states on disk: 2 bytes times the width a token")
     ] = True,
     vocabulary: Vocabulary = 0,
-    settings: Sets = None,
-    trace_settings: TraceSets = None,
-    max_minutes: Minutes = None,
     save_dtype: SaveDtype = "bfloat16",
-    device: flags.DeviceOption = None,
-    dtype: flags.DtypeOption = "auto",
+    *,
+    training: Training,
 ) -> None:
     """Train an early-exit head, for `--method eesd`; the same command goes on where a killed one was."""
     from foredraft.model.head_files import card_for, weights_of
     from foredraft.training.tasks import ExitTask
 
-    training = _Training(settings, max_minutes, _run_of(out))
-    transformer, opened = training.prepared(model, data, trace_settings, dtype, device)
+    run = _run_of(out)
+    transformer, opened = training.prepared(model, data, run)
     count = int(transformer.config.num_hidden_layers)
     layers = max(1, round(count / 10)) if layers is None else layers
     card = card_for(transformer, "eesd", model, layers=layers, dtype=_checked_dtype(save_dtype))
-    states = training.run / "states.npy" if keep_states and training.options.epochs > 1 else None
+    states = run / "states.npy" if keep_states and training.options().epochs > 1 else None
     ids = _scored(opened, vocabulary, transformer)
     task = ExitTask(transformer, layers, opened, loss=loss, states=states, ids=ids)
     del transformer  # what comes after the exit is not needed any more
-    identity = {"kind": "eesd", "layers": layers, "loss": loss, "texts": texts, "vocabulary": vocabulary}
-    training.train(task, opened, identity | {"model": card.fingerprint}, texts)
-    training.save(out, card, weights_of(task.module))
+    outcome = training.train(task, opened, card, run, layers=layers, loss=loss, texts=texts, vocabulary=vocabulary)
+    _save(out, card, weights_of(task.module), outcome)
     if states is not None:
         states.unlink(missing_ok=True)
 
 
 @app.command()
+@with_groups
 def cali(
     model: Model,
     data: Data,
     head: Annotated[str, typer.Option(help="The early-exit head that `train eesd` wrote; the predictor goes into it")],
-    settings: Sets = None,
-    trace_settings: TraceSets = None,
-    max_minutes: Minutes = None,
-    device: flags.DeviceOption = None,
-    dtype: flags.DtypeOption = "auto",
+    *,
+    training: Training,
 ) -> None:
     """Train a head's predictor of agreement, for the control `cali_ts`."""
     from foredraft.model.fingerprint import fingerprint
@@ -126,133 +182,82 @@ def cali(
     from foredraft.training.agreement import AgreementTask
 
     folder = Path(head).expanduser()
-    training = _Training(settings, max_minutes, folder.with_name(folder.name + ".cali.run"))
     if not folder.is_dir():
         raise UsageError(f"There is no folder {head}; give the one that `foredraft train eesd` wrote.")
-    transformer, opened = training.prepared(model, data, trace_settings, dtype, device)
+    run = folder.with_name(folder.name + ".cali.run")
+    transformer, opened = training.prepared(model, data, run)
     exit_card, exit_head = load_exit_head(head, transformer)
     task = AgreementTask(transformer, exit_head, exit_card.layers, opened)
     card = card_for(transformer, "cali", model, layers=exit_card.layers, dtype="float32")
-    identity = {"kind": "cali", "model": card.fingerprint, "head": fingerprint(exit_head)}
-    training.train(task, opened, identity)
-    training.save(folder / PREDICTOR_FOLDER, card, task.module.state_dict())
+    outcome = training.train(task, opened, card, run, head=fingerprint(exit_head))
+    _save(folder / PREDICTOR_FOLDER, card, task.module.state_dict(), outcome)
 
 
 @app.command()
+@with_groups
 def draft(
     model: Model,
     data: Data,
     out: Out,
     layers: Annotated[int, typer.Option(help="Layers of the draft model: the model's first ones, and its last")] = 4,
     vocabulary: Vocabulary = 0,
-    settings: Sets = None,
-    trace_settings: TraceSets = None,
-    max_minutes: Minutes = None,
     save_dtype: SaveDtype = "bfloat16",
-    device: flags.DeviceOption = None,
-    dtype: flags.DtypeOption = "auto",
+    *,
+    training: Training,
 ) -> None:
     """Train a draft model of the model's own layers, for `--method draft_model`, `draft_tree` and `draft_graph`."""
     from foredraft.model.head_files import card_for, weights_of
     from foredraft.training.tasks import DraftTask
 
-    training = _Training(settings, max_minutes, _run_of(out))
-    transformer, opened = training.prepared(model, data, trace_settings, dtype, device)
+    transformer, opened = training.prepared(model, data, _run_of(out))
     card = card_for(transformer, "draft", model, layers=layers, dtype=_checked_dtype(save_dtype))
     task = DraftTask(transformer, layers, opened, _scored(opened, vocabulary, transformer))
-    identity = {"kind": "draft", "layers": layers, "vocabulary": vocabulary, "model": card.fingerprint}
-    training.train(task, opened, identity)
-    training.save(out, card, weights_of(task.module))
+    outcome = training.train(task, opened, card, _run_of(out), layers=layers, vocabulary=vocabulary)
+    _save(out, card, weights_of(task.module), outcome)
 
 
 @app.command()
+@with_groups
 def medusa(
     model: Model,
     data: Data,
     out: Out,
     heads: Annotated[int, typer.Option(help="How many heads, each for one more token ahead", min=1, max=16)] = 3,
     vocabulary: Vocabulary = 0,
-    settings: Sets = None,
-    trace_settings: TraceSets = None,
-    max_minutes: Minutes = None,
     save_dtype: SaveDtype = "bfloat16",
-    device: flags.DeviceOption = None,
-    dtype: flags.DtypeOption = "auto",
+    *,
+    training: Training,
 ) -> None:
     """Train Medusa heads, for `--method medusa`, and measure how often each is right."""
     from foredraft.model.head_files import IDS, card_for
     from foredraft.training.tasks import MedusaTask
     from foredraft.training.traces import chosen_windows
 
-    training = _Training(settings, max_minutes, _run_of(out))
-    transformer, opened = training.prepared(model, data, trace_settings, dtype, device)
+    transformer, opened = training.prepared(model, data, _run_of(out))
     card = card_for(transformer, "medusa", model, dtype=_checked_dtype(save_dtype), count=heads)
     ids = _scored(opened, vocabulary, transformer)
     task = MedusaTask(transformer, heads, opened, ids)
-    identity = {"kind": "medusa", "heads": heads, "vocabulary": vocabulary, "model": card.fingerprint}
-    training.train(task, opened, identity)
+    outcome = training.train(task, opened, card, _run_of(out), heads=heads, vocabulary=vocabulary)
     trained, held = chosen_windows(opened, "all")
     task.module.accuracies.copy_(task.measured((held if len(held) else trained)[:200]))
-    training.save(out, card, {**task.module.state_dict(), **({} if ids is None else {IDS: ids.int()})})
-
-
-class _Training:
-    """One training: its options, checked before anything is loaded, and the folder in which a killed one goes on."""
-
-    def __init__(self, settings: list[str] | None, max_minutes: float | None, run: Path) -> None:
-        from foredraft.training.loop import Clock, LoopOptions
-
-        self.options, self.run = _assigned(LoopOptions, settings, "the training"), run
-        if max_minutes is not None and not 0 < max_minutes < math.inf:
-            raise UsageError(f"--max-minutes is {max_minutes:g}; it must be above 0.")
-        self.clock = Clock(max_minutes=math.inf if max_minutes is None else max_minutes)
-
-    def prepared(
-        self, model: str, data: list[Path], trace_settings: list[str] | None, dtype: str, device: str | None
-    ) -> tuple[Any, "Traces"]:
-        """Return the model, and the traces in `data`, or those made of the texts in it, kept in the run's folder."""
-        from foredraft.model.fingerprint import fingerprint
-        from foredraft.training.traces import is_traces, open_traces
-
-        options = _trace_options(trace_settings)
-        with working(f"loading {model}") as tell:
-            generator = load_plain(model, dtype, False, tell, device)
-        ready = data[0] if len(data) == 1 and is_traces(data[0]) else self.run / "traces"
-        if not is_traces(ready):
-            _make_traces(generator, data, ready, options)
-        opened = open_traces(ready)
-        if opened.fingerprint != fingerprint(generator.target.model):
-            raise UsageError(
-                f"The traces in {ready} were written by another model than {model}; make its own with "
-                "`foredraft train traces`."
-            )
-        _say_traces(opened, ready)
-        return generator.target.model, opened
-
-    def train(self, task: "Task", opened: "Traces", identity: Any, texts: str = "all") -> None:
-        """Train a task on the windows of one kind of texts, and draw its curve."""
-        from foredraft.training.loop import draw_curve, train
-
-        with progress_bars() as tell:
-            self.outcome = train(task, self.run, opened, texts, self.options, self.clock, identity, tell)
-        if not draw_curve(self.outcome.history, self.run / "curve.png"):
-            say("No curve was drawn, as matplotlib is not installed: pip install 'foredraft[report]'.", "yellow")
-
-    def save(self, out: Path, card: "HeadCard", weights: Any) -> None:
-        """Write what was trained, and say how well it went."""
-        from foredraft.model.head_files import save_head
-
-        save_head(out, card, weights)
-        last = self.outcome.history[-1]
-        agreement = "" if math.isnan(last["agreement"]) else f", {last['agreement']:.1%} held-out agreement"
-        typer.echo(
-            f"{out}: {self.outcome.steps:,} steps in {self.outcome.minutes:.1f} minutes, loss {last['loss']:.3f}"
-            f"{agreement}, {last['tokens_per_second']:,.0f} tokens/s at the end."
-        )
+    _save(out, card, {**task.module.state_dict(), **({} if ids is None else {IDS: ids.int()})}, outcome)
 
 
 def _run_of(out: Path) -> Path:
     return out.with_name(out.name + ".run")
+
+
+def _save(out: Path, card: "HeadCard", weights: Mapping[str, Any], outcome: "Outcome") -> None:
+    """Write what was trained, and say how well it went."""
+    from foredraft.model.head_files import save_head
+
+    save_head(out, card, weights)
+    last = outcome.history[-1]
+    agreement = "" if math.isnan(last["agreement"]) else f", {last['agreement']:.1%} held-out agreement"
+    typer.echo(
+        f"{out}: {outcome.steps:,} steps in {outcome.minutes:.1f} minutes, loss {last['loss']:.3f}{agreement}, "
+        f"{last['tokens_per_second']:,.0f} tokens/s at the end."
+    )
 
 
 def _scored(opened: "Traces", count: int, transformer: Any) -> Any:
@@ -276,8 +281,7 @@ def _make_traces(generator: "Generator", data: list[Path], out: Path, options: "
     from foredraft.training.sources import in_turns, read_sources
     from foredraft.training.traces import label_texts, write_texts
 
-    report = ReadReport()
-    identity = fingerprint(generator.target.model)
+    report, identity = ReadReport(), fingerprint(generator.target.model)
     sources = in_turns([read_sources(path, generator.tokenizer, report) for path in data])
 
     def prepare(text: "Asked", most: int) -> Any:
@@ -297,18 +301,8 @@ def _make_traces(generator: "Generator", data: list[Path], out: Path, options: "
         say(f"{report.skipped} lines or rows were left out.", "yellow")
 
 
-def _trace_options(settings: list[str] | None) -> "TraceOptions":
-    from foredraft.training.traces import TraceOptions
-
-    return _assigned(TraceOptions, settings, "the traces")
-
-
 def _assigned(kind: type[T], settings: list[str] | None, what: str) -> T:
-    """Build options, whose fields all have defaults, from strings such as `steps=500`.
-
-    Raises:
-        UsageError: a string of another form, a name that is unknown or given twice, or a value of the wrong kind.
-    """
+    """Build options, whose fields all have defaults, from strings such as `steps=500`; UsageError for others."""
     kinds: dict[str, type[Any]] = {field.name: type(field.default) for field in fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
     given: dict[str, Any] = {}
     for setting in settings or []:
