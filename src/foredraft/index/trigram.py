@@ -16,12 +16,9 @@ from numba import njit
 from foredraft.index.storage import FORMAT_VERSION, Store, check_fit, damaged, open_store
 
 KIND = "trigram-table"
-FULL_PROBABILITY = 65535
-"""Probabilities are stored as uint16: `round(p * 65535)`, at least 1."""
-UNIGRAM_KEEP = 32
-"""Successors stored per single token, for back-off; chosen."""
-COMMON_KEEP = 256
-"""Tokens stored in the list of the most frequent ones; chosen."""
+FULL_PROBABILITY = 65535  # probabilities are stored as uint16: `round(p * 65535)`, at least 1
+UNIGRAM_KEEP = 32  # successors stored per single token, for back-off; chosen
+COMMON_KEEP = 256  # tokens stored in the list of the most frequent ones; chosen
 _REMEDY = "Build a table for this model: foredraft table build INPUT... --model MODEL --out FILE"
 
 U16 = npt.NDArray[np.uint16]
@@ -91,10 +88,8 @@ def open_table(
 ) -> TrigramTable:
     """Memory-map a table.
 
-    Raises:
-        StoreError: the file is not a sound table, belongs to another tokenizer, or has more tokens than `vocabulary`;
-        None
-            accepts any tokenizer or vocabulary.
+    Raises StoreError for a file that is not a sound table, or of another tokenizer or a larger vocabulary; None accepts
+    any.
     """
     store = open_store(path, KIND)
     check_fit(store.path, (store.tokenizer_hash, store.vocabulary), tokenizer_hash, vocabulary, _REMEDY)
@@ -104,13 +99,9 @@ def open_table(
 def open_named_table(
     name: str, default: Callable[[], Path] | None, vocabulary: int, tokenizer_hash: str
 ) -> TrigramTable:
-    """Open the table named by a drafter's options; raises what `open_table` does.
+    """Open the table `name`, or "default", or "none" for an empty one; raises what `open_table` does.
 
-    Args:
-        name: path of a table, "default", or "none".
-        default: builds or finds the default table; None if there is none.
-        vocabulary: number of tokens the model scores.
-        tokenizer_hash: of the model's tokenizer; "" accepts any table.
+    `default` builds or finds the default table; None if there is none.
     """
     if name == "default":
         name = str(default()) if default is not None else "none"
@@ -175,9 +166,8 @@ def check_table(path: str | os.PathLike[str]) -> TrigramTable:
         if (array[1:] < array[:-1]).any():
             raise damaged("table", store.path, f"its array {name!r} is not in ascending order")
     rises = np.append(True, arrays.second[1:] > arrays.second[:-1])
-    rises[arrays.first[:-1][arrays.first[:-1] < len(rises)]] = (
-        True  # a first token's bigrams may begin with any second token
-    )
+    begins = arrays.first[:-1]
+    rises[begins[begins < len(rises)]] = True  # a first token's bigrams may begin with any second token
     if len(arrays.second) and not (rises.all() and arrays.second.max() < size):
         raise damaged("table", store.path, "its bigrams are not in ascending order")
     if len(arrays.totals) and not arrays.totals.min():
@@ -190,11 +180,8 @@ def check_table(path: str | os.PathLike[str]) -> TrigramTable:
     }
     for what, (offsets, tokens, probabilities) in rows.items():
         if (row := _first_bad_row(offsets, tokens, probabilities, size)) >= 0:
-            raise damaged(
-                "table",
-                store.path,
-                f"the successors of {what} {row} repeat, reach past the vocabulary of {size}, or are not sorted",
-            )
+            how = f"the successors of {what} {row} repeat, reach past the vocabulary of {size}, or are not sorted"
+            raise damaged("table", store.path, how)
     return table
 
 
@@ -221,14 +208,10 @@ def _first_bad_row(
 
 @njit(cache=True)
 def bigram_row(first: npt.NDArray[Any], second: npt.NDArray[Any], a: int, b: int) -> int:
-    """Return the row of the bigram `a, b`, or -1 if it is not in the table.
-
-    Safe for any `a` and `b`, and for damaged arrays: the range is clamped, as compiled code does not check bounds.
-    """
+    """Return the row of the bigram `a, b`, or -1 if it is not in the table; safe for damaged arrays."""
     if a < 0 or a + 1 >= len(first):
         return -1
-    low = min(int(first[a]), len(second))
-    end = min(int(first[a + 1]), len(second))
+    low, end = min(int(first[a]), len(second)), min(int(first[a + 1]), len(second))
     high = end
     while low < high:
         middle = (low + high) // 2
