@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 import naive.index_blend
 from foredraft.graph.tree import depths, is_tree, path_to
 from foredraft.index.blend import (
-    NO_NOISE,
     NO_TOP_TOKENS,
     Noise,
     advance,
@@ -46,6 +45,7 @@ pytestmark = pytest.mark.kernels
 
 VOCABULARY = 40
 SIZE = (16, 8, VOCABULARY)
+NO_NOISE = Noise(known=False, seed=np.uint64(0))
 
 
 def text_of(ids):

@@ -66,9 +66,6 @@ class Noise(NamedTuple):
     seed: np.uint64
 
 
-NO_NOISE = Noise(known=False, seed=np.uint64(0))
-
-
 def flat_rates() -> Rates:
     """Return uninformed rates: 0.4 / 2 in every cell, equal weights of 0.45, and no correction for noise; chosen."""
     return Rates(

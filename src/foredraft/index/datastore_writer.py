@@ -14,7 +14,7 @@ from typing import Self
 from foredraft.atomic_file import TEMPORARY_SUFFIX, write_file
 from foredraft.errors import StoreError, UsageError
 from foredraft.index import datastore
-from foredraft.index.datastore import MANIFEST, SEGMENT_SUFFIX, Manifest, Progress, SegmentEntry
+from foredraft.index.datastore import MANIFEST, SEGMENT_SUFFIX, Manifest, Progress, SegmentEntry, read_manifest
 from foredraft.index.storage import BUILDING_SUFFIX, unwritable, write_lock
 from foredraft.index.suffix_array import Symbols, grouped
 
@@ -52,9 +52,7 @@ class DatastoreWriter:
         if self._create:
             self._make_folder()
         else:
-            datastore.read_manifest(
-                self.folder
-            )  # raises for a folder that is not a store, before a lock file is created there
+            read_manifest(self.folder)  # refuses a folder that is not a store, before a lock file is created there
         with contextlib.ExitStack() as held:
             held.enter_context(write_lock(self.folder / LOCK, self.folder))
             if not self._create:
@@ -105,7 +103,7 @@ class DatastoreWriter:
         """Add a segment whose file is in the folder; raises UsageError if the store holds its text already."""
         if entry.name in self._names():
             raise UsageError(f"The store {self.folder} holds this text already, as segment {entry.name}.")
-        self._set_segments((*self.manifest.segments, entry))
+        self.manifest = replace(self.manifest, segments=(*self.manifest.segments, entry))
         return entry
 
     def remove(self, name: str) -> SegmentEntry:
@@ -115,8 +113,9 @@ class DatastoreWriter:
             raise UsageError(
                 f"The store {self.folder} has no segment {name!r}. Its segments are: {', '.join(names) or 'none'}."
             )
-        removed = self.manifest.segments[names.index(name)]
-        self._set_segments(entry for entry in self.manifest.segments if entry != removed)
+        kept = list(self.manifest.segments)
+        removed = kept.pop(names.index(name))
+        self.manifest = replace(self.manifest, segments=tuple(kept))
         return removed
 
     def merge(self, most_tokens: int, progress: Progress | None = None) -> int:
@@ -126,7 +125,7 @@ class DatastoreWriter:
         for group in grouped(before, lambda entry: entry.tokens, most_tokens):
             texts = [datastore.open_segment(self.folder, self.manifest, entry).symbols for entry in group]
             merged.append(self._write(texts, progress) if len(group) > 1 else group[0])
-        self._set_segments(merged)
+        self.manifest = replace(self.manifest, segments=tuple(merged))
         return len(before) - len(merged)
 
     def commit(self) -> Manifest:
@@ -138,17 +137,11 @@ class DatastoreWriter:
         _remove(leftovers(self.folder))
         return self.manifest
 
-    def _set_segments(self, segments: Iterable[SegmentEntry]) -> None:
-        self.manifest = replace(self.manifest, segments=tuple(segments))
-
 
 def leftovers(folder: Path) -> list[Path]:
     """Return the files that a killed writer left and the manifest does not list. Raises what `read_manifest` does."""
-    kept = {
-        MANIFEST,
-        LOCK,
-        *(datastore.segment_path(folder, entry.name).name for entry in datastore.read_manifest(folder).segments),
-    }
+    listed = [datastore.segment_path(folder, entry.name).name for entry in read_manifest(folder).segments]
+    kept = {MANIFEST, LOCK, *listed}
     return sorted(path for path in folder.iterdir() if _is_store_file(path.name) and path.name not in kept)
 
 

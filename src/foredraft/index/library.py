@@ -37,10 +37,6 @@ class Library:
         with self.lock:
             self.shared = empty_text()
 
-    def open(self, folder: str) -> None:
-        """Search the datastore in `folder` too; raises what `open_datastore` does."""
-        self._stores = (*self._stores, open_datastore(folder, *self.identity))
-
     def segments(self) -> list[SuffixArrays]:
         """Return the current segments of all stores."""
         with self.lock:
@@ -95,21 +91,20 @@ def open_library(
     `default` builds or finds the default datastore. Raises StoreError for a store that is damaged or of another
     tokenizer, or a memory that is not writable.
     """
-    library = Library(vocabulary=vocabulary, tokenizer_hash=tokenizer_hash)
     if store == "default":
         store = str(default()) if default is not None else "none"
-    if store != "none":
-        library.open(store)
+    folders = [] if store == "none" else [store]
     if memory is not None:
         check_place(Path(memory))
         if (Path(memory) / MANIFEST).exists():
-            library.open(memory)
-    return library
+            folders.append(memory)
+    stores = [open_datastore(folder, tokenizer_hash, vocabulary) for folder in folders]
+    return Library(stores, vocabulary=vocabulary, tokenizer_hash=tokenizer_hash)
 
 
 def _bound(writer: DatastoreWriter, most_tokens: int) -> None:
     """Drop the oldest segments above `most_tokens`, but never the newest, and merge small ones."""
-    while len(writer.manifest.segments) > 1 and sum(entry.tokens for entry in writer.manifest.segments) > most_tokens:
+    while len(writer.manifest.segments) > 1 and writer.manifest.tokens > most_tokens:
         writer.remove(writer.manifest.segments[0].name)
     writer.merge(most_tokens // _MOST_SEGMENTS)
 

@@ -111,20 +111,14 @@ def open_named_table(
 def _table(store: Store) -> TrigramTable:
     """Return a store's arrays as a table, after checking names, dtypes and lengths but not contents."""
     vocabulary, arrays = store.vocabulary, store.arrays
-    dtypes = array_dtypes(vocabulary)
-    if vocabulary < 1 or {name: array.dtype for name, array in arrays.items()} != dtypes:
+    if vocabulary < 1 or {name: array.dtype for name, array in arrays.items()} != array_dtypes(vocabulary):
         raise damaged("table", store.path, "its arrays are not those of a tri-gram table")
     bigrams, trigrams = len(arrays["second"]), len(arrays["tokens"])
     lengths = {
-        "first": vocabulary + 1,
-        "offsets": bigrams + 1,
-        "totals": bigrams,
-        "probabilities": trigrams,
-        "unigram_offsets": vocabulary + 1,
-        "unigram_totals": vocabulary,
-        "unigram_probabilities": len(arrays["unigram_tokens"]),
-        "common_probabilities": len(arrays["common_tokens"]),
-    }
+        "first": vocabulary + 1, "offsets": bigrams + 1, "totals": bigrams, "probabilities": trigrams,
+        "unigram_offsets": vocabulary + 1, "unigram_totals": vocabulary,
+        "unigram_probabilities": len(arrays["unigram_tokens"]), "common_probabilities": len(arrays["common_tokens"]),
+    }  # fmt: skip
     for name, length in lengths.items():
         if len(arrays[name]) != length:
             raise damaged("table", store.path, f"its array {name!r} has {len(arrays[name])} entries, not {length}")
@@ -132,8 +126,7 @@ def _table(store: Store) -> TrigramTable:
     for name, end in ends.items():
         if arrays[name][0] != 0 or arrays[name][-1] != end:
             raise damaged("table", store.path, f"its array {name!r} does not run from 0 to {end}")
-    table = TableArrays(**{name: arrays[name] for name in dtypes})
-    return TrigramTable(vocabulary, table, store.tokenizer_hash, dict(store.metadata), store.path)
+    return TrigramTable(vocabulary, TableArrays(**arrays), store.tokenizer_hash, dict(store.metadata), store.path)
 
 
 def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -141,18 +134,13 @@ def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
     table = open_table(path)
     arrays = table.arrays
     return {
-        "path": str(path),
-        "kind": KIND,
-        "format_version": FORMAT_VERSION,
-        "bytes": Path(path).stat().st_size,
-        "vocabulary": table.vocabulary,
-        "tokenizer_hash": table.tokenizer_hash,
-        "bigrams": len(arrays.second),
-        "trigrams": len(arrays.tokens),
+        "path": str(path), "kind": KIND, "format_version": FORMAT_VERSION, "bytes": Path(path).stat().st_size,
+        "vocabulary": table.vocabulary, "tokenizer_hash": table.tokenizer_hash,
+        "bigrams": len(arrays.second), "trigrams": len(arrays.tokens),
         "bytes_per_trigram": arrays.tokens.itemsize + arrays.probabilities.itemsize,
         "bytes_per_bigram": arrays.second.itemsize + arrays.offsets.itemsize + arrays.totals.itemsize,
         "metadata": table.metadata,
-    }
+    }  # fmt: skip
 
 
 def check_table(path: str | os.PathLike[str]) -> TrigramTable:
