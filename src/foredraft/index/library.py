@@ -37,6 +37,10 @@ class Library:
         with self.lock:
             self.shared = empty_text()
 
+    def open(self, folder: str) -> None:
+        """Search the datastore in `folder` too; raises what `open_datastore` does."""
+        self._stores = (*self._stores, open_datastore(folder, *self.identity))
+
     def segments(self) -> list[SuffixArrays]:
         """Return the current segments of all stores."""
         with self.lock:
@@ -93,13 +97,14 @@ def open_library(
     """
     if store == "default":
         store = str(default()) if default is not None else "none"
-    folders = [] if store == "none" else [store]
+    library = Library(vocabulary=vocabulary, tokenizer_hash=tokenizer_hash)
+    if store != "none":
+        library.open(store)
     if memory is not None:
         check_place(Path(memory))
         if (Path(memory) / MANIFEST).exists():
-            folders.append(memory)
-    stores = [open_datastore(folder, tokenizer_hash, vocabulary) for folder in folders]
-    return Library(stores, vocabulary=vocabulary, tokenizer_hash=tokenizer_hash)
+            library.open(memory)
+    return library
 
 
 def _bound(writer: DatastoreWriter, most_tokens: int) -> None:
