@@ -144,6 +144,7 @@ class _Drafting:
             self._hidden, self._length = verdict.hidden[verdict.last_row], verdict.at + 1 + len(verdict.tokens)
 
     def close(self) -> None:
+        """Drop the tree."""
         self._grower.close()
         self._hidden = None
 
