@@ -10,7 +10,7 @@ import pytest
 import naive.index_tables
 from foredraft.contracts import Budget, Draft, DraftContext, SequenceView, Verdict
 from foredraft.corpus.words import tokenizer_hash
-from foredraft.drafters import Resources, adaptix, make_drafter
+from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UsageError
 from foredraft.graph.tree import depths, is_tree
 from foredraft.index import learned
@@ -107,7 +107,7 @@ def test_what_was_written_without_a_budget_is_shared_when_the_sequence_is_closed
 def test_a_prompt_longer_than_the_table_is_learned_in_stretches(monkeypatch):
     """Compiled code would search a full table endlessly."""
     monkeypatch.setattr(learned, "with_room", partial(with_room, most_slots=64))
-    monkeypatch.setattr(adaptix, "empty_learned", partial(empty_learned, 8))
+    monkeypatch.setattr(learned, "empty_learned", lambda slots=8: empty_learned(slots))
     monkeypatch.setattr(learned, "STRETCH", 8)
     ids = np.random.default_rng(0).integers(0, VOCABULARY, 300)
     made = drafter(share=True)
@@ -267,9 +267,9 @@ def test_a_table_of_a_larger_vocabulary_is_refused(table):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"search": "beam"}, "search is 'beam'; choose one of best_first, mcts."),
-        ({"learn": "all"}, "learn is 'all'; choose one of tokens, paper, off."),
-        ({"feedback": "full"}, "feedback is 'full'; choose one of topk, off."),
+        ({"search": "beam"}, "search of method 'adaptix' is 'beam'; it must be one of best_first, mcts."),
+        ({"learn": "all"}, "learn of method 'adaptix' is 'all'; it must be one of tokens, paper, off."),
+        ({"feedback": "full"}, "feedback of method 'adaptix' is 'full'; it must be one of topk, off, or None."),
         ({"depth": 0}, "depth is 0; it must be at least 1."),
         ({"iterations": 0}, "iterations is 0; it must be at least 1."),
         ({"length": -1}, "length is -1; it must be at least 1."),

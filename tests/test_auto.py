@@ -274,7 +274,7 @@ def test_a_draft_model_needs_a_target():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"learn": "all"}, "learn is 'all'; choose one of request, shared, off."),
+        ({"learn": "all"}, "learn of method 'auto' is 'all'; it must be one of request, shared, off, or None."),
         ({"depth": 0}, "depth is 0; it must be 1 to 64."),
         ({"levels": 65}, "levels is 65; it must be 1 to 64."),
         ({"memory_tokens": 0}, "memory_tokens is 0; it must be at least 1."),

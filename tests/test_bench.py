@@ -23,7 +23,7 @@ from foredraft.bench.tasks import TaskPrompt, load_task
 from foredraft.bench.writer import make_writer, stalled_seconds, write_interleaved
 from foredraft.cli import main
 from foredraft.contracts import CostCurve, StepRecord
-from foredraft.drafters.prompt_lookup import PromptLookupDrafting
+from foredraft.drafters.prompt_lookup import PromptLookupDrafter
 from foredraft.errors import UsageError
 from support.toys import TOY, TOY_DRAFT
 
@@ -240,14 +240,14 @@ def test_a_new_method_is_added_to_what_is_there(copied, generator):
 
 @pytest.mark.slow
 def test_a_method_that_raises_on_one_prompt_fails_there_and_only_there(tmp_path, generator, monkeypatch):
-    propose = PromptLookupDrafting.propose
+    propose = PromptLookupDrafter.propose
 
     def raises_on_sums(drafting, view, budget):
         if "3 * 4" in generator.tokenizer.decode(view.ids):
             raise RuntimeError("no such sum")
         return propose(drafting, view, budget)
 
-    monkeypatch.setattr(PromptLookupDrafting, "propose", raises_on_sums)
+    monkeypatch.setattr(PromptLookupDrafter, "propose", raises_on_sums)
     result = run_plan(generator, PLAN, tmp_path)
     assert len(result.cells) == CELLS
     assert [(cell.place.method, cell.place.number) for cell in result.failures] == [("prompt_lookup", 3)] * 2
@@ -256,7 +256,7 @@ def test_a_method_that_raises_on_one_prompt_fails_there_and_only_there(tmp_path,
     assert {(each.method, each.task, each.failed) for each in failed} == {
         ("prompt_lookup", "sums", 1), ("prompt_lookup", ALL, 1),
     }  # fmt: skip
-    monkeypatch.setattr(PromptLookupDrafting, "propose", propose)
+    monkeypatch.setattr(PromptLookupDrafter, "propose", propose)
     again = run_plan(generator, PLAN, tmp_path)
     assert (again.found, again.failures) == (CELLS - 2, [])
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 import naive.index_blend
 from foredraft.graph.tree import depths, is_tree, path_to
 from foredraft.index.blend import (
-    NO_NOISE,
     NO_TOP_TOKENS,
     Noise,
     advance,
@@ -46,6 +45,7 @@ pytestmark = pytest.mark.kernels
 
 VOCABULARY = 40
 SIZE = (16, 8, VOCABULARY)
+NO_NOISE = Noise(known=False, seed=np.uint64(0))
 
 
 def text_of(ids):
@@ -61,8 +61,9 @@ def sources(ids=(), words=NO_WORDS, table=NO_WORDS, began=0, shared=(), rows=NO_
 def drafted(asked, ids, size=SIZE, rates=None, noise=NO_NOISE):
     room = room_to_draft(max(size[0], 1))
     blend(asked, flat_rates() if rates is None else rates, room, np.array(ids, np.int64), size, noise)
-    nodes, count = room[0], room[0].made[0]
-    return [each[:count].copy() for each in (nodes.tokens, nodes.parents, nodes.score)]
+    kept = room.drafted[: room.made[1]]
+    parents = [room.nodes[above] if above >= 0 else -1 for above in room.parents[kept]]
+    return room.tokens[kept], np.array(parents, np.int32), room.score[kept]
 
 
 def paths(tokens, parents, score):
@@ -236,12 +237,11 @@ def test_fitted_rates_are_chances_and_those_for_sampling_are_their_own():
 
 def test_only_choices_that_the_target_came_to_are_counted():
     """The target emitted 3 and then 9: the child of 3 was compared with 9; the children of 4 were not tried."""
-    room = room_to_draft(3)
-    for nodes, count in zip(room, (3, 4), strict=True):  # the last candidate was not drafted, and counts too
-        nodes.made[0] = count
-        nodes.tokens[:count], nodes.parents[:count] = [3, 4, 5, 6][:count], [-1, -1, 0, 1][:count]
-        nodes.cells[:count], nodes.known[:count], nodes.margin[:count] = ABSENT, 1, -1
-        nodes.cells[:count, 0] = [1, 2, 3, 4][:count]
+    room = room_to_draft(3)  # the last candidate was not drafted, and counts too
+    room.made[:] = 4, 3
+    room.tokens[:4], room.parents[:4] = [3, 4, 5, 6], [-1, -1, 0, 1]
+    room.cells[:4], room.known[:4], room.margin[:4] = ABSENT, 1, -1
+    room.cells[:4, 0] = [1, 2, 3, 4]
     rates = flat_rates()
     before = [rates.hits.copy(), rates.seen.copy()]
     learn_choices(rates, room, np.array([3, 9], np.int64))
@@ -280,7 +280,7 @@ def test_known_noise_tells_which_of_several_tokens_will_be_drawn():
             ids = np.array([0] * (position - 2) + [1, 2], np.int64)
             blend(asked, rates, room, ids, (1, 1, VOCABULARY), noise)
             drawn = perturbed_argmax(law, np.uint64(11), position)
-            guessed.append(room[0].tokens[0] == drawn)
+            guessed.append(room.tokens[room.drafted[0]] == drawn)
             learn_choices(rates, room, np.array([drawn], np.int64))
         hits[known] = np.mean(guessed[200:])
     assert hits[False] < 0.5

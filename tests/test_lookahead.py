@@ -181,7 +181,7 @@ def test_a_pool_keeps_the_newest_of_each_token():
         ({"level": 1}, "level is 1; it must be 2 to 16"),
         ({"window": 0}, "window is 0; it must be 1 to 64"),
         ({"guess": -1}, "guess is -1; it must be 0 to 64"),
-        ({"learn": "prompt"}, "learn is 'prompt'; choose one of window, text"),
+        ({"learn": "prompt"}, "learn of method 'lookahead' is 'prompt'; it must be one of window, text"),
         ({"ngram": 4}, "has no option 'ngram'"),
     ],
 )

@@ -71,6 +71,7 @@ def test_values_of_a_fields_type_are_taken(name, value, taken):
         ("needed", b"x", "it must be a text"),
         ("side", 3, "it must be one of left, right"),
         ("side", ["left"], "it must be one of left, right"),
+        ("side", "up", "side of method 'sample' is 'up'; it must be one of left, right."),
     ],
 )
 def test_values_of_another_type_are_refused_in_a_sentence(name, value, says):

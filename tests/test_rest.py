@@ -462,8 +462,8 @@ def test_a_bit_that_flips_in_a_file_is_not_noticed_and_harms_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"weighting": "best"}, "weighting is 'best'; choose one of longest, published."),
-        ({"learn": "all"}, "learn is 'all'; choose one of request, shared, off, None."),
+        ({"weighting": "best"}, "weighting of method 'rest' is 'best'; it must be one of longest, published."),
+        ({"learn": "all"}, "learn of method 'rest' is 'all'; it must be one of request, shared, off, or None."),
         ({"longest": 0}, "longest is 0; it must be 1 to 64."),
         ({"longest": 65}, "longest is 65; it must be 1 to 64."),
         ({"continuation": 0}, "continuation is 0; it must be 1 to 64."),

@@ -13,7 +13,15 @@ from foredraft.graph.search import FLOOR, above_bar, bar_height, new_bar, raise_
 from foredraft.graph.tree import depths, is_tree
 from foredraft.index.learned import LearnedArrays, empty_learned, learn, learn_text, with_room
 from foredraft.index.trigram import TableArrays, empty_table
-from foredraft.index.trigram_search import MOST_SUCCESSORS, SearchSettings, Trust, best_first, mcts, successors
+from foredraft.index.trigram_search import (
+    SearchSettings,
+    TrigramModel,
+    Trust,
+    best_first,
+    empty_found,
+    mcts,
+    successors,
+)
 from support.tables import VOCABULARY, assert_same_paths, frozen, static_table
 
 pytestmark = pytest.mark.kernels
@@ -58,10 +66,11 @@ def learn_paper(learned, ids):
 
 
 def found_successors(known, trust, a, b, least=0.0):
-    tokens, scores = np.empty(MOST_SUCCESSORS, np.int32), np.empty(MOST_SUCCESSORS, np.float32)
-    count = successors(known.table, known.learned, trust, a, b, least, tokens, scores)
-    assert len(set(tokens[:count].tolist())) == count
-    return dict(zip(tokens[:count].tolist(), scores[:count].tolist(), strict=True))
+    found = empty_found()
+    count = successors(TrigramModel(known.table, known.learned, trust), a, b, least, found)
+    tokens, scores = found.tokens[:count].tolist(), found.scores[:count].tolist()
+    assert len(set(tokens)) == count
+    return dict(zip(tokens, scores, strict=True))
 
 
 def paths(tokens, parents, scores):
@@ -165,7 +174,7 @@ def test_best_first_matches_the_twin(trust, nodes, depth):
     for seed in range(3):
         known = knowledge(seed, trust=trust)
         for a, b in contexts(seed, 3):
-            found = paths(*best_first(known.table, known.learned, trust, a, b, nodes, depth, VOCABULARY))
+            found = paths(*best_first(TrigramModel(known.table, known.learned, trust), a, b, nodes, depth, VOCABULARY))
             expected = naive.index_tables.best_first(known.tables, known.memory, trust, a, b, nodes, depth, VOCABULARY)
             assert_same_paths(found, expected)
 
@@ -177,7 +186,7 @@ def test_best_first_is_exact_where_one_source_knows_all(source):
     for seed in range(3):
         known = knowledge(seed, **{"static": False, "learns": False, source: True})
         for a, b in contexts(seed, 3):
-            found = paths(*best_first(known.table, known.learned, trust, a, b, 12, 3, VOCABULARY))
+            found = paths(*best_first(TrigramModel(known.table, known.learned, trust), a, b, 12, 3, VOCABULARY))
             expected = naive.index_tables.best_paths(known.tables, known.memory, trust, a, b, 12, 3, VOCABULARY)
             assert_same_paths(found, expected)
 
@@ -186,7 +195,7 @@ def test_best_first_loses_little_where_sources_are_blended():
     for seed in range(3):
         known = knowledge(seed)
         for a, b in contexts(seed, 2):
-            found = paths(*best_first(known.table, known.learned, BLENDED, a, b, 16, 3, VOCABULARY))
+            found = paths(*best_first(TrigramModel(known.table, known.learned, BLENDED), a, b, 16, 3, VOCABULARY))
             best = naive.index_tables.best_paths(known.tables, known.memory, BLENDED, a, b, 16, 3, VOCABULARY)
             assert len(found) == len(best)
             assert 0.97 * sum(best.values()) <= sum(found.values()) <= sum(best.values()) * (1 + 1e-5)
@@ -199,7 +208,7 @@ def test_ties_give_as_many_nodes_with_the_same_scores():
     known = Knowledge(table, empty_learned(8), naive.index_tables.static_tables(table), {})
     trust = Trust(1.0, 1.0, 1.0, 1e12, 0, 0.0)
     for nodes in (1, 3, 4, 7, 20, 50):
-        found = paths(*best_first(table, known.learned, trust, 1, 2, nodes, 3, VOCABULARY))
+        found = paths(*best_first(TrigramModel(table, known.learned, trust), 1, 2, nodes, 3, VOCABULARY))
         assert len(found) == nodes
         assert_same_paths(found, naive.index_tables.best_paths(known.tables, {}, trust, 1, 2, nodes, 3, VOCABULARY))
 
@@ -209,7 +218,9 @@ def test_best_first_keeps_its_limits(nodes):
     known = knowledge(4)
     for depth in (0, 1, 2, 5):
         for vocabulary in (VOCABULARY, 4, 1):
-            tokens, parents, scores = best_first(known.table, known.learned, BLENDED, 1, 0, nodes, depth, vocabulary)
+            tokens, parents, scores = best_first(
+                TrigramModel(known.table, known.learned, BLENDED), 1, 0, nodes, depth, vocabulary
+            )
             assert is_tree(tokens, parents, vocabulary)
             assert tokens.dtype == parents.dtype == np.int32
             assert scores.dtype == np.float32
@@ -219,14 +230,14 @@ def test_best_first_keeps_its_limits(nodes):
                 above = np.where(parents < 0, np.float32(1.0), scores[parents])
                 assert (scores <= above).all()
                 assert (np.diff(scores) <= 0).all()  # taken best first
-    assert len(best_first(known.table, known.learned, BLENDED, 1, 0, nodes, 5, VOCABULARY)[0]) == nodes
+    assert len(best_first(TrigramModel(known.table, known.learned, BLENDED), 1, 0, nodes, 5, VOCABULARY)[0]) == nodes
 
 
 def test_fewer_nodes_are_made_where_fewer_are_known():
     learned = empty_learned(16)
     learn_text(learned, np.array([1, 2, 3]), 0, 1.0, 1.0, 9.0)
     known = empty_table(VOCABULARY).arrays
-    found = paths(*best_first(known, learned, BLENDED, 1, 2, 10, 10, VOCABULARY))
+    found = paths(*best_first(TrigramModel(known, learned, BLENDED), 1, 2, 10, 10, VOCABULARY))
     assert found.keys() == {(3,)}
     assert found[3,] == pytest.approx(1 / 3 + 2 / 3 * 1 / 2)
 
@@ -243,7 +254,7 @@ def test_mcts_matches_the_twin(trust, settings):
     for seed in range(6):
         known = knowledge(seed, trust=trust)
         for a, b in contexts(seed, 4):
-            found = paths(*mcts(known.table, known.learned, trust, a, b, settings, VOCABULARY, seed))
+            found = paths(*mcts(TrigramModel(known.table, known.learned, trust), a, b, settings, VOCABULARY, seed))
             expected, _ = naive.index_tables.mcts(known.tables, known.memory, trust, a, b, settings, VOCABULARY, seed)
             assert found == pytest.approx(expected, rel=1e-5)
 
@@ -253,7 +264,10 @@ def test_mcts_is_the_same_for_a_seed_and_not_for_another():
     settings = SMALL._replace(c1=0.01, candidates=8)  # so that the draws matter
 
     def trees(seed):
-        found = [mcts(known.table, known.learned, BLENDED, 1, b, settings, VOCABULARY, seed) for b in range(VOCABULARY)]
+        found = [
+            mcts(TrigramModel(known.table, known.learned, BLENDED), 1, b, settings, VOCABULARY, seed)
+            for b in range(VOCABULARY)
+        ]
         return [paths(*tree) for tree in found]
 
     assert [trees(seed) for seed in range(4)] == [trees(seed) for seed in range(4)]
@@ -264,7 +278,7 @@ def test_mcts_is_the_same_for_a_seed_and_not_for_another():
 def test_mcts_keeps_its_limits_and_extends_every_kept_path(length):
     known = knowledge(3)
     settings = SMALL._replace(length=length, candidates=25)
-    tokens, parents, scores = mcts(known.table, known.learned, BLENDED, 1, 2, settings, VOCABULARY, 0)
+    tokens, parents, scores = mcts(TrigramModel(known.table, known.learned, BLENDED), 1, 2, settings, VOCABULARY, 0)
     assert is_tree(tokens, parents, VOCABULARY)
     found = paths(tokens, parents, scores)
     assert (max(map(len, found), default=0)) == (length if length > 1 else 0)
@@ -277,14 +291,16 @@ def test_mcts_keeps_its_limits_and_extends_every_kept_path(length):
 
 def test_mcts_leaves_tokens_beyond_the_vocabulary_out():
     known = knowledge(3)
-    tokens, parents, _ = mcts(known.table, known.learned, BLENDED, 1, 0, SMALL, 9, 0)
+    tokens, parents, _ = mcts(TrigramModel(known.table, known.learned, BLENDED), 1, 0, SMALL, 9, 0)
     assert len(tokens)
     assert is_tree(tokens, parents, 9)
 
 
 def test_mcts_finds_nothing_where_nothing_is_known():
     known = knowledge(0, static=False, learns=False)
-    assert all(len(array) == 0 for array in mcts(known.table, known.learned, BLENDED, 1, 2, SMALL, VOCABULARY, 0))
+    assert all(
+        len(array) == 0 for array in mcts(TrigramModel(known.table, known.learned, BLENDED), 1, 2, SMALL, VOCABULARY, 0)
+    )
 
 
 # --- damaged arrays
@@ -312,9 +328,9 @@ def test_damaged_tables_give_trees_of_tokens_all_the_same(trust):
     for number in range(60):
         table = garbage(rng, wide=number % 3 == 0)
         a, b = int(rng.integers(-1, VOCABULARY)), int(rng.integers(0, VOCABULARY))
-        trees = [best_first(table, learned, trust, a, b, 20, 6, VOCABULARY)]
+        trees = [best_first(TrigramModel(table, learned, trust), a, b, 20, 6, VOCABULARY)]
         if number % 3:  # the searches share the functions that read the table, and compiling takes long
-            trees.append(mcts(table, learned, trust, a, b, settings, VOCABULARY, 0))
+            trees.append(mcts(TrigramModel(table, learned, trust), a, b, settings, VOCABULARY, 0))
         for tokens, parents, scores in trees:
             assert is_tree(tokens, parents, VOCABULARY)
             assert np.isfinite(scores).all()

@@ -80,7 +80,7 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
     if kind in (int, float, bool, str):
         typed, wanted = _plain(kind, value)
     elif choices:
-        typed, wanted = _plain(str, value)[0], f"one of {', '.join(choices)}"
+        typed, wanted = (value if value in choices else None), f"one of {', '.join(choices)}"
     else:
         return value
     if typed is None:

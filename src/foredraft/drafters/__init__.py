@@ -17,7 +17,7 @@ from foredraft.options import nearest, options_from
 
 ENTRY_POINT_GROUP = "foredraft.drafters"
 
-_OWN: Mapping[str, str] = {
+_OWN = {
     "none": "foredraft.drafters.none:NoDrafter",
     "prompt_lookup": "foredraft.drafters.prompt_lookup:PromptLookupDrafter",
     "adaptix": "foredraft.drafters.adaptix:AdaptixDrafter",
@@ -35,23 +35,14 @@ _OWN: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a drafter is built from.
+    """What a drafter is built from."""
 
-    Attributes:
-        vocabulary: number of ids the target scores.
-        tokenizer_hash: of the tokenizer; stored tables must match it.
-        default_table: builds or finds the default tri-gram table; None if there is none.
-        default_store: builds or finds the default datastore; None if there is none.
-        draft_model: loads a draft model by name and checks that it fits the target; None if nothing can be loaded.
-        target: the target, for drafters that use its layers.
-    """
-
-    vocabulary: int
-    tokenizer_hash: str = ""
-    default_table: Callable[[], Path] | None = None
-    default_store: Callable[[], Path] | None = None
-    draft_model: Callable[[Any], Target] | None = None
-    target: Target | None = None
+    vocabulary: int  # number of ids the target scores
+    tokenizer_hash: str = ""  # stored tables must match it
+    default_table: Callable[[], Path] | None = None  # builds or finds the default tri-gram table, if there is one
+    default_store: Callable[[], Path] | None = None  # the same for the default datastore
+    draft_model: Callable[[Any], Target] | None = None  # loads a draft model by name, and checks that it fits
+    target: Target | None = None  # for drafters that use its layers
 
     def heads_for(self, method: str, named: str | Path | None) -> str | Path:
         """Return the location of a method's trained heads; raises UsageError if `named` is None."""
@@ -72,7 +63,6 @@ class DrafterClass(Protocol):
 
     def create(self, options: Any, resources: Resources) -> Drafter:
         """Build the drafter; a class method."""
-        ...
 
 
 def method_names() -> list[str]:

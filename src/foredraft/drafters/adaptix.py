@@ -11,26 +11,14 @@ import threading
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
-
-from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.graph.tree import top_nodes
-from foredraft.index.learned import (
-    MOST_SLOTS,
-    NO_TOKEN,
-    LearnedArrays,
-    empty_learned,
-    learn,
-    learn_verdict,
-    read_text,
-    with_room,
-)
+from foredraft.index import learned
+from foredraft.index.learned import NO_TOKEN, LearnedArrays
 from foredraft.index.trigram import TrigramTable, open_named_table
-from foredraft.index.trigram_search import BLENDED, SearchSettings, best_first, mcts
-
-_SEEDS = 1 << 62  # compiled functions take signed 64-bit integers; seeds may be larger
+from foredraft.index.trigram_search import BLENDED, SearchSettings, TrigramModel, best_first, mcts
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +66,14 @@ class AdaptixOptions:
     candidates: int = 24
 
     def __post_init__(self) -> None:
-        """Raise UsageError for an unknown choice, or a number outside its range."""
-        choices = {"search": ("best_first", "mcts"), "learn": ("tokens", "paper", "off"), "feedback": ("topk", "off")}
-        for name, known in choices.items():
-            if getattr(self, name) not in known and (name, getattr(self, name)) != ("feedback", None):
-                raise UsageError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(known)}.")
         for name in ("depth", "iterations", "length", "candidates", "window", "feedback_top_k"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         for name in ("increment", "max_probability", "c1", "c2", "feedback_weight"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be above 0.")
-        if self.window > MOST_SLOTS // 2:
-            raise UsageError(f"window is {self.window}; it must be at most {MOST_SLOTS // 2}.")
+        if self.window > learned.MOST_SLOTS // 2:
+            raise UsageError(f"window is {self.window}; it must be at most {learned.MOST_SLOTS // 2}.")
         if not 0 < self.keep <= 1:
             raise UsageError(f"keep is {self.keep}; it must be above 0 and at most 1.")
 
@@ -111,22 +94,20 @@ class AdaptixDrafter:
     def __init__(self, options: AdaptixOptions, table: TrigramTable) -> None:
         self.options = options
         self.table = table
-        every_step = (
-            options.share or options.learn == "paper"
-        )  # sharing learns whole texts, the paper's rule learns in every step
+        every_step = options.share or options.learn == "paper"  # whole texts are shared; the paper learns in each step
         self.needs = Needs(top_k=options.feedback_top_k if options.feeds_back else 0, every_step=every_step)
         self.lock = threading.Lock()
-        self.shared = empty_learned()
+        self.shared = learned.empty_learned()
 
     @classmethod
     def create(cls, options: AdaptixOptions, resources: Resources) -> "AdaptixDrafter":
         """Open the table; raises StoreError if it is damaged or belongs to another tokenizer."""
-        named = (options.table, resources.default_table, resources.vocabulary, resources.tokenizer_hash)
-        return cls(options, open_named_table(*named))
+        own = (resources.default_table, resources.vocabulary, resources.tokenizer_hash)
+        return cls(options, open_named_table(options.table, *own))
 
-    def open(self, context: DraftContext) -> "AdaptixDrafting":
+    def open(self, context: DraftContext) -> "_Drafting":
         """Begin drafting for one sequence."""
-        return AdaptixDrafting(self, context)
+        return _Drafting(self, context)
 
     @property
     def saves(self) -> bool:
@@ -136,7 +117,7 @@ class AdaptixDrafter:
     def forget(self) -> None:
         """Drop the shared counts."""
         with self.lock:
-            self.shared = empty_learned()
+            self.shared = learned.empty_learned()
 
     def save(self, path: str | None = None) -> None:
         """Raise UsageError: shared counts are not saved."""
@@ -144,17 +125,14 @@ class AdaptixDrafter:
         raise UsageError(f"Method adaptix cannot save{place}. Method auto can: give it memory=PATH.")
 
 
-class AdaptixDrafting:
+class _Drafting:
     """One sequence's drafting: its learned counts, and the tokens it has read."""
 
     def __init__(self, drafter: AdaptixDrafter, context: DraftContext) -> None:
-        self._drafter = drafter
-        self._options = drafter.options
-        self._vocabulary = context.vocabulary
-        self._seed = context.seed
-        self._own = drafter.shared if drafter.options.share else empty_learned()
+        self._drafter, self._options, self._context = drafter, drafter.options, context
+        self._own = learned.empty_learned()
         self._read = 0
-        self._ids: np.ndarray | None = None
+        self._ids: TokenIds | None = None
         paper = drafter.options.learn == "paper"
         self._trust = BLENDED._replace(paper=int(paper), cap=float(drafter.options.max_probability))
 
@@ -170,46 +148,48 @@ class AdaptixDrafting:
 
     def observe(self, verdict: Verdict) -> None:
         """Learn the target's distributions at verified nodes, if requested."""
-        if self._ids is None or verdict.top_tokens is None:
-            return
-        weight, keep = self._options.feedback_weight, self._options.keep
-        with self._drafter.lock:
-            self._keep(learn_verdict(self._learned(), verdict, self._ids, weight, keep))
+        if self._ids is not None:
+            weight, keep = self._options.feedback_weight, self._options.keep
+            with self._drafter.lock:
+                self._learned = learned.learn_verdict(self._learned, verdict, self._ids, weight, keep)
 
     def close(self) -> None:
-        """Drop the sequence; shared counts stay with the drafter."""
+        """Learn the rest of the text, if it is shared."""
         if self._options.share and self._ids is not None:
             with self._drafter.lock:
                 self._read_new(self._ids)
         self._ids = None
-        self._own = empty_learned(2)
+        self._own = learned.empty_learned(2)
 
-    def _search(self, ids: np.ndarray, budget: Budget) -> Draft:
+    def _search(self, ids: TokenIds, budget: Budget) -> Draft:
         options, before = self._options, int(ids[-2]) if len(ids) > 1 else NO_TOKEN
-        asked = (self._drafter.table.arrays, self._learned(), self._trust, before, int(ids[-1]))
+        model = TrigramModel(self._drafter.table.arrays, self._learned, self._trust)
+        vocabulary, root = self._context.vocabulary, int(ids[-1])
         if options.search == "mcts":
             settings = SearchSettings(options.iterations, options.c1, options.c2, options.length, options.candidates)
-            seed = (self._seed + len(ids)) % _SEEDS
-            tokens, parents, scores = mcts(*asked, settings, self._vocabulary, seed)
+            seed = (self._context.seed + len(ids)) % (1 << 62)  # compiled functions take signed 64-bit integers
+            tokens, parents, scores = mcts(model, before, root, settings, vocabulary, seed)
             return Draft(tokens, parents, scores).take(top_nodes(parents, scores, budget.nodes, budget.depth))
-        return Draft(*best_first(*asked, budget.nodes, min(budget.depth, options.depth), self._vocabulary))
+        return Draft(*best_first(model, before, root, budget.nodes, min(budget.depth, options.depth), vocabulary))
 
-    def _read_new(self, ids: np.ndarray) -> None:
+    def _read_new(self, ids: TokenIds) -> None:
         options = self._options
         if options.learn == "paper":
-            arrays = with_room(self._learned(), options.window)
-            self._keep(arrays)
+            arrays = self._learned = learned.with_room(self._learned, options.window)
             recent = ids[-options.window :]
-            for i in range(2, len(recent)):
-                learn(arrays, recent[i - 2], recent[i - 1], recent[i], options.increment, 1.0, options.max_probability)
+            for a, b, token in zip(recent, recent[1:], recent[2:], strict=False):
+                learned.learn(arrays, a, b, token, options.increment, 1.0, options.max_probability)
         elif options.learn == "tokens":
-            self._keep(read_text(self._learned(), ids, self._read, options.keep))
+            self._learned = learned.read_text(self._learned, ids, self._read, options.keep)
         self._read = len(ids)
 
+    @property
     def _learned(self) -> LearnedArrays:
+        """The sequence's own counts, or those that all share."""
         return self._drafter.shared if self._options.share else self._own
 
-    def _keep(self, arrays: LearnedArrays) -> None:
+    @_learned.setter
+    def _learned(self, arrays: LearnedArrays) -> None:
         if self._options.share:
             self._drafter.shared = arrays
         else:

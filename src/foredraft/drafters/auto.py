@@ -6,10 +6,9 @@ a datastore of texts like yours helps (`foredraft index build`).
 Does not depend on text or the target, nor on which neural drafter is blended in.
 """
 
-import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -76,9 +75,6 @@ class AutoOptions:
     depth: int = 16
 
     def __post_init__(self) -> None:
-        """Raise UsageError for an unknown choice, or a number outside its range."""
-        if self.learn not in ("request", "shared", "off", None):
-            raise UsageError(f"learn is {self.learn!r}; choose one of request, shared, off.")
         for name in ("depth", "levels"):
             if not 1 <= getattr(self, name) <= 64:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 to 64.")
@@ -120,8 +116,7 @@ class AutoOptions:
 class AutoDrafter:
     """The sources, and what sequences taught.
 
-    Raises:
-        UsageError: the neural drafter needs the target's top tokens for its own drafts, or must see every step.
+    Raises UsageError for a neural drafter that needs the target's top tokens or must see every step.
     """
 
     name: ClassVar[str] = "auto"
@@ -138,41 +133,23 @@ class AutoDrafter:
         self, options: AutoOptions, table: OwnWords, library: Library, words: OwnWords | None = None,
         neural: Drafter | None = None,
     ) -> None:  # fmt: skip
-        self.options = options
-        self.table = table
-        self.library = library
+        self.options, self.table, self.library, self.neural = options, table, library, neural
         self.words = empty_words() if words is None else words
         self.rates: Mapping[bool, Rates] = {sampled: prior_rates(sampled=sampled) for sampled in (False, True)}
-        self.neural = neural
         self.needs = Needs(top_k=0 if options.learn == "off" else TOP, top_rows=_TOP_ROWS, every_step=options.shares)
         if neural is not None:
-            self._blend_in(neural)
-
-    def _blend_in(self, neural: Drafter) -> None:
-        asked = neural.needs
-        if asked.top_k:
-            raise UsageError(
-                f"Method {neural.name!r} learns from the target's tokens after its own drafts, and auto mixes them "
-                "with others; blend in a method that drafts with a model, such as eesd, medusa or layer_skip."
-            )
-        if asked.every_step:
-            raise UsageError(
-                f"Method {neural.name!r} must see every step, and auto shows it only those in which it drafts; blend "
-                "in a method that catches up by itself and declares Needs(every_step=False)."
-            )
-        self.needs = dataclasses.replace(self.needs, hidden=asked.hidden, target=asked.target, models=asked.models)
-        if self.options.model is None:
-            names, asked_for = list(self.source_names), self.options.blends
-            names[NEURAL] = f"auto, {neural.name if asked_for is None else asked_for[0]}"
-            self.source_names = tuple(names)
+            _check_blendable(neural)
+            asked = neural.needs
+            self.needs = replace(self.needs, hidden=asked.hidden, target=asked.target, models=asked.models)
+            if options.model is None:
+                self.source_names = (*self.source_names[:NEURAL], f"auto, {neural.name}")
 
     @classmethod
     def create(cls, options: AutoOptions, resources: Resources) -> "AutoDrafter":
         """Open the table, the datastore and, if it exists, the memory; make the neural drafter.
 
-        Raises:
-            StoreError: one of them is damaged or belongs to another tokenizer.
-            UsageError: the neural drafter cannot be made, or not be blended in.
+        Raises StoreError for a file that is damaged or of another tokenizer, and UsageError if the neural drafter
+        cannot be made or blended in.
         """
         own = (resources.vocabulary, resources.tokenizer_hash)
         library = open_library(options.store, options.memory, resources.default_store, *own)
@@ -182,9 +159,9 @@ class AutoDrafter:
         neural = None if options.blends is None else make_drafter(*options.blends, resources)
         return cls(options, table, library, words, neural)
 
-    def open(self, context: DraftContext) -> "AutoDrafting":
+    def open(self, context: DraftContext) -> "_Drafting":
         """Begin drafting for one sequence."""
-        return AutoDrafting(self, context)
+        return _Drafting(self, context)
 
     @property
     def saves(self) -> bool:
@@ -198,11 +175,9 @@ class AutoDrafter:
         self.library.forget()
 
     def save(self, path: str | None = None) -> None:
-        """Write own words and move shared texts to `path`, or the `memory` of the options; created if missing.
+        """Write own words and move shared texts to the folder `path`, or the `memory` of the options.
 
-        Raises:
-            UsageError: nothing is shared, or no path is given.
-            StoreError: the store cannot be written, or belongs to another tokenizer.
+        Raises UsageError if nothing is shared, and what `Library.save` does.
         """
         if not self.options.shares:
             raise UsageError(NOTHING_TO_SAVE)
@@ -212,18 +187,29 @@ class AutoDrafter:
             save_words(Path(folder) / _WORDS_FILE, self.words, *self.library.identity)
 
 
-class AutoDrafting:
+def _check_blendable(neural: Drafter) -> None:
+    if neural.needs.top_k:
+        raise UsageError(
+            f"Method {neural.name!r} learns from the target's tokens after its own drafts, and auto mixes them "
+            "with others; blend in a method that drafts with a model, such as eesd, medusa or layer_skip."
+        )
+    if neural.needs.every_step:
+        raise UsageError(
+            f"Method {neural.name!r} must see every step, and auto shows it only those in which it drafts; blend "
+            "in a method that catches up by itself and declares Needs(every_step=False)."
+        )
+
+
+class _Drafting:
     """One sequence's drafting: its text so far, and the occurrences of its last tokens."""
 
     def __init__(self, drafter: AutoDrafter, context: DraftContext) -> None:
-        self._drafter, self._options = drafter, drafter.options
-        self._vocabulary = context.vocabulary
+        self._drafter, self._options, self._vocabulary = drafter, drafter.options, context.vocabulary
         sampled = bool(context.settings.get("do_sample", False))
-        self._words, rates = drafter.words, drafter.rates[sampled]
-        self._rates = rates
+        self._words, self._rates = drafter.words, drafter.rates[sampled]
         if self._options.learn in ("request", "off"):
             self._words = NO_WORDS if self._options.learn == "off" else empty_words()
-            self._rates = Rates(*(each.copy() for each in rates))
+            self._rates = Rates(*(each.copy() for each in self._rates))
         self._began = int(self._words.clock[0])
         self._learns = self._options.learn != "off"
         self._own = empty_text() if self._learns else NO_TEXT
@@ -243,8 +229,8 @@ class AutoDrafting:
         self._ids = view.ids
         if budget.nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT  # new tokens are read later: many at once are faster
-        if budget.nodes > len(self._room[0].tokens):
-            self._learn()
+        if budget.nodes > len(self._room.drafted):
+            self._advance(NO_ROWS, NO_NEURAL_DRAFT, NO_BUDGET)  # learns from the draft in the old room
             self._room = room_to_draft(budget.nodes)
         rows = self._stored.read(view.ids, len(view.ids) - self._read)
         neural, proposed = self._neural, NO_NEURAL_DRAFT
@@ -265,16 +251,12 @@ class AutoDrafting:
             self._own = with_room(self._own, len(ids) - self._read)
         shared = drafter.library.shared if self._options.shares else NO_TEXT
         sources = Sources(self._words, self._began, drafter.table, self._own, shared, rows, proposed)
-        last, size = (self._at, self._read), (budget.nodes, min(self._options.depth, budget.depth))
+        size = (budget.nodes, min(self._options.depth, budget.depth), self._vocabulary)
         tokens, parents, score, source = advance(
-            sources, self._rates, self._room, ids, last, self._top, (*size, self._vocabulary), self._noise, self._learns
+            sources, self._rates, self._room, ids, (self._at, self._read), self._top, size, self._noise, self._learns
         )
         self._at, self._read, self._top = len(ids), len(ids), NO_TOP_TOKENS
         return Draft(tokens, parents, score, source=source) if len(tokens) else EMPTY_DRAFT
-
-    def _learn(self) -> None:
-        """Learn from the last step, and draft nothing."""
-        self._advance(NO_ROWS, NO_NEURAL_DRAFT, NO_BUDGET)
 
     def observe(self, verdict: Verdict) -> None:
         """Keep the target's top tokens after each row, to learn them with the next draft."""
@@ -293,7 +275,7 @@ class AutoDrafting:
         except Exception as error:  # noqa: BLE001  # whatever it is, the other sources can draft
             neural, self._neural = self._neural, None
             if neural is not None:
-                neural.close()
+                neural.drafting.close()
             warnings.warn(
                 f"The source {self._drafter.source_names[NEURAL]!r} failed ({told(error)}), so the rest of this text "
                 "is drafted without it; the text is the same.",
@@ -307,11 +289,11 @@ class AutoDrafting:
         if self._options.shares and len(self._ids):
             self._drafter.library.share(self._ids)
         if len(self._top.rows):
-            self._learn()
+            self._advance(NO_ROWS, NO_NEURAL_DRAFT, NO_BUDGET)
         self._own, self._stored, self._learns = NO_TEXT, StoredRows(()), False
         self._ids, self._read = np.empty(0, np.int64), 0
         if self._neural is not None:
-            self._neural.close()
+            self._neural.drafting.close()
 
 
 class _Neural:
@@ -320,26 +302,21 @@ class _Neural:
     def __init__(self, drafter: Drafter, levels: int, context: DraftContext) -> None:
         # its tokens are blended with others, so they must be chosen and not drawn, with either verification
         settings = {**context.settings, "verification": "matched"}
-        self._drafting = drafter.open(dataclasses.replace(context, settings=settings))
+        self.drafting = drafter.open(replace(context, settings=settings))
         self._levels = levels
         self.worth = Worth()
 
     def propose(self, view: SequenceView, budget: Budget) -> NeuralDraft:
         """Return its draft; raises ValueError if it is not a tree of tokens."""
         # `worth` decides the depth; the control cuts the blended draft
-        draft = self._drafting.propose(view, Budget(budget.nodes, min(budget.depth, self._levels), self.worth.goes_on))
+        draft = self.drafting.propose(view, Budget(budget.nodes, min(budget.depth, self._levels), self.worth.goes_on))
         draft.check()
-        score = scores_of(draft)
         self.worth.answered()
-        return NeuralDraft(draft.tokens, draft.parents, score)
+        return NeuralDraft(draft.tokens, draft.parents, scores_of(draft))
 
     def learn(self, verdict: Verdict) -> None:
         """Pass the emitted tokens to it."""
         made = verdict.draft
         unnamed = Draft(made.tokens, made.parents, made.score)  # the source numbers are those of auto
-        self._drafting.observe(Verdict(verdict.tokens, verdict.path, unnamed, verdict.at, hidden=verdict.hidden))
-        self.worth.ends(len(verdict.tokens), len(verdict.draft))
-
-    def close(self) -> None:
-        """Close its drafting."""
-        self._drafting.close()
+        self.drafting.observe(Verdict(verdict.tokens, verdict.path, unnamed, verdict.at, hidden=verdict.hidden))
+        self.worth.ends(len(verdict.tokens), len(made))

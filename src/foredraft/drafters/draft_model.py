@@ -4,7 +4,7 @@ Gong et al., "Graph-Structured Speculative Decoding" (ACL 2024), with its baseli
 sequence (Leviathan et al. 2023; Chen et al. 2023) and with a token tree. Needs a draft model with the target's
 tokenizer: `model=NAME`, or `--draft-model NAME`; `foredraft train draft` makes one of a target's own layers.
 
-The three methods differ only in the shape of the draft. Does not depend on the target.
+The three methods differ only in their options, which are the shape of the draft. Does not depend on the target.
 """
 
 from dataclasses import dataclass
@@ -34,12 +34,7 @@ class ChainOptions:
     least_probability: float = 0.2
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value out of range."""
-        self.rules()
-
-    def rules(self) -> GrowthRules:
-        """Return the limits of the chain."""
-        return GrowthRules(1, self.least_probability, 0.0, self.levels)
+        _rules(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +56,7 @@ class TreeOptions:
     levels: int = 10
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value out of range."""
-        self.rules()
-
-    def rules(self) -> GrowthRules:
-        """Return the limits of the tree."""
-        return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels)
+        _rules(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +80,17 @@ class GraphOptions:
     levels: int = 10
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value out of range."""
-        self.rules()
-        if not 1 <= self.tau <= 8:
-            raise UsageError(f"tau is {self.tau}; it must be 1 to 8.")
+        _rules(self)
+        if self.tau == 0:  # which merges nothing
+            raise UsageError("tau is 0; it must be 1 to 8.")
 
-    def rules(self) -> GrowthRules:
-        """Return the limits of the graph."""
-        return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels, self.tau)
+
+def _rules(options: ChainOptions | TreeOptions | GraphOptions) -> GrowthRules:
+    """Return the limits of a draft; raises UsageError for a value out of range."""
+    if isinstance(options, ChainOptions):
+        return GrowthRules(1, options.least_probability, 0.0, options.levels)
+    tau = options.tau if isinstance(options, GraphOptions) else 0
+    return GrowthRules(options.out_degree, options.least_probability, options.least_share, options.levels, tau)
 
 
 class DraftModelDrafter:
@@ -109,11 +102,7 @@ class DraftModelDrafter:
 
     @classmethod
     def create(cls, options: ChainOptions | TreeOptions | GraphOptions, resources: Resources) -> RolloutDrafter:
-        """Load the draft model named by the options.
-
-        Raises:
-            UsageError: none is named and the checkout holds none, it does not fit the target, or there is no target.
-        """
+        """Load the draft model; raises UsageError if none is named or shipped, or it does not fit the target."""
         wanted, target = options.model, resources.target
         if wanted is None and isinstance(target, TorchTarget):
             wanted = shipped_head("draft", target.model)
@@ -124,11 +113,11 @@ class DraftModelDrafter:
         model = resources.draft_model(wanted)
         ids = model.ids if isinstance(model, TorchTarget) else None
         sources = (cls.name, f"{cls.name}, merged") if isinstance(options, GraphOptions) else (cls.name,)
-        return RolloutDrafter(sources, options.rules(), model, ids)
+        return RolloutDrafter(sources, _rules(options), model, ids)
 
 
 class DraftTreeDrafter(DraftModelDrafter):
-    """Makes drafters of trees; differs in its options alone."""
+    """Makes drafters of trees."""
 
     name: ClassVar[str] = "draft_tree"
     summary: ClassVar[str] = "Pruned trees from a smaller model (TSD)."
@@ -136,7 +125,7 @@ class DraftTreeDrafter(DraftModelDrafter):
 
 
 class DraftGraphDrafter(DraftModelDrafter):
-    """Makes drafters of graphs; differs in its options alone."""
+    """Makes drafters of graphs."""
 
     name: ClassVar[str] = "draft_graph"
     summary: ClassVar[str] = "Trees from a smaller model, with repeated phrases drafted once (GSD)."

@@ -51,7 +51,6 @@ class EesdOptions:
     calibrated: bool | None = None
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value out of range."""
         self.rules()
         if self.layers is not None and self.layers < 1:
             raise UsageError(f"layers is {self.layers}; at least one layer must lie before the exit.")
@@ -76,22 +75,15 @@ class EesdDrafter:
         self._predictor = predictor
         self.target = target
         # each level costs a pass, so the control must weigh costs
-        self.needs = Needs(
-            hidden=predictor is not None,
-            every_step=False,
-            control="cost_aware",
-            target=target,
-            models=(target.first, target.rest),
-        )
+        hidden, models = predictor is not None, (target.first, target.rest)
+        self.needs = Needs(hidden=hidden, every_step=False, control="cost_aware", target=target, models=models)
 
     @classmethod
     def create(cls, options: EesdOptions, resources: Resources) -> "EesdDrafter":
         """Load the head and split the target.
 
-        Raises:
-            UsageError: there is no head, it was trained for another model or exit, or `layers` is out of range.
-            StoreError: the head is damaged.
-            UnsupportedModelError: the model cannot be split.
+        Raises UsageError for a missing or unfitting head, StoreError for a damaged one, and UnsupportedModelError for
+        a model that cannot be split.
         """
         target = resources.target
         if not isinstance(target, TorchTarget):
@@ -115,18 +107,18 @@ class EesdDrafter:
             )
         return cls(options, SplitTarget(target, card.layers, head), predictor)
 
-    def open(self, context: DraftContext) -> "EesdDrafting":
+    def open(self, context: DraftContext) -> "_Drafting":
         """Begin drafting for one sequence; raises UsageError if its cache does not belong to `target`."""
         if not isinstance(context.cache, SplitCache):
             raise UsageError("Method 'eesd' needs the cache of its own target, and cannot draft for another one here.")
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self.target.drafted_ids)
         asked = not imitation.sampling.do_sample if self._calibrated is None else self._calibrated
         predictor = self._predictor if asked else None
-        return EesdDrafting(self.target, self._rules, context, imitation, predictor)
+        return _Drafting(self.target, self._rules, context, imitation, predictor)
 
 
-class EesdDrafting:
-    """One sequence's drafting in the first layers."""
+class _Drafting:
+    """One sequence's drafting in the first layers, whose rows stay in the cache for the verification."""
 
     def __init__(
         self, target: SplitTarget, rules: GrowthRules, context: DraftContext, imitation: Imitation,
@@ -143,14 +135,12 @@ class EesdDrafting:
         self._asked = False  # whether a draft was requested in this step
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Grow a tree after the sequence; its rows stay in the cache for the verification."""
         self._asked = budget.nodes > 0
         if self._length != len(view.ids):
             self._hidden = None
         return self._rollout.propose(view, budget)
 
     def observe(self, verdict: Verdict) -> None:
-        """Store the predictor's input; the cache kept the accepted rows when it committed."""
         if verdict.hidden is not None and self._predictor is not None and self._asked:
             self._hidden, self._length = verdict.hidden[verdict.last_row], verdict.at + 1 + len(verdict.tokens)
 

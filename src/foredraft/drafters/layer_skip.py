@@ -37,7 +37,6 @@ class LayerSkipOptions:
     least_probability: float = 0.2
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value out of range, or for a file together with lists."""
         self.rules()
         if self.skipped is not None and not (self.attention is None and self.mlp is None):
             raise UsageError("skipped names a file, and attention or mlp is given too; give the file or the lists.")
@@ -60,10 +59,8 @@ class LayerSkipDrafter:
     def create(cls, options: LayerSkipOptions, resources: Resources) -> RolloutDrafter:
         """Make the draft model.
 
-        Raises:
-            UsageError: no target is loaded, or it does not have the named layers.
-            StoreError: the file is damaged or belongs to another model.
-            UnsupportedModelError: the model's sub-layers cannot be skipped one by one.
+        Raises UsageError without a target or the named layers, StoreError for a file that is damaged or of another
+        model, and UnsupportedModelError if sub-layers cannot be skipped one by one.
         """
         target = resources.target
         if not isinstance(target, TorchTarget):

@@ -10,7 +10,7 @@ row of column `j` in the level before. The rows that the paper's attention mask 
 ancestors. So the paper's two branches are one draft, which is verified like any other.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -23,6 +23,7 @@ from foredraft.errors import UsageError
 _STREAM = 0x100CA  # arbitrary: keeps its draws independent of a control's with the same seed
 _EVERY_ROW = 1 << 20  # more rows than any pass has
 _GUESS, _WINDOW = 0, 1  # sources
+_CUT = -2  # no row, and no node has it as parent
 _PRIOR_RATES, _PRIOR_NODES = (0.5, 0.1), 8.0  # prior acceptance rate by source, and its weight in nodes; chosen
 
 
@@ -43,12 +44,9 @@ class LookaheadOptions:
     learn: Literal["window", "text"] = "window"
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value out of range."""
         for name, least, most in (("level", 2, 16), ("window", 1, 64), ("guess", 0, 64)):
             if not least <= getattr(self, name) <= most:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be {least} to {most}.")
-        if self.learn not in ("window", "text"):
-            raise UsageError(f"learn is {self.learn!r}; choose one of window, text.")
 
 
 class LookaheadDrafter:
@@ -71,12 +69,12 @@ class LookaheadDrafter:
         """Return the drafter."""
         return cls(options)
 
-    def open(self, context: DraftContext) -> "LookaheadDrafting":
+    def open(self, context: DraftContext) -> "_Drafting":
         """Begin with an empty pool."""
-        return LookaheadDrafting(self.options, context.seed)
+        return _Drafting(self.options, context.seed)
 
 
-class LookaheadDrafting:
+class _Drafting:
     """One sequence's window and pool.
 
     The window starts as pieces of the prompt at random places. In every step its oldest level is dropped, and the
@@ -91,9 +89,9 @@ class LookaheadDrafting:
     def __init__(self, options: LookaheadOptions, seed: int) -> None:
         self._options = options
         self._generator = np.random.default_rng([seed, _STREAM])
-        self._pool = _Pool(options.level, options.guess)
-        self._window: TokenIds | None = None
-        self._columns: list[tuple[int, ...]] = []  # of the last draft: each column's tokens after the root
+        self._pool: dict[int, dict[tuple[int, ...], None]] = {}  # by first token: the others, newest last
+        self._window: TokenIds | None = None  # int64[level - 1, window]
+        self._columns: list[list[int]] = []  # of the last draft: each column's tokens after the root
         self._read = 0  # tokens of the text already in the pool
         self._accepted = [_PRIOR_NODES * rate for rate in _PRIOR_RATES]
         self._tried = [_PRIOR_NODES] * len(_PRIOR_RATES)
@@ -106,18 +104,19 @@ class LookaheadDrafting:
         if self._window is None:
             self._window = self._begin(view.ids)
         if self._options.learn == "text":
-            self._read = self._pool.read(view.ids, self._read)
+            self._read_text(view.ids)
         root = int(view.ids[-1])
         self._window[0, 0] = root
-        tree = _Tree([accepted / tried for accepted, tried in zip(self._accepted, self._tried, strict=True)])
-        for guess in self._pool.after(root):
-            if len(tree.tokens) + len(guess) > (budget.nodes + 1) // 2:
+        child_of: dict[tuple[int, int], int] = {}  # the tree, in its nodes' order
+        sources: list[int] = []
+        for guess in reversed(self._pool.get(root, {})):
+            if len(sources) + len(guess) > (budget.nodes + 1) // 2:
                 break
-            tree.add(guess[: budget.depth], _GUESS)
-        self._columns = self._fitting(budget.nodes - len(tree.tokens), budget.depth)
+            _add(child_of, sources, guess[: budget.depth], _GUESS)
+        self._columns = self._fitting(self._window, budget.nodes - len(sources), budget.depth)
         for column in self._columns:
-            tree.add(column, _WINDOW)
-        return tree.draft()
+            _add(child_of, sources, column, _WINDOW)
+        return self._draft(child_of, sources)
 
     def observe(self, verdict: Verdict) -> None:
         """Collect the window's n-grams and advance it, if it was verified."""
@@ -128,34 +127,40 @@ class LookaheadDrafting:
         child_of = verdict.draft.child_of()
         newest = self._window[-1].copy()
         for number, column in enumerate(self._columns):
-            token = said.get(_row_after(column, child_of))
-            if token is not None:
-                newest[number] = token
-                self._pool.add((*self._window[:, number].tolist(), token))
+            node = -1
+            for token in column:
+                node = child_of.get((node, token), _CUT)
+            if node + 1 in said:
+                newest[number] = said[node + 1]
+                self._collect([*self._window[:, number].tolist(), said[node + 1]])
         if self._columns:
             self._window = np.concatenate([self._window[1:], newest[None]])
         self._columns = []
 
     def close(self) -> None:
-        """Drop the sequence."""
-        self._pool = _Pool(self._options.level, self._options.guess)
+        self._pool = {}
         self._window = None
 
     def _begin(self, ids: TokenIds) -> TokenIds:
         """Return int64[level - 1, window]: each column a piece of the text, which wraps around at its end."""
         starts = self._generator.integers(len(ids), size=self._options.window)
-        places = (starts[None, :] + np.arange(self._options.level - 1)[:, None]) % len(ids)
-        columns: TokenIds = ids[places]
+        columns: TokenIds = ids[(starts + np.arange(self._options.level - 1)[:, None]) % len(ids)]
         return columns
 
-    def _fitting(self, nodes: int, depth: int) -> list[tuple[int, ...]]:
+    @staticmethod
+    def _fitting(window: TokenIds, nodes: int, depth: int) -> list[list[int]]:
         """Return the tokens after the root of the window's first columns, as many as fit into `nodes` and `depth`."""
-        assert self._window is not None
-        levels, columns = self._window.shape
-        deep = depth - levels + 1  # column 0 begins at the root
-        columns = max(0, min(columns, (nodes + 1) // levels, deep + 1))
-        chain = self._window[0].tolist()
-        return [(*chain[1 : column + 1], *self._window[1:, column].tolist()) for column in range(columns)]
+        levels, columns = window.shape
+        columns = min(columns, (nodes + 1) // levels, depth - levels + 2)  # column 0 begins at the root
+        return [[*window[0, 1 : column + 1].tolist(), *window[1:, column].tolist()] for column in range(columns)]
+
+    def _draft(self, child_of: dict[tuple[int, int], int], sources: list[int]) -> Draft:
+        parents, tokens = np.array(list(child_of), np.int32).reshape(-1, 2).T.copy()
+        rates = [accepted / tried for accepted, tried in zip(self._accepted, self._tried, strict=True)]
+        scores: list[float] = []
+        for parent, source in zip(parents.tolist(), sources, strict=True):
+            scores.append((scores[parent] if parent >= 0 else 1.0) * rates[source])
+        return Draft(tokens, parents, np.array(scores, np.float32), source=np.array(sources, np.uint8))
 
     def _count(self, verdict: Verdict) -> None:
         """Count, by source, the nodes with accepted parents and those accepted."""
@@ -170,74 +175,27 @@ class LookaheadDrafting:
                 self._tried[source] += 1
                 self._accepted[source] += node in path
 
-
-def _row_after(path: Iterable[int], child_of: dict[tuple[int, int], int]) -> int:
-    """Return the row at the end of a path of tokens from the root, row 0; -1 if it was cut."""
-    node = -1
-    for token in path:
-        found = child_of.get((node, token))
-        if found is None:
-            return -1
-        node = found
-    return node + 1
-
-
-class _Pool:
-    """N-grams by their first token, at most `most` of each."""
-
-    def __init__(self, length: int, most: int) -> None:
-        self._length = length
-        self._most = most
-        self._after: dict[int, dict[tuple[int, ...], None]] = {}
-
-    def after(self, token: int) -> list[tuple[int, ...]]:
-        """Return the continuations of `token`, `length - 1` tokens each, newest first."""
-        return list(self._after.get(token, ()))[::-1]
-
-    def add(self, ngram: Sequence[int]) -> None:
-        """Add an n-gram as the newest, and drop the oldest with its first token if there are too many."""
-        known = self._after.setdefault(ngram[0], {})
-        rest = tuple(ngram[1:])
+    def _collect(self, ngram: list[int]) -> None:
+        """Add an n-gram to the pool as the newest, and drop the oldest with its first token if there are too many."""
+        known, rest = self._pool.setdefault(ngram[0], {}), tuple(ngram[1:])
         known.pop(rest, None)
         known[rest] = None
-        if len(known) > self._most:
+        if len(known) > self._options.guess:
             del known[next(iter(known))]
 
-    def read(self, ids: TokenIds, read: int) -> int:
-        """Add the n-grams of a text that end after its first `read` tokens; return the text's length."""
-        text = ids[max(0, read - self._length + 1) :].tolist()
-        for start in range(len(text) - self._length + 1):
-            self.add(text[start : start + self._length])
-        return len(ids)
+    def _read_text(self, ids: TokenIds) -> None:
+        """Collect the n-grams of the text that end after what was read."""
+        length = self._options.level
+        text = ids[max(0, self._read - length + 1) :].tolist()
+        for start in range(len(text) - length + 1):
+            self._collect(text[start : start + length])
+        self._read = len(ids)
 
 
-class _Tree:
-    """A tree that grows by paths from the root; equal paths share nodes, which keep the source that added them.
-
-    `rates` are the acceptance rates of both sources given an accepted parent.
-    """
-
-    def __init__(self, rates: Sequence[float]) -> None:
-        self._rates = rates
-        self._child_of: dict[tuple[int, int], int] = {}
-        self.tokens: list[int] = []
-        self._parents: list[int] = []
-        self._scores: list[float] = []
-        self._sources: list[int] = []
-
-    def add(self, path: Iterable[int], source: int) -> None:
-        """Add the missing nodes of a path."""
-        node, score = -1, 1.0
-        for token in path:
-            above, node = node, self._child_of.setdefault((node, token), len(self.tokens))
-            if node == len(self.tokens):
-                self.tokens.append(token)
-                self._parents.append(above)
-                self._scores.append(score * self._rates[source])
-                self._sources.append(source)
-            score = self._scores[node]
-
-    def draft(self) -> Draft:
-        """Return the tree."""
-        tokens, parents = np.array(self.tokens, np.int32), np.array(self._parents, np.int32)
-        return Draft(tokens, parents, np.array(self._scores, np.float32), source=np.array(self._sources, np.uint8))
+def _add(child_of: dict[tuple[int, int], int], sources: list[int], path: Iterable[int], source: int) -> None:
+    """Add the missing nodes of a path to a tree; the others keep the source that added them."""
+    node = -1
+    for token in path:
+        node = child_of.setdefault((node, token), len(sources))
+        if node == len(sources):
+            sources.append(source)

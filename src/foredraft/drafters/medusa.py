@@ -40,7 +40,6 @@ class MedusaOptions:
     nodes: int = 24
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value out of range."""
         if not 1 <= self.nodes <= 64:
             raise UsageError(f"nodes is {self.nodes}; it must be 1 to 64.")
 
@@ -67,51 +66,41 @@ class MedusaDrafter:
         _, heads, lm_head = load_medusa(resources.heads_for("medusa", named), target.model)
         return cls(options, heads, lm_head)
 
-    def open(self, context: DraftContext) -> "MedusaDrafting":
+    def open(self, context: DraftContext) -> "_Drafting":
         """Begin drafting for one sequence."""
-        return MedusaDrafting(self._options, self._heads, self._lm_head, context)
+        return _Drafting(self._options.nodes, self._heads, self._lm_head, context)
 
 
-class MedusaDrafting:
+class _Drafting:
     """One sequence's drafting, from the target's hidden state at the row that chose the root."""
 
-    def __init__(
-        self, options: MedusaOptions, heads: MedusaHeads, lm_head: torch.nn.Module, context: DraftContext
-    ) -> None:
-        self._options, self._heads, self._lm_head = options, heads, lm_head
+    def __init__(self, nodes: int, heads: MedusaHeads, lm_head: torch.nn.Module, context: DraftContext) -> None:
+        self._nodes, self._heads, self._lm_head = nodes, heads, lm_head
         # the best tokens are taken, never drawn, with either verification
         self._imitation = dataclasses.replace(
             Imitation.of(context.settings, context.seed, context.vocabulary, ids_of(lm_head)), draws=False
         )
         self._accuracies = heads.accuracies.float().cpu().numpy()
-        self._tree = lru_cache(
-            partial(static_tree, self._accuracies)
-        )  # the arguments are the same in nearly every step
+        self._tree = lru_cache(partial(static_tree, self._accuracies))  # its arguments seldom change
         self._hidden: torch.Tensor | None = None
         self._length = 0  # length of the sequence at that state
         self._asked = False  # whether a draft was requested in this step
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Fill the tree's ranks with the heads' tokens; an empty draft without the last step's state."""
-        nodes = min(budget.nodes, self._options.nodes)
+        nodes = min(budget.nodes, self._nodes)
         self._asked = nodes > 0
         if self._hidden is None or self._length != len(view.ids) or nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT
         parents, ranks, score = self._tree(nodes, min(budget.depth, len(self._accuracies)))
         positions = len(view.ids) + np.arange(len(self._accuracies))
-        found = candidates(self._scores(self._hidden), RANKS, self._imitation, positions)
+        with torch.inference_mode():
+            scores = self._lm_head(self._heads(self._hidden))  # float[K, V]
+        found = candidates(scores, RANKS, self._imitation, positions)
         return Draft(found.tokens[depths(parents) - 1, ranks], parents, score)
 
     def observe(self, verdict: Verdict) -> None:
-        """Store the hidden state at the row that chose the new root."""
         if verdict.hidden is not None and self._asked:
             self._hidden, self._length = verdict.hidden[verdict.last_row], verdict.at + 1 + len(verdict.tokens)
 
     def close(self) -> None:
-        """Drop the state."""
         self._hidden = None
-
-    @torch.inference_mode()
-    def _scores(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the heads' scores, float[K, V]."""
-        return self._lm_head(self._heads(hidden))  # type: ignore[no-any-return]  # a module's output is Any

@@ -13,7 +13,7 @@ class NoOptions:
 
 
 class NoDrafter:
-    """Never drafts."""
+    """Never drafts. It has no state, so it is every sequence's drafting itself."""
 
     name: ClassVar[str] = "none"
     summary: ClassVar[str] = "Plain decoding: one token per forward pass; the baseline."
@@ -26,13 +26,9 @@ class NoDrafter:
         """Return the drafter."""
         return cls()
 
-    def open(self, context: DraftContext) -> "NoDrafting":  # noqa: ARG002  # the family's signature
-        """Return a drafting without state."""
-        return NoDrafting()
-
-
-class NoDrafting:
-    """Proposes nothing and learns nothing."""
+    def open(self, context: DraftContext) -> "NoDrafter":  # noqa: ARG002  # the family's signature
+        """Return the drafter itself."""
+        return self
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:  # noqa: ARG002  # the family's signature
         """Return the empty draft."""

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from foredraft.contracts import Budget, Draft, DraftContext, Drafter, Drafting, SequenceView, TokenIds, Verdict
+from foredraft.contracts import NO_BUDGET, Budget, Draft, DraftContext, Drafter, SequenceView, TokenIds, Verdict
 from foredraft.control.fixed import cut
 from foredraft.control.payoff import scores_of
 
@@ -102,46 +102,37 @@ class Prediction:
 
 
 class ChainDrafter:
-    """A drafter to whose drafts chains are added; for one sequence.
+    """A drafter to whose drafts chains are added, and its drafting, for one sequence.
 
-    Attributes:
-        drafted: verified nodes of the chains.
-        chain_source: proposes the chains; `source` is its name in drafts.
+    `drafted` counts the verified nodes of chains.
     """
 
     name: ClassVar[str] = "chains"
 
     def __init__(self, drafter: Drafter, chain_source: ChainSource, source: str = PREDICTION) -> None:
         self.name = drafter.name  # type: ignore[misc]  # warnings about a failure must name the wrapped drafter
-        self._drafter, self.chain_source = drafter, chain_source
+        self._drafter, self._chain_source = drafter, chain_source
         self.needs = drafter.needs
         self.source_names: Sequence[str] = (*drafter.source_names, source)
         self.drafted = 0
 
-    def open(self, context: DraftContext) -> "ChainDrafting":
+    def open(self, context: DraftContext) -> "ChainDrafter":
         """Begin drafting for the sequence."""
-        return ChainDrafting(self, self._drafter.open(context))
-
-
-class ChainDrafting:
-    """A sequence's drafting, with chains added."""
-
-    def __init__(self, drafter: ChainDrafter, drafting: Drafting) -> None:
-        self._drafter, self._drafting = drafter, drafting
-        self._source = len(drafter.source_names) - 1
+        self._drafting = self._drafter.open(context)
+        return self
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Return the chains, and the other drafter's nodes unless the first chain is almost certain."""
-        chains = self._drafter.chain_source.chains(view) if budget.nodes > 0 and budget.depth > 0 else []
+        chains = self._chain_source.chains(view) if budget.nodes > 0 and budget.depth > 0 else []
         sure = bool(chains) and len(chains[0].tokens) > _EDITED and chains[0].scores[0] > _SURE
-        alone = sure and not self._drafter.needs.every_step
-        draft = self._drafting.propose(view, Budget(0, 0) if alone else budget)
+        alone = sure and not self.needs.every_step
+        draft = self._drafting.propose(view, NO_BUDGET if alone else budget)
         return cut(self._joined(draft, chains, budget.depth), budget) if chains else draft
 
     def observe(self, verdict: Verdict) -> None:
-        """Pass the verdict to the other drafter."""
+        """Count the chains' nodes, and pass the verdict to the other drafter."""
         if verdict.draft.source is not None:
-            self._drafter.drafted += int((verdict.draft.source == self._source).sum())
+            self.drafted += int((verdict.draft.source == len(self.source_names) - 1).sum())
         self._drafting.observe(verdict)
 
     def close(self) -> None:
@@ -149,22 +140,15 @@ class ChainDrafting:
         self._drafting.close()
 
     def _joined(self, draft: Draft, chains: list[Chain], depth: int) -> Draft:
-        tokens, parents = draft.tokens.tolist(), draft.parents.tolist()
-        score = scores_of(draft).tolist()
+        child_of, score, own = draft.child_of(), scores_of(draft).tolist(), len(self.source_names) - 1
         source = [0] * len(draft) if draft.source is None else draft.source.tolist()
-        child_of = draft.child_of()
         for chain in chains:
-            parent = -1
+            node = -1
             for token, chance in zip(chain.tokens[:depth], chain.scores[:depth], strict=True):
-                node = child_of.setdefault((parent, token), len(tokens))
-                if node == len(tokens):
-                    tokens.append(token)
-                    parents.append(parent)
+                node = child_of.setdefault((node, token), len(score))
+                if node == len(score):
                     score.append(chance)
-                    source.append(self._source)
-                score[node], source[node] = max(score[node], chance), self._source
-                parent = node
-        return Draft(
-            np.array(tokens, np.int32), np.array(parents, np.int32), np.array(score, np.float32),
-            source=np.array(source, np.uint8),
-        )  # fmt: skip
+                    source.append(own)
+                score[node], source[node] = max(score[node], chance), own
+        parents, tokens = np.array(list(child_of), np.int32).reshape(-1, 2).T.copy()  # in the order of the nodes
+        return Draft(tokens, parents, np.array(score, np.float32), source=np.array(source, np.uint8))

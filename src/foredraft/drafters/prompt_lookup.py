@@ -36,7 +36,7 @@ class PromptLookupOptions:
     prompt_lookup_min: int = 1
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a size below 1, a minimum above the maximum, or two different maxima."""
+        """Raise UsageError for a value out of range, or two different maxima."""
         names = (self.max_matching_ngram_size, self.prompt_lookup_max)
         if None not in names and names[0] != names[1]:
             raise UsageError(
@@ -60,26 +60,23 @@ class PromptLookupOptions:
 
 @njit(cache=True)
 def earlier_match(ids: npt.NDArray[np.int64], shortest: int, longest: int) -> int:
-    """Return the index after the first occurrence of the longest matching suffix of `ids`, or -1.
+    """Return the index after the first earlier occurrence of the longest suffix of `ids` that has one, or -1.
 
-    Suffixes of `longest` down to `shortest` tokens are searched from the left. An occurrence must be followed by a
-    token, so the suffix does not find itself.
+    Suffixes have `shortest` to `longest` tokens.
     """
     n = len(ids)
     for size in range(min(longest, n - 1), shortest - 1, -1):
         for start in range(n - size):
-            found = True
-            for k in range(size):
-                if ids[start + k] != ids[n - size + k]:
-                    found = False
-                    break
-            if found:
+            matching = 0
+            while matching < size and ids[start + matching] == ids[n - size + matching]:
+                matching += 1
+            if matching == size:
                 return start + size
     return -1
 
 
 class PromptLookupDrafter:
-    """Drafts chains from the sequence itself."""
+    """Drafts chains from the sequence itself. It has no state, so it is every sequence's drafting itself."""
 
     name: ClassVar[str] = "prompt_lookup"
     summary: ClassVar[str] = "Chains copied from an earlier occurrence of the last tokens; no table, no model."
@@ -95,21 +92,14 @@ class PromptLookupDrafter:
         """Return the drafter."""
         return cls(options)
 
-    def open(self, context: DraftContext) -> "PromptLookupDrafting":  # noqa: ARG002  # the family's signature
-        """Return a drafting; it keeps no state."""
-        return PromptLookupDrafting(self.options)
-
-
-class PromptLookupDrafting:
-    """Searches the last tokens in every step."""
-
-    def __init__(self, options: PromptLookupOptions) -> None:
-        self._options = options
+    def open(self, context: DraftContext) -> "PromptLookupDrafter":  # noqa: ARG002  # the family's signature
+        """Return the drafter itself."""
+        return self
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Return the continuation of the earlier occurrence, as a chain."""
-        length = min(budget.nodes, budget.depth, self._options.prompt_lookup_num_tokens)
-        start = earlier_match(view.ids, self._options.prompt_lookup_min, self._options.longest) if length > 0 else -1
+        length = min(budget.nodes, budget.depth, self.options.prompt_lookup_num_tokens)
+        start = earlier_match(view.ids, self.options.prompt_lookup_min, self.options.longest) if length > 0 else -1
         if start < 0:
             return EMPTY_DRAFT
         tokens = view.ids[start : start + length].astype(np.int32)

@@ -6,7 +6,6 @@ a datastore of texts like yours (`foredraft index build`).
 `auto` searches the same texts with shorter contexts too. Does not depend on text or models.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -16,11 +15,9 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs,
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
-from foredraft.index.recent_text import RecentText, append, empty_text, with_room
+from foredraft.index.recent_text import NO_TEXT, append, empty_text, with_room
 from foredraft.index.retrieval import MOST_OCCURRENCES, best_nodes, followers, published_tree
-from foredraft.index.suffix_array import SuffixArrays, follow
-
-_SEEDS = 1 << 62  # compiled functions take signed 64-bit integers; seeds may be larger
+from foredraft.index.suffix_array import follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +49,6 @@ class RestOptions:
     doubt: float = 3.0
 
     def __post_init__(self) -> None:
-        """Raise UsageError for an unknown choice, or a number outside its range."""
-        choices = {"weighting": ("longest", "published"), "learn": ("request", "shared", "off", None)}
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise UsageError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(map(str, known))}.")
         for name, most in (("longest", 64), ("continuation", 64), ("samples", 1 << 16)):
             if not 1 <= getattr(self, name) <= most:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 to {most}.")
@@ -72,7 +64,7 @@ class RestOptions:
     @property
     def learns(self) -> bool:
         """Whether the sequence itself is searched."""
-        return self.learn not in ("off", None) or (self.learn is None and self.weighting != "published")
+        return self.learn != "off" and self.weighting != "published"
 
 
 class RestDrafter:
@@ -96,9 +88,9 @@ class RestDrafter:
         own = (resources.default_store, resources.vocabulary, resources.tokenizer_hash)
         return cls(options, open_library(options.store, options.memory, *own))
 
-    def open(self, context: DraftContext) -> "RestDrafting":
+    def open(self, context: DraftContext) -> "_Drafting":
         """Begin drafting for one sequence, with the current segments of the store."""
-        return RestDrafting(self, self.library.segments(), context.seed)
+        return _Drafting(self, context.seed)
 
     @property
     def saves(self) -> bool:
@@ -110,29 +102,25 @@ class RestDrafter:
         self.library.forget()
 
     def save(self, path: str | None = None) -> None:
-        """Move shared texts into a datastore: `path`, or the `memory` of the options; created if missing.
+        """Move shared texts into the datastore `path`, or the `memory` of the options.
 
-        Raises:
-            UsageError: nothing is shared, or no path is given.
-            StoreError: the store cannot be written, or belongs to another tokenizer.
+        Raises UsageError if nothing is shared, and what `Library.save` does.
         """
         if self.options.learn != "shared":
             raise UsageError(NOTHING_TO_SAVE)
         self.library.save(path, self.options.memory)
 
 
-class RestDrafting:
+class _Drafting:
     """One sequence's drafting: its text so far, and the occurrences of its last tokens in the store."""
 
-    def __init__(self, drafter: RestDrafter, segments: Sequence[SuffixArrays], seed: int) -> None:
-        self._library = drafter.library
-        self._options = options = drafter.options
-        self._segments = tuple(segments)
-        self._ranges = np.zeros((len(segments), options.longest + 1, 2), np.int64)
-        self._own = empty_text() if options.learns else None
+    def __init__(self, drafter: RestDrafter, seed: int) -> None:
+        self._library, self._options, self._seed = drafter.library, drafter.options, seed
+        self._segments = drafter.library.segments()
+        self._ranges = np.zeros((len(self._segments), self._options.longest + 1, 2), np.int64)
+        self._own = empty_text()
         self._ids: TokenIds = np.empty(0, np.int64)
         self._read = 0
-        self._seed = seed
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Search the last tokens, and return their most probable continuations as a tree."""
@@ -141,15 +129,18 @@ class RestDrafting:
             return EMPTY_DRAFT  # new tokens are read later: many at once are faster
         self._catch_up()
         options, published = self._options, self._options.weighting == "published"
+        recent = [self._own] if options.learns else []
+        if options.learn == "shared":
+            recent.append(self._library.shared)
         rows = followers(
-            self._segments, self._ranges, self._recent(), self._ids[-options.longest :], options.shortest,
+            self._segments, self._ranges, recent, self._ids[-options.longest :], options.shortest,
             MOST_OCCURRENCES if published else options.samples, min(options.continuation, budget.depth),
             spread=not published,
         )  # fmt: skip
         if not len(rows):
             return EMPTY_DRAFT
         if published:
-            return Draft(*published_tree(rows, budget.nodes, (self._seed + len(self._ids)) % _SEEDS))
+            return Draft(*published_tree(rows, budget.nodes, (self._seed + len(self._ids)) % (1 << 62)))
         return Draft(*best_nodes(rows, budget.nodes, options.doubt))
 
     def observe(self, verdict: Verdict) -> None:
@@ -159,21 +150,15 @@ class RestDrafting:
         """Drop the sequence, or share it."""
         if self._options.learn == "shared" and len(self._ids):
             self._library.share(self._ids)
-        self._segments, self._own = (), None
-        self._ranges = self._ranges[:0]
-        self._ids, self._read = np.empty(0, np.int64), 0
+        self._segments, self._ranges, self._own = [], self._ranges[:0], NO_TEXT
+        self._ids = self._ids[:0]
 
     def _catch_up(self) -> None:
         """Read the text to its end."""
         new = self._ids[self._read :]
         for text, ranges in zip(self._segments, self._ranges, strict=True):
             follow(text, ranges, self._ids[-self._options.longest :], len(new))
-        if self._own is not None:
+        if self._options.learns:
             self._own = with_room(self._own, len(new))
             append(self._own, new)
         self._read = len(self._ids)
-
-    def _recent(self) -> list[RecentText]:
-        """Return the searched texts other than the store."""
-        shared = [self._library.shared] if self._options.learn == "shared" else []
-        return ([] if self._own is None else [self._own]) + shared

@@ -35,8 +35,7 @@ from foredraft.index.sources import (
 )
 from foredraft.sampling.noise import gumbel_value
 
-CELLS = 128
-"""Room for the cells of a source; the largest source has 109."""
+CELLS = 128  # room for the cells of a source; the largest source has 109
 # chosen
 _MOST_SEEN = np.float32(1000.0)  # candidates of a cell, after which older ones fade
 _STEP = np.float32(0.01)  # learning rate of the weights
@@ -65,9 +64,6 @@ class Noise(NamedTuple):
 
     known: bool
     seed: np.uint64
-
-
-NO_NOISE = Noise(known=False, seed=np.uint64(0))
 
 
 def flat_rates() -> Rates:
@@ -120,19 +116,12 @@ def credit(rates: Rates, cells: U8, known: int, chosen: bool) -> None:
 def _correct_for_noise(
     rates: Rates, listed: Listed, chances: FloatArray, cells: IntArray, seed: np.uint64, position: int
 ) -> None:
-    """Correct the probabilities of the listed candidates, given the noise at their position.
+    """Correct the probabilities `chances`, float32[L], of the listed candidates, given the noise at their position.
 
     The target takes the token with the largest log-probability plus noise. A candidate's margin is its own sum minus
     the largest of its rivals'; all unlisted tokens together are one rival, with the mean noise. The probability is
-    multiplied by the ratio of chosen to expected candidates in its bins of probability and margin.
-
-    Args:
-        rates: their `margins`.
-        listed: L candidates.
-        chances: float32[L], corrected in place.
-        cells: int32[L], set to the candidates' cells of `margins`: 11 * bin of probability + bin of margin.
-        seed: of the noise.
-        position: of the candidates in the sequence.
+    multiplied by the ratio of chosen to expected candidates in its bins of probability and margin, which go to `cells`,
+    int32[L], as 11 * bin of probability + bin of margin.
     """
     count, unlisted, first, second = listed.made[0], np.float32(1), -1, -1
     sums = np.empty(count, np.float32)
@@ -156,117 +145,87 @@ def _correct_for_noise(
 # --- the draft
 
 
-class Nodes(NamedTuple):
-    """Nodes of a draft, or candidates, N at most."""
+class Candidates(NamedTuple):
+    """The candidates that a search considered, C at most, and the draft that it chose from them, N nodes at most."""
 
-    tokens: IntArray  # int32[N]
-    parents: IntArray  # int32[N]
-    score: FloatArray  # float32[N]
-    cells: U8  # uint8[N, 7], the cell in each source
-    known: IntArray  # int32[N], the sources that know the context, as bits
-    cursors: IntArray  # int32[N, 7], see `Listed`
-    expected: FloatArray  # float32[N], the probability after the parent, without what the noise says
-    margin: IntArray  # int32[N], the cell in `Rates.margins`; -1 without noise
-    made: I64  # int64[1], how many there are
+    tokens: IntArray  # int32[C]
+    parents: IntArray  # int32[C], the candidate before, -1 for the root; only drafted ones are parents
+    depths: IntArray  # int32[C]
+    score: FloatArray  # float32[C]
+    cells: U8  # uint8[C, 7], the cell in each source
+    known: IntArray  # int32[C], the sources that know the context, as bits
+    cursors: IntArray  # int32[C, 7], see `Listed`
+    expected: FloatArray  # float32[C], the probability after the parent, without what the noise says
+    margin: IntArray  # int32[C], the cell in `Rates.margins`; -1 without noise
+    nodes: IntArray  # int32[C], the number in the draft of a drafted candidate
+    drafted: IntArray  # int32[N], the candidate of each node
+    made: I64  # int64[2], number of candidates, and of nodes
 
 
-@njit(cache=True)
-def room_for(count: int) -> Nodes:
-    """Return room for `count` nodes."""
-    return Nodes(
-        np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.float32),
-        np.empty((count, SOURCES), np.uint8), np.empty(count, np.int32), np.empty((count, CURSORS), np.int32),
-        np.empty(count, np.float32), np.empty(count, np.int32), np.zeros(1, np.int64),
+def room_to_draft(most: int) -> Candidates:
+    """Return room for a draft of at most `most` nodes, and for its candidates."""
+    room = (most + 2) * _CANDIDATES
+    return Candidates(
+        np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.float32),
+        np.empty((room, SOURCES), np.uint8), np.empty(room, np.int32), np.empty((room, CURSORS), np.int32),
+        np.empty(room, np.float32), np.empty(room, np.int32), np.empty(room, np.int32), np.empty(most, np.int32),
+        np.zeros(2, np.int64),
     )  # fmt: skip
 
 
-def room_to_draft(most: int) -> tuple[Nodes, Nodes]:
-    """Return room for a draft of at most `most` nodes, and for its candidates."""
-    return room_for(most), room_for((most + 2) * _CANDIDATES)
-
-
 @njit(cache=True)
-def blend(
-    sources: Sources, rates: Rates, room: tuple[Nodes, Nodes], ids: I64, size: tuple[int, int, int], noise: Noise
-) -> None:
-    """Draft the most probable paths, best first.
+def blend(sources: Sources, rates: Rates, room: Candidates, ids: I64, size: tuple[int, int, int], noise: Noise) -> None:
+    """Draft the most probable paths, best first, in `room`.
 
-    Args:
-        sources: list the candidates.
-        rates: give their probabilities.
-        room: receives the draft, and all candidates that were considered.
-        ids: int64[n], the text; the root is the last token. Without noise its last `LONGEST` tokens suffice.
-        size: most nodes, greatest depth, and vocabulary.
-        noise: of the target's draws.
+    `ids`, int64[n], is the text; the root is its last token, and without noise the last `LONGEST` tokens suffice.
+    `size` is most nodes, greatest depth, and vocabulary.
     """
     most, deepest, vocabulary = size
-    nodes, waiting = room
     listed, context = empty_list(), np.empty(LONGEST, np.int64)
     chances, margins = np.empty(len(listed.tokens), np.float32), np.full(len(listed.tokens), -1, np.int32)
-    expected = np.empty(len(listed.tokens), np.float32)
-    queue, depths = new_queue(waiting.score), np.empty(most, np.int32)
-    count, node, depth, above = 0, -1, 0, np.float32(1)
-    cursors = root_cursors(sources)
+    expected, queue = np.empty(len(listed.tokens), np.float32), new_queue(room.score)
+    best, count, depth, above, cursors = -1, 0, 0, np.float32(1), root_cursors(sources)
     while True:
         if depth < deepest:
-            fill_context(context, nodes.tokens, nodes.parents, node, ids)
+            fill_context(context, room.tokens, room.parents, best, ids)
             known = list_all(sources, context, cursors, depth, listed)
             for i in range(listed.made[0]):
                 expected[i] = chances[i] = chance(rates, listed.cells[i], known)
             if noise.known:
                 _correct_for_noise(rates, listed, chances, margins, noise.seed, len(ids) + depth)
             for i in range(listed.made[0]):
-                if queue.counts[0] == len(waiting.tokens) or not 0 <= listed.tokens[i] < vocabulary:
+                if queue.counts[0] == len(room.tokens) or not 0 <= listed.tokens[i] < vocabulary:
                     continue
                 at = push(queue, above * chances[i])
-                waiting.expected[at], waiting.margin[at] = expected[i], margins[i]
-                waiting.tokens[at], waiting.parents[at] = listed.tokens[i], node
-                waiting.cells[at], waiting.known[at] = listed.cells[i], known
-                waiting.cursors[at] = listed.cursors[i]
+                room.tokens[at], room.parents[at], room.depths[at] = listed.tokens[i], best, depth + 1
+                room.cells[at], room.known[at], room.cursors[at] = listed.cells[i], known, listed.cursors[i]
+                room.expected[at], room.margin[at] = expected[i], margins[i]
         best = pop(queue) if count < most else -1
         if best < 0:
-            nodes.made[0], waiting.made[0] = count, queue.counts[0]
+            room.made[0], room.made[1] = queue.counts[0], count
             return
-        node, count = count, count + 1
-        parent, above, cursors = waiting.parents[best], waiting.score[best], waiting.cursors[best]
-        nodes.tokens[node], nodes.parents[node], nodes.score[node] = waiting.tokens[best], parent, above
-        nodes.cells[node], nodes.known[node], nodes.cursors[node] = waiting.cells[best], waiting.known[best], cursors
-        depth = depths[node] = 1 if parent < 0 else depths[parent] + 1
+        room.drafted[count], room.nodes[best] = best, count
+        count += 1
+        depth, above, cursors = room.depths[best], room.score[best], room.cursors[best]
 
 
 @njit(cache=True)
-def main_source(rates: Rates, cells: U8) -> int:
-    """Return the source whose cell gives a node the highest probability."""
-    found, most = 0, np.float32(-1)
-    for source in range(SOURCES):
-        cell = cells[source]
-        if cell not in (ABSENT, UNLISTED) and rates.hits[source, cell] > most * rates.seen[source, cell]:
-            found, most = source, rates.hits[source, cell] / rates.seen[source, cell]
-    return found
-
-
-@njit(cache=True)
-def learn_choices(rates: Rates, room: tuple[Nodes, Nodes], written: I64) -> None:
+def learn_choices(rates: Rates, room: Candidates, written: I64) -> None:
     """Count the candidates among which the target chose, drafted or not; `written`, int64[k], are its tokens."""
-    nodes, candidates = room
-    depths = np.full(nodes.made[0], -1, np.int64)  # of the nodes on the written path
-    for node in range(nodes.made[0]):
-        parent = nodes.parents[node]
-        depth = 0 if parent < 0 else depths[parent]
-        if 0 <= depth < len(written) and nodes.tokens[node] == written[depth]:
-            depths[node] = depth + 1
-    for i in range(candidates.made[0]):
-        parent = candidates.parents[i]
-        depth = 0 if parent < 0 else depths[parent]
+    reached = np.full(room.made[0], -1, np.int64)  # depth of the candidates on the written path
+    for i in range(room.made[0]):
+        depth = 0 if room.parents[i] < 0 else reached[room.parents[i]]
         if depth < 0 or depth >= len(written):
             continue
-        chosen = candidates.tokens[i] == written[depth]
-        credit(rates, candidates.cells[i], candidates.known[i], chosen)
-        if candidates.margin[i] >= 0:
-            row, column = divmod(candidates.margin[i], _COLUMNS)
+        chosen = room.tokens[i] == written[depth]
+        if chosen:
+            reached[i] = depth + 1
+        credit(rates, room.cells[i], room.known[i], chosen)
+        if room.margin[i] >= 0:
+            row, column = divmod(room.margin[i], _COLUMNS)
             keep = min(np.float32(1), _MOST_SEEN / (rates.margins[1, row, column] + 1))
             rates.margins[0, row, column] = (rates.margins[0, row, column] + np.float32(chosen)) * keep
-            rates.margins[1, row, column] = (rates.margins[1, row, column] + candidates.expected[i]) * keep
+            rates.margins[1, row, column] = (rates.margins[1, row, column] + room.expected[i]) * keep
 
 
 class TopTokens(NamedTuple):
@@ -285,38 +244,41 @@ NO_TOP_TOKENS = TopTokens(_NONE, _NONE, _NONE, np.zeros((0, 1), np.int32), np.ze
 
 @njit(cache=True)
 def advance(
-    sources: Sources, rates: Rates, room: tuple[Nodes, Nodes], ids: I64, last: tuple[int, int], top: TopTokens,
+    sources: Sources, rates: Rates, room: Candidates, ids: I64, last: tuple[int, int], top: TopTokens,
     size: tuple[int, int, int], noise: Noise, learns: bool,
 ) -> tuple[IntArray, IntArray, FloatArray, U8]:  # fmt: skip
-    """Learn from the last draft, read the new tokens, and draft, in one compiled call.
+    """Learn from the last draft, read the new tokens, and draft.
 
     It is one call because passing arrays to compiled code takes 40 microseconds when a pass has evicted the caches.
 
     Args:
         sources: list the candidates; `words` and `own` are updated.
         rates: give their probabilities; updated.
-        room: the last draft and its candidates, replaced by the next ones.
+        room: the last draft, replaced by the next one.
         ids: int64[n], the sequence.
         last: length of the sequence at the last draft, and tokens that `sources.own` has.
         top: of the last draft.
         size: see `blend`; with 0 nodes nothing is drafted.
-        noise: see `blend`.
+        noise: of the target's draws.
         learns: whether to learn.
 
-    Returns:
-        The draft: tokens int32[N], parents int32[N], score float32[N], source uint8[N].
+    Returns the draft: tokens int32[N], parents int32[N], score float32[N], source uint8[N].
     """
     at, read = last
-    nodes, candidates = room
     if learns:
         learn_choices(rates, room, ids[at:])
         learn_rows(sources.words, top.tokens, top.parents, ids[:at], top.rows, top.best, top.chances)
         append(sources.own, ids[read:])
-    nodes.made[0] = candidates.made[0] = 0
+    room.made[:] = 0
     if size[0] > 0:
         blend(sources, rates, room, ids, size, noise)
-    made = nodes.made[0]
-    source = np.empty(made, np.uint8)
-    for node in range(made):
-        source[node] = main_source(rates, nodes.cells[node])
-    return nodes.tokens[:made].copy(), nodes.parents[:made].copy(), nodes.score[:made].copy(), source
+    drafted = room.drafted[: room.made[1]]
+    parents, source = np.empty(len(drafted), np.int32), np.zeros(len(drafted), np.uint8)
+    for node, candidate in enumerate(drafted):
+        above = room.parents[candidate]
+        parents[node] = room.nodes[above] if above >= 0 else -1
+        most = np.float32(-1)
+        for number, cell in enumerate(room.cells[candidate]):  # the source with the highest probability
+            if cell not in (ABSENT, UNLISTED) and rates.hits[number, cell] > most * rates.seen[number, cell]:
+                source[node], most = number, rates.hits[number, cell] / rates.seen[number, cell]
+    return room.tokens[drafted], parents, room.score[drafted], source

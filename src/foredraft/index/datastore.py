@@ -18,16 +18,9 @@ from typing import Any
 import numpy as np
 
 from foredraft.errors import StoreError, UsageError
+from foredraft.index import suffix_array
 from foredraft.index.storage import check_fit, damaged, open_store, write_store
-from foredraft.index.suffix_array import (
-    SuffixArrays,
-    Symbols,
-    first_matches,
-    is_sorted,
-    pieces,
-    sorted_suffixes,
-    symbol_dtype,
-)
+from foredraft.index.suffix_array import SuffixArrays, Symbols, pieces, symbol_dtype
 
 SEGMENT_KIND = "datastore-segment"
 MANIFEST = "datastore.json"
@@ -89,9 +82,8 @@ def open_datastore(
 ) -> Datastore:
     """Map a store into memory, in milliseconds whatever its size. Only `check_datastore` verifies its checksums.
 
-    Raises:
-        StoreError: the store is missing, visibly damaged, or of another version or tokenizer (None or "" accepts any),
-            or its vocabulary exceeds `vocabulary` (None accepts any).
+    Raises StoreError for a store that is missing, visibly damaged, of another version or tokenizer (None and "" accept
+    any), or with more tokens than `vocabulary`.
     """
     folder = Path(folder)
     for _ in range(3):
@@ -178,10 +170,7 @@ def open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry, *, check
 
 
 def check_datastore(folder: str | os.PathLike[str]) -> Iterator[SegmentEntry]:
-    """Verify all checksums and the order of all suffixes; yield each sound segment, raise StoreError for another.
-
-    Takes 8 bytes of memory per token.
-    """
+    """Yield each segment once its checksums and order are verified; raise StoreError. Takes 8 bytes per token."""
     folder = Path(folder)
     manifest = read_manifest(folder)
     for entry in manifest.segments:
@@ -190,9 +179,9 @@ def check_datastore(folder: str | os.PathLike[str]) -> Iterator[SegmentEntry]:
             raise damaged("store", folder, f"its segment {entry.name} differs in size from {MANIFEST}")
         if segment_name([text.symbols]) != entry.name:
             raise damaged("store", folder, f"the text of its segment {entry.name} does not match its name")
-        if text.symbols[-1] != manifest.vocabulary or not first_matches(text):
+        if text.symbols[-1] != manifest.vocabulary or not suffix_array.first_matches(text):
             raise damaged("store", folder, f"the text and the array 'first' of its segment {entry.name} do not match")
-        if not is_sorted(text):
+        if not suffix_array.is_sorted(text):
             raise damaged("store", folder, f"the suffixes of its segment {entry.name} are out of order")
         yield entry
 
@@ -213,25 +202,18 @@ def write_segment(
 ) -> SegmentEntry:
     """Sort texts and write them as one segment file, which belongs to a store only once a manifest lists it.
 
-    The file depends on the texts alone. Memory: 12 bytes per token for vocabularies of 255 to 65,535; 18 above.
+    The file depends on the texts alone. Memory: 12 bytes per token for vocabularies of 255 to 65,535; 18 above. The
+    texts are documents, each followed by the separator `vocabulary`; read one after the other, best memory-mapped.
 
-    Args:
-        folder: of the file.
-        texts: documents, each followed by the separator `vocabulary`; read one after the other, best memory-mapped.
-        tokenizer_hash: of the tokenizer that made the ids.
-        vocabulary: number of token ids.
-        progress: called with the phase and the tokens done.
-
-    Raises:
-        UsageError: there is no token, a token above the vocabulary, or a text that does not end in the separator.
-        StoreError: the folder is not writable, or the disk is full.
+    Raises UsageError without a token, for one above the vocabulary, or for a text that does not end in the separator,
+    and StoreError if the folder is not writable or the disk is full.
     """
     report = progress or (lambda *_: None)
     if any(len(text) and int(text[-1]) != vocabulary for text in texts):
         raise UsageError("A text for a segment must end in the separator, so that no continuation crosses its end.")
     length = sum(map(len, texts))
     report("sorting", 0, length)
-    suffixes, first = sorted_suffixes(texts, vocabulary)
+    suffixes, first = suffix_array.sorted_suffixes(texts, vocabulary)
     if not len(suffixes):
         raise UsageError("The inputs hold no text, so there is nothing to store. Give files with text in them.")
     report("sorting", length, length)

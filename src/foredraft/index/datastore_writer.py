@@ -9,25 +9,12 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from foredraft.atomic_file import TEMPORARY_SUFFIX, write_file
 from foredraft.errors import StoreError, UsageError
-from foredraft.index.datastore import (
-    MANIFEST,
-    SEGMENT_SUFFIX,
-    Manifest,
-    Progress,
-    SegmentEntry,
-    manifest_bytes,
-    open_datastore,
-    open_segment,
-    read_manifest,
-    segment_name,
-    segment_path,
-    write_segment,
-)
+from foredraft.index import datastore
+from foredraft.index.datastore import MANIFEST, SEGMENT_SUFFIX, Manifest, Progress, SegmentEntry, read_manifest
 from foredraft.index.storage import BUILDING_SUFFIX, unwritable, write_lock
 from foredraft.index.suffix_array import Symbols, grouped
 
@@ -35,21 +22,13 @@ LOCK = "datastore.lock"
 
 
 class DatastoreWriter:
-    """Holds a store's lock while segments are added, merged or removed.
+    """Holds a store's lock while segments are added, merged or removed; `manifest` is the store after `commit`.
 
     Changes take effect at `commit`, which writes the manifest and then removes the files that it does not list. A
     killed process leaves the store unchanged, and files that the next `commit` removes.
 
-    Attributes:
-        folder: the store; created if missing and `create` is set.
-        manifest: the store after `commit`.
-
-    Args:
-        folder: as above.
-        tokenizer_hash: of the tokenizer that made the ids; None takes the store's.
-        vocabulary: of that tokenizer; None takes the store's.
-        create: begin an empty store; otherwise the store must exist.
-        overwrite: with `create`, drop the segments of an existing store; otherwise an existing store is refused.
+    Tokenizer hash and vocabulary are the store's if None. With `create` an empty store is begun, and with `overwrite`
+    an existing one replaced; without `create` the store must exist.
     """
 
     def __init__(
@@ -73,11 +52,11 @@ class DatastoreWriter:
         if self._create:
             self._make_folder()
         else:
-            read_manifest(self.folder)  # raises for a folder that is not a store, before a lock file is created there
+            read_manifest(self.folder)  # refuses a folder that is not a store, before a lock file is created there
         with contextlib.ExitStack() as held:
             held.enter_context(write_lock(self.folder / LOCK, self.folder))
             if not self._create:
-                self.manifest = open_datastore(self.folder, self.manifest.tokenizer_hash).manifest
+                self.manifest = datastore.open_datastore(self.folder, self.manifest.tokenizer_hash).manifest
             elif (self.folder / MANIFEST).exists() and not self._overwrite:
                 raise StoreError(
                     f"The store {self.folder} exists already. Add to it (foredraft index add), replace it with "
@@ -97,9 +76,7 @@ class DatastoreWriter:
         except OSError as error:
             raise unwritable(self.folder, error) from error
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Release the lock, and remove the files of a new store that was not committed."""
         with self._held:
             if not (self.folder / MANIFEST).exists():
@@ -110,14 +87,14 @@ class DatastoreWriter:
         return self.adopt(self._write(texts, progress))
 
     def _write(self, texts: Sequence[Symbols], progress: Progress | None) -> SegmentEntry:
-        tokenizer_hash, vocabulary = self.manifest.tokenizer_hash, self.manifest.vocabulary
-        return write_segment(
-            self.folder, texts, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, progress=progress
+        hash_, vocabulary = self.manifest.tokenizer_hash, self.manifest.vocabulary
+        return datastore.write_segment(
+            self.folder, texts, tokenizer_hash=hash_, vocabulary=vocabulary, progress=progress
         )
 
     def holds(self, texts: Sequence[Symbols]) -> bool:
         """Return whether the store has a segment of exactly these texts."""
-        return segment_name(texts) in self._names()
+        return datastore.segment_name(texts) in self._names()
 
     def _names(self) -> list[str]:
         return [entry.name for entry in self.manifest.segments]
@@ -126,7 +103,7 @@ class DatastoreWriter:
         """Add a segment whose file is in the folder; raises UsageError if the store holds its text already."""
         if entry.name in self._names():
             raise UsageError(f"The store {self.folder} holds this text already, as segment {entry.name}.")
-        self._set_segments((*self.manifest.segments, entry))
+        self.manifest = replace(self.manifest, segments=(*self.manifest.segments, entry))
         return entry
 
     def remove(self, name: str) -> SegmentEntry:
@@ -136,47 +113,42 @@ class DatastoreWriter:
             raise UsageError(
                 f"The store {self.folder} has no segment {name!r}. Its segments are: {', '.join(names) or 'none'}."
             )
-        removed = self.manifest.segments[names.index(name)]
-        self._set_segments(entry for entry in self.manifest.segments if entry != removed)
+        kept = list(self.manifest.segments)
+        removed = kept.pop(names.index(name))
+        self.manifest = replace(self.manifest, segments=tuple(kept))
         return removed
 
     def merge(self, most_tokens: int, progress: Progress | None = None) -> int:
-        """Merge neighbouring segments up to `most_tokens` each; return by how many segments the store shrank.
-
-        Raises StoreError if a segment cannot be read or written.
-        """
+        """Merge neighbouring segments up to `most_tokens` each; return by how many segments the store shrank."""
         before = self.manifest.segments
         merged: list[SegmentEntry] = []
         for group in grouped(before, lambda entry: entry.tokens, most_tokens):
-            texts = [open_segment(self.folder, self.manifest, entry).symbols for entry in group]
+            texts = [datastore.open_segment(self.folder, self.manifest, entry).symbols for entry in group]
             merged.append(self._write(texts, progress) if len(group) > 1 else group[0])
-        self._set_segments(merged)
+        self.manifest = replace(self.manifest, segments=tuple(merged))
         return len(before) - len(merged)
 
     def commit(self) -> Manifest:
         """Apply the changes and remove unlisted files; a StoreError leaves the store unchanged."""
         try:
-            write_file(self.folder / MANIFEST, manifest_bytes(self.manifest))
+            write_file(self.folder / MANIFEST, datastore.manifest_bytes(self.manifest))
         except OSError as error:
             raise unwritable(self.folder, error) from error
         _remove(leftovers(self.folder))
         return self.manifest
 
-    def _set_segments(self, segments: Iterable[SegmentEntry]) -> None:
-        self.manifest = replace(self.manifest, segments=tuple(segments))
-
 
 def leftovers(folder: Path) -> list[Path]:
     """Return the files that a killed writer left and the manifest does not list. Raises what `read_manifest` does."""
-    kept = {MANIFEST, LOCK, *(segment_path(folder, entry.name).name for entry in read_manifest(folder).segments)}
+    listed = [datastore.segment_path(folder, entry.name).name for entry in read_manifest(folder).segments]
+    kept = {MANIFEST, LOCK, *listed}
     return sorted(path for path in folder.iterdir() if _is_store_file(path.name) and path.name not in kept)
 
 
 def _is_store_file(name: str) -> bool:
     """Return whether foredraft creates files or folders of this name in a store."""
-    return name in (MANIFEST, LOCK) or name.endswith(
-        (SEGMENT_SUFFIX, SEGMENT_SUFFIX + BUILDING_SUFFIX, TEMPORARY_SUFFIX)
-    )
+    endings = (SEGMENT_SUFFIX, SEGMENT_SUFFIX + BUILDING_SUFFIX, TEMPORARY_SUFFIX)
+    return name in (MANIFEST, LOCK) or name.endswith(endings)
 
 
 def _remove(paths: Iterable[Path]) -> None:

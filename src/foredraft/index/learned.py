@@ -12,15 +12,12 @@ from foredraft.contracts import TokenIds, Verdict
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.index.recent_text import I64, pair_key, slot_of
 
-ROW_WIDTH = 12
-"""Successors per context; a new one replaces the weakest; chosen."""
-FIRST_SLOTS = 1 << 12
-"""Slots of a new table; chosen."""
-MOST_SLOTS = 1 << 17
-"""Slots of the largest table, about 13 MB; then the contexts seen longest ago are dropped; chosen."""
+# chosen
+ROW_WIDTH = 12  # successors per context; a new one replaces the weakest
+FIRST_SLOTS = 1 << 12  # slots of a new table
+MOST_SLOTS = 1 << 17  # slots of the largest table, about 13 MB; then the contexts seen longest ago are dropped
+STRETCH = MOST_SLOTS // 8  # tokens of a long text learned at once; the table has room for them
 
-STRETCH = MOST_SLOTS // 8
-"""Tokens of a long text learned at once; the table has room for them."""
 NO_TOKEN = -1
 """The first token of a context of a single token."""
 _EMPTY = -1  # key of a free slot
@@ -91,9 +88,9 @@ def _add_weight(arrays: LearnedArrays, slot: int, token: int, weight: float, cap
 
 @njit(cache=True)
 def learn(arrays: LearnedArrays, a: int, b: int, token: int, weight: float, keep: float, cap: float) -> None:
-    """Add `weight` to `token` after the context (a, b), after multiplying all weights there by `keep`.
+    """Multiply all weights after the context (a, b) by `keep`, and add `weight` to that of `token`, up to `cap`.
 
-    Weights are limited to `cap`. There must be room: see `with_room`.
+    There must be room: see `with_room`.
     """
     _add_weight(arrays, _opened(arrays, a, b, keep), token, weight, cap)
 
@@ -142,7 +139,7 @@ def with_room(arrays: LearnedArrays, contexts: int, most_slots: int = MOST_SLOTS
 
 
 def read_text(arrays: LearnedArrays, ids: I64, start: int, keep: float) -> LearnedArrays:
-    """Learn every token of `ids`, int64[n], from index `start` on, with weight 1; return `arrays` or a larger table."""
+    """Learn `ids`, int64[n], from index `start` on, with weight 1; return `arrays` or a larger table."""
     for begin in range(start, len(ids), STRETCH):
         end = min(begin + STRETCH, len(ids))
         arrays = with_room(arrays, 2 * (end - begin))
@@ -162,10 +159,8 @@ def learn_distributions(
     Earlier weights in a context are multiplied by `keep`. There must be room for S more contexts.
     """
     for row in range(len(rows)):
-        node = rows[row] - 1
-        if node < 0:
-            a, b = before, root
-        else:
+        node, a, b = rows[row] - 1, before, root
+        if node >= 0:
             a, b = root if parents[node] < 0 else tokens[parents[node]], tokens[node]
         slot = _opened(arrays, a, b, keep)
         for j in range(top_tokens.shape[1]):
@@ -175,15 +170,13 @@ def learn_distributions(
 def learn_verdict(arrays: LearnedArrays, verdict: Verdict, ids: TokenIds, weight: float, keep: float) -> LearnedArrays:
     """Learn the target's distributions in a verdict, if any; return `arrays` or a larger table.
 
-    `ids`, int64[n], is the sequence, at least up to the draft's root, `ids[verdict.at]`; see `learn_distributions`.
+    `ids`, int64[n], is the sequence, at least up to the draft's root, `ids[verdict.at]`.
     """
     draft, top, chances = verdict.draft, verdict.top_tokens, verdict.top_probabilities
     if top is None or chances is None:
         return arrays
     rows = np.arange(len(draft) + 1, dtype=np.int32) if verdict.top_rows is None else verdict.top_rows
     before = int(ids[verdict.at - 1]) if verdict.at > 0 else NO_TOKEN
-    arrays = with_room(arrays, len(rows))
-    learn_distributions(
-        arrays, draft.tokens, draft.parents, rows, before, int(ids[verdict.at]), top, chances, weight, keep
-    )
+    arrays, root = with_room(arrays, len(rows)), int(ids[verdict.at])
+    learn_distributions(arrays, draft.tokens, draft.parents, rows, before, root, top, chances, weight, keep)
     return arrays

@@ -18,20 +18,13 @@ from foredraft.index.datastore_writer import DatastoreWriter
 from foredraft.index.recent_text import END, RecentText, append, empty_text, with_room
 from foredraft.index.suffix_array import SuffixArrays, symbol_dtype
 
-MOST_SHARED = 1 << 22
-"""Tokens of other sequences kept; then the older half is dropped; chosen."""
+MOST_SHARED = 1 << 22  # tokens of other sequences kept; then the older half is dropped; chosen
 _MOST_SEGMENTS = 8  # approximate, of a bounded store, as each is searched in every step; chosen
 NOTHING_TO_SAVE = 'Only shared texts can be saved: give learn="shared", and a path or memory=PATH.'
 
 
 class Library:
-    """Datastores and shared text; thread-safe.
-
-    Attributes:
-        identity: tokenizer hash and vocabulary of its files.
-        shared: text shared by sequences.
-        lock: held during changes.
-    """
+    """Datastores, and text shared by sequences; thread-safe. `identity` is tokenizer hash and vocabulary."""
 
     def __init__(self, stores: Iterable[Datastore] = (), *, vocabulary: int = 0, tokenizer_hash: str = "") -> None:
         self._stores = tuple(stores)
@@ -64,17 +57,13 @@ class Library:
             self.shared = text
 
     def save(self, path: str | None, memory: str | None, most_tokens: int | None = None) -> None:
-        """Move the shared text into a datastore, created if missing.
+        """Move the shared text into the datastore `path`, or else `memory`, created if missing.
 
-        Args:
-            path: folder of the datastore; None for `memory`.
-            memory: if saved to for the first time, this folder is searched from now on.
-            most_tokens: size of the datastore, above which the oldest segments are dropped and small ones merged; None
-                keeps all.
+        A memory that is created is searched from now on. Above `most_tokens` in the store, the oldest segments are
+        dropped and small ones merged; None keeps all.
 
-        Raises:
-            UsageError: no folder is given.
-            StoreError: the store cannot be written, or belongs to another tokenizer.
+        Raises UsageError if no folder is given, and StoreError if the store cannot be written or belongs to another
+        tokenizer.
         """
         folder = path or memory
         if folder is None:
@@ -101,21 +90,14 @@ class Library:
 def open_library(
     store: str, memory: str | None, default: Callable[[], Path] | None, vocabulary: int, tokenizer_hash: str
 ) -> Library:
-    """Open the texts named by a drafter's options.
+    """Open the datastore `store`, "default" or "none", and the one in `memory`, which need not exist yet.
 
-    Args:
-        store: folder of a datastore, "default", or "none".
-        memory: folder of another datastore, which need not exist yet, or None.
-        default: builds or finds the default datastore; None if there is none.
-        vocabulary: number of ids the model scores.
-        tokenizer_hash: of the model's tokenizer.
-
-    Raises:
-        StoreError: a store is damaged or belongs to another tokenizer, or the memory is not writable.
+    `default` builds or finds the default datastore. Raises StoreError for a store that is damaged or of another
+    tokenizer, or a memory that is not writable.
     """
-    library = Library(vocabulary=vocabulary, tokenizer_hash=tokenizer_hash)
     if store == "default":
         store = str(default()) if default is not None else "none"
+    library = Library(vocabulary=vocabulary, tokenizer_hash=tokenizer_hash)
     if store != "none":
         library.open(store)
     if memory is not None:
@@ -127,7 +109,7 @@ def open_library(
 
 def _bound(writer: DatastoreWriter, most_tokens: int) -> None:
     """Drop the oldest segments above `most_tokens`, but never the newest, and merge small ones."""
-    while len(writer.manifest.segments) > 1 and sum(entry.tokens for entry in writer.manifest.segments) > most_tokens:
+    while len(writer.manifest.segments) > 1 and writer.manifest.tokens > most_tokens:
         writer.remove(writer.manifest.segments[0].name)
     writer.merge(most_tokens // _MOST_SEGMENTS)
 

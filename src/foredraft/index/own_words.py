@@ -20,10 +20,8 @@ from foredraft.index.trigram import FULL_PROBABILITY, TableArrays
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
-TOP = 8
-"""Tokens stored per distribution, as in Token Recycling."""
-MOST_SLOTS = 1 << 20
-"""Contexts stored at most, at 52 bytes each; then those learned longest ago are replaced; chosen."""
+TOP = 8  # tokens stored per distribution, as in Token Recycling
+MOST_SLOTS = 1 << 20  # contexts stored at most, at 52 bytes each; then those learned longest ago are replaced; chosen
 _WAYS = 8  # slots of a context: one cache line of keys
 _BITS = 21  # bits of a token in a key
 _KIND = "own-words"
@@ -139,10 +137,7 @@ def learn_rows(
 def words_of_table(table: TableArrays) -> OwnWords:
     """Convert a tri-gram table's successors of pairs and of single tokens to this form."""
     contexts = len(table.second) + int(np.count_nonzero(np.diff(table.unigram_offsets)))
-    slots = _WAYS
-    while slots < min(contexts * 3 // 2, MOST_SLOTS):
-        slots *= 2
-    words = empty_words(slots)
+    words = empty_words(1 << (max(_WAYS, min(contexts * 3 // 2, MOST_SLOTS)) - 1).bit_length())
     _take_table(words, table)
     return words
 
@@ -150,28 +145,24 @@ def words_of_table(table: TableArrays) -> OwnWords:
 @njit(cache=True)
 def _take_table(words: OwnWords, table: TableArrays) -> None:
     """Store each context's most frequent successors; if slots are full, the more frequent contexts stay."""
-    single, probabilities = table.unigram_offsets, table.probabilities
-    for token in range(len(single) - 1):
-        if single[token] < single[token + 1]:
-            key = context_key(-1, -1, token)
-            _take_row(
-                words, key, table.unigram_totals[token], table.unigram_tokens, table.unigram_probabilities,
-                single[token], single[token + 1],
-            )  # fmt: skip
+    pairs = table.offsets, table.totals, table.tokens, table.probabilities
+    singles = table.unigram_offsets, table.unigram_totals, table.unigram_tokens, table.unigram_probabilities
+    for token in range(len(table.unigram_offsets) - 1):
+        _take_row(words, context_key(-1, -1, token), singles, token)
         for row in range(table.first[token], table.first[token + 1]):
-            key = context_key(-1, token, table.second[row])
-            low, high = table.offsets[row], table.offsets[row + 1]
-            _take_row(words, key, table.totals[row], table.tokens, probabilities, low, high)
+            _take_row(words, context_key(-1, token, table.second[row]), pairs, row)
 
 
 @njit(cache=True)
-def _take_row(words: OwnWords, key: int, total: int, tokens: Any, probabilities: Any, low: int, high: int) -> None:
+def _take_row(words: OwnWords, key: int, stored: Any, row: int) -> None:
+    """Store one row of a table's offsets, totals, tokens and probabilities; `learned` is the context's count here."""
+    offsets, totals, tokens, probabilities = stored
+    low, high, seen = offsets[row], offsets[row + 1], min(totals[row], 0x7FFFFFFF)
     slot = _first_slot(words.keys, key)
     for other in range(slot, slot + _WAYS):
-        if words.learned[other] < words.learned[slot]:  # here the context's count; 0 if free
+        if words.learned[other] < words.learned[slot]:
             slot = other
-    seen = min(total, 0x7FFFFFFF)
-    if words.learned[slot] >= seen:
+    if low == high or words.learned[slot] >= seen:
         return
     words.keys[slot], words.learned[slot] = key, seen
     for i in range(TOP):

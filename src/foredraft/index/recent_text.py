@@ -16,8 +16,7 @@ I64 = npt.NDArray[np.int64]
 
 END = -1
 """Symbol between two sequences; no token equals it."""
-_VISITS = 8
-"""Places visited at most per place to return; chosen."""
+_VISITS = 8  # places visited at most per place to return; chosen
 
 
 class RecentText(NamedTuple):
@@ -100,9 +99,8 @@ def append(text: RecentText, tokens: I64) -> None:
 def occurrences(text: RecentText, context: I64, longest: int, most: int) -> tuple[IntArray, IntArray]:
     """Return where the last two tokens or more of `context`, int64[n], occurred before another token, newest first.
 
-    Returns:
-        The place after each match, int32[K], K at most `most`, and the tokens that match there, int32[K], 2 to
-        `longest`.
+    These are the place after each match, int32[K], K at most `most`, and the tokens that match there, int32[K], 2 to
+    `longest`.
     """
     places, lengths = np.empty(most, np.int32), np.empty(most, np.int32)
     found, n = 0, len(context)

@@ -30,15 +30,9 @@ def followers(
 ) -> IntArray:  # fmt: skip
     """Return the continuations of the longest context that occurs anywhere: int32[R, depth], -1 after a text's end.
 
-    Args:
-        segments: sorted texts, S of them.
-        ranges: int64[S, longest + 1, 2], from `follow`: where the context occurs in each.
-        recent: other texts, searched for at least two tokens.
-        context: int64[n].
-        shortest: least number of matching tokens.
-        samples: rows at most.
-        depth: tokens of a row.
-        spread: take rows evenly from all occurrences, the newest of recent texts first; else the first rows.
+    Searched are `segments`, whose `ranges`, int64[S, longest + 1, 2], come from `follow`, and the texts `recent`, for
+    at least two tokens. The context, int64[n], must match in `shortest` tokens at least. At most `samples` rows are
+    taken: evenly from all occurrences, the newest of recent texts first, with `spread`, else the first ones.
     """
     longest = ranges.shape[1] - 1
     found = [occurrences(text, context, longest, samples) for text in recent]
@@ -59,14 +53,12 @@ def followers(
         before += count
         if number < len(recent):
             text, (places, lengths) = recent[number], found[number]
-            symbols: npt.NDArray[np.integer] = text.symbols[: int(text.length[0])]
-            separator = np.iinfo(np.int32).max
             starts = places[lengths >= length][own].astype(np.int64)
+            rows.append(_rows(text.symbols[: int(text.length[0])], starts, depth, np.iinfo(np.int32).max))
         else:
             segment, low = segments[number - len(recent)], ranges[number - len(recent), length, 0]
-            symbols, separator = segment.symbols, len(segment.first) - 1
             starts = segment.suffixes[low + own].astype(np.int64) + length
-        rows.append(_rows(symbols, starts, depth, separator))
+            rows.append(_rows(segment.symbols, starts, depth, len(segment.first) - 1))
     return np.concatenate(rows)
 
 
@@ -74,7 +66,7 @@ def _rows(symbols: npt.NDArray[np.integer], places: I64, depth: int, separator: 
     """Return `depth` symbols from each place on, int32[R, depth]; -1 from a separator, -1 or the text's end on."""
     at = places[:, None] + np.arange(depth)
     inside = (at >= 0) & (at < len(symbols))  # places in a damaged file may be anything
-    tokens = symbols[np.where(inside, at, 0)].astype(np.int64) if len(symbols) else np.zeros(at.shape, np.int64)
+    tokens = symbols[np.where(inside, at, 0)].astype(np.int64)
     ended = np.logical_or.accumulate(~inside | (tokens < 0) | (tokens >= separator), axis=1)
     return np.where(ended, -1, tokens).astype(np.int32)
 
@@ -84,10 +76,7 @@ def best_nodes(rows: IntArray, limit: int, doubt: float) -> tuple[IntArray, IntA
 
     A first token's score is its share of the rows. A longer prefix with c of its parent's n rows scores c / (n + doubt)
     times its parent, as prefixes seen rarely are unreliable. So no score exceeds the parent's, and the result is
-    exactly the prefix-closed top `limit`.
-
-    Returns:
-        tokens int32[N], parents int32[N], and scores float32[N], at most 1.
+    exactly the prefix-closed top `limit`: tokens int32[N], parents int32[N], and scores float32[N], at most 1.
     """
     tokens, parents, counts = prefixes(rows)
     score = np.empty(len(tokens), np.float64)
@@ -106,16 +95,12 @@ def best_nodes(rows: IntArray, limit: int, doubt: float) -> tuple[IntArray, IntA
 
 
 def prefixes(rows: IntArray) -> tuple[IntArray, IntArray, I64]:
-    """Return every distinct prefix of the rows, short ones first.
+    """Return every distinct prefix of rows, int32[R, D], -1 after a row's end, short ones first.
 
-    Args:
-        rows: int32[R, D], -1 after a row's end, in any order.
-
-    Returns:
-        For each prefix its last token, int32[P], its parent prefix, int32[P], -1 for none, and the number of rows that
-        begin with it, int64[P].
+    These are each prefix's last token, int32[P], its parent prefix, int32[P], -1 for none, and the number of rows that
+    begin with it, int64[P].
     """
-    rows = rows[np.lexsort(rows.T[::-1])] if len(rows) else rows
+    rows = rows[np.lexsort(rows.T[::-1])]
     new = np.zeros(len(rows), np.bool_)
     new[:1] = True
     node = np.full(len(rows), -1, np.int32)  # the prefix of each row so far
@@ -134,19 +119,11 @@ def prefixes(rows: IntArray) -> tuple[IntArray, IntArray, I64]:
 
 
 def published_tree(rows: IntArray, nodes: int, seed: int) -> tuple[IntArray, IntArray, FloatArray]:
-    """Return the tree that REST's released code keeps, for comparison; its cut drops many good nodes.
+    """Return the tree of at most `nodes` that REST's released code keeps, as `best_nodes`; many good nodes are dropped.
 
     FasterDecoding/REST, DraftRetriever/src/lib.rs: the first 5,000 occurrences in lexicographic order are counted, and
-    the prefixes with the highest counts chosen, equal ones in any order. The deepest are dropped until the number of
-    distinct tokens, summed over the chosen prefixes, is within the budget.
-
-    Args:
-        rows: int32[R, D], the continuation of each occurrence; -1 after a document's end.
-        nodes: the budget, and nodes of the tree at most.
-        seed: of the order of equal counts.
-
-    Returns:
-        tokens int32[N], parents int32[N], scores float32[N]: the share of occurrences, by which it ranks.
+    the prefixes with the highest counts chosen, equal ones in an order by `seed`. The deepest are dropped until the
+    number of distinct tokens, summed over the chosen prefixes, is within the budget. Scores are shares of occurrences.
     """
     tokens, parents, counts = prefixes(rows)
     paths: list[list[int]] = []  # to each node
@@ -172,8 +149,7 @@ def published_tree(rows: IntArray, nodes: int, seed: int) -> tuple[IntArray, Int
 class StoredRows:
     """The continuations of one sequence's last tokens in datastore segments, as rows for blending.
 
-    The longest contexts come first, and shorter ones fill the rows left (as the escapes of PPM, Cleary and Witten
-    1984).
+    The longest contexts come first; shorter ones fill the rows left, as PPM escapes (Cleary and Witten 1984).
     """
 
     def __init__(self, segments: Sequence[SuffixArrays]) -> None:

@@ -18,22 +18,18 @@ from foredraft.index.recent_text import RecentText, newest_place
 F64 = npt.NDArray[np.float64]
 
 SOURCES = 7
-UNLISTED = 0
-"""The cell of a candidate that a source does not list although it knows the context."""
-ABSENT = 255
-"""The cell of any candidate in a source that does not know the context."""
 WORDS_3, WORDS_2, WORDS_1, OWN, SHARED, STORE, NEURAL = range(SOURCES)
 """The sources: own words after three, two and one tokens, the text itself, shared text, datastores, a neural draft."""
-LONGEST = 16
-"""Tokens of context compared at most."""
+UNLISTED = 0  # the cell of a candidate that a source does not list although it knows the context
+ABSENT = 255  # the cell of any candidate in a source that does not know the context
+LONGEST = 16  # tokens of context compared at most
 # chosen; changing the bins requires fitting the rates again (scripts/fit_rates.py)
 _PLACES, _ROOT_PLACES = 16, 64  # occurrences read after a node, and after the root
 _LISTED = 64  # candidates after a node at most
 _OF_TEXT, _OF_TABLE, _OF_OTHERS = 1, 28, 55  # first of 27 cells each: three ranks times nine bins of probability
 SHARES = np.array([0.01, 0.03, 0.08, 0.15, 0.3, 0.5, 0.7, 0.9])  # bounds of the bins of probability
 _LENGTHS = np.array([3.0, 4.0, 6.0, 9.0, 16.0])  # bounds of the bins of match length, in tokens
-CURSORS = 7
-"""Columns of `Listed.cursors`."""
+CURSORS = 7  # columns of `Listed.cursors`
 _ROWS_LOW, _ROWS_HIGH, _PLACE, _LENGTH, _NODE = 0, 1, 2, 3, 6  # columns; place and length for own, then for shared
 
 
@@ -144,18 +140,6 @@ def _list_words(sources: Sources, key: int, source: int, listed: Listed) -> bool
 
 
 @njit(cache=True)
-def _matching(text: RecentText, place: int, context: I64) -> int:
-    """Return how many tokens up to `place` match the end of the context; at least two do."""
-    length = 2
-    while (
-        length < LONGEST and length <= place and context[LONGEST - 1 - length] >= 0
-        and text.symbols[place - length] == context[LONGEST - 1 - length]
-    ):  # fmt: skip
-        length += 1
-    return length
-
-
-@njit(cache=True)
 def _tally(text: RecentText, place: int, length: int, newest: bool, column: int, listed: Listed) -> int:
     """Count one occurrence that ends at `place`; return 1, or 0 if nothing follows it."""
     if place + 1 >= text.length[0] or text.symbols[place + 1] < 0:
@@ -182,7 +166,13 @@ def _list_places(text: RecentText, context: I64, cursors: IntArray, visits: int,
     for _ in range(visits):
         if place < 0:
             break
-        total += _tally(text, place, _matching(text, place, context), total == 0, column, listed)
+        length = 2  # tokens up to `place` that match the end of the context
+        while (
+            length < LONGEST and length <= place and context[LONGEST - 1 - length] >= 0
+            and text.symbols[place - length] == context[LONGEST - 1 - length]
+        ):  # fmt: skip
+            length += 1
+        total += _tally(text, place, length, total == 0, column, listed)
         place = text.previous[place]
     if cursors[column] >= 0:  # may be one of these places, and then counts twice
         total += _tally(text, cursors[column], cursors[column + 1], False, column, listed)

@@ -30,8 +30,7 @@ MAGIC = b"\x89FDRAFT\n"  # invalid UTF-8, so no text file begins like this
 FORMAT_VERSION = 1
 ALIGNMENT = 64  # bytes: a cache line
 BUILDING_SUFFIX = ".building"
-EAGER_CHECK_BYTES = 32 << 20
-"""Array checksums of files up to this size are verified at every opening; chosen."""
+EAGER_CHECK_BYTES = 32 << 20  # files up to this size are verified at every opening; chosen
 
 _PREAMBLE = struct.Struct("<8sIIQI36x")  # magic, format version, header bytes, file bytes, crc32 of these and header
 _MAX_HEADER_BYTES = 16 << 20  # limit for damaged files
@@ -39,19 +38,19 @@ _COPY_BYTES = 8 << 20  # copied or verified at once
 _DTYPES = frozenset(
     ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 )
-_FIELDS = {"kind": str, "tokenizer_hash": str, "vocabulary": int, "metadata": dict, "arrays": list}
+_FIELDS = {"byte_order": str, "kind": str, "tokenizer_hash": str, "vocabulary": int, "metadata": dict, "arrays": list}
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayEntry:
-    """One array in the file: `length` elements of `dtype` from byte `offset`, and the crc32 of its bytes."""
+    """One array in the file."""
 
     name: str
     dtype: str
-    length: int
-    offset: int
-    crc32: int
+    length: int  # number of elements
+    offset: int  # its first byte
+    crc32: int  # of its bytes
 
     @property
     def end(self) -> int:
@@ -96,7 +95,7 @@ def unwritable(path: Path, error: OSError) -> StoreError:
 def check_fit(
     path: Path, made_for: tuple[str, int], tokenizer_hash: str | None, vocabulary: int | None, remedy: str
 ) -> None:
-    """Raise StoreError if `made_for`, tokenizer hash and vocabulary, does not match the model's."""
+    """Raise StoreError if `made_for`, tokenizer hash and vocabulary, does not fit the model's; None and "" fit any."""
     if tokenizer_hash and made_for[0] != tokenizer_hash:
         raise StoreError(
             f"{path} was made with another tokenizer ({made_for[0][:12]}..., and this model's is "
@@ -114,13 +113,8 @@ def check_fit(
 def open_store(path: str | os.PathLike[str], kind: str | None = None, *, check: bool | None = None) -> Store:
     """Map a store into memory, in milliseconds whatever its size.
 
-    Args:
-        path: the file.
-        kind: the required kind; None accepts any.
-        check: whether to verify the checksums of all arrays; None does so for files up to 32 MiB.
-
-    Raises:
-        StoreError: the file is missing, damaged, or of another format version or kind.
+    `kind` is the required kind. `check` says whether to verify the checksums of all arrays; None does so for files up
+    to 32 MiB. Raises StoreError for a file that is missing, damaged, or of another format version or kind.
     """
     path = Path(path)
     if sys.byteorder != "little":
@@ -134,7 +128,7 @@ def open_store(path: str | os.PathLike[str], kind: str | None = None, *, check: 
         raise StoreError(
             f"The store {path} cannot be opened ({error.strerror}). Check the name, or build it."
         ) from error
-    if kind is not None and fields["kind"] != kind:
+    if kind not in (None, fields["kind"]):
         raise StoreError(f"{path} holds a {fields['kind']!r}, not a {kind!r}. Give a file that was built as one.")
     entries = _checked_entries(path, fields["arrays"], header_end, size)
     if check or (check is None and size <= EAGER_CHECK_BYTES):
@@ -166,13 +160,11 @@ def _read_header(path: Path, file: IO[bytes], size: int) -> tuple[dict[str, Any]
         raise damaged("store", path, "its header does not match its checksum")
     try:
         fields = json.loads(header)
-    except ValueError as error:
-        raise damaged("store", path, "its header is not JSON") from error
-    if not isinstance(fields, dict) or fields.get("byte_order") != "little":
-        raise damaged("store", path, "its header does not say that its byte order is little-endian")
-    for name, kind in _FIELDS.items():
-        if not isinstance(fields.get(name), kind):
-            raise damaged("store", path, f"its header has no usable {name!r}")
+        sound = all(isinstance(fields[name], kind) for name, kind in _FIELDS.items())
+    except (ValueError, LookupError, TypeError):
+        sound = False
+    if not sound or fields["byte_order"] != "little":
+        raise damaged("store", path, "its header is not JSON, or a field is missing or wrong")
     return fields, _PREAMBLE.size + header_bytes
 
 
@@ -236,7 +228,7 @@ def write_lock(lock: Path, path: Path) -> Iterator[None]:
 class _Spool:
     """An array being written to a temporary file."""
 
-    file: IO[bytes]
+    path: Path
     dtype: np.dtype[Any]
     length: int = 0
     crc32: int = 0
@@ -244,49 +236,38 @@ class _Spool:
 
 @dataclass(slots=True)
 class StoreWriter:
-    """A store being written, array by array and piece by piece.
+    """A store being written, array by array and piece by piece."""
 
-    Attributes:
-        folder: temporary, next to the output; the caller may put files there too.
-        metadata: written to the header; the caller may add to it.
-    """
-
-    folder: Path
-    metadata: dict[str, Any]
-    _opened: contextlib.ExitStack
+    folder: Path  # temporary, next to the output; the caller may put files there too
+    metadata: dict[str, Any]  # of the header; the caller may add to it
     _spools: dict[str, _Spool] = field(default_factory=dict)
 
     def append(self, name: str, chunk: AnyArray) -> None:
         """Append a one-dimensional `chunk` to array `name`; the file has the arrays in the order of their first chunks.
 
-        Raises:
-            UsageError: the chunk has another dtype than the array, or a shape or dtype that a store cannot hold.
+        Raises UsageError for another dtype than the array's, or a shape or dtype that a store cannot hold.
         """
         if chunk.ndim != 1 or chunk.dtype.name not in _DTYPES:
             raise UsageError(f"A store holds one-dimensional numbers; {name!r} is {chunk.dtype}{list(chunk.shape)}.")
-        if name not in self._spools:
-            file = (self.folder / f"array-{len(self._spools)}").open("w+b")
-            self._opened.callback(_close, file)
-            self._spools[name] = _Spool(file, chunk.dtype)
-        spool = self._spools[name]
+        spool = self._spools.setdefault(name, _Spool(self.folder / f"array-{len(self._spools)}", chunk.dtype))
         if chunk.dtype != spool.dtype:
             raise UsageError(f"The array {name!r} is {spool.dtype}; a piece of {chunk.dtype} cannot be added to it.")
-        data = np.ascontiguousarray(chunk, chunk.dtype.newbyteorder("<")).view(np.uint8)
-        spool.file.write(data.data)
+        data = np.ascontiguousarray(chunk, chunk.dtype.newbyteorder("<")).view(np.uint8).data
+        with spool.path.open("ab") as file:
+            file.write(data)
         spool.length += len(chunk)
-        spool.crc32 = zlib.crc32(data.data, spool.crc32)
+        spool.crc32 = zlib.crc32(data, spool.crc32)
 
     def length(self, name: str) -> int:
         """Return the number of elements of array `name` so far."""
         return self._spools[name].length if name in self._spools else 0
 
     def _header(self, fields: Mapping[str, Any]) -> bytes:
-        """Return preamble and header. Offsets depend on the header's length, and that on the digits of the offsets."""
+        """Return preamble and header."""
         header, header_bytes = b"", -1
-        while len(header) > header_bytes:  # the length only grows, so this ends
+        while len(header) > header_bytes:  # the header holds the offsets, which depend on its length; it only grows
             header_bytes = _aligned(len(header))
-            end = _PREAMBLE.size + header_bytes
-            entries = []
+            end, entries = _PREAMBLE.size + header_bytes, []
             for name, spool in self._spools.items():
                 entry = ArrayEntry(name, spool.dtype.name, spool.length, _aligned(end), spool.crc32)
                 entries.append(asdict(entry))
@@ -303,10 +284,9 @@ class StoreWriter:
             out.write(self._header(fields))
             for spool in self._spools.values():
                 out.write(bytes(_aligned(out.tell()) - out.tell()))
-                spool.file.seek(0)
-                shutil.copyfileobj(spool.file, out, _COPY_BYTES)
-                spool.file.close()
-                Path(spool.file.name).unlink()  # so the disk holds only one array twice, not all
+                with spool.path.open("rb") as file:
+                    shutil.copyfileobj(file, out, _COPY_BYTES)
+                spool.path.unlink()  # so the disk holds only one array twice, not all
         place_file(whole, path)
 
 
@@ -327,36 +307,31 @@ def write_store(
     is written to the folder `<path>.building`, which is always removed. A block that raises leaves the old file or
     none. The next writer removes the folder of a killed process.
 
-    Raises:
-        StoreError: another process writes the file, it exists and `overwrite` is not set, the folder is not writable,
-        or
-            the disk is full.
+    Raises StoreError if another process writes the file, it exists and `overwrite` is not set, the folder is not
+    writable, or the disk is full.
     """
     path = Path(path)
     folder = path.with_name(path.name + BUILDING_SUFFIX)
     lock = write_lock(path.with_name(path.name + ".lock"), path) if exclusive else contextlib.nullcontext()
-    with lock, contextlib.ExitStack() as opened:
+    with lock:
         if path.is_dir():
             raise StoreError(f"{path} is a folder. Give the name of a file.")
         if path.exists() and not overwrite:
             raise StoreError(
                 f"{path} exists already. Replace it with overwrite=True (--overwrite), or give another name."
             )
-        with _store_errors(path, folder):
+        try:
+            with _store_errors(path, folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+            writer = StoreWriter(folder, dict(metadata or {}))
+            with _store_errors(path, folder, _NO_ROOM):  # other errors of the block are about other files
+                yield writer
+            fields = {"kind": kind, "byte_order": "little", "tokenizer_hash": tokenizer_hash, "vocabulary": vocabulary}
+            with _store_errors(path, folder):
+                writer.finish(path, fields)
+        finally:
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-        opened.callback(shutil.rmtree, folder, ignore_errors=True)
-        writer = StoreWriter(folder, dict(metadata or {}), opened)
-        with _store_errors(path, folder, _NO_ROOM):  # other errors of the block are about other files
-            yield writer
-        fields = {"kind": kind, "byte_order": "little", "tokenizer_hash": tokenizer_hash, "vocabulary": vocabulary}
-        with _store_errors(path, folder):
-            writer.finish(path, fields)
-
-
-def _close(file: IO[bytes]) -> None:
-    with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
-        file.close()
 
 
 @contextlib.contextmanager

@@ -40,28 +40,22 @@ def symbol_dtype(vocabulary: int) -> np.dtype[Any]:
 def sorted_suffixes(texts: Sequence[Symbols], vocabulary: int) -> tuple[Places, I64]:
     """Return `suffixes` and `first` of the texts as one, as in `SuffixArrays`; the separator is `vocabulary`.
 
-    Sorts with libdivsufsort (pydivsufsort), the fastest suffix sorter with wheels for all systems. It sorts bytes, so
-    symbols are passed most significant byte first, and places inside a symbol are dropped afterwards. It takes 5 bytes
-    of memory per byte (2 per symbol for vocabularies of 255 to 65,535), most of the memory of a build.
-
-    Raises:
-        UsageError: a symbol above the separator.
+    Sorts with libdivsufsort, the fastest suffix sorter with wheels for all systems. It sorts bytes, so symbols are
+    passed most significant byte first, and places inside a symbol are dropped afterwards. It takes 5 bytes of memory
+    per byte (2 per symbol for vocabularies of 255 to 65,535). Raises UsageError for a symbol above the separator.
     """
     first = _first_entries(texts, vocabulary)
     width = max(1, (vocabulary.bit_length() + 7) // 8)
-    data = np.empty(sum(map(len, texts)) * width, np.uint8)
+    data = np.empty((sum(map(len, texts)), width), np.uint8)
     filled = 0
     for piece in pieces(texts):
-        if int(piece.max()) > vocabulary:
-            raise UsageError(
-                f"The text holds token {int(piece.max())}, which is not below the vocabulary of {vocabulary}."
-            )
-        end = filled + len(piece) * width
-        data[filled:end] = piece.astype(">u4").view(np.uint8).reshape(-1, 4)[:, 4 - width :].ravel()
-        filled = end
+        if (largest := int(piece.max())) > vocabulary:
+            raise UsageError(f"The text holds token {largest}, which is not below the vocabulary of {vocabulary}.")
+        data[filled : filled + len(piece)] = piece.astype(">u4").view(np.uint8).reshape(-1, 4)[:, 4 - width :]
+        filled += len(piece)
     if not first[-1]:
         return np.empty(0, np.int32), first
-    entries = pydivsufsort.divsufsort(data)
+    entries = pydivsufsort.divsufsort(data.reshape(-1))
     del data
     _symbol_places(entries, width)
     return entries[: first[-1]], first  # suffixes that begin with the separator come last
@@ -145,9 +139,9 @@ def _begins_with(text: SuffixArrays, token: int) -> tuple[int, int]:
 
 @njit(cache=True)
 def _narrow(text: SuffixArrays, ranges: I64, lengths: I64, offsets: I64, tokens: I64, searches: I64) -> None:
-    """Narrow rows `lengths` of `ranges` together to the entries with a token at an offset; empty ranges stay empty.
+    """Narrow rows `lengths`, int64[N], of `ranges` to the entries with a token at an offset; empty ones stay empty.
 
-    `lengths`, `offsets` and `tokens` are int64[N]; `searches`, int64[5, 2 N], is scratch space.
+    `searches`, int64[5, 2 N], is scratch space.
     """
     count = 0
     for n in range(len(lengths)):
@@ -173,15 +167,12 @@ def follow(text: SuffixArrays, ranges: I64, context: I64, new: int) -> None:
     """Advance `ranges` to the end of a context: the entries where each of its suffixes occurs.
 
     Up to 3 new tokens are appended one by one: the range of each suffix is narrowed to that of the suffix one longer,
-    with two binary searches per matching length. For more tokens a new search is faster: all suffixes together, from
-    their first token on, until one does not occur.
+    with two binary searches per matching length. For more, all suffixes are searched together from their first token
+    on, until one does not occur.
 
-    Args:
-        text: searched.
-        ranges: int64[longest + 1, 2]; row L holds the entries that begin with the context's last L tokens. Zeros at
-            first; changed in place.
-        context: int64[k], at least the last `longest` tokens, or all. Tokens outside the vocabulary do not occur.
-        new: tokens added since the last call; may exceed the context.
+    Row L of `ranges`, int64[longest + 1, 2], holds the entries that begin with the context's last L tokens; zeros at
+    first. `context`, int64[k], has at least the last `longest` tokens, or all; `new` of them are new, if not more.
+    Tokens outside the vocabulary do not occur.
     """
     if new > _FEW:
         _look_up(text, ranges, context)
@@ -219,8 +210,8 @@ def _look_up(text: SuffixArrays, ranges: I64, context: I64) -> None:
 def is_sorted(text: SuffixArrays) -> bool:
     """Return whether `text` is a suffix array; takes memory of one int64 per symbol.
 
-    Every token's place must occur once. Of two neighbours, the first must begin with the smaller token, or both begin
-    with the same token and the rest of the first must be sorted before the rest of the second.
+    Every token's place must occur once, and of two neighbours the first must begin with the smaller token, or both with
+    the same one and the rest of the first be sorted before the rest of the second.
     """
     n, separator = len(text.symbols), len(text.first) - 1
     rank = np.full(n, -1, np.int64)

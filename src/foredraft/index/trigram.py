@@ -16,12 +16,9 @@ from numba import njit
 from foredraft.index.storage import FORMAT_VERSION, Store, check_fit, damaged, open_store
 
 KIND = "trigram-table"
-FULL_PROBABILITY = 65535
-"""Probabilities are stored as uint16: `round(p * 65535)`, at least 1."""
-UNIGRAM_KEEP = 32
-"""Successors stored per single token, for back-off; chosen."""
-COMMON_KEEP = 256
-"""Tokens stored in the list of the most frequent ones; chosen."""
+FULL_PROBABILITY = 65535  # probabilities are stored as uint16: `round(p * 65535)`, at least 1
+UNIGRAM_KEEP = 32  # successors stored per single token, for back-off; chosen
+COMMON_KEEP = 256  # tokens stored in the list of the most frequent ones; chosen
 _REMEDY = "Build a table for this model: foredraft table build INPUT... --model MODEL --out FILE"
 
 U16 = npt.NDArray[np.uint16]
@@ -91,10 +88,8 @@ def open_table(
 ) -> TrigramTable:
     """Memory-map a table.
 
-    Raises:
-        StoreError: the file is not a sound table, belongs to another tokenizer, or has more tokens than `vocabulary`;
-        None
-            accepts any tokenizer or vocabulary.
+    Raises StoreError for a file that is not a sound table, or of another tokenizer or a larger vocabulary; None accepts
+    any.
     """
     store = open_store(path, KIND)
     check_fit(store.path, (store.tokenizer_hash, store.vocabulary), tokenizer_hash, vocabulary, _REMEDY)
@@ -104,13 +99,9 @@ def open_table(
 def open_named_table(
     name: str, default: Callable[[], Path] | None, vocabulary: int, tokenizer_hash: str
 ) -> TrigramTable:
-    """Open the table named by a drafter's options; raises what `open_table` does.
+    """Open the table `name`, or "default", or "none" for an empty one; raises what `open_table` does.
 
-    Args:
-        name: path of a table, "default", or "none".
-        default: builds or finds the default table; None if there is none.
-        vocabulary: number of tokens the model scores.
-        tokenizer_hash: of the model's tokenizer; "" accepts any table.
+    `default` builds or finds the default table; None if there is none.
     """
     if name == "default":
         name = str(default()) if default is not None else "none"
@@ -120,20 +111,14 @@ def open_named_table(
 def _table(store: Store) -> TrigramTable:
     """Return a store's arrays as a table, after checking names, dtypes and lengths but not contents."""
     vocabulary, arrays = store.vocabulary, store.arrays
-    dtypes = array_dtypes(vocabulary)
-    if vocabulary < 1 or {name: array.dtype for name, array in arrays.items()} != dtypes:
+    if vocabulary < 1 or {name: array.dtype for name, array in arrays.items()} != array_dtypes(vocabulary):
         raise damaged("table", store.path, "its arrays are not those of a tri-gram table")
     bigrams, trigrams = len(arrays["second"]), len(arrays["tokens"])
     lengths = {
-        "first": vocabulary + 1,
-        "offsets": bigrams + 1,
-        "totals": bigrams,
-        "probabilities": trigrams,
-        "unigram_offsets": vocabulary + 1,
-        "unigram_totals": vocabulary,
-        "unigram_probabilities": len(arrays["unigram_tokens"]),
-        "common_probabilities": len(arrays["common_tokens"]),
-    }
+        "first": vocabulary + 1, "offsets": bigrams + 1, "totals": bigrams, "probabilities": trigrams,
+        "unigram_offsets": vocabulary + 1, "unigram_totals": vocabulary,
+        "unigram_probabilities": len(arrays["unigram_tokens"]), "common_probabilities": len(arrays["common_tokens"]),
+    }  # fmt: skip
     for name, length in lengths.items():
         if len(arrays[name]) != length:
             raise damaged("table", store.path, f"its array {name!r} has {len(arrays[name])} entries, not {length}")
@@ -141,8 +126,7 @@ def _table(store: Store) -> TrigramTable:
     for name, end in ends.items():
         if arrays[name][0] != 0 or arrays[name][-1] != end:
             raise damaged("table", store.path, f"its array {name!r} does not run from 0 to {end}")
-    table = TableArrays(**{name: arrays[name] for name in dtypes})
-    return TrigramTable(vocabulary, table, store.tokenizer_hash, dict(store.metadata), store.path)
+    return TrigramTable(vocabulary, TableArrays(**arrays), store.tokenizer_hash, dict(store.metadata), store.path)
 
 
 def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -150,18 +134,13 @@ def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
     table = open_table(path)
     arrays = table.arrays
     return {
-        "path": str(path),
-        "kind": KIND,
-        "format_version": FORMAT_VERSION,
-        "bytes": Path(path).stat().st_size,
-        "vocabulary": table.vocabulary,
-        "tokenizer_hash": table.tokenizer_hash,
-        "bigrams": len(arrays.second),
-        "trigrams": len(arrays.tokens),
+        "path": str(path), "kind": KIND, "format_version": FORMAT_VERSION, "bytes": Path(path).stat().st_size,
+        "vocabulary": table.vocabulary, "tokenizer_hash": table.tokenizer_hash,
+        "bigrams": len(arrays.second), "trigrams": len(arrays.tokens),
         "bytes_per_trigram": arrays.tokens.itemsize + arrays.probabilities.itemsize,
         "bytes_per_bigram": arrays.second.itemsize + arrays.offsets.itemsize + arrays.totals.itemsize,
         "metadata": table.metadata,
-    }
+    }  # fmt: skip
 
 
 def check_table(path: str | os.PathLike[str]) -> TrigramTable:
@@ -175,9 +154,8 @@ def check_table(path: str | os.PathLike[str]) -> TrigramTable:
         if (array[1:] < array[:-1]).any():
             raise damaged("table", store.path, f"its array {name!r} is not in ascending order")
     rises = np.append(True, arrays.second[1:] > arrays.second[:-1])
-    rises[arrays.first[:-1][arrays.first[:-1] < len(rises)]] = (
-        True  # a first token's bigrams may begin with any second token
-    )
+    begins = arrays.first[:-1]
+    rises[begins[begins < len(rises)]] = True  # a first token's bigrams may begin with any second token
     if len(arrays.second) and not (rises.all() and arrays.second.max() < size):
         raise damaged("table", store.path, "its bigrams are not in ascending order")
     if len(arrays.totals) and not arrays.totals.min():
@@ -190,11 +168,8 @@ def check_table(path: str | os.PathLike[str]) -> TrigramTable:
     }
     for what, (offsets, tokens, probabilities) in rows.items():
         if (row := _first_bad_row(offsets, tokens, probabilities, size)) >= 0:
-            raise damaged(
-                "table",
-                store.path,
-                f"the successors of {what} {row} repeat, reach past the vocabulary of {size}, or are not sorted",
-            )
+            how = f"the successors of {what} {row} repeat, reach past the vocabulary of {size}, or are not sorted"
+            raise damaged("table", store.path, how)
     return table
 
 
@@ -221,14 +196,10 @@ def _first_bad_row(
 
 @njit(cache=True)
 def bigram_row(first: npt.NDArray[Any], second: npt.NDArray[Any], a: int, b: int) -> int:
-    """Return the row of the bigram `a, b`, or -1 if it is not in the table.
-
-    Safe for any `a` and `b`, and for damaged arrays: the range is clamped, as compiled code does not check bounds.
-    """
+    """Return the row of the bigram `a, b`, or -1 if it is not in the table; safe for damaged arrays."""
     if a < 0 or a + 1 >= len(first):
         return -1
-    low = min(int(first[a]), len(second))
-    end = min(int(first[a + 1]), len(second))
+    low, end = min(int(first[a]), len(second)), min(int(first[a + 1]), len(second))
     high = end
     while low < high:
         middle = (low + high) // 2

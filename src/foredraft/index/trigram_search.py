@@ -13,12 +13,12 @@ import numpy.typing as npt
 from numba import njit
 
 from foredraft.graph.search import above_bar, bar_height, new_bar, new_queue, pop, push, raise_bar
-from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.graph.tree import FloatArray, IntArray, child_with
 from foredraft.index.learned import NO_TOKEN, ROW_WIDTH, LearnedArrays, learned_row
 from foredraft.index.trigram import FULL_PROBABILITY, TableArrays, bigram_row
 
 MOST_SUCCESSORS = 64
-"""Successors of a context at most; further ones are dropped. The size of the outputs of `successors`; chosen."""
+"""Successors of a context at most; further ones are dropped; chosen."""
 _BACKED_OFF = 12  # successors of a single token read from the table; chosen
 
 
@@ -41,21 +41,42 @@ BLENDED = Trust(learned_pair=2.0, table_pair=10.0, learned_single=1.0, table_sin
 """Chosen by replay of recorded answers; see docs/results/log.md."""
 
 
+class TrigramModel(NamedTuple):
+    """What is known about the token after two others."""
+
+    table: TableArrays
+    learned: LearnedArrays
+    trust: Trust
+
+
+class Found(NamedTuple):
+    """Successors of a context, with room for 64."""
+
+    tokens: IntArray  # int32[64]
+    scores: FloatArray  # float32[64]
+
+
 @njit(cache=True)
-def _add(tokens: IntArray, scores: FloatArray, count: int, token: int, score: float) -> int:
+def empty_found() -> Found:
+    """Return room for successors."""
+    return Found(np.empty(MOST_SUCCESSORS, np.int32), np.empty(MOST_SUCCESSORS, np.float32))
+
+
+@njit(cache=True)
+def _add(found: Found, count: int, token: int, score: float) -> int:
     for i in range(count):
-        if tokens[i] == token:
-            scores[i] += score
+        if found.tokens[i] == token:
+            found.scores[i] += score
             return count
-    if count < len(tokens) and token < 0x80000000:  # a damaged table may exceed int32
-        tokens[count], scores[count] = token, score
+    if count < MOST_SUCCESSORS and token < 0x80000000:  # a damaged table may exceed int32
+        found.tokens[count], found.scores[count] = token, score
         count += 1
     return count
 
 
 @njit(cache=True)
 def _add_learned(
-    learned: LearnedArrays, slot: int, trust: float, left: float, tokens: IntArray, scores: FloatArray, count: int
+    learned: LearnedArrays, slot: int, trust: float, left: float, found: Found, count: int
 ) -> tuple[int, float]:
     """Add the learned successors in `slot`, if not -1; return the new count, and what is left of the probability."""
     total = np.float64(learned.totals[slot]) if slot >= 0 else 0.0
@@ -65,77 +86,57 @@ def _add_learned(
     for j in range(ROW_WIDTH):
         if learned.weights[slot, j] > 0:
             weight = left * share * learned.weights[slot, j] / total
-            count = _add(tokens, scores, count, learned.tokens[slot, j], weight)
+            count = _add(found, count, learned.tokens[slot, j], weight)
     return count, left * (1.0 - share)
 
 
 @njit(cache=True)
-def _add_row(
-    row: npt.NDArray[Any], probabilities: npt.NDArray[Any], start: int, end: int, weight: float, least: float,
-    tokens: IntArray, scores: FloatArray, count: int,
-) -> int:  # fmt: skip
-    """Add the table's successors `row[start:end]` with `weight`, down to the first one below `least`."""
-    for entry in range(start, min(end, len(row))):
+def _add_row(stored: Any, row: int, most: int, weight: float, least: float, found: Found, count: int) -> int:
+    """Add at most `most` of a row's successors with `weight`, down to the first one below `least`.
+
+    `stored` are offsets, tokens and probabilities of a table, which may be damaged.
+    """
+    offsets, tokens, probabilities = stored
+    start = int(np.int64(offsets[row]))
+    for entry in range(start, min(int(np.int64(offsets[row + 1])), start + most, len(tokens))):
         score = weight * probabilities[entry] / FULL_PROBABILITY
         if score < least:  # they come in descending order
             break
-        count = _add(tokens, scores, count, row[entry], score)
+        count = _add(found, count, tokens[entry], score)
     return count
 
 
 @njit(cache=True)
-def successors(
-    table: TableArrays, learned: LearnedArrays, trust: Trust, a: int, b: int, least: float, tokens: IntArray,
-    scores: FloatArray,
-) -> int:  # fmt: skip
-    """Collect the successors of (a, b) in `tokens int32[64]` and `scores float32[64]`, and return their number.
+def successors(model: TrigramModel, a: int, b: int, least: float, found: Found) -> int:
+    """Collect the successors of (a, b) in `found`, and return their number.
 
     Scores are probabilities, except under the paper's rule, which adds learned increments. `a` is -1 if nothing comes
-    before `b`. Contributions of a source below `least` may be left out; a successor has at most four. Offsets read from
-    the table are clamped, as it may be damaged.
+    before `b`. Contributions of a source below `least` may be left out; a successor has at most four.
     """
-    count, left = 0, 1.0
-    slot = learned_row(learned.keys, a, b)
-    row = bigram_row(table.first, table.second, a, b)
-    if trust.paper:
-        return _paper_successors(table, learned, trust, row, slot, tokens, scores)
-    count, left = _add_learned(learned, slot, trust.learned_pair, left, tokens, scores, count)
+    table, learned, trust = model
+    pairs = table.offsets, table.tokens, table.probabilities
+    singles = table.unigram_offsets, table.unigram_tokens, table.unigram_probabilities
+    slot, row = learned_row(learned.keys, a, b), bigram_row(table.first, table.second, a, b)
+    if trust.paper:  # Adaptix, Algorithm 2: p(c|a,b) + increments, at most maxProb; no back-off
+        count = _add_row(pairs, row, len(table.tokens), 1.0, 0.0, found, 0) if row >= 0 else 0
+        for j in range(ROW_WIDTH if slot >= 0 else 0):
+            if learned.weights[slot, j] > 0:
+                count = _add(found, count, learned.tokens[slot, j], learned.weights[slot, j])
+        for i in range(count):
+            found.scores[i] = min(found.scores[i], np.float32(trust.cap))
+        return count
+    count, left = _add_learned(learned, slot, trust.learned_pair, 1.0, found, 0)
     if row >= 0:
         share = table.totals[row] / (table.totals[row] + trust.table_pair)
-        start, end = int(np.int64(table.offsets[row])), int(np.int64(table.offsets[row + 1]))
-        count = _add_row(
-            table.tokens, table.probabilities, start, end, left * share, least, tokens, scores, count
-        )  # fmt: skip
+        count = _add_row(pairs, row, len(table.tokens), left * share, least, found, count)
         left *= 1.0 - share
     if left < least:
         return count
     slot = learned_row(learned.keys, NO_TOKEN, b)
-    count, left = _add_learned(learned, slot, trust.learned_single, left, tokens, scores, count)
+    count, left = _add_learned(learned, slot, trust.learned_single, left, found, count)
     if left >= least and 0 <= b < len(table.unigram_offsets) - 1:
         share = table.unigram_totals[b] / (table.unigram_totals[b] + trust.table_single)
-        start = int(np.int64(table.unigram_offsets[b]))
-        end = min(int(np.int64(table.unigram_offsets[b + 1])), start + _BACKED_OFF)
-        count = _add_row(
-            table.unigram_tokens, table.unigram_probabilities, start, end, left * share, least, tokens, scores, count
-        )  # fmt: skip
-    return count
-
-
-@njit(cache=True)
-def _paper_successors(
-    table: TableArrays, learned: LearnedArrays, trust: Trust, row: int, slot: int, tokens: IntArray, scores: FloatArray
-) -> int:
-    """Adaptix, Algorithm 2: p(c|a,b) + increments, at most maxProb; no back-off."""
-    count = 0
-    if row >= 0:
-        start, end = int(np.int64(table.offsets[row])), int(np.int64(table.offsets[row + 1]))
-        count = _add_row(table.tokens, table.probabilities, start, end, 1.0, 0.0, tokens, scores, count)
-    if slot >= 0:
-        for j in range(ROW_WIDTH):
-            if learned.weights[slot, j] > 0:
-                count = _add(tokens, scores, count, learned.tokens[slot, j], learned.weights[slot, j])
-    for i in range(count):
-        scores[i] = min(scores[i], np.float32(trust.cap))
+        count = _add_row(singles, b, _BACKED_OFF, left * share, least, found, count)
     return count
 
 
@@ -144,7 +145,7 @@ def _paper_successors(
 
 @njit(cache=True)
 def best_first(
-    table: TableArrays, learned: LearnedArrays, trust: Trust, a: int, b: int, nodes: int, depth: int, vocabulary: int
+    model: TrigramModel, a: int, b: int, nodes: int, depth: int, vocabulary: int
 ) -> tuple[IntArray, IntArray, FloatArray]:
     """Return the `nodes` most probable paths after (a, b), as tokens int32[N], parents int32[N], scores float32[N].
 
@@ -152,29 +153,26 @@ def best_first(
     the result is prefix-closed. Tokens at or above `vocabulary` are left out. A candidate is dropped if `nodes` better
     ones are known (the bar), and a node is not expanded if all its children would be dropped.
 
-    Contributions of a source below a quarter of the bar are left out of a candidate's score (see `successors`). So with
-    several sources a score may be too low by up to three quarters of the bar, and of two candidates close to the bar
-    the wrong one may be taken.
+    Contributions of a source below a quarter of the bar are left out, so with several sources a score may be too low by
+    three quarters of the bar, and of two candidates close to the bar the wrong one may be taken.
     """
     room = (nodes + 1) * MOST_SUCCESSORS
     candidate_token, candidate_parent = np.empty(room, np.int32), np.empty(room, np.int32)
     queue, bar = new_queue(np.empty(room, np.float32)), new_bar(nodes)
     tokens, parents, level = np.empty(nodes, np.int32), np.empty(nodes, np.int32), np.empty(nodes, np.int32)
-    scores = np.empty(nodes, np.float32)
-    found_tokens, found_scores = np.empty(MOST_SUCCESSORS, np.int32), np.empty(MOST_SUCCESSORS, np.float32)
+    scores, found = np.empty(nodes, np.float32), empty_found()
     count, node, node_score, node_level = 0, -1, np.float32(1.0), 0
     while count < nodes:
         if node_level < depth and above_bar(bar, node_score):
             before = a if node < 0 else (b if parents[node] < 0 else tokens[parents[node]])
             last = b if node < 0 else tokens[node]
             least = 0.25 * bar_height(bar) / float(node_score)
-            found = successors(table, learned, trust, before, last, least, found_tokens, found_scores)
-            for i in range(found):
-                score = node_score * min(found_scores[i], np.float32(1.0))
-                if not above_bar(bar, score) or not 0 <= found_tokens[i] < vocabulary:
+            for i in range(successors(model, before, last, least, found)):
+                score = node_score * min(found.scores[i], np.float32(1.0))
+                if not above_bar(bar, score) or not 0 <= found.tokens[i] < vocabulary:
                     continue
                 candidate = push(queue, score)
-                candidate_token[candidate], candidate_parent[candidate] = found_tokens[i], node
+                candidate_token[candidate], candidate_parent[candidate] = found.tokens[i], node
                 raise_bar(bar, score)
         best = pop(queue)
         if best < 0:
@@ -215,153 +213,145 @@ def _uniform(state: npt.NDArray[np.uint64]) -> float:
     return np.float64(product) / 4294967296.0
 
 
+class _Searched(NamedTuple):
+    """The nodes of Monte Carlo tree search; node 0 is the root, and the children of a node are neighbours."""
+
+    token: IntArray  # int32[R]
+    parent: IntArray  # int32[R], -1 for the root
+    first: IntArray  # int32[R], the first child, -1 before expansion
+    width: IntArray  # int32[R], number of children
+    visits: IntArray  # int32[R]
+    level: IntArray  # int32[R]
+    value: FloatArray  # float32[R], sum of rewards
+    prior: FloatArray  # float32[R], the score as a successor of the parent
+
+
 @njit(cache=True)
-def _best_child(
-    node: int, first: IntArray, width: IntArray, visits: IntArray, value: FloatArray, prior: FloatArray, c1: float,
-    c2: float,
-) -> int:  # fmt: skip
+def _best_child(tree: _Searched, node: int, settings: SearchSettings) -> int:
     """Return the child with the largest PUCT (equation 2); unvisited children come first, by probability."""
+    children = range(tree.first[node], tree.first[node] + tree.width[node])
     total = 0
-    for child in range(first[node], first[node] + width[node]):
-        if visits[child] == 0:
+    for child in children:
+        if tree.visits[child] == 0:
             return child
-        total += visits[child]
-    exploration = (c1 + np.log((total + c2 + 1.0) / c2)) * np.sqrt(total)
+        total += tree.visits[child]
+    exploration = (settings.c1 + np.log((total + settings.c2 + 1.0) / settings.c2)) * np.sqrt(total)
     best, best_score = -1, -np.inf
-    for child in range(first[node], first[node] + width[node]):
-        score = value[child] / visits[child] + exploration * prior[child] / (1.0 + visits[child])
+    for child in children:
+        visits = tree.visits[child]
+        score = tree.value[child] / visits + exploration * tree.prior[child] / (1.0 + visits)
         if score > best_score:
             best, best_score = child, score
     return best
 
 
 @njit(cache=True)
-def _sorted_successors(
-    table: TableArrays, learned: LearnedArrays, trust: Trust, a: int, b: int, tokens: IntArray, scores: FloatArray
-) -> int:
-    """Collect the successors of (a, b), the most probable first, by insertion sort, as there are few."""
-    found = successors(table, learned, trust, a, b, 0.0, tokens, scores)
-    for i in range(1, found):
-        token, score, j = tokens[i], scores[i], i
-        while j > 0 and scores[j - 1] < score:
-            tokens[j], scores[j] = tokens[j - 1], scores[j - 1]
+def _sorted_successors(model: TrigramModel, tree: _Searched, node: int, before: int, found: Found) -> int:
+    """Collect the successors of a node, the most probable first; `before` is the token before the root."""
+    a = before if node == 0 else tree.token[tree.parent[node]]
+    count = successors(model, a, tree.token[node], 0.0, found)
+    for i in range(1, count):  # insertion sort, as there are few
+        token, score, j = found.tokens[i], found.scores[i], i
+        while j > 0 and found.scores[j - 1] < score:
+            found.tokens[j], found.scores[j] = found.tokens[j - 1], found.scores[j - 1]
             j -= 1
-        tokens[j], scores[j] = token, score
-    return found
+        found.tokens[j], found.scores[j] = token, score
+    return count
 
 
 @njit(cache=True)
-def _rollout(
-    table: TableArrays, learned: LearnedArrays, trust: Trust, a: int, b: int, steps: int,
-    state: npt.NDArray[np.uint64], tokens: IntArray, scores: FloatArray,
-) -> float:  # fmt: skip
+def _rollout(model: TrigramModel, a: int, b: int, steps: int, state: npt.NDArray[np.uint64], found: Found) -> float:
     """Draw a continuation of (a, b) by the successors' scores; return the sum of the scores drawn."""
     reward = np.float64(0.0)
     for _ in range(steps):
-        found = successors(table, learned, trust, a, b, 0.0, tokens, scores)
+        count = successors(model, a, b, 0.0, found)
         total = np.float64(0.0)
-        for i in range(found):
-            total += scores[i]
+        for i in range(count):
+            total += found.scores[i]
         if total <= 0:
             break
         left = _uniform(state) * total
-        drawn = found - 1
-        for i in range(found):
-            left -= scores[i]
+        drawn = count - 1
+        for i in range(count):
+            left -= found.scores[i]
             if left < 0:
                 drawn = i
                 break
-        reward += scores[drawn]
-        a, b = b, tokens[drawn]
+        reward += found.scores[drawn]
+        a, b = b, found.tokens[drawn]
     return reward
 
 
 @njit(cache=True)
 def mcts(
-    table: TableArrays, learned: LearnedArrays, trust: Trust, a: int, b: int, settings: SearchSettings,
-    vocabulary: int, seed: int,
-) -> tuple[IntArray, IntArray, FloatArray]:  # fmt: skip
+    model: TrigramModel, a: int, b: int, settings: SearchSettings, vocabulary: int, seed: int
+) -> tuple[IntArray, IntArray, FloatArray]:
     """Return the tree of the most visited continuations after (a, b), as tokens, parents (int32[N]), scores float32[N].
 
     Scores are path probabilities. Each kept path is extended by its most probable successor, as in the paper's code.
     """
     room = 1 + settings.iterations * MOST_SUCCESSORS
-    token, parent, first = np.empty(room, np.int32), np.full(room, -1, np.int32), np.full(room, -1, np.int32)
-    width, visits, level = np.zeros(room, np.int32), np.zeros(room, np.int32), np.zeros(room, np.int32)
-    value, prior = np.zeros(room, np.float32), np.ones(room, np.float32)
-    found_tokens, found_scores = np.empty(MOST_SUCCESSORS, np.int32), np.empty(MOST_SUCCESSORS, np.float32)
+    tree = _Searched(
+        np.empty(room, np.int32), np.full(room, -1, np.int32), np.full(room, -1, np.int32), np.zeros(room, np.int32),
+        np.zeros(room, np.int32), np.zeros(room, np.int32), np.zeros(room, np.float32), np.ones(room, np.float32),
+    )  # fmt: skip
+    found = empty_found()
     state = np.array([(seed * 2 + 1) & 0x7FFFFFFFFFFFFFFF], np.int64).astype(np.uint64)
-    token[0] = b
-    made = 1
-    deepest = settings.length - 1
+    tree.token[0] = b
+    made, deepest = 1, settings.length - 1
     for _ in range(settings.iterations):
         node, reward = 0, np.float64(1.0)
-        while width[node] > 0 and level[node] < deepest:
-            node = _best_child(node, first, width, visits, value, prior, settings.c1, settings.c2)
-            reward += prior[node]
-        if first[node] < 0 and level[node] < deepest:
-            before = a if node == 0 else token[parent[node]]
-            found = _sorted_successors(table, learned, trust, before, token[node], found_tokens, found_scores)
-            first[node] = made
-            for i in range(found):
-                if 0 <= found_tokens[i] < vocabulary:
-                    token[made], prior[made] = found_tokens[i], found_scores[i]
-                    parent[made], level[made] = node, level[node] + 1
-                    width[node] += 1
+        while tree.width[node] > 0 and tree.level[node] < deepest:
+            node = _best_child(tree, node, settings)
+            reward += tree.prior[node]
+        if tree.first[node] < 0 and tree.level[node] < deepest:
+            tree.first[node] = made
+            for i in range(_sorted_successors(model, tree, node, a, found)):
+                if 0 <= found.tokens[i] < vocabulary:
+                    tree.token[made], tree.prior[made] = found.tokens[i], found.scores[i]
+                    tree.parent[made], tree.level[made] = node, tree.level[node] + 1
+                    tree.width[node] += 1
                     made += 1
-            if width[node] > 0:
-                node = first[node]
-                reward += prior[node]
-        before = a if node == 0 else token[parent[node]]
-        steps = deepest - level[node]
-        reward += _rollout(table, learned, trust, before, token[node], steps, state, found_tokens, found_scores)
+            if tree.width[node] > 0:
+                node = tree.first[node]
+                reward += tree.prior[node]
+        before = a if node == 0 else tree.token[tree.parent[node]]
+        reward += _rollout(model, before, tree.token[node], deepest - tree.level[node], state, found)
         while node >= 0:
-            visits[node] += 1
-            value[node] += np.float32(reward)
-            node = parent[node]
-    return _kept_paths(
-        table, learned, trust, token[:made], parent[:made], visits[:made], prior[:made], settings, vocabulary
-    )
+            tree.visits[node] += 1
+            tree.value[node] += np.float32(reward)
+            node = tree.parent[node]
+    return _kept_paths(model, tree, made, settings.candidates, a, vocabulary)
 
 
 @njit(cache=True)
 def _kept_paths(
-    table: TableArrays, learned: LearnedArrays, trust: Trust, token: IntArray, parent: IntArray,
-    visits: IntArray, prior: FloatArray, settings: SearchSettings, vocabulary: int,
-) -> tuple[IntArray, IntArray, FloatArray]:  # fmt: skip
+    model: TrigramModel, tree: _Searched, made: int, candidates: int, before: int, vocabulary: int
+) -> tuple[IntArray, IntArray, FloatArray]:
     """Return the paths to the most visited nodes, each extended by its most probable successor, as one tree."""
-    order = np.argsort(-visits, kind="mergesort")[: settings.candidates]
-    kept = np.zeros(len(token), np.bool_)
-    for chosen in order:
-        node = chosen if visits[chosen] > 0 else 0
+    kept = np.zeros(made, np.bool_)
+    for chosen in np.argsort(-tree.visits[:made], kind="mergesort")[:candidates]:
+        node = chosen if tree.visits[chosen] > 0 else 0
         while node > 0 and not kept[node]:
             kept[node] = True
-            node = parent[node]
-    room = 2 * int(kept.sum()) + 1
+            node = tree.parent[node]
+    room = 2 * int(kept.sum())
     tokens, parents, scores = np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.float32)
-    place = np.full(len(token), -1, np.int32)
-    count = 0
-    for node in range(1, len(token)):
-        if kept[node]:
-            place[node] = count
-            tokens[count] = token[node]
-            parents[count] = place[parent[node]]
-            above = np.float32(1.0) if parents[count] < 0 else scores[parents[count]]
-            scores[count] = above * min(prior[node], np.float32(1.0))
-            count += 1
-    found_tokens, found_scores = np.empty(MOST_SUCCESSORS, np.int32), np.empty(MOST_SUCCESSORS, np.float32)
-    for node in range(1, len(token)):
+    place, count = np.full(made, -1, np.int32), 0
+    for node in np.flatnonzero(kept):
+        place[node], above = count, place[tree.parent[node]]
+        tokens[count], parents[count] = tree.token[node], above
+        scores[count] = (np.float32(1.0) if above < 0 else scores[above]) * min(tree.prior[node], np.float32(1.0))
+        count += 1
+    found = empty_found()
+    for node in range(1, made):
         if not kept[node]:
             continue
-        found = _sorted_successors(table, learned, trust, token[parent[node]], token[node], found_tokens, found_scores)
-        if found == 0 or not 0 <= found_tokens[0] < vocabulary:
+        known = _sorted_successors(model, tree, node, before, found)
+        if known == 0 or not 0 <= found.tokens[0] < vocabulary:
             continue
-        present = False
-        for other in range(count):
-            present = present or (parents[other] == place[node] and tokens[other] == found_tokens[0])
-        if not present:
-            tokens[count] = found_tokens[0]
-            parents[count] = place[node]
-            scores[count] = scores[place[node]] * min(found_scores[0], np.float32(1.0))
+        if child_with(tokens[:count], parents[:count], place[node], found.tokens[0]) < 0:
+            tokens[count], parents[count] = found.tokens[0], place[node]
+            scores[count] = scores[place[node]] * min(found.scores[0], np.float32(1.0))
             count += 1
     return tokens[:count].copy(), parents[:count].copy(), scores[:count].copy()
