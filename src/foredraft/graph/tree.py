@@ -104,19 +104,10 @@ def path_to(parents: IntArray, node: int) -> list[int]:
 
 @njit(cache=True)
 def top_nodes(parents: IntArray, score: FloatArray, limit: int, max_depth: int) -> IntArray:
-    """Return the best `limit` nodes of a tree, no node without its parent, none deeper than `max_depth`.
+    """Return the best `limit` nodes of a tree, int32[K] ascending, none without its parent or deeper than `max_depth`.
 
-    Nodes are taken best first among those whose parent is taken, so the result is prefix-closed. If scores never rise
-    from parent to child, as path probabilities do not, it is exactly the top `limit`. Ties go to the earlier node.
-
-    Args:
-        parents: int32[N].
-        score: float32[N], estimated probability that the node's whole path is accepted.
-        limit: nodes at most.
-        max_depth: depth of a node at most.
-
-    Returns:
-        int32[K], ascending.
+    Nodes are taken best first, by `score`, float32[N], among those whose parent is taken. If scores never rise from
+    parent to child, as path probabilities do not, these are exactly the top `limit`. Ties go to the earlier node.
     """
     nodes, depth, count = len(parents), depths(parents), 0
     taken = np.zeros(nodes, np.bool_)
