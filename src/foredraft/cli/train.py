@@ -200,12 +200,12 @@ class _Training:
     """One training: its options, checked before anything is loaded, and the folder in which a killed one goes on."""
 
     def __init__(self, settings: list[str] | None, max_minutes: float | None, run: Path) -> None:
-        from foredraft.training.loop import Clock, LoopOptions
+        from foredraft.training.loop import LoopOptions
 
         self.options, self.run = _assigned(LoopOptions, settings, "the training"), run
         if max_minutes is not None and not 0 < max_minutes < math.inf:
             raise UsageError(f"--max-minutes is {max_minutes:g}; it must be above 0.")
-        self.clock = Clock(max_minutes=math.inf if max_minutes is None else max_minutes)
+        self.max_minutes = math.inf if max_minutes is None else max_minutes
 
     def prepared(
         self, model: str, data: list[Path], trace_settings: list[str] | None, dtype: str, device: str | None
@@ -234,7 +234,9 @@ class _Training:
         from foredraft.training.loop import draw_curve, train
 
         with progress_bars() as tell:
-            self.outcome = train(task, self.run, opened, texts, self.options, self.clock, identity, tell)
+            self.outcome = train(
+                task, self.run, opened, texts, self.options, identity, tell, max_minutes=self.max_minutes
+            )
         if not draw_curve(self.outcome.history, self.run / "curve.png"):
             say("No curve was drawn, as matplotlib is not installed: pip install 'foredraft[report]'.", "yellow")
 
@@ -246,7 +248,7 @@ class _Training:
         last = self.outcome.history[-1]
         agreement = "" if math.isnan(last["agreement"]) else f", {last['agreement']:.1%} held-out agreement"
         typer.echo(
-            f"{out}: {self.outcome.steps:,} steps in {self.outcome.minutes:.1f} minutes, loss {last['loss']:.3f}"
+            f"{out}: {self.outcome.step:,} steps in {self.outcome.minutes:.1f} minutes, loss {last['loss']:.3f}"
             f"{agreement}, {last['tokens_per_second']:,.0f} tokens/s at the end."
         )
 

@@ -20,12 +20,8 @@ Tell = Callable[[str, int, int, int, str], None]
 
 def check_numbers(options: Any, counts: Sequence[str], above_0: Sequence[str], shares: Sequence[str]) -> None:
     """Check that options are counts, finite numbers above 0, or shares; UsageError names the first that is not."""
-    rules: tuple[tuple[Sequence[str], Callable[[float], bool], str], ...] = (
-        (counts, lambda value: value >= 1, "at least 1"),
-        (above_0, lambda value: 0 < value < math.inf, "above 0"),
-        (shares, lambda value: 0 <= value <= 1, "0 to 1"),
-    )
-    for names, is_valid, wanted in rules:
-        for name in names:
-            if not is_valid(getattr(options, name)):
-                raise UsageError(f"{name} is {getattr(options, name)}; it must be {wanted}.")
+    wrong = [(name, "at least 1") for name in counts if not getattr(options, name) >= 1]
+    wrong += [(name, "above 0") for name in above_0 if not 0 < getattr(options, name) < math.inf]
+    wrong += [(name, "0 to 1") for name in shares if not 0 <= getattr(options, name) <= 1]
+    for name, wanted in wrong:
+        raise UsageError(f"{name} is {getattr(options, name)}; it must be {wanted}.")

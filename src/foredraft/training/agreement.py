@@ -1,8 +1,8 @@
 """Training of Cali-TS's predictor: will the target agree with what an early-exit head drafts?
 
 EESD (Liu et al. 2024), section 3.3. The labels compare the head's token with the target's at each position of a window,
-for levels whose previous levels agreed, as the predictor is only used for those. In every other window both choose with
-the same noise, as in sampled texts. Does not depend on the training loop.
+for levels whose previous levels agreed, as the predictor is only used for those. In odd windows both choose with the
+same noise, as in sampled texts. Does not depend on the training loop.
 """
 
 from typing import Any
@@ -18,8 +18,7 @@ from foredraft.training import Numbers
 from foredraft.training.tasks import ExitTask
 from foredraft.training.traces import Traces
 
-TEMPERATURE = 0.7
-"""Sampling temperature of the windows that are treated as sampled; chosen, as the traces' default."""
+TEMPERATURE = 0.7  # of the windows that are treated as sampled; chosen, as the traces' default
 
 
 class AgreementTask:
@@ -59,9 +58,8 @@ class AgreementTask:
     def levels(self, number: int) -> tuple[torch.Tensor, ...]:
         """Return the training examples of a window: every level that a draft would reach, from every position.
 
-        Returns:
-            the target's states and the head's, float[n, D], the level, int64[n], the head's estimate, whether the
-            window is treated as sampled, and whether target and head agree, float[n].
+        These are the target's states and the head's, float[n, D], the level, int64[n], the head's estimate, whether the
+        window is treated as sampled, and whether target and head agree, float[n].
         """
         window = np.array([number])
         with torch.autocast(self._device.type, enabled=False):
@@ -76,14 +74,14 @@ class AgreementTask:
         reached = torch.cumprod(agreed.int(), 1).bool()
         at, row = torch.nonzero(inside & reached, as_tuple=True)
         chosen = position[at, row]
-        sampled = torch.full_like(estimate[chosen], float(_is_sampled(number)))
+        sampled = torch.full_like(estimate[chosen], float(number % 2))
         draft = self._states[0].float()
         return target[at], draft[chosen], row + 1, estimate[chosen], sampled, agree[chosen].float()
 
     def _compared(self, number: int, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return whether head and target agree at each position, bool[T], and the head's estimate, float[T]."""
         theirs, known = self._traces.labels(np.array([number]), self._device)
-        if not _is_sampled(number):
+        if number % 2 == 0:
             best = torch.softmax(scores, -1).max(-1)
             return self._full(best.indices) == theirs[:, 0], best.values
         generator = torch.Generator().manual_seed(number)
@@ -102,7 +100,3 @@ class AgreementTask:
 
     def _keep_states(self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         self._states = inputs[0]
-
-
-def _is_sampled(number: int) -> bool:
-    return number % 2 == 1
