@@ -123,7 +123,7 @@ def cali(
     from foredraft.model.fingerprint import fingerprint
     from foredraft.model.head_files import card_for
     from foredraft.model.heads import PREDICTOR_FOLDER, load_exit_head
-    from foredraft.training.agreement import AgreementTask
+    from foredraft.training.tasks import AgreementTask
 
     folder = Path(head).expanduser()
     training = _Training(settings, max_minutes, folder.with_name(folder.name + ".cali.run"))

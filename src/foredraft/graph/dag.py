@@ -39,9 +39,8 @@ class DraftGraph(NamedTuple):
     score: FloatArray  # float32[R], product of these along the path
     lenders: IntArray  # int32[R], the node whose continuations this one borrows, or -1; a lender never borrows
     opened: IntArray  # int32[R], the nodes that may be expanded and lend, in the order of their being added to these
-    above: BoolArray  # bool[R, R], row x: which open nodes reach x along tree edges and loans, for x of the last level
-    tail: IntArray  # int32[<= tau], the end of the text before the draft, the root last
-    tau: int  # length of the grams that are merged; 0 for none
+    above: BoolArray  # bool[R + 1, R], for x of the last level: which open nodes reach x along tree edges and loans
+    grams: IntArray  # int32[R + 1, tau], the last tokens of each node's path, the root's last; -1 before the text
     counts: npt.NDArray[np.int64]  # int64[3]: nodes, first node of the last level, open nodes
 
     @property
@@ -66,11 +65,12 @@ def leaves(probabilities: FloatArray, least_probability: float = 0.2, least_shar
 def empty_graph(context: npt.NDArray[np.integer], tau: int, room: int) -> DraftGraph:
     """Return a graph without nodes and with room for some, after the text `context`, int[n]; its last `tau` suffice."""
     ids, floats = np.empty((3, room), np.int32), np.empty((2, room), np.float32)
-    return DraftGraph(
-        ids[0], ids[1], floats[0], floats[1], np.full(room, NO_LENDER, np.int32), ids[2],
-        np.zeros((room, room), np.bool_),  # rows never written use no memory
-        context[max(0, len(context) - tau) :].astype(np.int32), tau, np.zeros(3, np.int64),
-    )  # fmt: skip
+    grams = np.full((room + 1, tau), -1, np.int32)
+    tail = context[max(0, len(context) - tau) :]
+    grams[-1, tau - len(tail) :] = tail
+    above = np.zeros((room + 1, room), np.bool_)  # nothing reaches the root, the last row; unwritten rows use no memory
+    lenders, counts = np.full(room, NO_LENDER, np.int32), np.zeros(3, np.int64)
+    return DraftGraph(ids[0], ids[1], floats[0], floats[1], lenders, ids[2], above, grams, counts)
 
 
 def add_level(
@@ -98,6 +98,7 @@ def add_level(
     graph.tokens[new], graph.parents[new] = tokens, parents
     graph.probability[new] = np.minimum(probabilities, 1)
     graph.score[new] = graph.probability[new] * np.where(parents < 0, np.float32(1), graph.score[parents])
+    graph.grams[new] = np.column_stack([graph.grams[parents], tokens])[:, 1:]
     order = np.argsort(-graph.score[new], kind="stable")
     return _merge_level(graph, order, leaf, len(tokens) if most_open is None else most_open)
 
@@ -109,15 +110,14 @@ def _merge_level(graph: DraftGraph, order: npt.NDArray[np.int64], leaf: BoolArra
     end, first = start + len(order), opened
     for i in order:
         node = start + i
-        parent = int(graph.parents[node])
-        lender = _lender(graph, opened, parent, int(graph.tokens[node])) if graph.tau > 0 else NO_LENDER
+        parent, lender = int(graph.parents[node]), _lender(graph, node, opened)
         graph.lenders[node] = lender
         if 0 <= lender < start:
             # What reaches the parent now also reaches the lender and all that the lender reaches. Only the rows of the
             # last level are read later, or inherited.
             for other in range(before, start):
                 if above[other, lender]:
-                    _inherit(above, other, parent)
+                    above[other] |= above[parent]
         elif lender < 0 and not leaf[i] and opened < first + most_open:
             graph.opened[opened] = node
             above[node, node] = True
@@ -125,56 +125,23 @@ def _merge_level(graph: DraftGraph, order: npt.NDArray[np.int64], leaf: BoolArra
     for node in range(start, end):  # after all loans of the level, which add to the parents' rows
         lender = int(graph.lenders[node])
         if lender >= start:
-            _inherit(above, lender, int(graph.parents[node]))
+            above[lender] |= above[graph.parents[node]]
         elif above[node, node]:
-            _inherit(above, node, int(graph.parents[node]))
+            above[node] |= above[graph.parents[node]]
     graph.counts[:] = end, start, opened
     return np.sort(graph.opened[first:opened])
 
 
 @njit(cache=True)
-def _inherit(above: BoolArray, node: int, source: int) -> None:
-    """Let everything that reaches `source`, which includes `source`, reach `node`; -1, the root, adds nothing."""
-    if source >= 0:
-        above[node, :] |= above[source, :]
-
-
-@njit(cache=True)
-def _lender(graph: DraftGraph, opened: int, parent: int, token: int) -> int:
-    """Return the first of the open nodes that ends in the gram of `token` after `parent` and may lend, or -1.
+def _lender(graph: DraftGraph, new: int, opened: int) -> int:
+    """Return the first of the open nodes that ends in the gram of the new node and may lend to it, or -1.
 
     The graph stays acyclic, by induction: the only edge to a new node comes from its parent, so an edge from it to a
     lender closes a cycle if and only if the lender reaches the parent. `above` holds this for every possible parent,
     the open nodes of the last level.
     """
-    for node in graph.opened[:opened]:
-        if _ends_alike(graph, node, parent, token) and (parent < 0 or not graph.above[parent, node]):
+    for node in graph.opened[: opened if graph.grams.shape[1] else 0]:
+        is_alike = graph.tokens[node] == graph.tokens[new] and np.array_equal(graph.grams[node], graph.grams[new])
+        if is_alike and not graph.above[graph.parents[new], node]:
             return int(node)
     return NO_LENDER
-
-
-@njit(cache=True)
-def _ends_alike(graph: DraftGraph, node: int, parent: int, token: int) -> bool:
-    """Return whether `node` ends in the gram that ends with `token` after `parent`.
-
-    -1 is the root, -2 the token before it, and so on back through the text; what is before the text is alike.
-    """
-    if graph.tokens[node] != token:
-        return False
-    one, other = int(graph.parents[node]), parent
-    for _ in range(graph.tau - 1):
-        if one == other:
-            return True
-        if _token_at(graph, one) != _token_at(graph, other):
-            return False
-        one = int(graph.parents[one]) if one >= 0 else one - 1
-        other = int(graph.parents[other]) if other >= 0 else other - 1
-    return True
-
-
-@njit(cache=True)
-def _token_at(graph: DraftGraph, place: int) -> int:
-    if place >= 0:
-        return int(graph.tokens[place])
-    back = len(graph.tail) + place
-    return int(graph.tail[back]) if back >= 0 else -1

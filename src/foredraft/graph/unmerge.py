@@ -28,7 +28,7 @@ class _Candidates(NamedTuple):
     """Candidate paths, R at most."""
 
     node: IntArray  # int32[R], the last node
-    above: IntArray  # int32[R], the written node it follows, -1 for the root
+    above: IntArray  # int32[R], the written path that it follows
     borrowed: BoolArray  # bool[R], whether the step to `node` is borrowed
     queue: Queue  # by path probability
 
@@ -52,35 +52,32 @@ def unmerge(graph: DraftGraph, limit: int, max_depth: int) -> Unmerged:
         new_queue(np.empty(room, np.float32)),
     )  # fmt: skip
     first, following = _sorted_children(graph)
-    origin, above, depth = np.empty(limit, np.int32), np.empty(limit, np.int32), np.empty(limit, np.int32)
-    score, merged = np.empty(limit, np.float32), np.empty(limit, np.bool_)
-    count, written, level, total = 0, -1, 0, np.float32(1.0)  # of the last written path; at first, the root
+    # of the written paths, the first of which is the root's
+    origin, above = np.full(limit + 1, -1, np.int32), np.empty(limit + 1, np.int32)
+    depth, score = np.zeros(limit + 1, np.int32), np.ones(limit + 1, np.float32)
+    merged, written = np.zeros(limit + 1, np.bool_), 0
     while True:
-        place = -1 if written < 0 else int(origin[written])
-        own = int(first[place])
-        lender = NO_LENDER if written < 0 else int(graph.lenders[place])
-        if level < max_depth and own >= 0:
-            _offer(c, own, written, False, total * graph.probability[own])
-        if level < max_depth and lender >= 0:
-            _offer_borrowed(c, graph, following, int(first[lender]), own, written, total)
-        best = pop(c.queue) if count < limit else -1
+        place = int(origin[written])
+        own, lender = int(first[place]), int(graph.lenders[place]) if place >= 0 else NO_LENDER
+        if depth[written] < max_depth and own >= 0:
+            _offer(c, own, written, False, score[written] * graph.probability[own])
+        if depth[written] < max_depth and lender >= 0:
+            _offer_borrowed(c, graph, following, int(first[lender]), own, written, score[written])
+        best = pop(c.queue) if written < limit else -1
         if best < 0:
             break
-        written, node, borrowed = count, int(c.node[best]), bool(c.borrowed[best])
-        up = int(c.above[best])
+        node, up, borrowed = int(c.node[best]), int(c.above[best]), bool(c.borrowed[best])
+        written += 1
         origin[written], above[written], score[written] = node, up, c.queue.score[best]
-        merged[written] = borrowed or (up >= 0 and merged[up])
-        depth[written] = 1 if up < 0 else depth[up] + 1
-        count += 1
-        level, total = int(depth[written]), score[written]
-        before, sibling = np.float32(1.0) if up < 0 else score[up], int(following[node])
+        merged[written], depth[written] = borrowed or merged[up], depth[up] + 1
+        sibling = int(following[node])
         if borrowed:
-            own = int(first[-1 if up < 0 else origin[up]])
-            _offer_borrowed(c, graph, following, sibling, own, up, before)
+            _offer_borrowed(c, graph, following, sibling, int(first[origin[up]]), up, score[up])
         elif sibling >= 0:
-            _offer(c, sibling, up, False, before * graph.probability[sibling])
-    kept = origin[:count].copy()
-    return Unmerged(graph.tokens[kept], above[:count].copy(), score[:count].copy(), kept, merged[:count].copy())
+            _offer(c, sibling, up, False, score[up] * graph.probability[sibling])
+    kept = slice(1, written + 1)
+    parents = (above[kept] - 1).astype(np.int32)
+    return Unmerged(graph.tokens[origin[kept]], parents, score[kept].copy(), origin[kept].copy(), merged[kept].copy())
 
 
 @njit(cache=True)

@@ -20,8 +20,7 @@ import torch
 
 from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file, store_file
 from foredraft.errors import NumericsError, StoreError, UsageError
-from foredraft.training import Numbers, Tell, check_numbers
-from foredraft.training.traces import Traces, chosen_windows
+from foredraft.training.traces import Numbers, Tell, Traces, check_numbers, chosen_windows
 
 CHECKPOINT = "checkpoint.pt"
 _EVALUATED = 64  # held-out windows on which agreement is measured, at most

@@ -9,6 +9,7 @@ complete `windows.npy` int32[W, T + 1], `kinds.npy` uint8[W], `held.npy` bool[W]
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,8 +23,12 @@ import torch
 
 from foredraft.atomic_file import store_file
 from foredraft.errors import NumericsError, StoreError, UsageError
-from foredraft.training import Numbers, Tell, check_numbers
 from foredraft.training.sources import Source, is_held_out
+
+Numbers = npt.NDArray[np.int64]
+"""Window numbers, int64."""
+Tell = Callable[[str, int, int, int, str], None]
+"""Reports a phase's progress: its name, done, total, a count, and the count's unit."""
 
 KINDS = ("greedy", "sampled", "open")
 MANIFEST, TEXTS = "manifest.json", "texts.jsonl"
@@ -43,6 +48,16 @@ class Asked(NamedTuple):
 
 Write = Callable[[Sequence[Asked], int], list[list[int]]]
 """Writes texts of at most this many new tokens; returns each text's new ids."""
+
+
+def check_numbers(options: Any, counts: Sequence[str], above_0: Sequence[str], shares: Sequence[str]) -> None:
+    """Check that options are counts, finite numbers above 0, or shares; UsageError names the first that is not."""
+    wrong = [(name, "at least 1") for name in counts if not getattr(options, name) >= 1]
+    wrong += [(name, "above 0") for name in above_0 if not 0 < getattr(options, name) < math.inf]
+    wrong += [(name, "0 to 1") for name in shares if not 0 <= getattr(options, name) <= 1]
+    if wrong:
+        name, wanted = wrong[0]
+        raise UsageError(f"{name} is {getattr(options, name)}; it must be {wanted}.")
 
 
 @dataclass(frozen=True, slots=True)
