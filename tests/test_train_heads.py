@@ -279,7 +279,7 @@ def test_a_loss_that_is_no_number_stops_and_the_last_checkpoint_stays(model, tra
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("unexpected pos 64 vs 0")])
 def test_a_full_disk_leaves_the_checkpoint_before(error, model, traces, tmp_path, monkeypatch):
-    trained(exit_task(model, traces), tmp_path, traces, LoopOptions(epochs=1, precision="float32"))
+    run = trained(exit_task(model, traces), tmp_path, traces, LoopOptions(epochs=1, precision="float32"))
     before = (tmp_path / loop.CHECKPOINT).read_bytes()
 
     def full(state, file):
@@ -288,7 +288,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(error, model, traces, tmp_path
 
     monkeypatch.setattr(loop.torch, "save", full)
     with pytest.raises(StoreError, match=r"No checkpoint can be written.*the previous one stays. Check its free space"):
-        loop.write_checkpoint(tmp_path, {})
+        run.save()
     assert (tmp_path / loop.CHECKPOINT).read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == [loop.CHECKPOINT]
 

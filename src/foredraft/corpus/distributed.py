@@ -32,14 +32,12 @@ def map_on_ray(
 ) -> Iterator[Result]:
     """Yield `function(item)` for each item, in order; each call is a task on one processor core.
 
-    An item whose worker dies is retried up to three times, so the function must give the same result if called again,
-    and must not leave partial output that looks complete. An exception of the function is raised here at once.
+    The function and the items must be picklable; items are consumed a little ahead of the results. An item whose worker
+    dies is retried up to three times, so the function must give the same result if called again, and must not leave
+    partial output that looks complete. An exception of the function is raised here at once.
 
-    Args:
-        function: picklable, as are the items, which are consumed a little ahead of the results.
-        items: what it is called with.
-        address: of the cluster, as `ray.init` takes it; None starts a local one and stops it at the end. A cluster that
-            this process is already connected to is used, and left running.
+    `address` is that of the cluster, as `ray.init` takes it; None starts a local one and stops it at the end. A cluster
+    that this process is already connected to is used, and left running.
 
     Raises:
         UsageError: Ray is not installed, or no cluster answers at the address.

@@ -330,11 +330,12 @@ def _parquet_file(path: Path) -> Iterator[Any]:
 
 
 def _is_chat(messages: Any) -> bool:
-    return isinstance(messages, list) and bool(messages) and all(map(_is_message, messages))
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and all(isinstance(message.get(name), str) for name in ("role", "content"))
+    return (
+        isinstance(messages, list)
+        and all(isinstance(each, dict) for each in messages)
+        and all(isinstance(each.get(name), str) for each in messages for name in ("role", "content"))
+        and len(messages) > 0
+    )
 
 
 def cut_at_line_end(text: str, limit: int) -> int:

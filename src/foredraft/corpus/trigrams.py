@@ -46,9 +46,9 @@ def count_trigrams(
         out: the file to write, with `<out>.lock` and, during the build, `<out>.building` next to it.
         keep: maximum successors stored for a bigram, 1 to 255.
         least: a bigram is stored only if a token followed it at least this often.
-        eos_token_id: id that was appended to documents without it, recorded in the file; None for none.
+        eos_token_id: recorded in the file, as are the values of `metadata`.
         overwrite: replace an existing file.
-        metadata: further JSON values for the file.
+        metadata: JSON values.
         progress: called with the number of tri-grams merged; may raise to stop.
         at_once: tokens counted, and distinct tri-grams merged, in memory; about 60 bytes each.
 

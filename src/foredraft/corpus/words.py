@@ -153,17 +153,12 @@ def tokenize(
 ) -> Iterator[Symbols]:  # fmt: skip
     """Yield the documents' ids in order, each document followed by the separator V; documents without ids are dropped.
 
-    A long text is cut at line ends before tokenisation, so a token never spans such a cut. The `tokenizers` library
-    distributes each batch over the processor's cores, and adds no special tokens.
+    A text is cut at line ends into pieces of at most `piece_characters` before tokenisation, so a token never spans
+    such a cut. The `tokenizers` library distributes each batch, of pieces of about `batch_characters` together, over
+    the processor's cores. Padding, truncation and special tokens of the tokenizer are ignored.
 
-    Args:
-        documents: from `read_documents`.
-        tokenizer: not changed; its padding and truncation settings are ignored.
-        vocabulary: V, above every id.
-        eos_token_id: appended to every document that does not end in it; None for none.
-        report: counts documents and tokens.
-        batch_characters: of documents that are tokenised together, at most.
-        piece_characters: of a text that is tokenised at once, at most.
+    `vocabulary`, V, is above every id. `eos_token_id` is appended to every document that does not end in it. `report`
+    counts documents and tokens.
 
     Yields:
         uint16[n] if V is at most 65,535, else uint32[n]: the ids of a batch.

@@ -52,10 +52,8 @@ class DraftGraph(NamedTuple):
 def leaves(probabilities: FloatArray, least_probability: float = 0.2, least_share: float = 0.3) -> BoolArray:
     """Return which children are not worth expanding (section 4.2), bool[F, k]; they are still drafted.
 
-    Args:
-        probabilities: float32[F, k], per row the children of one node, each given its path; NaN gives a leaf.
-        least_probability: theta_prob: a child below it is a leaf.
-        least_share: theta_sib: a child below this share of its best sibling is a leaf.
+    `probabilities`, float32[F, k], has the children of one node per row, each given its path. A child is a leaf below
+    `least_probability` (theta_prob), below the share `least_share` (theta_sib) of its best sibling, or if it is NaN.
     """
     best = probabilities.max(axis=1, keepdims=True, initial=0.0)
     kept: BoolArray = probabilities >= np.maximum(np.float32(least_probability), np.float32(least_share) * best)
@@ -82,13 +80,9 @@ def add_level(
     In the order of path probability, each child becomes a borrower if it is redundant, else a leaf if `leaf` says so or
     `most_open` nodes are open already, else an open node. Nodes of the last level get no children after this.
 
-    Args:
-        graph: changed in place; it must have room.
-        parents: int32[M], nodes of the last level that `add_level` returned; -1 in the first level.
-        tokens: int32[M]; siblings have different ones.
-        probabilities: float32[M], of each token given its path; what rounding adds above 1 is cut off.
-        leaf: bool[M], nodes not to expand; see `leaves`.
-        most_open: nodes to expand at most; 0 for the last level, None for no limit.
+    `parents`, int32[M], are nodes of the last level that `add_level` returned, or -1 in the first level; siblings have
+    different tokens. `probabilities`, float32[M], are of each token given its path; what rounding adds above 1 is cut
+    off. `most_open` is 0 for the last level, None for no limit. There must be room in the graph, which is changed.
 
     Returns:
         int32[K], the open nodes of the new level, ascending. Nodes are numbered from the old `graph.size` on, in order.

@@ -28,7 +28,7 @@ def check_tree(tokens: IntArray, parents: IntArray) -> None:
             )
     if len(tokens) != len(parents):
         raise ValueError(f"A tree needs one parent per token; it has {len(tokens)} tokens and {len(parents)} parents.")
-    if len(parents) and (parents < ROOT).any():
+    if (parents < ROOT).any():
         raise ValueError(f"Parent {int(parents.min())} is below -1, which marks a child of the root.")
     late = np.flatnonzero(parents >= np.arange(len(parents)))
     if len(late):
@@ -135,8 +135,8 @@ def reindexed_parents(parents: IntArray, kept: IntArray) -> IntArray:
 def best_chain(parents: IntArray, score: FloatArray, longest: int, least: float) -> IntArray:
     """Return the path from the root with the most expected accepted tokens, int32[K], K at most `longest`.
 
-    That is the sum of its nodes' scores, float32[N], which do not rise from parent to child. Nodes with a score below
-    `least` are left out. Ties go to the earlier last node.
+    That is the sum of its nodes' scores, float32[N], which do not rise from parent to child; those below `least` are
+    left out. Ties go to the earlier last node.
     """
     nodes = len(parents)
     worth, depth = np.empty(nodes, np.float64), np.empty(nodes, np.int32)

@@ -28,15 +28,14 @@ _SECONDS = 0.5  # time to measure each kind of pass
 
 
 class WrittenText(NamedTuple):
-    """A text that the model wrote: ids, int64[n], prompt included, and the sampling options used."""
+    """A text that the model wrote."""
 
-    ids: TokenIds
+    ids: TokenIds  # int64[n], prompt included
     prompt_length: int
-    sampling: SamplingOptions
+    sampling: SamplingOptions  # as used
 
 
-@dataclass(frozen=True, slots=True)
-class SkippingCosts:
+class SkippingCosts(NamedTuple):
     """Times of the whole model's passes, and the shares of a pass that one layer's attention and MLP take."""
 
     curve: CostCurve

@@ -176,30 +176,27 @@ class Run:
         self.measured_at, self._losses = self.minutes, []
 
     def save(self) -> None:
-        """Write the checkpoint."""
-        states = {"module": self._task.module.state_dict(), "optimizer": self._optimizer.state_dict()}
-        position = {"step": self.step, "minutes": self.minutes, "history": self.history}
-        write_checkpoint(self._folder, {"identity": self._identity, **position, **states})
+        """Write the state as the run's only checkpoint, atomically."""
+        state = {
+            "identity": self._identity, "step": self.step, "minutes": self.minutes, "history": self.history,
+            "module": self._task.module.state_dict(), "optimizer": self._optimizer.state_dict(),
+        }  # fmt: skip
+        unfinished = self._folder / f"{CHECKPOINT}.{os.getpid()}{TEMPORARY_SUFFIX}"
+        try:
+            with unfinished.open("wb") as file:
+                torch.save(state, file)
+            place_file(unfinished, self._folder / CHECKPOINT)
+        except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            why = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
+            raise StoreError(
+                f"No checkpoint can be written to {self._folder} ({why}); the previous one stays. Check its free space."
+            ) from error
 
     def _autocast(self) -> Any:
         is_on = self._options.precision == "bfloat16"
         return torch.autocast(self._weights[0].device.type, dtype=torch.bfloat16, enabled=is_on)
-
-
-def write_checkpoint(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write `state` (tensors, numbers, strings, lists and dicts of them) as the run's only checkpoint, atomically."""
-    unfinished = folder / f"{CHECKPOINT}.{os.getpid()}{TEMPORARY_SUFFIX}"
-    try:
-        with unfinished.open("wb") as file:
-            torch.save(dict(state), file)
-        place_file(unfinished, folder / CHECKPOINT)
-    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        why = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
-        raise StoreError(
-            f"No checkpoint can be written to {folder} ({why}); the previous one stays. Check its free space."
-        ) from error
 
 
 def _read_checkpoint(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -221,12 +218,10 @@ def _read_checkpoint(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any
 
 
 def draw_curve(history: Sequence[Mapping[str, float]], path: Path) -> bool:
-    """Plot loss and held-out agreement over time as PNG; return False without matplotlib or without history."""
+    """Plot loss and held-out agreement over time as PNG; return False without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return False
-    if not history:
         return False
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     left = figure.add_subplot()

@@ -15,7 +15,6 @@ from foredraft.errors import UsageError
 
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 """Folders of a source tree that are skipped: tests are repetitive, and installed packages have other licences."""
-
 _CHAT_MARK = "\0messages\0"
 _PROMPT_OF_TEXT = 48  # maximum tokens of a plain text's prompt, which the target continues; chosen
 _LONGEST_OPEN = 1024  # maximum tokens of a text used as it is; chosen
