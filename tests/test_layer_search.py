@@ -41,7 +41,7 @@ def marks(text):
     ],
 )
 def test_steps_are_those_that_drafting_would_take(agreed, levels, accepted):
-    assert accepted_by_step(marks(agreed), levels).tolist() == accepted
+    assert accepted_by_step(marks(agreed), levels) == accepted
 
 
 def test_what_is_promised_counts_draft_passes_and_verification():

@@ -15,7 +15,7 @@ from foredraft.model.heads import load_exit_head
 from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
 from foredraft.training import loop
-from foredraft.training.loop import Clock, LoopOptions, train
+from foredraft.training.loop import LoopOptions, train
 from foredraft.training.sources import in_turns, read_sources
 from foredraft.training.tasks import ExitTask, distribution_loss
 from foredraft.training.traces import (
@@ -147,7 +147,7 @@ def parameters(module):
 
 
 def trained(task, run, traces, options=QUICK, **clock):
-    return train(task, run, traces, "all", options, Clock(**clock), {"kind": "test"}, silent)
+    return train(task, run, traces, "all", options, {"kind": "test"}, silent, **clock)
 
 
 def exit_task(model, traces, loss="distribution", states=None):
@@ -163,7 +163,7 @@ def test_a_head_learns_and_the_model_stays_as_it_was(loss, model, traces, tmp_pa
     chosen, _ = chosen_windows(traces, "all")
     with torch.no_grad():
         assert task.loss(chosen) < 0.95 * first.loss(chosen)
-    assert outcome.history[-1]["step"] == outcome.steps
+    assert outcome.history[-1]["step"] == outcome.step
     assert torch.equal(parameters(model), before)
     assert SplitTarget(TorchTarget(model), 1, task.module.eval()).vocabulary == VOCABULARY
 
@@ -233,11 +233,11 @@ def killed_at(task, step):
 @pytest.mark.slow
 def test_a_killed_training_ends_with_the_weights_of_one_that_was_not(model, traces, tmp_path):
     whole = exit_task(model, traces)
-    steps = trained(whole, tmp_path / "whole", traces).steps
+    steps = trained(whole, tmp_path / "whole", traces).step
     with pytest.raises(KilledError):
         trained(killed_at(exit_task(model, traces), steps // 2), tmp_path / "killed", traces, checkpoint_minutes=0)
     resumed = exit_task(model, traces)
-    assert trained(resumed, tmp_path / "killed", traces).steps == steps
+    assert trained(resumed, tmp_path / "killed", traces).step == steps
     assert torch.equal(parameters(resumed.module), parameters(whole.module))
     with pytest.raises(UsageError, match="started with other settings: options"):
         trained(exit_task(model, traces), tmp_path / "killed", traces, LoopOptions(epochs=3, precision="float32"))
@@ -277,7 +277,7 @@ def test_a_loss_that_is_no_number_stops_and_the_last_checkpoint_stays(model, tra
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("unexpected pos 64 vs 0")])
 def test_a_full_disk_leaves_the_checkpoint_before(error, model, traces, tmp_path, monkeypatch):
-    trained(exit_task(model, traces), tmp_path, traces, LoopOptions(epochs=1, precision="float32"))
+    run = trained(exit_task(model, traces), tmp_path, traces, LoopOptions(epochs=1, precision="float32"))
     before = (tmp_path / loop.CHECKPOINT).read_bytes()
 
     def full(state, file):
@@ -286,7 +286,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(error, model, traces, tmp_path
 
     monkeypatch.setattr(loop.torch, "save", full)
     with pytest.raises(StoreError, match=r"No checkpoint can be written.*the previous one stays. Check its free space"):
-        loop.write_checkpoint(tmp_path, {})
+        run.save()
     assert (tmp_path / loop.CHECKPOINT).read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == [loop.CHECKPOINT]
 
@@ -295,7 +295,7 @@ def test_a_time_limit_ends_the_run_with_the_rate_decayed(model, traces, tmp_path
     ticks = iter(range(10_000))
     options = LoopOptions(epochs=1000, precision="float32")
     outcome = trained(exit_task(model, traces), tmp_path, traces, options, max_minutes=1, now=lambda: next(ticks) * 6.0)
-    assert 5 <= outcome.steps <= 12
+    assert 5 <= outcome.step <= 12
     assert options.rate_at(1.0) == pytest.approx(options.rate * options.floor)
     assert options.rate_at(options.warmup) == pytest.approx(options.rate)
     assert options.rate_at(options.warmup / 2) == pytest.approx(options.rate / 2)
@@ -423,7 +423,7 @@ def test_the_command_trains_a_predictor_and_medusa_heads(saved_model, tmp_path, 
 @pytest.mark.slow
 def test_a_predictor_learns_which_tokens_are_accepted(model, traces, tmp_path):
     from foredraft.model.heads import new_exit_head
-    from foredraft.training.agreement import AgreementTask
+    from foredraft.training.tasks import AgreementTask
 
     task = AgreementTask(model, new_exit_head(model), 1, traces)
     chosen, _ = chosen_windows(traces, "all")
@@ -436,7 +436,7 @@ def test_a_predictor_learns_which_tokens_are_accepted(model, traces, tmp_path):
 
 def test_labels_of_agreement_are_those_of_a_slow_comparison(model, traces):
     from foredraft.model.heads import POSITIONS, new_exit_head
-    from foredraft.training.agreement import AgreementTask
+    from foredraft.training.tasks import AgreementTask
 
     task = AgreementTask(model, new_exit_head(model), 1, traces)
     number = 4  # even windows are treated as greedy

@@ -66,24 +66,7 @@ def top_nodes(parents, score, limit, max_depth):
     return np.array(sorted(taken - {-1}), np.int32)
 
 
-# --- reach, grams, dag, unmerge
-# Reach is {node: set of nodes that reach it}. A naive graph is a dictionary of lists, named as `DraftGraph`'s fields.
-
-
-def no_reach(nodes):
-    return {node: set() for node in range(nodes)}
-
-
-def reaches(above, source, node):
-    return source in above[node]
-
-
-def inherit(above, node, source):
-    above[node] |= above.get(source, set())
-
-
-def reach_itself(above, node):
-    above[node].add(node)
+# --- dag, unmerge: a naive graph is a dictionary of lists, named as `DraftGraph`'s fields
 
 
 def gram(tokens, parents, context, tau, parent, token):
@@ -94,16 +77,6 @@ def gram(tokens, parents, context, tau, parent, token):
         parent = parents[parent]
     before = len(context) + parent + 1  # -1 is the root, the last token of the context; -2 the one before it
     return tuple([*(int(token) for token in context[:before]), *path][-tau:])
-
-
-def remember(remembered, node):
-    remembered.append(node)
-
-
-def first_occurrence(remembered, tokens, parents, context, tau, parent, token):
-    wanted = gram(tokens, parents, context, tau, parent, token)
-    same = [node for node in remembered if gram(tokens, parents, context, tau, parents[node], tokens[node]) == wanted]
-    return same[0] if same else -1
 
 
 def reachable(edges, source):
@@ -156,7 +129,7 @@ def add_level(graph, parents, tokens, probabilities, leaf, most_open, only_tree_
     return sorted(opened)
 
 
-def unroll(tokens, parents, conditional, lenders, limit, max_depth):
+def unmerge(tokens, parents, conditional, lenders, limit, max_depth):
     """Makes all paths, then takes the best. Returns {path as tokens: (score, origin, merged)}."""
     one = np.float32(1)
 

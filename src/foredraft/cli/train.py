@@ -22,7 +22,7 @@ from foredraft.options import options_from
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
     from foredraft.api import Generator
     from foredraft.model.head_files import HeadCard
-    from foredraft.training.loop import LoopOptions, Outcome, Task
+    from foredraft.training.loop import LoopOptions, Run, Task
     from foredraft.training.traces import Asked, TraceOptions, Traces
 
 T = TypeVar("T")
@@ -91,17 +91,18 @@ class Training:
         _say_traces(opened, ready)
         return generator.target.model, opened
 
-    def train(self, task: "Task", opened: "Traces", card: "HeadCard", run: Path, **identity: Any) -> "Outcome":
+    def train(self, task: "Task", opened: "Traces", card: "HeadCard", run: Path, **identity: Any) -> "Run":
         """Train a task, in a folder where a killed training goes on, and draw its curve.
 
         `identity` are the settings that determine the weights, such as `texts`, the kind of texts to learn from.
         """
-        from foredraft.training.loop import Clock, draw_curve, train
+        from foredraft.training.loop import draw_curve, train
 
-        clock = Clock(math.inf if self.max_minutes is None else self.max_minutes)
+        most = math.inf if self.max_minutes is None else self.max_minutes
+        texts = identity.get("texts", "all")
         whole = {"kind": card.kind, "model": card.fingerprint, **identity}
         with progress_bars() as tell:
-            outcome = train(task, run, opened, identity.get("texts", "all"), self.options(), clock, whole, tell)
+            outcome = train(task, run, opened, texts, self.options(), whole, tell, max_minutes=most)
         if not draw_curve(outcome.history, run / "curve.png"):
             say("No curve was drawn, as matplotlib is not installed: pip install 'foredraft[report]'.", "yellow")
         return outcome
@@ -179,7 +180,7 @@ def cali(
     from foredraft.model.fingerprint import fingerprint
     from foredraft.model.head_files import card_for
     from foredraft.model.heads import PREDICTOR_FOLDER, load_exit_head
-    from foredraft.training.agreement import AgreementTask
+    from foredraft.training.tasks import AgreementTask
 
     folder = Path(head).expanduser()
     if not folder.is_dir():
@@ -247,7 +248,7 @@ def _run_of(out: Path) -> Path:
     return out.with_name(out.name + ".run")
 
 
-def _save(out: Path, card: "HeadCard", weights: Mapping[str, Any], outcome: "Outcome") -> None:
+def _save(out: Path, card: "HeadCard", weights: Mapping[str, Any], outcome: "Run") -> None:
     """Write what was trained, and say how well it went."""
     from foredraft.model.head_files import save_head
 
@@ -255,7 +256,7 @@ def _save(out: Path, card: "HeadCard", weights: Mapping[str, Any], outcome: "Out
     last = outcome.history[-1]
     agreement = "" if math.isnan(last["agreement"]) else f", {last['agreement']:.1%} held-out agreement"
     typer.echo(
-        f"{out}: {outcome.steps:,} steps in {outcome.minutes:.1f} minutes, loss {last['loss']:.3f}{agreement}, "
+        f"{out}: {outcome.step:,} steps in {outcome.minutes:.1f} minutes, loss {last['loss']:.3f}{agreement}, "
         f"{last['tokens_per_second']:,.0f} tokens/s at the end."
     )
 

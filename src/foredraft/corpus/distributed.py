@@ -16,17 +16,15 @@ from foredraft.errors import ForedraftError, UsageError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-RETRIES = 3
-"""Retries of an item whose worker died."""
+RETRIES = 3  # of an item whose worker died
 _TASKS_PER_CPU = 2  # tasks submitted ahead of results
 _CONNECT_SECONDS = 10.0
 _OBJECT_STORE_BYTES = 100 << 20  # results are small; Ray's default is a third of the memory
-_VARIABLES = {
+_VARIABLES = {  # of the environment of a local cluster's processes
     "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports over the network
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the future default; unset, Ray warns about it
     "RAYON_NUM_THREADS": "1",  # a task has one core, and the tokenizers library would use all
 }
-"""Environment of the processes of a local cluster."""
 
 
 def map_on_ray(
@@ -34,21 +32,19 @@ def map_on_ray(
 ) -> Iterator[Result]:
     """Yield `function(item)` for each item, in order; each call is a task on one processor core.
 
-    An item whose worker dies is retried up to three times. An exception of the function is raised here at once. So the
-    function must give the same result if called again, and must not leave partial output that looks complete.
+    The function and the items must be picklable; items are consumed a little ahead of the results. An item whose worker
+    dies is retried up to three times, so the function must give the same result if called again, and must not leave
+    partial output that looks complete. An exception of the function is raised here at once.
 
-    Args:
-        function: picklable; sent to the cluster once.
-        items: picklable; consumed a little ahead of the results.
-        address: of the cluster, as `ray.init` takes it; None starts a local one and stops it at the end. A cluster that
-            this process is already connected to is used, and left running.
+    `address` is that of the cluster, as `ray.init` takes it; None starts a local one and stops it at the end. A cluster
+    that this process is already connected to is used, and left running.
 
     Raises:
         UsageError: Ray is not installed, or no cluster answers at the address.
         ForedraftError: an item's workers died at every attempt.
     """
     with _cluster(address) as ray:
-        task = ray.remote(num_cpus=1, max_retries=RETRIES)(_call)
+        task = ray.remote(num_cpus=1, max_retries=RETRIES)(lambda function, item: function(item))
         sent = ray.put(function)
         most = max(2, _TASKS_PER_CPU * int(ray.cluster_resources().get("CPU", 1)))
         pending: deque[Any] = deque()
@@ -58,10 +54,6 @@ def map_on_ray(
                 yield _result(ray, pending.popleft())
         while pending:
             yield _result(ray, pending.popleft())
-
-
-def _call(function: Callable[[Item], Result], item: Item) -> Result:
-    return function(item)
 
 
 def _result(ray: Any, reference: Any) -> Any:

@@ -7,27 +7,30 @@ documents are used for, on chat templates, or on any tokenizer.
 import codecs
 import contextlib
 import gzip
+import itertools
 import json
 import math
 import os
+import re
 import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeGuard
+from typing import IO, Any, NamedTuple
 
 from foredraft.errors import ForedraftWarning, UsageError
+from foredraft.index.suffix_array import grouped
 
 Render = Callable[[list[dict[str, str]]], str]
 """Renders a chat, a list of {"role", "content"}, as text; raises ValueError for one that it cannot render."""
-
 SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
 _BLOCK_BYTES = 4 << 20  # of a file read at once; also the size of a document's pieces
 _PARQUET_ROWS = 256  # rows read at once
 _CONTROLS = bytes({*range(1, 32), 127} - set(b"\t\n\v\f\r\x1b"))
 _MOST_CONTROLS = 0.02  # share of a text file's bytes; random bytes are one twelfth control characters
+_SURROGATES = re.compile("[\ud800-\udfff]")  # lone ones, as JSON may have, which tokenizers reject
 _KINDS_NAMED = 3  # in the warning about files of other kinds
 
 
@@ -88,9 +91,6 @@ def join_messages(messages: list[dict[str, str]]) -> str:
     return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
 
 
-# --- files
-
-
 def find_inputs(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Return the files to read: those given, and those of supported kinds in the folders given, at any depth.
 
@@ -102,34 +102,26 @@ def find_inputs(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """
     found: dict[Path, Path] = {}
     for given in map(Path, inputs):
-        if given.is_dir():
-            files = _files_in(given)
-        elif not given.exists():
+        if not given.exists():
             raise UsageError(f"The input {given} does not exist. Check its name.")
-        elif not input_kind(given):
+        if not given.is_dir() and not _kind(given):
             raise UsageError(
                 f"The input {given} is of a kind that cannot be read. Give files ending in {', '.join(SUFFIXES)}, "
                 "optionally .gz except for .parquet, or folders of them."
             )
-        else:
-            files = [given]
-        for path in files:
+        for path in _files_in(given) if given.is_dir() else [given]:
             found.setdefault(path.resolve(), path)
     return list(found.values())
 
 
 def _files_in(folder: Path) -> list[Path]:
     """Return a folder's readable files, and warn about the others."""
-    files, others = [], Counter[str]()
-    for path in sorted(folder.rglob("*")):
-        if not path.is_file() or any(name.startswith(".") for name in path.relative_to(folder).parts):
-            continue
-        if input_kind(path):
-            files.append(path)
-        else:
-            others[path.suffix or "no ending"] += 1
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    paths = [path for path in paths if not any(name.startswith(".") for name in path.relative_to(folder).parts)]
+    files = [path for path in paths if _kind(path)]
     if not files:
         raise UsageError(f"The folder {folder} has no file ending in {', '.join(SUFFIXES)} (or those with .gz).")
+    others = Counter(path.suffix or "no ending" for path in paths if not _kind(path))
     if others:
         named = ", ".join(f"{count} of {kind}" for kind, count in others.most_common(_KINDS_NAMED))
         more = ", ..." if len(others) > _KINDS_NAMED else ""
@@ -141,23 +133,44 @@ def _files_in(folder: Path) -> list[Path]:
     return files
 
 
-def is_packed(path: Path) -> bool:
-    """Return whether a file's name ends in .gz."""
+def _is_packed(path: Path) -> bool:
     return path.name.lower().endswith(".gz")
 
 
-def input_kind(path: Path) -> str:
+def _kind(path: Path) -> str:
     """Return the supported suffix of a file, without .gz, or an empty string."""
     bare = path.name.lower().removesuffix(".gz")
     kind = next((suffix for suffix in SUFFIXES if bare.endswith(suffix)), "")
-    return "" if kind == ".parquet" and is_packed(path) else kind
+    return "" if kind == ".parquet" and _is_packed(path) else kind
 
 
-def whole_part(path: Path) -> Part:
-    """Return a whole file as a part; UsageError if it cannot be read."""
+def _whole(path: Path) -> Part:
     with _refused(path):
         status = path.stat()
     return Part(path, status.st_size, status.st_mtime_ns, status.st_size)
+
+
+def parts_of(path: Path, most_bytes: int) -> Iterator[Part]:
+    """Cut a file into parts of about `most_bytes` (on disk; .parquet: unpacked); UsageError if it cannot be read.
+
+    A .jsonl file is cut into ranges of bytes and a .parquet file into ranges of row groups; a file of any other kind is
+    one part, however large.
+    """
+    whole, kind = _whole(path), _kind(path)
+    size, bounds = whole.file_bytes, [0]
+    if kind == ".jsonl" and not _is_packed(path):
+        count = max(1, -(-size // most_bytes))
+        bounds = [size * i // count for i in range(count + 1)]
+    elif kind == ".parquet":
+        with _refused(path), _parquet_file(path) as file:
+            sizes = [file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups)]
+        bounds += [group[-1] + 1 for group in grouped(range(len(sizes)), sizes.__getitem__, most_bytes)]
+    if len(bounds) <= 2:
+        yield whole
+        return
+    for start, stop in itertools.pairwise(bounds):
+        share = size * stop // bounds[-1] - size * start // bounds[-1]
+        yield Part(path, size, whole.mtime_ns, share, start, stop)
 
 
 @contextlib.contextmanager
@@ -171,9 +184,6 @@ def _refused(path: Path) -> Iterator[None]:
         raise UsageError(f"The input {path} cannot be read ({error.strerror or error}). Leave it out.") from error
 
 
-# --- reading
-
-
 def read_documents(
     inputs: Iterable[Path | Part], *, report: ReadReport, render: Render = join_messages, strict: bool = False
 ) -> Iterator[Document]:
@@ -181,34 +191,22 @@ def read_documents(
 
     A .txt, .md or .py file is one document, in pieces of a few MiB; it is skipped if the first piece contains a zero
     byte or many control characters. Each line of .jsonl and row of .parquet is a document, from its field `text` (a
-    string) or `messages` (a list of {"role", "content"}). A line belongs to the range of a .jsonl file in which it
-    begins.
-
-    Args:
-        inputs: files, or ranges of them.
-        report: counts what is read and skipped; a file is counted with its first part.
-        render: renders chats.
-        strict: raise at the first line, row or document that would be skipped.
+    string) or `messages` (a list of {"role", "content"}), rendered by `render`. A line belongs to the range of a .jsonl
+    file in which it begins. `report` counts what is read and skipped, a file with its first part.
 
     Raises:
-        UsageError: a file cannot be read or has changed, or `strict` rejects something.
+        UsageError: a file cannot be read or has changed, or `strict`, and something would be skipped.
     """
     before = 0
-    for part in (each if isinstance(each, Part) else whole_part(each) for each in inputs):
+    for part in (each if isinstance(each, Part) else _whole(each) for each in inputs):
         report.files += part.start == 0
         with _refused(part.path):
             if part.path.stat().st_size != part.file_bytes:
                 raise UsageError(f"The input {part.path} has changed since reading began. Run the command again.")
             for text, consumed, complete in _Reader(part, report, render, strict).documents():
                 report.documents += complete
-                yield Document(_without_surrogates(text), before + consumed, complete)
+                yield Document(text, before + consumed, complete)
         before += part.bytes
-
-
-def row_group_bytes(path: Path) -> list[int]:
-    """Return the unpacked size of each row group of a Parquet file, in bytes; UsageError where it is damaged."""
-    with _refused(path), _parquet_file(path) as file:
-        return [file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +219,8 @@ class _Reader:
     strict: bool
 
     def documents(self) -> Iterator[Document]:
-        """Yield the part's documents."""
         readers = {".parquet": self.parquet, ".jsonl": self.lines}
-        return readers.get(input_kind(self.part.path), self.whole_file)()
+        return readers.get(_kind(self.part.path), self.whole_file)()
 
     def whole_file(self) -> Iterator[Document]:
         """Yield the file as one document, in pieces cut at line ends."""
@@ -234,7 +231,7 @@ class _Reader:
             if b"\0" in block or len(block) - len(block.translate(None, _CONTROLS)) > _MOST_CONTROLS * len(block):
                 self._skip("binary_files", "there are zero bytes or control characters, so it is not UTF-8 text")
                 return
-            while following := file.read(_BLOCK_BYTES) if block else b"":
+            while following := file.read(_BLOCK_BYTES):
                 held += decoder.decode(block)
                 cut = cut_at_line_end(held, len(held))
                 blank = blank and not held[:cut].strip()
@@ -282,19 +279,19 @@ class _Reader:
 
     def _row(self, row: Any, consumed: int, place: str) -> Iterator[Document]:
         """Yield a row's document, or skip the row."""
-        text = row.get("text") if isinstance(row, dict) else None
+        row = row if isinstance(row, dict) else {}
+        text = row.get("text")
         if not isinstance(text, str):
-            messages = row.get("messages") if isinstance(row, dict) else None
-            if not _is_chat(messages):
+            if not _is_chat(row.get("messages")):
                 self._skip("unusable_rows", f"{place} has no usable field 'text' or 'messages'")
                 return
             try:
-                text = self.render(messages)
+                text = self.render(row["messages"])
             except ValueError as error:
                 self._skip("unusable_rows", f"the chat of {place} cannot be rendered ({error})")
                 return
         if text.strip():
-            yield Document(text, consumed)
+            yield Document(_SURROGATES.sub("\ufffd", text), consumed)
         else:
             self._skip("empty_documents", f"{place} has no text")
 
@@ -306,7 +303,7 @@ class _Reader:
 
 
 def _unpacked(path: Path, raw: IO[bytes]) -> IO[bytes]:
-    return gzip.GzipFile(fileobj=raw) if is_packed(path) else raw  # type: ignore[return-value]  # it reads
+    return gzip.GzipFile(fileobj=raw) if _is_packed(path) else raw  # type: ignore[return-value]  # it reads
 
 
 def _line_start(file: IO[bytes], start: int, stop: float) -> int:
@@ -332,22 +329,13 @@ def _parquet_file(path: Path) -> Iterator[Any]:
         raise UsageError(f"The input {path} is damaged ({error}). Leave it out or get it again.") from error
 
 
-def _is_chat(messages: Any) -> TypeGuard[list[dict[str, str]]]:
+def _is_chat(messages: Any) -> bool:
     return (
         isinstance(messages, list)
-        and len(messages) > 0
         and all(isinstance(each, dict) for each in messages)
-        and all(isinstance(each.get(field), str) for each in messages for field in ("role", "content"))
+        and all(isinstance(each.get(name), str) for each in messages for name in ("role", "content"))
+        and len(messages) > 0
     )
-
-
-def _without_surrogates(text: str) -> str:
-    r"""Return `text` with lone surrogates (JSON's ``\ud800``), which tokenizers reject, replaced by U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def cut_at_line_end(text: str, limit: int) -> int:

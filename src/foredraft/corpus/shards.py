@@ -6,7 +6,6 @@ the size of a shard. Does not depend on how the work is distributed over machine
 
 import contextlib
 import hashlib
-import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,16 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from foredraft.corpus.documents import (
-    Document,
-    Part,
-    ReadReport,
-    input_kind,
-    is_packed,
-    read_documents,
-    row_group_bytes,
-    whole_part,
-)
+from foredraft.corpus.documents import Document, Part, ReadReport, parts_of, read_documents
 from foredraft.corpus.words import Words, tokenize
 from foredraft.errors import StoreError, UsageError
 from foredraft.index.datastore import Progress, SegmentEntry, write_segment
@@ -38,12 +28,10 @@ from foredraft.index.suffix_array import Symbols, grouped, symbol_dtype
 KIND = "token-shard"
 SUFFIX = ".tokens"
 SHARD_BYTES = 64 << 20
-_RECIPE = 2
-"""Increased whenever the same text would give other ids, so that shards made before are not reused."""
+SEGMENT_TOKENS = 64 << 20  # sorting takes 12 bytes of memory each (18 for vocabularies above 65,535), so 0.8 GB
+_RECIPE = 2  # increased whenever the same text would give other ids, so that shards made before are not reused
 _BLOCK_SYMBOLS = 1 << 20  # read at once
 _PROGRESS_BYTES = 1 << 18  # between progress reports
-SEGMENT_TOKENS = 64 << 20
-"""Sorting takes 12 bytes of memory a token (18 for vocabularies above 65,535), so this is 0.8 GB."""
 
 Spread = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
 """Applies a function to items and yields the results in order, like `map`, on other processes or machines."""
@@ -77,16 +65,10 @@ class FinishedShard(NamedTuple):
     resumed: bool
 
 
-# --- planning
-
-
 def plan_shards(
     files: Iterable[Path], shard_bytes: int = SHARD_BYTES, *, hold_out: float = 0.0, strict: bool = False
 ) -> list[Shard]:
-    """Cut the files into shards of about `shard_bytes` (on disk; .parquet: unpacked), in order.
-
-    A .jsonl file is cut into ranges of bytes and a .parquet file into ranges of row groups; a file of any other kind is
-    in one shard, however large. Small files share a shard.
+    """Cut the files into shards of about `shard_bytes` by `parts_of`, in order; small files share a shard.
 
     Raises:
         UsageError: a file cannot be read, or a size or share is out of range.
@@ -95,50 +77,19 @@ def plan_shards(
         raise UsageError(f"shard_bytes is {shard_bytes}; give the size of a shard in bytes, at least 1.")
     if not 0 <= hold_out <= 1:
         raise UsageError(f"hold_out is {hold_out}; give the share of documents to hold out, 0 to 1.")
-    parts = (part for file in files for part in _parts(whole_part(file.absolute()), shard_bytes))
+    parts = (part for file in files for part in parts_of(file.absolute(), shard_bytes))
     return [Shard(tuple(group), hold_out, strict) for group in grouped(parts, lambda part: part.bytes, shard_bytes)]
 
 
-def _parts(whole: Part, shard_bytes: int) -> Iterator[Part]:
-    """Cut a file into parts of about `shard_bytes`, if its kind allows that."""
-    kind, size = input_kind(whole.path), whole.file_bytes
-    bounds = [0, size]
-    if kind == ".jsonl" and not is_packed(whole.path):
-        count = max(1, -(-size // shard_bytes))
-        bounds = [size * i // count for i in range(count + 1)]
-    elif kind == ".parquet":
-        sizes = row_group_bytes(whole.path)
-        groups = grouped(range(len(sizes)), sizes.__getitem__, shard_bytes)
-        bounds = [0, *(group[-1] + 1 for group in groups)]
-    if len(bounds) <= 2:
-        yield whole
-        return
-    for start, stop in itertools.pairwise(bounds):
-        share = size * stop // bounds[-1] - size * start // bounds[-1]
-        yield Part(whole.path, size, whole.mtime_ns, share, start, stop)
-
-
-# --- making
-
-
 def tokenize_shards(
-    shards: Sequence[Shard],
-    words: Words,
-    folder: Path,
-    *,
-    spread: Spread | None = None,
-    progress: Progress | None = None,
-) -> Iterator[FinishedShard]:
+    shards: Sequence[Shard], words: Words, folder: Path, *,
+    spread: Spread | None = None, progress: Progress | None = None,
+) -> Iterator[FinishedShard]:  # fmt: skip
     """Yield the shards' files in order, making those that `folder` does not contain yet.
 
-    A file that is damaged, or made from other inputs or with another tokenizer, is not reused.
-
-    Args:
-        shards: from `plan_shards`.
-        words: how text becomes ids.
-        folder: created if its parent exists; it and the inputs must have the same paths wherever `spread` runs.
-        spread: such as `map_on_ray`; None works in this process, on all cores.
-        progress: called with the number of input bytes processed; may raise to stop.
+    A file that is damaged, or made from other inputs or with another tokenizer, is not reused. `folder` is created if
+    its parent exists; it and the inputs must have the same paths wherever `spread` runs, such as `map_on_ray`; None
+    works in this process, on all cores. `progress` is called with the input bytes processed, and may raise to stop.
 
     Raises:
         UsageError: an input cannot be read, or a strict shard rejects something.
@@ -219,34 +170,22 @@ def has_shards(folder: Path) -> bool:
 
 def remove_shards(folder: Path) -> None:
     """Remove the files of `tokenize_shards`, finished or not, and the folder if it is empty then."""
-    for ending in (SUFFIX, SUFFIX + ".lock", SUFFIX + BUILDING_SUFFIX):
-        for path in folder.glob("*" + ending):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+    for path in folder.glob(f"*{SUFFIX}{BUILDING_SUFFIX}"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in (*folder.glob("*" + SUFFIX), *folder.glob(f"*{SUFFIX}.lock")):
+        path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # the folder is missing or contains other files
         folder.rmdir()
 
 
-# --- reading
-
-
 def shard_symbols(paths: Iterable[Path]) -> Iterator[Symbols]:
-    """Yield the documents of finished shards, in blocks of up to a million symbols.
-
-    Raises:
-        StoreError: a file is missing, damaged, or not a shard.
-    """
+    """Yield the documents of finished shards, in blocks of up to a million symbols; raises as `open_store`."""
     for path in paths:
         entry = open_store(path, KIND).entries[0]
         # read, not mapped: mapped pages would count as this process's memory until the system reclaims them
         for start in range(0, entry.length, _BLOCK_SYMBOLS):
             offset = entry.offset + start * np.dtype(entry.dtype).itemsize
             yield np.fromfile(path, entry.dtype, min(_BLOCK_SYMBOLS, entry.length - start), offset=offset)
-
-
-# --- into segments of a datastore
 
 
 class Stretch(NamedTuple):
@@ -258,11 +197,7 @@ class Stretch(NamedTuple):
 
 
 def build_segment(
-    stretches: Sequence[Stretch],
-    folder: Path,
-    tokenizer_hash: str,
-    vocabulary: int,
-    progress: Progress | None = None,
+    stretches: Sequence[Stretch], folder: Path, tokenizer_hash: str, vocabulary: int, progress: Progress | None = None
 ) -> SegmentEntry:
     """Sort the documents of `stretches`, and write them as one segment file; as `write_segment`."""
     texts = [open_store(shard, KIND, check=False).arrays["tokens"][start:stop] for shard, start, stop in stretches]
@@ -280,11 +215,9 @@ def plan_segments(shards: Sequence[Path], separator: int, most: int = SEGMENT_TO
     """
     if most < 1:
         raise UsageError(f"The maximum size of a segment is {most} tokens; give at least 1.")
-    group: list[Stretch] = []
-    size = 0
+    group, size = list[Stretch](), 0
     for shard in shards:
-        ends = _document_ends(shard, separator)
-        start = 0
+        ends, start = _document_ends(shard, separator), 0
         while len(ends) and start < ends[-1]:
             fitting = int(np.searchsorted(ends, start + most - size, "right"))
             first = int(np.searchsorted(ends, start, "right"))

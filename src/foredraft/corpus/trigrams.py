@@ -5,9 +5,9 @@ merged one range of keys at a time. Works on symbols (tokens and the separator a
 arrays. Does not depend on text files, or on what the table is used for.
 """
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +23,17 @@ from foredraft.index.trigram import COMMON_KEEP, FULL_PROBABILITY, KIND, UNIGRAM
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 
-MAX_VOCABULARY = (1 << 21) - 1
-"""A key packs three tokens, or two and the end-of-document mark, into 63 bits."""
-MAX_ENTRIES = (1 << 32) - 1
-"""Offsets are uint32."""
+MAX_VOCABULARY = (1 << 21) - 1  # a key packs three tokens, or two and the end-of-document mark, into 63 bits
+MAX_ENTRIES = (1 << 32) - 1  # offsets are uint32
 MAX_KEEP = 255  # successor counts must fit a byte
 _SATURATED = (1 << 32) - 1
 
 
 def count_trigrams(
-    blocks: Iterable[Symbols],
-    tokenizer_hash: str,
-    vocabulary: int,
-    out: str | os.PathLike[str],
-    *,
-    keep: int = 12,
-    least: int = 1,
-    eos_token_id: int | None = None,
-    overwrite: bool = False,
-    metadata: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
-    at_once: int = 4 << 20,
-) -> None:
+    blocks: Iterable[Symbols], tokenizer_hash: str, vocabulary: int, out: str | os.PathLike[str], *, keep: int = 12,
+    least: int = 1, eos_token_id: int | None = None, overwrite: bool = False,
+    metadata: Mapping[str, Any] | None = None, progress: Progress | None = None, at_once: int = 4 << 20,
+) -> None:  # fmt: skip
     """Count the documents' tri-grams and write them as a table; none spans two documents.
 
     The file depends on the documents, `keep` and `least` only, not on the block boundaries. On failure, an old file
@@ -57,9 +46,9 @@ def count_trigrams(
         out: the file to write, with `<out>.lock` and, during the build, `<out>.building` next to it.
         keep: maximum successors stored for a bigram, 1 to 255.
         least: a bigram is stored only if a token followed it at least this often.
-        eos_token_id: id that was appended to documents without it, recorded in the file; None for none.
+        eos_token_id: recorded in the file, as are the values of `metadata`.
         overwrite: replace an existing file.
-        metadata: further JSON values for the file.
+        metadata: JSON values.
         progress: called with the number of tri-grams merged; may raise to stop.
         at_once: tokens counted, and distinct tri-grams merged, in memory; about 60 bytes each.
 
@@ -69,21 +58,21 @@ def count_trigrams(
     """
     _check_arguments(vocabulary, keep, least, eos_token_id)
     bits = vocabulary.bit_length()
-    stride = max(1, min(4096, at_once // 16))
     token_counts = np.zeros(vocabulary + 1, np.int64)
-    runs: list[_Run] = []
+    runs: list[Path] = []
     with write_store(
         out, KIND, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, metadata=metadata, overwrite=overwrite
     ) as writer:
         for symbols in _chunks(blocks, at_once):
             token_counts += np.bincount(symbols[2 if runs else 0 :], minlength=vocabulary + 1)
-            runs.append(_spilled(writer.folder / f"run-{len(runs)}", *_counted(symbols, vocabulary, bits), stride))
+            runs.append(writer.folder / f"run-{len(runs)}")
+            _write_run(runs[-1], *_counted(symbols, vocabulary, bits))
         read, tokens = int(token_counts[vocabulary]), int(token_counts[:vocabulary].sum())
         if not tokens:
             raise UsageError("The inputs hold no text, so there is nothing to count. Give files with text in them.")
         table = _TableWriter(writer, vocabulary, bits, keep, least)
-        done, total = 0, sum(run.length for run in runs)
-        for keys, counts, records in _merged(runs, bits, max(1, at_once // stride)):
+        done, total = 0, sum(map(_length, runs))
+        for keys, counts, records in _merged(runs, bits, at_once):
             table.add(keys, counts)
             if writer.length("tokens") > MAX_ENTRIES:
                 raise StoreError(
@@ -95,13 +84,9 @@ def count_trigrams(
                 progress("merging", done, total)
         table.finish(token_counts[:vocabulary])
         writer.metadata |= {
-            "documents": read,
-            "tokens": tokens,
-            "distinct_trigrams": table.distinct,
-            "keep": keep,
-            "least": least,
-            "eos_token_id": eos_token_id,
-        }
+            "documents": read, "tokens": tokens, "distinct_trigrams": table.distinct,
+            "keep": keep, "least": least, "eos_token_id": eos_token_id,
+        }  # fmt: skip
 
 
 def _check_arguments(vocabulary: int, keep: int, least: int, eos_token_id: int | None) -> None:
@@ -115,14 +100,8 @@ def _check_arguments(vocabulary: int, keep: int, least: int, eos_token_id: int |
         raise UsageError(f"eos_token_id is {eos_token_id}, which is not below the vocabulary of {vocabulary}.")
 
 
-# --- from symbols to sorted runs
-
-
 def _chunks(blocks: Iterable[Symbols], length: int) -> Iterator[npt.NDArray[Any]]:
-    """Yield the blocks joined into chunks; each chunk but the first begins with the last two symbols of the previous.
-
-    So each window of three symbols is in exactly one chunk.
-    """
+    """Yield the blocks in chunks that begin with the last two symbols before: each window of three is in one chunk."""
     held: list[npt.NDArray[Any]] = [np.empty(0, np.uint16)]
     for block in blocks:
         held.append(block)
@@ -146,48 +125,40 @@ def _counted(symbols: npt.NDArray[Any], end: int, bits: int) -> tuple[U64, I64]:
     return np.unique(keys, return_counts=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Sorted distinct keys (uint64) and their counts (uint32) on disk, with every `stride`-th key in memory."""
-
-    path: Path
-    length: int
-    stride: int
-    sample: U64
-
-    def read(self, start: int, bound: np.uint64 | None) -> tuple[U64, npt.NDArray[np.uint32]]:
-        """Return the records from number `start` up to the first whose key is not below `bound`."""
-        stop = self.length
-        if bound is not None:
-            stop = min(stop, int(np.searchsorted(self.sample, bound)) * self.stride)
-        # read, not mapped: mapped pages would count as this process's memory until the system reclaims them
-        keys = np.fromfile(self.path, np.uint64, max(stop - start, 0), offset=start * 8)
-        if bound is not None:
-            keys = keys[: np.searchsorted(keys, bound)]
-        return keys, np.fromfile(self.path, np.uint32, len(keys), offset=self.length * 8 + start * 4)
+# --- sorted runs on disk, each of which fits in memory: distinct keys (uint64), then their counts (uint32)
 
 
-def _spilled(path: Path, keys: U64, counts: I64, stride: int) -> _Run:
-    """Write a run to disk."""
+def _write_run(path: Path, keys: U64, counts: I64) -> None:
     with path.open("wb") as file:  # tofile() does not report a full disk as such
         file.write(keys.data)
         file.write(counts.astype(np.uint32).data)
-    return _Run(path, len(keys), stride, keys[::stride].copy())
 
 
-def _merged(runs: Sequence[_Run], bits: int, samples_at_once: int) -> Iterator[tuple[U64, I64, int]]:
+def _length(run: Path) -> int:
+    return run.stat().st_size // 12
+
+
+def _read_run(run: Path, start: int, stop: int) -> tuple[U64, npt.NDArray[np.uint32]]:
+    """Return the records from number `start` up to `stop`."""
+    # read, not mapped: mapped pages would count as this process's memory until the system reclaims them
+    keys = np.fromfile(run, np.uint64, stop - start, offset=start * 8)
+    return keys, np.fromfile(run, np.uint32, stop - start, offset=_length(run) * 8 + start * 4)
+
+
+def _merged(runs: Sequence[Path], bits: int, at_once: int) -> Iterator[tuple[U64, I64, int]]:
     """Merge the runs one range of keys at a time, never cutting between keys that differ in the lowest `bits` only.
 
-    The ranges are chosen from the runs' samples, so they hold about equally many records for any text. Yields sorted
+    The ranges are chosen from samples of the runs, so they hold about `at_once` records for any text. Yields sorted
     distinct keys, their counts over all runs, and the number of records merged.
     """
-    shift = np.uint64(bits)
-    samples = np.sort(np.concatenate([run.sample for run in runs]))
-    bounds = np.unique(samples[samples_at_once::samples_at_once] >> shift << shift)
-    starts = [0] * len(runs)
-    for bound in [*bounds, None]:
-        parts = [run.read(start, bound) for run, start in zip(runs, starts, strict=True)]
-        starts = [start + len(keys) for start, (keys, _) in zip(starts, parts, strict=True)]
+    shift, stride = np.uint64(bits), max(1, min(4096, at_once // 16))
+    whole = [(run, 0, _length(run)) for run in runs]
+    samples = np.sort(np.concatenate([_read_run(*records)[0][::stride].copy() for records in whole]))
+    every = max(1, at_once // stride)
+    bounds = np.unique(samples[every::every] >> shift << shift)
+    splits = [[0, *np.searchsorted(_read_run(*records)[0], bounds), records[-1]] for records in whole]
+    for starts, stops in itertools.pairwise(zip(*splits, strict=True)):
+        parts = [_read_run(*records) for records in zip(runs, starts, stops, strict=True)]
         keys = np.concatenate([keys for keys, _ in parts])
         order = np.argsort(keys)
         keys = keys[order]
@@ -197,16 +168,13 @@ def _merged(runs: Sequence[_Run], bits: int, samples_at_once: int) -> Iterator[t
 
 def _group_bounds(keys: U64) -> I64:
     """Return where each group of equal neighbours starts, and the length after the last: int64[groups + 1]."""
-    changes = np.flatnonzero(keys[1:] != keys[:-1]) + 1
-    return np.concatenate([[0], changes, [len(keys)]]).astype(np.int64) if len(keys) else np.zeros(1, np.int64)
+    starts = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
+    return np.append(np.flatnonzero(starts), len(keys))
 
 
 def _group_sums(counts: npt.NDArray[Any], bounds: I64) -> I64:
     """Return the sum of each group: int64[groups]."""
-    return np.add.reduceat(counts, bounds[:-1], dtype=np.int64) if len(bounds) > 1 else np.empty(0, np.int64)
-
-
-# --- from sorted runs to the table
+    return np.add.reduceat(counts, bounds[:-1], dtype=np.int64)
 
 
 def _most_frequent(bounds: I64, counts: I64, keep: int) -> I64:

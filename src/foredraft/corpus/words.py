@@ -23,8 +23,7 @@ from foredraft.corpus.documents import Document, ReadReport, Render, cut_at_line
 from foredraft.errors import UsageError
 from foredraft.index.suffix_array import Symbols, grouped, symbol_dtype
 
-_TODAY = dt.date(2024, 7, 26)
-"""The date that chat templates see, so that the same text gives the same ids on any day."""
+_TODAY = dt.date(2024, 7, 26)  # what chat templates see, so that the same text gives the same ids on any day
 _GENERATION_TAG = re.compile(r"{%([-+]?)\s*(end)?generation\s*([-+]?)%}")
 
 
@@ -49,19 +48,12 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
 
 @dataclass(frozen=True)
 class Words:
-    """How text becomes ids.
+    """How text becomes ids. Without a chat template, chats become lines `role: content`."""
 
-    Attributes:
-        tokenizer_json: the tokenizer, as the text of a tokenizer.json.
-        eos_token_id: appended to every document that does not end in it; None for none.
-        chat_template: the Jinja template that renders chats; without one they become lines `role: content`.
-        special_tokens: template variables such as `bos_token` and `eos_token`.
-    """
-
-    tokenizer_json: str = field(repr=False)
-    eos_token_id: int | None = None
-    chat_template: str | None = field(default=None, repr=False)
-    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    tokenizer_json: str = field(repr=False)  # the tokenizer, as the text of a tokenizer.json
+    eos_token_id: int | None = None  # appended to every document that does not end in it; None for none
+    chat_template: str | None = field(default=None, repr=False)  # in Jinja
+    special_tokens: Mapping[str, str] = field(default_factory=dict)  # template variables such as `eos_token`
 
     @cached_property
     def tokenizer_hash(self) -> str:
@@ -95,11 +87,7 @@ class Words:
 
 
 def template_render(source: str, special_tokens: Mapping[str, str]) -> Render:
-    """Return a function that renders chats with a Jinja chat template, configured as in transformers.
-
-    Raises:
-        UsageError: the source is not a Jinja template.
-    """
+    """Return a function that renders chats with a Jinja template as transformers does; UsageError if it is not one."""
     import jinja2  # slow to import, and few corpora need it
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -119,13 +107,11 @@ def template_render(source: str, special_tokens: Mapping[str, str]) -> Render:
         raise UsageError(f"The chat template is not a Jinja template ({error}). Fix it, or move it away.") from error
 
     def render(messages: list[dict[str, str]]) -> str:
-        # omit fields without a value: a template would render them as "None"
         chat: Sequence[Mapping[str, Any]] = messages
-        rendered = [{name: value for name, value in message.items() if value is not None} for message in chat]
+        valued = [{name: value for name, value in message.items() if value is not None} for message in chat]
+        absent = {"tools": None, "documents": None, "add_generation_prompt": False}
         try:
-            return template.render(
-                messages=rendered, tools=None, documents=None, add_generation_prompt=False, **special_tokens
-            )
+            return template.render(messages=valued, **absent, **special_tokens)
         except Exception as error:  # a template may raise anything for a chat that it rejects
             raise UsageError(f"the chat template raised {type(error).__name__}: {error}") from error
 
@@ -133,11 +119,7 @@ def template_render(source: str, special_tokens: Mapping[str, str]) -> Render:
 
 
 def words_of_file(path: Path) -> Words:
-    """Read a tokenizer.json, or a folder's, and the end-of-text token and the chat template next to it.
-
-    Raises:
-        UsageError: there is none, or a file next to it is invalid.
-    """
+    """Read a tokenizer.json, or a folder's, and what is next to it; UsageError if it is missing or one is invalid."""
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise UsageError(f"The tokenizer {file} does not exist. Give a tokenizer.json, or a folder that has one.")
@@ -165,32 +147,18 @@ def _token(value: Any) -> str:
     return str((value.get("content") if isinstance(value, dict) else value) or "")
 
 
-# --- from documents to ids
-
-
 def tokenize(
-    documents: Iterable[Document],
-    tokenizer: Tokenizer,
-    vocabulary: int,
-    eos_token_id: int | None = None,
-    *,
-    report: ReadReport | None = None,
-    batch_characters: int = 4 << 20,
-    piece_characters: int = 1 << 20,
-) -> Iterator[Symbols]:
+    documents: Iterable[Document], tokenizer: Tokenizer, vocabulary: int, eos_token_id: int | None = None, *,
+    report: ReadReport | None = None, batch_characters: int = 4 << 20, piece_characters: int = 1 << 20,
+) -> Iterator[Symbols]:  # fmt: skip
     """Yield the documents' ids in order, each document followed by the separator V; documents without ids are dropped.
 
-    A long text is cut at line ends before tokenisation, so a token never spans such a cut. The `tokenizers` library
-    distributes each batch over the processor's cores, and adds no special tokens.
+    A text is cut at line ends into pieces of at most `piece_characters` before tokenisation, so a token never spans
+    such a cut. The `tokenizers` library distributes each batch, of pieces of about `batch_characters` together, over
+    the processor's cores. Padding, truncation and special tokens of the tokenizer are ignored.
 
-    Args:
-        documents: from `read_documents`.
-        tokenizer: not changed; its padding and truncation settings are ignored.
-        vocabulary: V, above every id.
-        eos_token_id: appended to every document that does not end in it; None for none.
-        report: counts documents and tokens.
-        batch_characters: documents are tokenised together up to this many characters.
-        piece_characters: maximum length of a text that is tokenised at once.
+    `vocabulary`, V, is above every id. `eos_token_id` is appended to every document that does not end in it. `report`
+    counts documents and tokens.
 
     Yields:
         uint16[n] if V is at most 65,535, else uint32[n]: the ids of a batch.

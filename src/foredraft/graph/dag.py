@@ -8,8 +8,7 @@ graph is turned into (graph/unmerge.py).
 Choices that the paper leaves open, and differences from its released code:
 
 - tau counts the tokens of the gram, as section 5.2 says; the tables and the code count one less. With 0 nothing is
-  merged: the graph is the paper's token tree.
-- A gram near the root reaches back into the text before the draft.
+  merged: the graph is the paper's token tree. A gram near the root reaches back into the text before the draft.
 - "First" means the earliest level, and within a level the most probable path. Levels are completed before they are
   expanded, so a node may borrow continuations that its lender, of the same level, does not have yet (section 6.3).
 - A first occurrence that would close a cycle (section 5.3) is skipped for the next one that would not; if all would,
@@ -26,12 +25,9 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from foredraft.graph.grams import Grams, first_occurrence, index_grams, remember
 from foredraft.graph.tree import BoolArray, FloatArray, IntArray
 
 NO_LENDER = -1
-Bits = npt.NDArray[np.int64]
-"""Reachability, int64[R, R / 64]: bit `f` of row `x` is set if node `f` reaches node `x`; each reaches itself."""
 
 
 class DraftGraph(NamedTuple):
@@ -42,11 +38,10 @@ class DraftGraph(NamedTuple):
     probability: FloatArray  # float32[R], of the token given its path in the tree, at most 1
     score: FloatArray  # float32[R], product of these along the path
     lenders: IntArray  # int32[R], the node whose continuations this one borrows, or -1; a lender never borrows
-    open: BoolArray  # bool[R], whether the node is neither a leaf nor a borrower, so that it may be expanded
-    tau: int  # length of the grams that are merged; 0 for none
-    grams: Grams  # the open nodes by gram
-    above: Bits  # which open nodes reach an open node of the last level, along tree edges and loans
-    counts: npt.NDArray[np.int64]  # int64[2], number of nodes, and first node of the last level
+    opened: IntArray  # int32[R], the nodes that may be expanded and lend, in the order of their being added to these
+    above: BoolArray  # bool[R + 1, R], for x of the last level: which open nodes reach x along tree edges and loans
+    grams: IntArray  # int32[R + 1, tau], the last tokens of each node's path, the root's last; -1 before the text
+    counts: npt.NDArray[np.int64]  # int64[3]: nodes, first node of the last level, open nodes
 
     @property
     def size(self) -> int:
@@ -55,17 +50,10 @@ class DraftGraph(NamedTuple):
 
 
 def leaves(probabilities: FloatArray, least_probability: float = 0.2, least_share: float = 0.3) -> BoolArray:
-    """Return which children are not worth expanding (section 4.2); they are still drafted.
+    """Return which children are not worth expanding (section 4.2), bool[F, k]; they are still drafted.
 
-    Both rules use the probability of a token given its path, not of the whole path.
-
-    Args:
-        probabilities: float32[F, k], per row the children of one node.
-        least_probability: theta_prob: a child below it is a leaf.
-        least_share: theta_sib: a child below this share of its best sibling is a leaf.
-
-    Returns:
-        bool[F, k]. NaN gives a leaf.
+    `probabilities`, float32[F, k], has the children of one node per row, each given its path. A child is a leaf below
+    `least_probability` (theta_prob), below the share `least_share` (theta_sib) of its best sibling, or if it is NaN.
     """
     best = probabilities.max(axis=1, keepdims=True, initial=0.0)
     kept: BoolArray = probabilities >= np.maximum(np.float32(least_probability), np.float32(least_share) * best)
@@ -73,36 +61,14 @@ def leaves(probabilities: FloatArray, least_probability: float = 0.2, least_shar
 
 
 def empty_graph(context: npt.NDArray[np.integer], tau: int, room: int) -> DraftGraph:
-    """Return a graph without nodes.
-
-    Args:
-        context: int[n], the text before the draft, the root last; the last `tau` ids suffice.
-        tau: length of the merged grams, 0 for none.
-        room: nodes at most.
-
-    Raises:
-        ValueError: a negative `tau` or `room`.
-    """
-    if tau < 0 or room < 0:
-        raise ValueError(f"tau and room must be at least 0, not {tau} and {room}.")
-    tokens, parents = np.empty(room, np.int32), np.empty(room, np.int32)
-    return DraftGraph(
-        tokens, parents, np.empty(room, np.float32), np.empty(room, np.float32), np.full(room, NO_LENDER, np.int32),
-        np.zeros(room, np.bool_), tau, index_grams(tokens, parents, context, tau),
-        np.zeros((room, (room + 63) >> 6), np.int64),  # rows never written use no memory
-        np.zeros(2, np.int64),
-    )  # fmt: skip
-
-
-_REFUSALS = (
-    "tokens, parents, probabilities and leaf must have the same length",
-    "the graph is full",
-    "parents must ascend",
-    "parents must be open nodes of the last level, or -1 in the first",
-    "tokens must be at least 0",
-    "siblings must have different tokens",
-    "probabilities must lie between 0 and 1",
-)
+    """Return a graph without nodes and with room for some, after the text `context`, int[n]; its last `tau` suffice."""
+    ids, floats = np.empty((3, room), np.int32), np.empty((2, room), np.float32)
+    grams = np.full((room + 1, tau), -1, np.int32)
+    tail = context[max(0, len(context) - tau) :]
+    grams[-1, tau - len(tail) :] = tail
+    above = np.zeros((room + 1, room), np.bool_)  # nothing reaches the root, the last row; unwritten rows use no memory
+    lenders, counts = np.full(room, NO_LENDER, np.int32), np.zeros(3, np.int64)
+    return DraftGraph(ids[0], ids[1], floats[0], floats[1], lenders, ids[2], above, grams, counts)
 
 
 def add_level(
@@ -114,147 +80,62 @@ def add_level(
     In the order of path probability, each child becomes a borrower if it is redundant, else a leaf if `leaf` says so or
     `most_open` nodes are open already, else an open node. Nodes of the last level get no children after this.
 
-    Args:
-        graph: changed in place.
-        parents: int32[M], ascending: nodes of the last level that `add_level` returned; -1 in the first level.
-        tokens: int32[M]; siblings have different ones.
-        probabilities: float32[M], of each token given its path; rounding may exceed 1 by up to 0.001.
-        leaf: bool[M], nodes not to expand; see `leaves`.
-        most_open: nodes to expand at most; 0 for the last level, None for no limit.
+    `parents`, int32[M], are nodes of the last level that `add_level` returned, or -1 in the first level; siblings have
+    different tokens. `probabilities`, float32[M], are of each token given its path; what rounding adds above 1 is cut
+    off. `most_open` is 0 for the last level, None for no limit. There must be room in the graph, which is changed.
 
     Returns:
         int32[K], the open nodes of the new level, ascending. Nodes are numbered from the old `graph.size` on, in order.
-
-    Raises:
-        ValueError: arrays that break a rule above, or too many nodes. The graph is then unchanged.
     """
-    refusal, at = _refusal(graph, parents, tokens, probabilities, leaf)
-    if refusal >= 0:
-        raise ValueError(f"The level cannot be added: {_REFUSALS[refusal]} (node {at} of {len(tokens)}).")
-    start = graph.size
-    scores = _append(graph, parents, tokens, probabilities)
-    order = np.argsort(-scores, kind="stable")
-    opened = _merge_level(graph, order, leaf, len(tokens) if most_open is None else most_open)
-    return opened + np.int32(start)
-
-
-@njit(cache=True)
-def _refusal(
-    graph: DraftGraph, parents: IntArray, tokens: IntArray, probabilities: FloatArray, leaf: BoolArray
-) -> tuple[int, int]:
-    """Return the index of the broken rule in `_REFUSALS`, or -1, and the new node that breaks it."""
-    if not len(parents) == len(tokens) == len(probabilities) == len(leaf):
-        return 0, 0
-    if graph.counts[0] + len(tokens) > len(graph.tokens):
-        return 1, len(graph.tokens) - int(graph.counts[0])
-    size, last_level, first = int(graph.counts[0]), int(graph.counts[1]), 0
-    for i in range(len(tokens)):
-        parent, refusal = int(parents[i]), -1
-        in_last_level = last_level <= parent < size and parent >= 0
-        if i > 0 and parent != parents[i - 1]:
-            first = i  # of the siblings
-        if i > 0 and parent < parents[i - 1]:
-            refusal = 2
-        elif not (graph.open[parent] if in_last_level else parent == -1 and size == 0):
-            refusal = 3
-        elif tokens[i] < 0:
-            refusal = 4
-        elif _occurs(tokens, first, i):
-            refusal = 5
-        elif not 0 <= probabilities[i] <= 1.001:
-            refusal = 6
-        if refusal >= 0:
-            return refusal, i
-    return -1, 0
-
-
-@njit(cache=True)
-def _occurs(tokens: IntArray, first: int, last: int) -> bool:
-    """Return whether `tokens[last]` occurs in `tokens[first:last]`."""
-    for i in range(first, last):  # noqa: SIM110  # compiled, a loop is quicker than a generator
-        if tokens[i] == tokens[last]:
-            return True
-    return False
-
-
-@njit(cache=True)
-def _append(graph: DraftGraph, parents: IntArray, tokens: IntArray, probabilities: FloatArray) -> FloatArray:
-    """Write the new nodes after the others, without deciding which are open; return their scores."""
-    start = int(graph.counts[0])
-    for i in range(len(tokens)):
-        node, parent = start + i, parents[i]
-        probability = min(np.float32(probabilities[i]), np.float32(1.0))
-        graph.tokens[node], graph.parents[node], graph.probability[node] = tokens[i], parent, probability
-        graph.score[node] = probability if parent < 0 else graph.score[parent] * probability
-    return graph.score[start : start + len(tokens)]
-
-
-@njit(cache=True)
-def reaches(above: Bits, source: int, node: int) -> bool:
-    """Return whether `source` reaches `node`."""
-    return bool(above[node, source >> 6] >> (source & 63) & 1)
-
-
-@njit(cache=True)
-def inherit(above: Bits, node: int, source: int) -> None:
-    """Let everything that reaches `source`, which includes `source`, reach `node`; -1, the root, adds nothing."""
-    if source >= 0:
-        for word in range(above.shape[1]):  # quicker than views of the rows
-            above[node, word] |= above[source, word]
-
-
-@njit(cache=True)
-def reach_itself(above: Bits, node: int) -> None:
-    """Set a node's own bit."""
-    above[node, node >> 6] |= np.int64(1) << np.int64(node & 63)
-
-
-@njit(cache=True)
-def _lender(grams: Grams, above: Bits, parent: int, token: int) -> int:
-    """Return the first open node that ends in the gram of `token` after `parent` and may lend, or -1.
-
-    The graph stays acyclic, by induction: the only edge to a new node comes from its parent, so an edge from it to a
-    lender closes a cycle if and only if the lender reaches the parent. `above` holds this for every possible parent,
-    the open nodes of the last level (see `_merge_level`).
-    """
-    lender = first_occurrence(grams, parent, token)
-    while lender >= 0 and parent >= 0 and reaches(above, lender, parent):
-        lender = int(grams.later[lender])
-    return lender
+    new = slice(graph.size, graph.size + len(tokens))
+    assert new.stop <= len(graph.tokens)
+    graph.tokens[new], graph.parents[new] = tokens, parents
+    graph.probability[new] = np.minimum(probabilities, 1)
+    graph.score[new] = graph.probability[new] * np.where(parents < 0, np.float32(1), graph.score[parents])
+    graph.grams[new] = np.column_stack([graph.grams[parents], tokens])[:, 1:]
+    order = np.argsort(-graph.score[new], kind="stable")
+    return _merge_level(graph, order, leaf, len(tokens) if most_open is None else most_open)
 
 
 @njit(cache=True)
 def _merge_level(graph: DraftGraph, order: npt.NDArray[np.int64], leaf: BoolArray, most_open: int) -> IntArray:
     """Decide which of the new nodes are open, in `order`, and make them the last level; return the open ones."""
-    grams, above, is_open = graph.grams, graph.above, graph.open
-    before, start = int(graph.counts[1]), int(graph.counts[0])
-    end, opened = start + len(order), 0
+    above, start, before, opened = graph.above, int(graph.counts[0]), int(graph.counts[1]), int(graph.counts[2])
+    end, first = start + len(order), opened
     for i in order:
         node = start + i
-        parent = int(graph.parents[node])
-        lender = _lender(grams, above, parent, int(graph.tokens[node])) if graph.tau > 0 else NO_LENDER
+        parent, lender = int(graph.parents[node]), _lender(graph, node, opened)
         graph.lenders[node] = lender
-        if lender >= start:
-            continue  # it has no children yet, so its row is updated when the level is complete
-        if lender >= 0:
+        if 0 <= lender < start:
             # What reaches the parent now also reaches the lender and all that the lender reaches. Only the rows of the
             # last level are read later, or inherited.
             for other in range(before, start):
-                if reaches(above, lender, other):
-                    inherit(above, other, parent)
-        elif not leaf[i] and opened < most_open:
-            is_open[node] = True
+                if above[other, lender]:
+                    above[other] |= above[parent]
+        elif lender < 0 and not leaf[i] and opened < first + most_open:
+            graph.opened[opened] = node
+            above[node, node] = True
             opened += 1
-            if graph.tau > 0:
-                remember(grams, node)
-    found, count = np.empty(opened, np.int32), 0
-    for node in range(start, end):
-        if is_open[node]:
-            reach_itself(above, node)
-            inherit(above, node, int(graph.parents[node]))
-            found[count] = node - start
-            count += 1
-        elif graph.lenders[node] >= start:
-            inherit(above, int(graph.lenders[node]), int(graph.parents[node]))
-    graph.counts[0], graph.counts[1] = end, start
-    return found
+    for node in range(start, end):  # after all loans of the level, which add to the parents' rows
+        lender = int(graph.lenders[node])
+        if lender >= start:
+            above[lender] |= above[graph.parents[node]]
+        elif above[node, node]:
+            above[node] |= above[graph.parents[node]]
+    graph.counts[:] = end, start, opened
+    return np.sort(graph.opened[first:opened])
+
+
+@njit(cache=True)
+def _lender(graph: DraftGraph, new: int, opened: int) -> int:
+    """Return the first of the open nodes that ends in the gram of the new node and may lend to it, or -1.
+
+    The graph stays acyclic, by induction: the only edge to a new node comes from its parent, so an edge from it to a
+    lender closes a cycle if and only if the lender reaches the parent. `above` holds this for every possible parent,
+    the open nodes of the last level.
+    """
+    for node in graph.opened[: opened if graph.grams.shape[1] else 0]:
+        is_alike = graph.tokens[node] == graph.tokens[new] and np.array_equal(graph.grams[node], graph.grams[new])
+        if is_alike and not graph.above[graph.parents[new], node]:
+            return int(node)
+    return NO_LENDER

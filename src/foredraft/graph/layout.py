@@ -11,28 +11,21 @@ import numpy.typing as npt
 
 from foredraft.graph.tree import BoolArray, IntArray, ancestor_mask, depths
 
-_NONE_HELD = np.empty(0, np.int64)
-_NONE_HELD.flags.writeable = False
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The rows of one forward pass.
 
-    Attributes:
-        token_ids: int64[R], root first.
-        positions: int64[R], each row's absolute position in its own path.
-        ancestors: bool[R, H + R], whether row `i` may attend to row `j` of the H held rows followed by these R rows;
-            None for no held rows and a plain causal mask.
-        at: the root's absolute position, which is the number of tokens already in the cache.
-        held: int64[H], positions of uncommitted rows that earlier passes left in the cache.
+    `ancestors` says whether row `i` may attend to row `j` of the H held rows followed by these R rows; None for no held
+    rows and a plain causal mask.
     """
 
-    token_ids: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]
-    ancestors: BoolArray | None
-    at: int
-    held: npt.NDArray[np.int64] = field(default_factory=lambda: _NONE_HELD)
+    token_ids: npt.NDArray[np.int64]  # int64[R], root first
+    positions: npt.NDArray[np.int64]  # int64[R], each row's absolute position in its own path
+    ancestors: BoolArray | None  # bool[R, H + R]
+    at: int  # the root's absolute position, which is the number of tokens already in the cache
+    # int64[H], positions of uncommitted rows that earlier passes left in the cache
+    held: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def rows(self) -> int:

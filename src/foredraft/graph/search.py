@@ -17,9 +17,6 @@ _LOWEST_BIN = int(np.float32(FLOOR).view(np.int32) >> 20)
 _BINS = int(np.float32(1.0).view(np.int32) >> 20) - _LOWEST_BIN + 1
 
 
-# --- the queue
-
-
 class Queue(NamedTuple):
     """Candidates, numbered from 0 in the order pushed; the one with the largest score is popped first."""
 
@@ -71,11 +68,8 @@ def pop(queue: Queue) -> int:
         parent = child
 
 
-# --- the bar: scores are counted in bins, not sorted
-
-
 class Bar(NamedTuple):
-    """Counts of scores by bin; 8 bins per power of two."""
+    """Counts of scores by bin, 8 bins per power of two, so that nothing needs to be sorted."""
 
     bins: npt.NDArray[np.int64]  # int64[B], scores counted per bin
     state: npt.NDArray[np.int64]  # int64[3]: N, the highest bin with N scores above it (-1 at first), their number

@@ -28,7 +28,7 @@ def check_tree(tokens: IntArray, parents: IntArray) -> None:
             )
     if len(tokens) != len(parents):
         raise ValueError(f"A tree needs one parent per token; it has {len(tokens)} tokens and {len(parents)} parents.")
-    if len(parents) and (parents < ROOT).any():
+    if (parents < ROOT).any():
         raise ValueError(f"Parent {int(parents.min())} is below -1, which marks a child of the root.")
     late = np.flatnonzero(parents >= np.arange(len(parents)))
     if len(late):
@@ -104,19 +104,10 @@ def path_to(parents: IntArray, node: int) -> list[int]:
 
 @njit(cache=True)
 def top_nodes(parents: IntArray, score: FloatArray, limit: int, max_depth: int) -> IntArray:
-    """Return the best `limit` nodes of a tree, no node without its parent, none deeper than `max_depth`.
+    """Return the best `limit` nodes of a tree, int32[K] ascending, none without its parent or deeper than `max_depth`.
 
-    Nodes are taken best first among those whose parent is taken, so the result is prefix-closed. If scores never rise
-    from parent to child, as path probabilities do not, it is exactly the top `limit`. Ties go to the earlier node.
-
-    Args:
-        parents: int32[N].
-        score: float32[N], estimated probability that the node's whole path is accepted.
-        limit: nodes at most.
-        max_depth: depth of a node at most.
-
-    Returns:
-        int32[K], ascending.
+    Nodes are taken best first, by `score`, float32[N], among those whose parent is taken. If scores never rise from
+    parent to child, as path probabilities do not, these are exactly the top `limit`. Ties go to the earlier node.
     """
     nodes, depth, count = len(parents), depths(parents), 0
     taken = np.zeros(nodes, np.bool_)
@@ -144,8 +135,8 @@ def reindexed_parents(parents: IntArray, kept: IntArray) -> IntArray:
 def best_chain(parents: IntArray, score: FloatArray, longest: int, least: float) -> IntArray:
     """Return the path from the root with the most expected accepted tokens, int32[K], K at most `longest`.
 
-    That is the sum of its nodes' scores, float32[N], which do not rise from parent to child. Nodes with a score below
-    `least` are left out. Ties go to the earlier last node.
+    That is the sum of its nodes' scores, float32[N], which do not rise from parent to child; those below `least` are
+    left out. Ties go to the earlier last node.
     """
     nodes = len(parents)
     worth, depth = np.empty(nodes, np.float64), np.empty(nodes, np.int32)

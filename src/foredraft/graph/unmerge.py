@@ -24,35 +24,70 @@ class Unmerged(NamedTuple):
     merged: BoolArray  # bool[N], whether its path contains a borrowed step
 
 
-def unmerge(graph: DraftGraph, limit: int, max_depth: int) -> Unmerged:
-    """Return the `limit` most probable paths of a graph as a tree, no node deeper than `max_depth`.
-
-    Borrowed continuations may borrow too, so the tree can be deeper than the graph. A node that borrows is not `merged`
-    itself, as its token was drafted after its own path; the nodes it borrows are. Paths of probability 0 are left out.
-    The order of equal scores is deterministic but unspecified.
-    """
-    size = graph.size
-    tokens, parents, lenders = graph.tokens[:size], graph.parents[:size], graph.lenders[:size]
-    return Unmerged(*unroll(tokens, parents, graph.probability[:size], lenders, limit, max_depth))
-
-
 class _Candidates(NamedTuple):
     """Candidate paths, R at most."""
 
     node: IntArray  # int32[R], the last node
-    above: IntArray  # int32[R], the written node it follows, -1 for the root
+    above: IntArray  # int32[R], the written path that it follows
     borrowed: BoolArray  # bool[R], whether the step to `node` is borrowed
     queue: Queue  # by path probability
 
 
 @njit(cache=True)
-def _sorted_children(parents: IntArray, conditional: FloatArray) -> tuple[IntArray, IntArray]:
+def unmerge(graph: DraftGraph, limit: int, max_depth: int) -> Unmerged:
+    """Return the `limit` most probable paths of a graph as a tree, no node deeper than `max_depth`.
+
+    A node is followed by its own children and by its lender's children, except those with a token of its own children.
+    A borrowed child's probability is limited to what the own children leave of 1. A lender does not lend what it
+    borrows, but what is borrowed may borrow too, so the tree can be deeper than the graph. A node that borrows is not
+    `merged` itself, as its token was drafted after its own path; the nodes it borrows are. Paths of probability 0 are
+    left out. The order of equal scores is deterministic but unspecified.
+
+    Siblings become candidates one after the other, most probable first, so there are at most three candidates per
+    written node, and a path never waits for a less probable one.
+    """
+    room = 3 * limit + 4
+    c = _Candidates(
+        np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.bool_),
+        new_queue(np.empty(room, np.float32)),
+    )  # fmt: skip
+    first, following = _sorted_children(graph)
+    # of the written paths, the first of which is the root's
+    origin, above = np.full(limit + 1, -1, np.int32), np.empty(limit + 1, np.int32)
+    depth, score = np.zeros(limit + 1, np.int32), np.ones(limit + 1, np.float32)
+    merged, written = np.zeros(limit + 1, np.bool_), 0
+    while True:
+        place = int(origin[written])
+        own, lender = int(first[place]), int(graph.lenders[place]) if place >= 0 else NO_LENDER
+        if depth[written] < max_depth and own >= 0:
+            _offer(c, own, written, False, score[written] * graph.probability[own])
+        if depth[written] < max_depth and lender >= 0:
+            _offer_borrowed(c, graph, following, int(first[lender]), own, written, score[written])
+        best = pop(c.queue) if written < limit else -1
+        if best < 0:
+            break
+        node, up, borrowed = int(c.node[best]), int(c.above[best]), bool(c.borrowed[best])
+        written += 1
+        origin[written], above[written], score[written] = node, up, c.queue.score[best]
+        merged[written], depth[written] = borrowed or merged[up], depth[up] + 1
+        sibling = int(following[node])
+        if borrowed:
+            _offer_borrowed(c, graph, following, sibling, int(first[origin[up]]), up, score[up])
+        elif sibling >= 0:
+            _offer(c, sibling, up, False, score[up] * graph.probability[sibling])
+    kept = slice(1, written + 1)
+    parents = (above[kept] - 1).astype(np.int32)
+    return Unmerged(graph.tokens[origin[kept]], parents, score[kept].copy(), origin[kept].copy(), merged[kept].copy())
+
+
+@njit(cache=True)
+def _sorted_children(graph: DraftGraph) -> tuple[IntArray, IntArray]:
     """Return each node's most probable child, int32[N + 1] with the root's last, and each node's next sibling."""
-    nodes = len(parents)
+    nodes, parents, probability = int(graph.counts[0]), graph.parents, graph.probability
     first, following = np.full(nodes + 1, -1, np.int32), np.full(nodes, -1, np.int32)
     for node in range(nodes - 1, -1, -1):  # backwards, so that equal siblings keep their order
         before, after = -1, first[parents[node]]
-        while after >= 0 and conditional[after] > conditional[node]:
+        while after >= 0 and probability[after] > probability[node]:
             before, after = after, following[after]
         following[node] = after
         if before < 0:
@@ -63,26 +98,6 @@ def _sorted_children(parents: IntArray, conditional: FloatArray) -> tuple[IntArr
 
 
 @njit(cache=True)
-def _shadowed(tokens: IntArray, following: IntArray, own: int, node: int) -> bool:
-    """Return whether one of the siblings from `own` on has the token of `node`."""
-    while own >= 0:
-        if tokens[own] == tokens[node]:
-            return True
-        own = following[own]
-    return False
-
-
-@njit(cache=True)
-def _left_over(conditional: FloatArray, following: IntArray, own: int) -> np.float32:
-    """Return 1 minus the probabilities of the siblings from `own` on, at least 0."""
-    left = np.float32(1.0)
-    while own >= 0:
-        left -= conditional[own]
-        own = following[own]
-    return left if left > 0 else np.float32(0.0)
-
-
-@njit(cache=True)
 def _offer(c: _Candidates, node: int, above: int, borrowed: bool, score: np.float32) -> None:
     if score > 0:
         candidate = push(c.queue, score)
@@ -90,72 +105,17 @@ def _offer(c: _Candidates, node: int, above: int, borrowed: bool, score: np.floa
 
 
 @njit(cache=True)
-def unroll(
-    tokens: IntArray, parents: IntArray, conditional: FloatArray, lenders: IntArray, limit: int, max_depth: int
-) -> tuple[IntArray, IntArray, FloatArray, IntArray, BoolArray]:
-    """Return the most probable paths of a tree whose nodes borrow continuations, as the arrays of an `Unmerged`.
-
-    A node is followed by its own children and by its lender's children, except those with a token of its own children.
-    A borrowed child's probability is limited to what the own children leave of 1. A lender does not lend what it
-    borrows. Siblings become candidates one after the other, most probable first, so there are at most three candidates
-    per written node, and a path never waits for a less probable one.
-
-    Args:
-        tokens: int32[N].
-        parents: int32[N], parents first, -1 for the root; siblings have different tokens.
-        conditional: float32[N], probability of each node given its parent, 0 to 1.
-        lenders: int32[N], the node whose continuations each node borrows, or -1; acyclic.
-        limit: nodes at most.
-        max_depth: depth of a node at most.
-    """
-    limit = max(limit, 0)
-    room = 3 * limit + 4
-    c = _Candidates(
-        np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.bool_),
-        new_queue(np.empty(room, np.float32)),
-    )  # fmt: skip
-    first, following = _sorted_children(parents, conditional)
-    origin, above, depth = np.empty(limit, np.int32), np.empty(limit, np.int32), np.empty(limit, np.int32)
-    score, merged = np.empty(limit, np.float32), np.empty(limit, np.bool_)
-    count, written, level, total = 0, -1, 0, np.float32(1.0)  # of the last written path; at first, the root
-    while True:
-        place = -1 if written < 0 else int(origin[written])
-        own = int(first[place])
-        lender = NO_LENDER if written < 0 else int(lenders[place])
-        if level < max_depth and own >= 0:
-            _offer(c, own, written, False, total * conditional[own])
-        if level < max_depth and lender >= 0:
-            _offer_borrowed(c, tokens, conditional, following, int(first[lender]), own, written, total)
-        best = pop(c.queue) if count < limit else -1
-        if best < 0:
-            break
-        written, node, borrowed = count, int(c.node[best]), bool(c.borrowed[best])
-        up = int(c.above[best])
-        origin[written], above[written], score[written] = node, up, c.queue.score[best]
-        merged[written] = borrowed or (up >= 0 and merged[up])
-        depth[written] = 1 if up < 0 else depth[up] + 1
-        count += 1
-        level, total = int(depth[written]), score[written]
-        before, sibling = np.float32(1.0) if up < 0 else score[up], int(following[node])
-        if borrowed:
-            own = int(first[-1 if up < 0 else origin[up]])
-            _offer_borrowed(c, tokens, conditional, following, sibling, own, up, before)
-        elif sibling >= 0:
-            _offer(c, sibling, up, False, before * conditional[sibling])
-    return (
-        tokens[origin[:count]], above[:count].copy(), score[:count].copy(), origin[:count].copy(),
-        merged[:count].copy(),
-    )  # fmt: skip
-
-
-@njit(cache=True)
 def _offer_borrowed(
-    c: _Candidates, tokens: IntArray, conditional: FloatArray, following: IntArray, node: int, own: int, above: int,
-    total: np.float32,
-) -> None:  # fmt: skip
+    c: _Candidates, graph: DraftGraph, following: IntArray, node: int, own: int, above: int, total: np.float32
+) -> None:
     """Offer the first of the siblings from `node` on whose token none of the siblings from `own` on has."""
-    while node >= 0 and _shadowed(tokens, following, own, node):
+    while node >= 0:
+        left, shadowed, other = np.float32(1.0), False, own
+        while other >= 0:
+            left -= graph.probability[other]
+            shadowed = shadowed or graph.tokens[other] == graph.tokens[node]
+            other = int(following[other])
+        if not shadowed:
+            _offer(c, node, above, True, total * min(graph.probability[node], left))
+            return
         node = int(following[node])
-    if node >= 0:
-        left = _left_over(conditional, following, own)
-        _offer(c, node, above, True, total * min(conditional[node], left))

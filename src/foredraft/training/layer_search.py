@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from foredraft.contracts import CostCurve, TokenIds
 from foredraft.graph.layout import lay_out_text
@@ -21,8 +20,7 @@ from foredraft.model.skipping import Skipped, default_skipped, skipping
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 
-# Parameters of the search; chosen.
-_RESTARTS = 0.25  # share of trials that draw a new set; the others change the best set so far
+_RESTARTS = 0.25  # share of trials that draw a new set; the others change the best set so far (all six chosen)
 _MOST_CHANGES = 3  # sub-layers changed in a trial
 _LEAST_SHARE, _MOST_SHARE = 0.1, 0.7  # of the sub-layers, in a new set
 _MOST_REDRAWN = 200  # consecutive known sets after which the search ends
@@ -30,15 +28,14 @@ _SECONDS = 0.5  # time to measure each kind of pass
 
 
 class WrittenText(NamedTuple):
-    """A text that the model wrote: ids, int64[n], prompt included, and the sampling options used."""
+    """A text that the model wrote."""
 
-    ids: TokenIds
+    ids: TokenIds  # int64[n], prompt included
     prompt_length: int
-    sampling: SamplingOptions
+    sampling: SamplingOptions  # as used
 
 
-@dataclass(frozen=True, slots=True)
-class SkippingCosts:
+class SkippingCosts(NamedTuple):
     """Times of the whole model's passes, and the shares of a pass that one layer's attention and MLP take."""
 
     curve: CostCurve
@@ -61,18 +58,17 @@ class SkippingFigures:
 
 
 class Found(NamedTuple):
-    """The best set found, its predicted results on the texts searched with, and the number of sets tried."""
+    """The best set found."""
 
     skipped: Skipped
-    figures: SkippingFigures
-    trials: int
+    figures: SkippingFigures  # on the texts searched with
+    trials: int  # sets tried
 
 
 def measure_skipping(target: TorchTarget) -> SkippingCosts:
     """Time passes of the model: whole, without all attention, without all MLPs, and without nearly everything.
 
-    Raises:
-        UnsupportedModelError: the model's sub-layers cannot be skipped.
+    Raises as `skipping`.
     """
     layers = int(target.model.config.num_hidden_layers)
     every = tuple(range(layers))
@@ -106,32 +102,28 @@ def agreements(draft: TorchTarget, texts: Sequence[WrittenText]) -> list[BoolArr
 
 
 def predicted(agreed: Sequence[BoolArray], curve: CostCurve, draft_cost: float, most_levels: int) -> SkippingFigures:
-    """Return the predicted speed-up over plain decoding at the best fixed number of drafted tokens.
+    """Return the predicted speed-up over plain decoding at the best number of drafted tokens, up to `most_levels`.
 
-    Args:
-        agreed: from `agreements`.
-        curve: times of the model's passes.
-        draft_cost: of a draft pass, relative to the model's pass of one row.
-        most_levels: maximum drafted tokens a step.
+    `agreed` is from `agreements`, and `draft_cost` is relative to the model's pass of one row.
     """
     passes = curve.table(most_levels + 1)
     tokens, agreement, found = sum(map(len, agreed)), float(np.concatenate(list(agreed)).mean()), []
     for levels in range(1, most_levels + 1):
-        accepted = np.concatenate([accepted_by_step(each, levels) for each in agreed])
+        accepted = np.array([count for each in agreed for count in accepted_by_step(each, levels)])
         drafting = levels * len(accepted) + (accepted == levels).sum()  # one more pass after each fully accepted draft
         seconds = len(accepted) * passes[levels + 1] + drafting * draft_cost * passes[1]
         found.append(SkippingFigures(float(tokens * passes[1] / seconds), levels, agreement, draft_cost))
     return max(found, key=lambda each: each.speed_up)
 
 
-def accepted_by_step(agreed: BoolArray, levels: int) -> npt.NDArray[np.int64]:
+def accepted_by_step(agreed: BoolArray, levels: int) -> list[int]:
     """Return the number of drafted tokens that each step accepts if `levels` tokens are drafted a step."""
-    steps, place = [], 0
+    steps, place = list[int](), 0
     while place < len(agreed):
         ahead = agreed[place : place + levels]
         steps.append(len(ahead) if ahead.all() else int(ahead.argmin()))
         place += steps[-1] + 1
-    return np.array(steps, np.int64)
+    return steps
 
 
 def figures_of(
@@ -153,20 +145,21 @@ def search(
     """Search for the set with the best predicted speed-up, among new random sets and small changes of the best one.
 
     Begins with `default_skipped`. The sets tried depend only on the seed and the figures. After each, `tried` receives
-    the number of sets tried and the best figures; if it returns False, the search ends.
+    their number and the best figures; if it returns False, the search ends.
     """
-    generator = np.random.default_rng(seed)
-    start = default_skipped(layers)
-    best, known = Found(start, figures(start), 1), {_marks(start, layers).tobytes()}
-    while tried(best.trials, best.figures) and best.trials < trials:
-        marks = _next(generator, _marks(best.skipped, layers), known)
+    generator, start = np.random.default_rng(seed), default_skipped(layers)
+    best = np.zeros(2 * layers, np.bool_)  # which sub-layers are skipped: attention, then MLPs
+    best[[*start.attention, *(layers + number for number in start.mlp)]] = True
+    best_figures, known = figures(start), {best.tobytes()}
+    while tried(len(known), best_figures) and len(known) < trials:
+        marks = _next(generator, best, known)
         if marks is None:
             break
         known.add(marks.tobytes())
-        skipped = _skipped(marks)
-        found = Found(skipped, figures(skipped), len(known))
-        best = found if found.figures.speed_up > best.figures.speed_up else best._replace(trials=found.trials)
-    return best
+        found = figures(_skipped(marks))
+        if found.speed_up > best_figures.speed_up:
+            best, best_figures = marks, found
+    return Found(_skipped(best), best_figures, len(known))
 
 
 def _next(generator: np.random.Generator, best: BoolArray, known: set[bytes]) -> BoolArray | None:
@@ -181,14 +174,6 @@ def _next(generator: np.random.Generator, best: BoolArray, known: set[bytes]) ->
         if 0 < marks.sum() < len(marks) and marks.tobytes() not in known:
             return marks
     return None
-
-
-def _marks(skipped: Skipped, layers: int) -> BoolArray:
-    """Return whether each sub-layer is skipped, bool[2 * layers]: attention, then MLPs."""
-    marks = np.zeros(2 * layers, np.bool_)
-    marks[list(skipped.attention)] = True
-    marks[[layers + number for number in skipped.mlp]] = True
-    return marks
 
 
 def _skipped(marks: BoolArray) -> Skipped:

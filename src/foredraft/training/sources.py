@@ -15,26 +15,20 @@ from foredraft.errors import UsageError
 
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 """Folders of a source tree that are skipped: tests are repetitive, and installed packages have other licences."""
-
 _CHAT_MARK = "\0messages\0"
-_PROMPT_OF_TEXT = 48
-"""Maximum tokens of a plain text's prompt, which the target continues; chosen."""
+_PROMPT_OF_TEXT = 48  # maximum tokens of a plain text's prompt, which the target continues; chosen
 _LONGEST_OPEN = 1024  # maximum tokens of a text used as it is; chosen
 
 
 class Source(NamedTuple):
-    """A training text.
+    """A training text. Its key decides whether it is held out.
 
-    Attributes:
-        key: determines whether it is held out: the first message of a chat, otherwise the text. If chats were held out
-            individually, other answers to the same question would be trained on, and the held-out loss be too low.
-        prompt: int[n], the prompt for the target.
-        text: int[m], the whole text, with an end-of-text token.
+    If chats were held out individually, other answers to the same question would be trained on.
     """
 
-    key: str
-    prompt: list[int]
-    text: list[int]
+    key: str  # the first message of a chat, otherwise the text
+    prompt: list[int]  # for the target
+    text: list[int]  # the whole text, with an end-of-text token
 
 
 def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Source]:

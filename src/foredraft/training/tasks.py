@@ -1,59 +1,80 @@
-"""Training tasks: an early-exit head, a draft model of the target's own layers, and Medusa's heads.
+"""Training tasks: an early-exit head and its predictor, a draft model of the target's own layers, and Medusa's heads.
 
 All learn the target's distribution, as recorded in the traces; weights shared with the target are frozen. Does not
 depend on the training loop.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy, log_softmax
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax
 
 from foredraft.errors import StoreError, UsageError
-from foredraft.model.heads import (
-    RANKS,
-    ExitHead,
-    FirstLayers,
-    MedusaHeads,
-    draft_model,
-    new_exit_head,
-    new_first_layers,
-)
+from foredraft.model import heads
+from foredraft.model.candidates import NOISY_TOKENS
 from foredraft.model.layers import Passage, model_parts, shorter
-from foredraft.model.ranked import places_of, ranked_head
-from foredraft.training import Numbers
-from foredraft.training.traces import Traces
+from foredraft.model.ranked import RankedHead, places_of, ranked_head
+from foredraft.training.traces import Numbers, Traces
 
 LOSSES = ("distribution", "tokens")
 _LOSS_DECAY = 0.8  # of each further Medusa head; Medusa, section 2.2.1
+_TEMPERATURE = 0.7  # of the windows that an agreement predictor treats as sampled; chosen, as the traces' default
 
 
-class ExitTask:
+class _Task:
+    """Learns what the target says at each position; scores the tokens `ids`, int64[N], or all of them."""
+
+    def __init__(self, model: Any, traces: Traces, lm_head: nn.Module, ids: torch.Tensor | None) -> None:
+        self._traces, self._ids = traces, ids
+        self._places = places_of(lm_head, model.get_output_embeddings().weight.shape[0])
+        self._device: torch.device = model.get_input_embeddings().weight.device
+
+    def logits(self, windows: Numbers) -> torch.Tensor:
+        """Return the logits, float[B, T, V], or [B, T, N] of the tokens that are scored."""
+        raise NotImplementedError
+
+    def loss(self, windows: Numbers) -> torch.Tensor:
+        """Return the mean loss over the tokens of these windows."""
+        return self._loss_of(self.logits(windows), windows)
+
+    def agreement(self, windows: Numbers) -> float:
+        """Return how often the most probable token is the target's."""
+        right = 0
+        for number in windows.tolist():
+            chosen = self.logits(np.array([number]))[0].argmax(dim=-1).cpu()
+            chosen = chosen if self._ids is None else self._ids.cpu()[chosen]
+            right += int((chosen.numpy() == self._traces.top_ids[number, :, 0]).sum())
+        return right / (len(windows) * self._traces.window)
+
+    def _loss_of(self, logits: torch.Tensor, windows: Numbers, positions: slice = slice(None)) -> torch.Tensor:
+        """Return the mean loss of logits, float[B, T, N], for these positions of the windows."""
+        labels = self._traces.labels(windows, logits.device, positions)
+        return distribution_loss(logits.flatten(0, 1).float(), *labels, self._places)
+
+
+class ExitTask(_Task):
     """Trains an early-exit head on the frozen first layers (EESD, Liu et al. 2024, section 3.2).
 
-    The exit's states of a window are computed once and stored in a file. Only the first layers and the head stay in
-    memory once the caller releases the model.
+    Only the first layers and the head stay in memory once the caller releases the model.
 
     Args:
         model: the target.
-        layers: before the exit (N).
+        layers: before the exit.
         traces: the training data.
-        loss: "distribution" (cross-entropy to the target's most probable tokens) or "tokens" (the next token; the
-            paper's).
-        states: file for the exit's states; None recomputes them each time.
-        ids: int64[N], the tokens that the head scores, with the target's frozen LM head; None trains an LM head for all
-            tokens.
+        loss: "distribution" (cross-entropy to the target's most probable tokens) or "tokens" (the next; the paper's).
+        states: file in which the exit's states, once computed, are stored; None recomputes them each time.
+        ids: int64[N], the tokens that the target's frozen LM head scores; None trains an LM head for all tokens.
 
     Raises:
-        UsageError: N out of range, or an unknown loss.
+        UsageError: layers out of range, or an unknown loss.
         UnsupportedModelError: the model's layers are not a plain list.
         StoreError: the states' file cannot be written.
     """
 
-    module: ExitHead  # the head, float32
+    module: heads.ExitHead  # float32
 
     def __init__(
         self, model: Any, layers: int, traces: Traces, *, loss: str, states: Path | None,
@@ -63,14 +84,12 @@ class ExitTask:
             raise UsageError(f"loss is {loss!r}; it may be {' or '.join(LOSSES)}.")
         parts = model_parts(model)
         parts.check_exit(layers)
-        self._traces, self._loss, self._ids = traces, loss, ids
-        self.module = new_exit_head(model, ids).float().requires_grad_(requires_grad=True)
+        self._loss = loss
+        self.module = heads.new_exit_head(model, ids).float().requires_grad_(requires_grad=True)
         self.module.lm_head.requires_grad_(requires_grad=ids is None)
         self.module.train()
-        vocabulary, width = model.get_output_embeddings().weight.shape
-        self._places = places_of(self.module.lm_head, vocabulary)
-        self._device: torch.device = model.get_input_embeddings().weight.device
-        nothing, own = torch.nn.Identity(), dict(enumerate(model.get_submodule(parts.layers)[:layers]))
+        super().__init__(model, traces, self.module.lm_head, ids)
+        nothing, own = nn.Identity(), dict(enumerate(model.get_submodule(parts.layers)[:layers]))
         self._first = shorter(model, parts, own, {parts.norm: nothing, parts.lm_head: nothing}).base_model
         self._exit = Passage(enters=True)
         self._after = shorter(
@@ -78,22 +97,19 @@ class ExitTask:
             {parts.norm: self.module.norm, parts.lm_head: self.module.lm_head},
         )  # fmt: skip
         self._stored = np.zeros(len(traces.windows), np.bool_)  # windows whose states this run has stored
+        width = model.get_output_embeddings().weight.shape[1]
         self._file = None if states is None else _states_file(states, (len(traces.windows), traces.window, width))
 
     def loss(self, windows: Numbers) -> torch.Tensor:
         """Return the mean loss over the tokens of these windows."""
         if self._loss == "distribution":
-            return _loss_of(self.logits(windows), windows, self._traces, self._places)
+            return super().loss(windows)
         following = torch.from_numpy(self._traces.windows[windows, 1:].astype(np.int64)).to(self._device).flatten()
         labels = following if self._places is None else self._places[following]
         return cross_entropy(self.logits(windows).flatten(0, 1).float(), labels, ignore_index=-1)
 
-    def agreement(self, windows: Numbers) -> float:
-        """Return how often the head's most probable token is the target's."""
-        return _agreement_of(self.logits, windows, self._traces, self._ids)
-
     def logits(self, windows: Numbers) -> torch.Tensor:
-        """Return the head's logits, float[B, T, V], or [B, T, N] of the tokens that it scores."""
+        """Return the head's logits."""
         inputs = self._traces.inputs(windows, self._device)
         self._exit.states = self._states(windows, inputs)
         return self._after(**inputs).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
@@ -121,61 +137,45 @@ def _states_file(file: Path, shape: tuple[int, int, int]) -> np.memmap[Any, np.d
         ) from error
 
 
-class DraftTask:
+class DraftTask(_Task):
     """Trains a draft model of `layers` of the target's layers; embeddings and LM head stay the target's.
 
-    It scores the tokens `ids`, int64[N], or all. DistillSpec (Zhou et al., ICLR 2024) finds that a draft model learns
-    best from the target's distribution on texts like those to be drafted, such as the target's own.
-
-    Raises:
-        UsageError: layers out of range.
-        UnsupportedModelError: the model's layers are not a plain list.
+    DistillSpec (Zhou et al., ICLR 2024) finds that it learns best from the target's distribution on texts like those to
+    be drafted, such as the target's own. Raises as `new_first_layers`.
     """
 
-    module: FirstLayers  # its layers and norm, float32
+    module: heads.FirstLayers  # its layers and norm, float32
 
     def __init__(self, model: Any, layers: int, traces: Traces, ids: torch.Tensor | None = None) -> None:
-        self._traces, self._ids = traces, ids
-        self.module = new_first_layers(model, layers, ids).float().requires_grad_(requires_grad=True)
+        self.module = heads.new_first_layers(model, layers, ids).float().requires_grad_(requires_grad=True)
         self.module.lm_head.requires_grad_(requires_grad=False)
         self.module.train()
-        self._places = places_of(self.module.lm_head, model.get_output_embeddings().weight.shape[0])
-        self._device: torch.device = model.get_input_embeddings().weight.device
-        self._drafting = draft_model(model.requires_grad_(requires_grad=False), self.module)
+        super().__init__(model, traces, self.module.lm_head, ids)
+        self._drafting = heads.draft_model(model.requires_grad_(requires_grad=False), self.module)
 
-    def loss(self, windows: Numbers) -> torch.Tensor:
-        """Return the mean loss over the tokens of these windows."""
-        return _loss_of(self._logits(windows), windows, self._traces, self._places)
-
-    def agreement(self, windows: Numbers) -> float:
-        """Return how often the draft model's most probable token is the target's."""
-        return _agreement_of(self._logits, windows, self._traces, self._ids)
-
-    def _logits(self, windows: Numbers) -> torch.Tensor:
+    def logits(self, windows: Numbers) -> torch.Tensor:
+        """Return the draft model's logits."""
         return self._drafting(**self._traces.inputs(windows, self._device)).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
 
 
-class MedusaTask:
+class MedusaTask(_Task):
     """Trains `count` Medusa heads on the target's last hidden states (Cai et al. 2024, section 2.2.1).
 
-    The loss of head k is weighted by 0.8 to the power k, as deeper heads are less accurate. They score the tokens
-    `ids`, int64[N], or all.
+    The loss of head k is weighted by 0.8 to the power k, as deeper heads are less accurate.
     """
 
-    module: MedusaHeads  # float32
+    module: heads.MedusaHeads  # float32
 
     def __init__(self, model: Any, count: int, traces: Traces, ids: torch.Tensor | None = None) -> None:
-        self._model, self._traces = model.requires_grad_(requires_grad=False), traces
-        whole = model.get_output_embeddings()
-        self._lm_head = whole if ids is None else ranked_head(model, ids)
-        self._ids, self._places = ids, places_of(self._lm_head, whole.weight.shape[0])
-        self._device: torch.device = self._lm_head.weight.device
-        self.module = MedusaHeads(self._lm_head.weight.shape[1], count).to(self._device)
+        self._model = model.requires_grad_(requires_grad=False)
+        self._lm_head = model.get_output_embeddings() if ids is None else ranked_head(model, ids)
+        super().__init__(model, traces, self._lm_head, ids)
+        self.module = heads.MedusaHeads(self._lm_head.weight.shape[1], count).to(self._device)
 
     def loss(self, windows: Numbers) -> torch.Tensor:
         """Return the heads' weighted loss over the tokens of these windows."""
         losses = [
-            _LOSS_DECAY**head * _loss_of(scores, windows, self._traces, self._places, slice(head, None))
+            _LOSS_DECAY**head * self._loss_of(scores, windows, slice(head, None))
             for head, scores in enumerate(self._scores(windows), 1)
         ]
         return torch.stack(losses).sum()
@@ -186,12 +186,12 @@ class MedusaTask:
 
     @torch.no_grad()
     def measured(self, windows: Numbers) -> torch.Tensor:
-        """Return how often each head's i-th best token is the target's, float32[K, RANKS]."""
+        """Return how often each head's i-th best token is the target's, float32[K, heads.RANKS]."""
         found = torch.zeros_like(self.module.accuracies)
         for window in windows[:, None]:
             for head, scores in enumerate(self._scores(window)):
                 theirs, _ = self._traces.labels(window, self._device, slice(head + 1, None))
-                best = scores[0].topk(RANKS, dim=-1).indices
+                best = scores[0].topk(heads.RANKS, dim=-1).indices
                 best = best if self._ids is None else self._ids.to(best.device)[best]
                 found[head] += (best == theirs[:, :1]).float().mean(0)
         return found / len(windows)
@@ -204,37 +204,99 @@ class MedusaTask:
         return [self._lm_head(each[:, :-head]) for head, each in enumerate(states, 1)]
 
 
-def _loss_of(
-    logits: torch.Tensor, windows: Numbers, traces: Traces, scored: torch.Tensor | None, places: slice = slice(None)
-) -> torch.Tensor:
-    """Return the mean loss of logits, float[B, T, N], for these positions of the windows."""
-    labels = traces.labels(windows, logits.device, places)
-    return distribution_loss(logits.flatten(0, 1).float(), *labels, scored)
+class AgreementTask:
+    """Trains Cali-TS's predictor: will the target agree with what an early-exit head drafts?
 
+    EESD, section 3.3. The labels compare the head's token with the target's at each position of a window, for levels
+    whose previous levels agreed, as the predictor is only used for those. In odd windows both choose with the same
+    noise, as in sampled texts. `head` exits after `layers` layers.
+    """
 
-def _agreement_of(
-    logits: Callable[[Numbers], torch.Tensor], windows: Numbers, traces: Traces, ids: torch.Tensor | None
-) -> float:
-    """Return how often the best token of one window's logits is the target's, over these windows."""
-    right = 0
-    for number in windows.tolist():
-        chosen = logits(np.array([number]))[0].argmax(dim=-1).cpu()
-        chosen = chosen if ids is None else ids.cpu()[chosen]
-        right += int((chosen.numpy() == traces.top_ids[number, :, 0]).sum())
-    return right / (len(windows) * traces.window)
+    module: heads.AgreementPredictor
+
+    def __init__(self, model: Any, head: heads.ExitHead, layers: int, traces: Traces) -> None:
+        self._ids = head.lm_head.ids.long() if isinstance(head.lm_head, RankedHead) else None
+        self._exit = ExitTask(model, layers, traces, loss="tokens", states=None, ids=self._ids)
+        self._exit.module.load_state_dict(head.state_dict())
+        self._exit.module.eval().requires_grad_(requires_grad=False)
+        self._exit.module.lm_head.register_forward_pre_hook(self._keep_states)
+        self._model, self._traces = model, traces
+        self._device: torch.device = model.get_input_embeddings().weight.device
+        self._states = torch.empty(0)  # the head's hidden states in its last pass, [B, T, D]
+        self._vocabulary, width = model.get_output_embeddings().weight.shape
+        self.module = heads.AgreementPredictor(width).to(self._device)
+
+    def loss(self, windows: Numbers) -> torch.Tensor:
+        """Return the mean cross-entropy over all levels that a draft could reach in these windows."""
+        logits, labels = self._predicted(windows)
+        return binary_cross_entropy_with_logits(logits, labels)
+
+    def agreement(self, windows: Numbers) -> float:
+        """Return the share of levels whose acceptance is predicted correctly."""
+        logits, labels = self._predicted(windows)
+        return float(((logits > 0) == (labels > 0.5)).float().mean())
+
+    def _predicted(self, windows: Numbers) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the predictor's logits and the labels, float[n]."""
+        *inputs, labels = (torch.cat(each) for each in zip(*map(self.levels, windows.tolist()), strict=True))
+        with torch.autocast(self._device.type, enabled=False):
+            return self.module(*inputs), labels
+
+    @torch.no_grad()
+    def levels(self, number: int) -> tuple[torch.Tensor, ...]:
+        """Return the training examples of a window: every level that a draft would reach, from every position.
+
+        These are the target's states and the head's, float[n, D], the level, int64[n], the head's estimate, whether the
+        window is treated as sampled, and whether target and head agree, float[n].
+        """
+        window = np.array([number])
+        with torch.autocast(self._device.type, enabled=False):
+            scores = self._exit.logits(window)[0].float()
+            target = self._model.base_model(**self._traces.inputs(window, self._device)).last_hidden_state[0].float()
+        agree, estimate = self._compared(number, scores)
+        level = torch.arange(1, heads.POSITIONS + 1, device=self._device)[None]
+        position = torch.arange(self._traces.window, device=self._device)[:, None] + level
+        inside = position < self._traces.window
+        position = position.clamp(max=self._traces.window - 1)
+        agreed = torch.cat([torch.ones_like(inside[:, :1]), agree[position[:, :-1]]], 1)
+        reached = torch.cumprod(agreed.int(), 1).bool()
+        at, row = torch.nonzero(inside & reached, as_tuple=True)
+        chosen = position[at, row]
+        sampled = torch.full_like(estimate[chosen], float(number % 2))
+        draft = self._states[0].float()
+        return target[at], draft[chosen], row + 1, estimate[chosen], sampled, agree[chosen].float()
+
+    def _compared(self, number: int, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return whether head and target agree at each position, bool[T], and the head's estimate, float[T]."""
+        theirs, known = self._traces.labels(np.array([number]), self._device)
+        if number % 2 == 0:
+            best = torch.softmax(scores, -1).max(-1)
+            return self._full(best.indices) == theirs[:, 0], best.values
+        generator = torch.Generator().manual_seed(number)
+        uniform = torch.rand((len(scores), self._vocabulary), generator=generator).clamp(1e-10, 1 - 1e-7)
+        noise = -torch.log(-torch.log(uniform)).to(self._device)
+        target = known.clamp_min(1e-8).log() / _TEMPERATURE + noise.gather(1, theirs)
+        ours = torch.log_softmax(scores, -1).topk(min(NOISY_TOKENS, scores.shape[-1]))
+        drafted = self._full(ours.indices)
+        best = torch.softmax(ours.values / _TEMPERATURE + noise.gather(1, drafted), -1).max(-1)
+        chosen = drafted.gather(1, best.indices[:, None]) == theirs.gather(1, target.argmax(-1)[:, None])
+        return chosen[:, 0], best.values
+
+    def _full(self, places: torch.Tensor) -> torch.Tensor:
+        """Return the tokens, int64, of indices into the head's logits."""
+        return places if self._ids is None else self._ids[places]
+
+    def _keep_states(self, _module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        self._states = inputs[0]
 
 
 def distribution_loss(
     logits: torch.Tensor, top_ids: torch.Tensor, top_probabilities: torch.Tensor, places: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the mean cross-entropy to a distribution whose top is known; the remaining mass counts as one token.
+    """Return the mean cross-entropy of logits, float[R, V], to a distribution whose top K, [R, K], are known.
 
-    Args:
-        logits: float[R, V].
-        top_ids: int64[R, K].
-        top_probabilities: float[R, K].
-        places: int64[vocabulary], index of each token's logit, -1 for tokens without one; None if all have one. The
-            target's probability of a token without a logit is not part of the loss.
+    The remaining mass counts as one token. `places`, int64[vocabulary], has the index of each token's logit, -1 for
+    tokens without one, whose probability is not part of the loss; None if all have one.
     """
     left = (1 - top_probabilities.sum(-1)).clamp_min(0)
     scored = torch.ones_like(top_ids, dtype=torch.bool)

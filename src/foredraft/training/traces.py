@@ -1,8 +1,7 @@
 """Traces for training: texts that the target wrote, open texts, and the target's predictions at each position.
 
 Self-distillation as in EESD (Liu et al. 2024), section 3.2: greedy and sampled texts of the target, mixed with open
-text. The target's most probable next tokens are stored for each position, so that training does not need the target in
-memory. Does not depend on what is trained.
+text. The target's most probable next tokens are stored for each position. Does not depend on what is trained.
 
 A folder holds `texts.jsonl` (the texts so far; a killed run continues after the last whole line), and once it is
 complete `windows.npy` int32[W, T + 1], `kinds.npy` uint8[W], `held.npy` bool[W], `top_ids.npy` int32[W, T, K],
@@ -10,8 +9,9 @@ complete `windows.npy` int32[W, T + 1], `kinds.npy` uint8[W], `held.npy` bool[W]
 """
 
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,22 +23,23 @@ import torch
 
 from foredraft.atomic_file import store_file
 from foredraft.errors import NumericsError, StoreError, UsageError
-from foredraft.training import Numbers, Tell, check_numbers
 from foredraft.training.sources import Source, is_held_out
+
+Numbers = npt.NDArray[np.int64]
+"""Window numbers, int64."""
+Tell = Callable[[str, int, int, int, str], None]
+"""Reports a phase's progress: its name, done, total, a count, and the count's unit."""
 
 KINDS = ("greedy", "sampled", "open")
 MANIFEST, TEXTS = "manifest.json", "texts.jsonl"
 FORMAT = 1
-_LABELLED_TOKENS = 4096
-"""Tokens of one labelling pass; chosen."""
-
-TOGETHER = 128
-"""Texts that are written together: the most that a killed run has to write again."""
+TOGETHER = 128  # texts that are written together: the most that a killed run has to write again
+_LABELLED_TOKENS = 4096  # of one labelling pass; chosen
 _GOLDEN = (5**0.5 - 1) / 2  # multiples of it modulo 1 are evenly distributed
 
 
 class Asked(NamedTuple):
-    """A request for a text by the target: the prompt's ids, whether to sample, and the seed."""
+    """A request for a text by the target."""
 
     prompt: list[int]
     sampled: bool
@@ -47,6 +48,16 @@ class Asked(NamedTuple):
 
 Write = Callable[[Sequence[Asked], int], list[list[int]]]
 """Writes texts of at most this many new tokens; returns each text's new ids."""
+
+
+def check_numbers(options: Any, counts: Sequence[str], above_0: Sequence[str], shares: Sequence[str]) -> None:
+    """Check that options are counts, finite numbers above 0, or shares; UsageError names the first that is not."""
+    wrong = [(name, "at least 1") for name in counts if not getattr(options, name) >= 1]
+    wrong += [(name, "above 0") for name in above_0 if not 0 < getattr(options, name) < math.inf]
+    wrong += [(name, "0 to 1") for name in shares if not 0 <= getattr(options, name) <= 1]
+    if wrong:
+        name, wanted = wrong[0]
+        raise UsageError(f"{name} is {getattr(options, name)}; it must be {wanted}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +105,8 @@ class Traces:
         return ~self.held & (is_open if texts == "open" else ~is_open if texts == "written" else True)
 
     def inputs(self, windows: Numbers, device: torch.device) -> dict[str, Any]:
-        """Return a model's inputs for these windows, int64[B, T]."""
-        return inputs_of(self.windows[windows, :-1], device)
+        """Return a model's inputs for these windows, int64[B, T], without a cache."""
+        return _inputs_of(self.windows[windows, :-1], device)
 
     def labels(
         self, windows: Numbers, device: torch.device, places: slice = slice(None)
@@ -109,21 +120,12 @@ class Traces:
 
 
 def frequent_tokens(traces: Traces, count: int, vocabulary: int) -> npt.NDArray[np.int64]:
-    """Return the `count` most frequent tokens of the training windows, int64[count], the most frequent first.
-
-    Tokens are ordered by their count in the target's texts, then in open texts, then by id.
-    """
+    """Return the `count` tokens, int64[count], most frequent in the target's texts, then in open texts, then by id."""
     written, opened = (
         np.bincount(traces.windows[traces.learned(texts)].reshape(-1), minlength=vocabulary)
         for texts in ("written", "open")
     )
     return np.lexsort((np.arange(vocabulary), -opened, -written))[:count]
-
-
-def inputs_of(ids: npt.NDArray[np.int32], device: torch.device) -> dict[str, Any]:
-    """Return a transformers model's arguments to score `ids`, int32[B, T], without a cache."""
-    known = torch.from_numpy(ids.astype(np.int64)).to(device)
-    return {"input_ids": known, "attention_mask": torch.ones_like(known), "use_cache": False}
 
 
 def is_traces(folder: Path) -> bool:
@@ -132,10 +134,10 @@ def is_traces(folder: Path) -> bool:
 
 
 def chosen_windows(traces: Traces, texts: str) -> tuple[Numbers, Numbers]:
-    """Return the numbers of the training windows of the kind `texts`, and of all held-out windows.
+    """Return the numbers of the training windows of "written", "open" or "all" texts, and of all held-out windows.
 
     Raises:
-        UsageError: `texts` is not "all", "written" or "open", or there is no such window.
+        UsageError: another kind of texts, or there is no such window.
     """
     known = ("all", "written", "open")
     if texts not in known:
@@ -153,31 +155,42 @@ def write_texts(
 
     Raises:
         UsageError: the folder holds texts of another model or with other options.
-        StoreError: the folder cannot be written.
+        StoreError: it cannot be written.
     """
-    head = {"format": FORMAT, "fingerprint": identity, "options": asdict(options)}
-    known = _known_texts(folder, head)
+    known = _known_texts(folder, _head(options, identity))
     done = 1 + max((int(text["source"]) for text in known), default=-1)
+    remaining = islice(enumerate(sources), done, None)
+    wanted = {False: options.written_tokens, True: options.open_tokens}
     tokens: Counter[bool] = Counter()  # of open texts (True), and of the target's (False)
     for text in known:
         tokens[text["kind"] == "open"] += len(text["ids"])
     try:
         with (folder / TEXTS).open("a") as file:
-            remaining = islice(enumerate(sources), done, None)
-            while tokens[False] < options.written_tokens or tokens[True] < options.open_tokens:
+            while tokens[False] < wanted[False] or tokens[True] < wanted[True]:
                 group = list(islice(remaining, TOGETHER))
                 if not group:
                     break
-                for text in _texts_of(group, write, options, tokens):
-                    file.write(json.dumps(text) + "\n")
-                    tokens[text["kind"] == "open"] += len(text["ids"])
+                asked = [Asked(source.prompt, _is_sampled(n, options), options.seed + n) for n, source in group]
+                is_enough = tokens[False] >= wanted[False]
+                answers = [[]] * len(group) if is_enough else write(asked, options.answer_tokens)
+                for (number, source), (prompt, is_sampled, _), answer in zip(group, asked, answers, strict=True):
+                    held, kind = is_held_out(source.key, options.hold_out_one_in), "sampled" if is_sampled else "greedy"
+                    for of, ids in ((kind, [*prompt, *answer]), ("open", source.text)):
+                        if tokens[of == "open"] < wanted[of == "open"]:
+                            text = {"source": number, "kind": of, "held": held, "ids": [*map(int, ids)]}
+                            file.write(json.dumps(text) + "\n")
+                            tokens[of == "open"] += len(ids)
                 file.flush()
-                wanted = options.written_tokens
-                tell("writing", min(tokens[False], wanted), wanted, tokens[False], "tokens")
+                tell("writing", min(tokens[False], wanted[False]), wanted[False], tokens[False], "tokens")
     except OSError as error:
         raise StoreError(
             f"Texts cannot be written to {folder} ({error.strerror}); what was written stays. Check its free space."
         ) from error
+
+
+def _is_sampled(number: int, options: TraceOptions) -> bool:
+    """Return whether a source's text is sampled; evenly spread, whatever the number of readers that take turns."""
+    return number * _GOLDEN % 1 < 1 - options.greedy_share
 
 
 def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, tell: Tell) -> Traces:
@@ -188,7 +201,7 @@ def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, 
         NumericsError: the target's logits are not finite.
         StoreError: the folder cannot be written.
     """
-    head = {"format": FORMAT, "fingerprint": identity, "options": asdict(options)}
+    head = _head(options, identity)
     windows, kinds, held = _packed(_known_texts(folder, head), options.window)
     if not (~held).any():
         raise UsageError(
@@ -203,12 +216,11 @@ def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, 
         ids = np.lib.format.open_memmap(folder / "top_ids.npy", "w+", np.int32, shape)
         probabilities = np.lib.format.open_memmap(folder / "top_probabilities.npy", "w+", np.float16, shape)
         batch = max(1, _LABELLED_TOKENS // options.window)
-        tell("labelling", 0, len(windows), 0, "tokens")
         for start in range(0, len(windows), batch):
+            tell("labelling", start, len(windows), start * options.window, "tokens")
             found = _top_tokens(model, windows[start : start + batch, :-1], known)
             ids[start : start + batch], probabilities[start : start + batch] = found
-            done = min(start + batch, len(windows))
-            tell("labelling", done, len(windows), done * options.window, "tokens")
+        tell("labelling", len(windows), len(windows), len(windows) * options.window, "tokens")
         ids.flush()
         probabilities.flush()
     except OSError as error:
@@ -227,35 +239,18 @@ def open_traces(folder: Path) -> Traces:
         if manifest["format"] != FORMAT:
             raise StoreError(f"The traces in {folder} have format {manifest['format']}, and this is format {FORMAT}.")
         names = ("windows", "kinds", "held", "top_ids", "top_probabilities")
-        arrays = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in names]
-        if {len(array) for array in arrays} != {len(arrays[0])}:
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in names}
+        if len({len(array) for array in arrays.values()}) > 1:
             raise ValueError("its arrays have different lengths")
-        windows, kinds, held, top_ids, top_probabilities = arrays
-        return Traces(windows, kinds, held, top_ids, top_probabilities, str(manifest["fingerprint"]))
+        return Traces(**arrays, fingerprint=str(manifest["fingerprint"]))
     except (OSError, ValueError, KeyError, EOFError, TypeError) as error:
         raise StoreError(
             f"The traces in {folder} are damaged ({error}). Remove the folder and make them again."
         ) from error
 
 
-def _texts_of(
-    group: list[tuple[int, Source]], write: Write, options: TraceOptions, tokens: Mapping[bool, int]
-) -> Iterator[dict[str, Any]]:
-    """Yield the texts of numbered sources, as long as they are needed: the target's text for each, and its own."""
-    asked = [Asked(source.prompt, not _is_greedy(n, options), options.seed + n) for n, source in group]
-    written = write(asked, options.answer_tokens) if tokens[False] < options.written_tokens else []
-    for place, (number, source) in enumerate(group):
-        held = is_held_out(source.key, options.hold_out_one_in)
-        if tokens[False] < options.written_tokens:
-            kind, ids = "sampled" if asked[place].sampled else "greedy", [*source.prompt, *written[place]]
-            yield {"source": number, "kind": kind, "held": held, "ids": [*map(int, ids)]}
-        if tokens[True] < options.open_tokens:
-            yield {"source": number, "kind": "open", "held": held, "ids": [*map(int, source.text)]}
-
-
-def _is_greedy(number: int, options: TraceOptions) -> bool:
-    """Return whether a source's text is greedy; evenly spread, whatever the number of readers that take turns."""
-    return number * _GOLDEN % 1 >= 1 - options.greedy_share
+def _head(options: TraceOptions, identity: str) -> dict[str, Any]:
+    return {"format": FORMAT, "fingerprint": identity, "options": asdict(options)}
 
 
 def _known_texts(folder: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -277,8 +272,7 @@ def _known_texts(folder: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise StoreError(f"{file} cannot be read or written ({error.strerror}).") from error
     except ValueError as error:
         raise StoreError(f"{file} is damaged ({error}). Remove it to write the texts again.") from error
-    different = [name for name in head if begun.get(name) != head[name]]
-    if different:
+    if different := [name for name in head if begun.get(name) != head[name]]:
         raise UsageError(
             f"The texts in {folder} were written with another {' and '.join(different)}; give the same, or another "
             "folder."
@@ -302,12 +296,17 @@ def _packed(
     return np.concatenate(found), np.array(kinds, np.uint8), np.array(held, np.bool_)
 
 
+def _inputs_of(ids: npt.NDArray[np.int32], device: torch.device) -> dict[str, Any]:
+    known = torch.from_numpy(ids.astype(np.int64)).to(device)
+    return {"input_ids": known, "attention_mask": torch.ones_like(known), "use_cache": False}
+
+
 @torch.inference_mode()
 def _top_tokens(
     model: Any, windows: npt.NDArray[np.int32], k: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float16]]:
     """Return the model's most probable tokens after each position, int32[B, T, K], and their probabilities."""
-    logits = model(**inputs_of(windows, model.get_input_embeddings().weight.device)).logits.float()
+    logits = model(**_inputs_of(windows, model.get_input_embeddings().weight.device)).logits.float()
     top = torch.softmax(logits, dim=-1).topk(k, dim=-1)
     if not torch.isfinite(top.values).all():
         raise NumericsError("The target's scores are NaN or infinite; check its weights and dtype.")
