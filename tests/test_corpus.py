@@ -90,7 +90,7 @@ def test_a_file_that_is_no_text_is_counted_and_left_out(tmp_path):
     (tmp_path / "b.txt").write_text("words")
     documents, report = read(tmp_path / "a.txt", tmp_path / "b.txt")
     assert [document.text for document in documents] == ["words"]
-    assert (report.binary_files, report.skipped) == (1, 1)
+    assert (report.binary_files, sum(report.left_out.values())) == (1, 1)
     with pytest.raises(
         UsageError, match=r"a\.txt, there are zero bytes or control characters, so it is not UTF-8 text"
     ):
@@ -113,7 +113,7 @@ def test_a_text_file_is_one_document(tmp_path, suffix):
     path.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
     documents, report = read(path)
     assert documents == [Document("a line\nÄ broken byte: \ufffd\r\nend", path.stat().st_size)]
-    assert (report.files, report.documents, report.skipped) == (1, 1, 0)
+    assert (report.files, report.documents, sum(report.left_out.values())) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("line", ["a line of words\n", "words without any line end ", "x"])
@@ -145,7 +145,7 @@ def test_json_lines_give_texts_and_chats_and_count_what_is_left_out(tmp_path, pa
         "one", "user: Tea?\nassistant: Yes.\n", "lone \ufffd surrogate", "last", "\ufffd",
     ]  # fmt: skip
     assert (report.broken_lines, report.unusable_rows, report.empty_documents, report.documents) == (2, 6, 1, 5)
-    assert report.skipped == 9
+    assert sum(report.left_out.values()) == 9
     assert documents[-1].consumed == path.stat().st_size
 
 

@@ -298,8 +298,8 @@ def _make_traces(generator: "Generator", data: list[Path], out: Path, options: "
     with progress_bars() as tell:
         write_texts(out, sources, write, options, identity, tell)
         label_texts(out, generator.target.model, options, identity, tell)
-    if report.skipped:
-        say(f"{report.skipped} lines or rows were left out.", "yellow")
+    if report.left_out:
+        say(f"{sum(report.left_out.values())} lines or rows were left out.", "yellow")
 
 
 def _assigned(kind: type[T], settings: list[str] | None, what: str) -> T:

@@ -80,11 +80,6 @@ class ReadReport:
         names = ("broken_lines", "unusable_rows", "empty_documents", "binary_files")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
-    @property
-    def skipped(self) -> int:
-        """The sum of `left_out`."""
-        return sum(self.left_out.values())
-
 
 def join_messages(messages: list[dict[str, str]]) -> str:
     """Render a chat as lines `role: content`, for use without a chat template."""
