@@ -294,7 +294,7 @@ def test_an_interrupt_keeps_what_was_written(run, monkeypatch):
         (("index", "build", "a", "--overwrit"), "Did you mean '--overwrite'? See foredraft index build --help"),
         (("generate", "a", "--top-p", "2"), "--top-p is 2.0"),
         (("generate", "a", "--dtype", "int4"), "dtype is 'int4'"),
-        (("generate", "a", "--dtype", "int8"), "use bfloat16, or a GGUF file"),
+        (("generate", "a", "--dtype", "int8"), "choose auto, float32, float64, bfloat16, float16, q8_0, q4_0"),
         (("generate", "a", "--device", "nowhere"), "device is 'nowhere'"),
         (("generate", "a", "--model", "./nowhere"), "There is no folder ./nowhere"),
         (("info", "./nowhere"), "There is no folder ./nowhere"),

@@ -132,7 +132,7 @@ def test_what_is_always_right_is_always_accepted(distractors):
     assert seq.emitted.tolist() == ANSWER[:40]
     assert [len(record.emitted) for record in records] == [4] * 10
     assert [record.accepted for record in records] == [3] * 10
-    assert all(record.sources == ("oracle",) * 3 + (None,) for record in records)
+    assert all(record.sources == ("scripted",) * 3 + (None,) for record in records)
 
 
 def test_what_is_never_right_changes_nothing():
