@@ -109,12 +109,20 @@ def test_the_arguments_that_editors_complete_are_those_that_are_taken():
 
 def test_a_first_load_compiles_beside_itself_and_later_ones_do_not(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    started = []
-    monkeypatch.setattr(kernels.subprocess, "Popen", lambda command, **_: started.append(command))
-    kernels.begin_compiling("auto")
-    (tmp_path / "a.nbi").touch()
-    assert kernels.begin_compiling("auto") is None
-    assert [command[1:] for command in started] == [["-m", "foredraft.cli.kernels", "bfloat16"]]
+    started, begin = [], subprocess.Popen
+
+    def sleeping(command, **how):
+        started.append(command[1:])
+        return begin([sys.executable, "-c", "import time; time.sleep(60)"], **how)
+
+    monkeypatch.setattr(kernels.subprocess, "Popen", sleeping)
+    with pytest.raises(UsageError), kernels.compiled_beside("auto", drafting=True):
+        raise UsageError("There is no such model.")  # no process is left behind
+    with kernels.compiled_beside("float32", drafting=False):
+        (tmp_path / "a.nbi").touch()
+    with kernels.compiled_beside("auto", drafting=True) as wait:
+        wait()
+    assert started == [["-m", "foredraft.cli.kernels", name] for name in ("bfloat16", "drafting", "float32")]
 
 
 @pytest.mark.slow

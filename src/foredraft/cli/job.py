@@ -15,6 +15,7 @@ from foredraft.cli import flags
 from foredraft.cli.screen import working
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
+from foredraft.speculation import DEFAULT_METHOD
 
 if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so that help is fast
     from foredraft.api import Generator, Prompt
@@ -60,22 +61,22 @@ class Job:
         """
         with working(f"loading {self.model}") as tell:
             from foredraft.api import Generator, load
-            from foredraft.cli.kernels import begin_compiling, compile_drafting
+            from foredraft.cli.kernels import compiled_beside
             from foredraft.request import GenerationOptions
 
             GenerationOptions.parse(options)
-            compiling = begin_compiling(self.dtype)
-            generator = load(
-                self.model, method=self.method, speculative_config=config, dtype=self.dtype, device=self.device,
-                compile=False if self.eager else "auto", progress=tell,
-            )  # fmt: skip
+            drafts = (self.method or config.get("method") or DEFAULT_METHOD) == "auto"
+            with compiled_beside(self.dtype, drafting=drafts) as wait:
+                generator = load(
+                    self.model, method=self.method, speculative_config=config, dtype=self.dtype, device=self.device,
+                    compile=False if self.eager else "auto", progress=tell,
+                )  # fmt: skip
+                tell(0.0, "compiling (once)")
+                wait()
             measure_cost(generator, tell)
             if not (config.get("share") or config.get("learn") == "shared" or config.get("memory")):
                 # shared state must not learn from the warm-up text
-                tell(0.0, "compiling (once)")
-                if compiling is not None:
-                    compile_drafting(generator)
-                    compiling.wait()
+                tell(0.0, "warming up")
                 # another generator, so that the control does not learn costs that include compilation
                 other = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
                 other.attach(generator.method, generator.drafter, verification=generator.verification)

@@ -1,31 +1,53 @@
-"""Compiles the numba kernels of the first text in two processes; `python -m foredraft.cli.kernels DTYPE` is the second.
+"""Compiles the numba kernels of the first text in processes of their own, while the model is loaded.
 
-The second process compiles layout, verification and control, while the first one compiles the drafter's kernels; they
-share numba's cache on disk. This only saves time. Does not depend on which method drafts.
+One compiles layout, verification and control, the other those of the drafting method `auto`; they share numba's cache
+on disk. `python -m foredraft.cli.kernels NAME` is one of them. This only saves time: what was not compiled is compiled
+when it is needed.
 """
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from foredraft.api import Generator
+_VOCABULARY = 512  # of the artificial model; any number
+_DRAFTING = "drafting"
 
 
-def begin_compiling(dtype: str) -> "subprocess.Popen[bytes] | None":
-    """Start the second process, unless numba's cache has kernels already; "auto" and rounded weights mean bfloat16."""
+@contextmanager
+def compiled_beside(dtype: str, *, drafting: bool) -> Iterator[Callable[[], None]]:
+    """Compile beside the block, unless numba's cache has kernels already; what is yielded waits until all is compiled.
+
+    Args:
+        dtype: of the logits; "auto" and those that round mean bfloat16.
+        drafting: whether `auto` drafts.
+    """
     from foredraft.model.rounded import KINDS
 
     folder = os.environ.get("NUMBA_CACHE_DIR")  # set by the package if the user does not
-    if folder is None or any(Path(folder).rglob("*.nbi")):
-        return None
     precision = "bfloat16" if dtype in {"auto", *KINDS} else dtype
-    command = [sys.executable, "-m", "foredraft.cli.kernels", precision]
-    return subprocess.Popen(  # noqa: S603  # this interpreter and our own module
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    names = [precision, _DRAFTING] if drafting else [precision]
+    if folder is None or any(Path(folder).rglob("*.nbi")):
+        names = []
+    processes = [
+        subprocess.Popen(  # noqa: S603  # this interpreter and our own module
+            [sys.executable, "-m", "foredraft.cli.kernels", name], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        for name in names
+    ]
+
+    def wait() -> None:
+        for process in processes:
+            process.wait()
+
+    try:
+        yield wait
+    finally:
+        for process in processes:
+            process.terminate()  # does nothing to one that has ended
+        wait()
 
 
 def compile_step(dtype: str) -> None:
@@ -43,12 +65,12 @@ def compile_step(dtype: str) -> None:
     from foredraft.sampling.chooser import Sampler
     from foredraft.sampling.logits import top_probabilities
 
-    logits = torch.zeros((3, 512), dtype=getattr(torch, dtype, torch.float32))
+    logits = torch.zeros((3, _VOCABULARY), dtype=getattr(torch, dtype, torch.float32))
     nodes = np.arange(2, dtype=np.int32)
     draft = Draft(nodes.copy(), nodes - 1, np.ones(len(nodes), np.float32), source=np.zeros(len(nodes), np.uint8))
     sampler = Sampler(SamplingOptions(do_sample=True, temperature=1.0), (), lambda: np.zeros(1, np.int64))
     scores, control = Scores(logits), MeasuredControl(CostCurve((1, 8), (1.0, 1.0)))
-    check_draft(draft, 512, 1)
+    check_draft(draft, _VOCABULARY, 1)
     draft = control.trim(draft, Budget(len(draft), len(draft)))
     lay_out(0, draft.tokens, draft.parents, 1)
     child_with(draft.tokens, draft.parents, ROOT, sampler.chooser(scores, 1)(0, []))
@@ -56,16 +78,14 @@ def compile_step(dtype: str) -> None:
     control.observe(Verdict((0,), (), draft, 1), 1.0, 0.0)
 
 
-def compile_drafting(generator: "Generator") -> None:
-    """Call the drafter on an artificial text, unless it drafts with a model."""
+def compile_drafting() -> None:
+    """Have `auto` draft for an artificial text, and learn from the outcome."""
     import numpy as np
 
     from foredraft.contracts import Budget, DraftContext, SequenceView
-    from foredraft.engine.guard import GuardedDrafter
+    from foredraft.drafters import Resources, make_drafter
 
-    if generator.drafter.needs.hidden or generator.drafter.needs.target:
-        return
-    drafting = GuardedDrafter(generator.drafter).open(DraftContext(generator.target.vocabulary))
+    drafting = make_drafter("auto", {"table": "none"}, Resources(_VOCABULARY)).open(DraftContext(_VOCABULARY))
     ids = np.arange(1, 9) % 4
     ids.flags.writeable = False
     drafting.propose(SequenceView(ids, len(ids)), Budget(8, 8))
@@ -73,4 +93,4 @@ def compile_drafting(generator: "Generator") -> None:
 
 
 if __name__ == "__main__":
-    compile_step(sys.argv[1])
+    compile_drafting() if sys.argv[1] == _DRAFTING else compile_step(sys.argv[1])

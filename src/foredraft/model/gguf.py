@@ -8,7 +8,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,11 @@ def quantised_file(model: Any) -> Path | None:
 
 def _convert(file: Path, folder: Path) -> None:
     """Write a GGUF file's dequantised weights and its tokenizer to a folder."""
-    model, tokenizer = _read(file, _checked(file))
+    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"Reading a GGUF file needs {' and '.join(missing)}; run: {INSTALL_READERS}.")
+    with _parsed_once():
+        model, tokenizer = _read(file, _checked(file))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     with suppress(OSError):  # without the link its integers cannot be found again; the model is complete
@@ -105,9 +109,6 @@ def _convert(file: Path, folder: Path) -> None:
 
 def _checked(file: Path) -> str:
     """Return the dtype for a file's weights; raises UsageError for a file or packages that `gguf_folder` refuses."""
-    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
-    if missing:
-        raise UsageError(f"Reading a GGUF file needs {' and '.join(missing)}; run: {INSTALL_READERS}.")
     from gguf import GGUFReader  # an optional package
 
     try:
@@ -142,6 +143,20 @@ def _read(file: Path, dtype: str) -> tuple[Any, Any]:
             "or a hub id."
         ) from error
     return model, tokenizer
+
+
+@contextmanager
+def _parsed_once() -> Iterator[None]:
+    """Parse a file's fields once in the block: each of four readers, three of them transformers', takes seconds."""
+    import gguf  # an optional package
+
+    theirs = gguf.GGUFReader
+    parsed = cache(theirs)
+    gguf.GGUFReader = lambda path, _mode="r": parsed(str(path))  # type: ignore[assignment,misc]  # stands in for a class
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = theirs  # type: ignore[misc]  # as it was
 
 
 @contextmanager
