@@ -15,7 +15,6 @@ from foredraft.cli import flags
 from foredraft.cli.screen import working
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
-from foredraft.speculation import DEFAULT_METHOD
 
 if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so that help is fast
     from foredraft.api import Generator, Prompt
@@ -63,6 +62,7 @@ class Job:
             from foredraft.api import Generator, load
             from foredraft.cli.kernels import compiled_beside
             from foredraft.request import GenerationOptions
+            from foredraft.speculation import DEFAULT_METHOD
 
             GenerationOptions.parse(options)
             drafts = (self.method or config.get("method") or DEFAULT_METHOD) == "auto"
