@@ -5,10 +5,11 @@ import shutil
 import threading
 from pathlib import Path
 
+import gguf as gguf_package
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, quants
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, quants
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -174,6 +175,21 @@ def test_it_is_converted_once_also_by_several_at_once(file, cache, monkeypatch):
     copy = shutil.copy(file, cache / "another-name.gguf")
     assert gguf_folder(cache / "another-name.gguf") == gguf_folder(file), copy
     assert len(calls) == 1
+
+
+@pytest.mark.slow
+def test_a_file_is_parsed_once_and_the_reader_is_put_back(file, cache, monkeypatch):
+    parsed = []
+
+    class Counted(GGUFReader):
+        def __init__(self, path, *mode):
+            parsed.append(path)
+            super().__init__(path, *mode)
+
+    monkeypatch.setattr(gguf_package, "GGUFReader", Counted)
+    gguf_folder(file)
+    assert parsed == [str(file)]
+    assert gguf_package.GGUFReader is Counted
 
 
 @pytest.mark.slow

@@ -91,6 +91,9 @@ def test_what_cannot_be_rounded_is_refused_in_a_sentence(checkpoint, cache, monk
     (tmp_path / SOURCE).write_bytes(b"")
     with pytest.raises(UsageError, match="a GGUF file is read with the blocks it has"):
         rounded.rounded_folder(str(tmp_path), "q8_0", {})
+    LlamaConfig().save_pretrained(tmp_path / "without weights")
+    with pytest.raises(UsageError, match=r"No model could be loaded from '.*without weights'"):
+        load_model(str(tmp_path / "without weights"), "q8_0", device="cpu")
     monkeypatch.setattr(rounded, "find_spec", lambda _name: None)
     with pytest.raises(UsageError, match=r"dtype q4_0 needs the package gguf; run: pip install 'foredraft\[gguf\]'"):
         load_model(checkpoint, "q4_0", device="cpu")

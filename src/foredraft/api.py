@@ -46,7 +46,7 @@ def load(
             `num_speculative_tokens` fixes the number of drafted nodes per step; else it depends on the verification
             cost measured on this machine, or on `control` and `control_options` (docs/explanation/control.md).
             `verification` is "matched" (default) or "rejection" (docs/explanation/sampling.md).
-        dtype: a torch dtype or its name; "auto" is the checkpoint's dtype.
+        dtype: a torch dtype or its name; "auto" is the checkpoint's; "q8_0" and "q4_0" round its matrices to blocks.
         device: "cpu", "cuda", "auto" (spread over devices), ...; None is the first GPU, else the CPU.
         compile: "auto" uses what `foredraft compile` has compiled for this machine. True also compiles what is missing
             in a background process and switches to it once it is ready; on a single CUDA device it records passes

@@ -40,7 +40,7 @@ _PROFILE_COLUMNS = {
     "acceptance": "accepted / drafted", "share": "accepted / emitted", "harmonic_mean": "HM",
     "reached": "reached depth 1, 2, ...", "split": "ms / token: draft + forward + other", "speed_up": "speed-up [95%]",
 }  # fmt: skip
-_RECOMMEND_PROMPTS = 60  # of a task
+_RECOMMEND_PROMPTS = 60  # of a task, at most; chosen
 _RECOMMEND_COLUMNS = {
     "method": "method", "speed_up": "speed-up [95%]", "speed_up_without_loops": "without loops [95%]",
     "tokens_per_step": "tokens / pass", "nodes_per_step": "drafted / pass", "acceptance": "accepted",

@@ -62,11 +62,11 @@ class Job:
             from foredraft.api import Generator, load
             from foredraft.cli.kernels import compiled_beside
             from foredraft.request import GenerationOptions
-            from foredraft.speculation import DEFAULT_METHOD
+            from foredraft.speculation import parse_speculation
 
             GenerationOptions.parse(options)
-            drafts = (self.method or config.get("method") or DEFAULT_METHOD) == "auto"
-            with compiled_beside(self.dtype, drafting=drafts) as wait:
+            method = parse_speculation(self.method, config).method
+            with compiled_beside(self.dtype, drafting=method == "auto") as wait:
                 generator = load(
                     self.model, method=self.method, speculative_config=config, dtype=self.dtype, device=self.device,
                     compile=False if self.eager else "auto", progress=tell,

@@ -79,7 +79,7 @@ def compile_step(dtype: str) -> None:
 
 
 def compile_drafting() -> None:
-    """Have `auto` draft for an artificial text, and learn from the outcome."""
+    """Have `auto` draft for an artificial text."""
     import numpy as np
 
     from foredraft.contracts import Budget, DraftContext, SequenceView

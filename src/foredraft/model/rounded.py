@@ -1,8 +1,7 @@
 """A checkpoint whose weights are rounded to GGUF's blocks of 4 or 8 bits, as a transformers folder in the cache.
 
 The folder holds the rounded weights in bfloat16, and beside them the integers that compiled forwards read, as a folder
-made from a GGUF file does; so a text is the same with and without compiled passes' integers. Does not load what a user
-asks for: it says which folder to load.
+made from a GGUF file does. Says which folder to load; does not load it.
 """
 
 import hashlib
@@ -18,12 +17,12 @@ from torch import nn
 from foredraft.cache_folder import cache_folder
 from foredraft.errors import UsageError
 from foredraft.model.compiled.blocks import DEPTH
-from foredraft.model.gguf import INSTALL_READERS, SOURCE, filled_folder, no_progress_bar
+from foredraft.model.gguf import INSTALL_READERS, SOURCE, filled_folder
 
-KINDS = {"q8_0": "Q8_0", "q4_0": "Q4_0"}
-"""Dtype as `--dtype` takes it -> GGUF's format."""
+KINDS = ("q8_0", "q4_0")
+"""Dtypes as `--dtype` takes them: GGUF's formats, in lower case."""
 
-_OF_SCORES = "Q8_0"  # the output matrix, as llama.cpp keeps it: its rounding changes the text most
+_OF_SCORES = "q8_0"  # for the output matrix, to which llama.cpp too gives more bits than to the others
 _FORMAT = 1  # part of a folder's name; raised when the content changes
 
 
@@ -38,7 +37,9 @@ def rounded_folder(location: str, kind: str, options: Mapping[str, Any]) -> Path
     Raises:
         UsageError: the package that rounds is missing, or the weights are quantised already, such as a GGUF file's.
         StoreError: the cache folder cannot be written to, or there is no room.
+        Exception: of the many that transformers raises, if the checkpoint cannot be loaded.
     """
+    from transformers import AutoModelForCausalLM
     from transformers.utils.hub import cached_file
 
     if find_spec("gguf") is None:
@@ -48,7 +49,13 @@ def rounded_folder(location: str, kind: str, options: Mapping[str, Any]) -> Path
     config = cached_file(location, "config.json", revision=options.get("revision"))
     digest = hashlib.sha256(repr((kind, *_identity(Path(str(config)).parent))).encode()).hexdigest()[:20]
     place = cache_folder() / "rounded" / f"{digest}-{_FORMAT}"
-    return filled_folder(place, partial(_round, location, KINDS[kind], options))
+    if place.is_dir():
+        return place
+    # outside of `filled_folder`, for which an OSError means that the place cannot be written
+    model = AutoModelForCausalLM.from_pretrained(location, dtype=torch.bfloat16, **options).eval()
+    if getattr(model, "is_quantized", False):
+        raise UsageError(f"The weights of {location} are quantised already; leave the dtype out.")
+    return filled_folder(place, partial(_round, model, kind))
 
 
 def _identity(folder: Path) -> tuple[Any, ...]:
@@ -59,34 +66,29 @@ def _identity(folder: Path) -> tuple[Any, ...]:
     return (str(folder.resolve()), *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
 
 
-def _round(location: str, form: str, options: Mapping[str, Any], folder: Path) -> None:
-    """Write the rounded weights of a checkpoint, and their integers, to a folder."""
+def _round(model: Any, kind: str, folder: Path) -> None:
+    """Round a model's matrices, and write it and their integers to a folder."""
     from gguf import GGUFWriter
-    from transformers import AutoModelForCausalLM
 
-    with no_progress_bar():
-        model = AutoModelForCausalLM.from_pretrained(location, dtype=torch.bfloat16, **options).eval()
-        if getattr(model, "is_quantized", False):
-            raise UsageError(f"The weights of {location} are quantised already; leave the dtype out.")
-        folder.mkdir()
-        writer = GGUFWriter(folder / SOURCE, "weights")
-        scores = model.get_output_embeddings()
-        for name, layer in model.named_modules():
-            if type(layer) is nn.Linear and layer.weight.shape[1] % DEPTH == 0:
-                _round_layer(layer, name, _OF_SCORES if layer is scores else form, writer)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        model.save_pretrained(folder)
+    folder.mkdir()
+    writer = GGUFWriter(folder / SOURCE, "weights")
+    scores = model.get_output_embeddings()
+    for name, layer in model.named_modules():
+        if type(layer) is nn.Linear and layer.weight.shape[1] % DEPTH == 0:
+            _round_layer(layer, name, _OF_SCORES if layer is scores else kind, writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    model.save_pretrained(folder)
 
 
 @torch.no_grad()
-def _round_layer(layer: nn.Linear, name: str, form: str, writer: Any) -> None:
+def _round_layer(layer: nn.Linear, name: str, kind: str, writer: Any) -> None:
     """Round the weight of a layer in place, and hand its integers to a GGUF writer."""
     from gguf import GGMLQuantizationType, quants
 
-    kind = GGMLQuantizationType[form]
-    integers = quants.quantize(layer.weight.float().numpy(), kind)
-    layer.weight.copy_(torch.from_numpy(quants.dequantize(integers, kind)))
-    writer.add_tensor(f"{name}.weight", integers, raw_dtype=kind)
+    form = GGMLQuantizationType[kind.upper()]
+    integers = quants.quantize(layer.weight.float().numpy(), form)
+    layer.weight.copy_(torch.from_numpy(quants.dequantize(integers, form)))
+    writer.add_tensor(f"{name}.weight", integers, raw_dtype=form)

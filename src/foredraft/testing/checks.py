@@ -30,7 +30,7 @@ _GREEDY = SamplingOptions()
 # The chi-square test: with 9 degrees of freedom, `_MOST` is exceeded with probability 1e-6. If the first
 # `_FIRST_TEXTS` contain no drawn node, the drafter draws none.
 _BINS, _MOST = 10, 45.0
-_TEXTS, _FIRST_TEXTS, _SHORT = 100, 5, 12
+_TEXTS, _FIRST_TEXTS, _SHORT = 100, 5, 12  # texts, and tokens of each; chosen
 
 
 def check_drafter(make: MakeDrafter, *, shared: bool = False) -> None:

@@ -55,7 +55,7 @@ _TRACED_ROWS, _TRACED_SCORED = 4, 3  # different, lest the exporter take them fo
 _TIMED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, MOST_ROWS)
 _ROUNDS = 4
 _REPEATS = 2
-_ENOUGH_SECONDS = 0.5  # of passes of one row count: slow ones vary little, and are timed less often
+_ENOUGH_SECONDS = 0.5  # of passes of one row count: slow ones vary little, and are timed less often; chosen
 _PROBED_ROWS = (*range(1, 17), 17, 24, 31, 32, 33, 48, 63, 64, 65, 128, 255)
 """Passes of so many rows are compared with one of the most: all row counts up to two blocks of any kernel, and those
 around the sizes at which rows are divided among threads and caches."""
