@@ -25,12 +25,12 @@ def quantised(kind, columns, depth):
     return read_blocks(kind, data), torch.from_numpy(quants.dequantize(data, which))
 
 
-@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("widened", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_blocks_hold_what_the_file_is_dequantised_to(kind, paired):
+def test_blocks_hold_what_the_file_is_dequantised_to(kind, widened):
     matrix, expected = quantised(kind, COLUMNS, DEPTHS[0])
     assert torch.equal(matrix.dequantised(), expected)
-    assert torch.equal(unpacked_blocks(packed_blocks(matrix, paired=paired), paired=paired), expected)
+    assert torch.equal(unpacked_blocks(packed_blocks(matrix, widened=widened), widened=widened), expected)
 
 
 def test_formats_that_the_kernel_does_not_read_are_left_alone():
@@ -40,11 +40,11 @@ def test_formats_that_the_kernel_does_not_read_are_left_alone():
 class Products(nn.Module):
     """Products of the first numbers of each row by weights of two depths; those of the first depth are two."""
 
-    def __init__(self, kind, *, paired):
+    def __init__(self, kind, *, widened):
         super().__init__()
         self.expected = [quantised(kind, COLUMNS, depth)[1] for depth in (*DEPTHS, DEPTHS[0])]
         self.layers = nn.ModuleList(
-            BlockLinear(packed_blocks(quantised(kind, COLUMNS, depth)[0], paired=paired), None, paired=paired)
+            BlockLinear(packed_blocks(quantised(kind, COLUMNS, depth)[0], widened=widened), None, widened=widened)
             for depth in (*DEPTHS, DEPTHS[0])
         )
 
@@ -63,11 +63,11 @@ def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind,
         pytest.skip("this processor has no AMX")
     if way is Way.PAIRS and not torch.cpu._is_avx512_bf16_supported():
         pytest.skip("this processor has no AVX512-BF16")
-    if kernels.block_way() is None:
+    if kernels.widens_blocks() is None:
         pytest.skip("this processor has no AVX2")
     monkeypatch.setattr(kernels, "_has_tiles", lambda: way is Way.TILES)
     torch.manual_seed(3)
-    model = Products(kind, paired=way is not Way.SINGLY).eval()
+    model = Products(kind, widened=way is not Way.SINGLY).eval()
     rows = torch.randn(1, 256, DEPTHS[1]).bfloat16()
     path = tmp_path / "blocks.pt2"
     options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
@@ -88,3 +88,8 @@ def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind,
             expected = product.sigmoid() if number == len(DEPTHS) else product
             assert torch.allclose(result[0].double(), expected, atol=5e-2, rtol=2e-2)
             assert torch.equal(result[0], among_all[0, :count])
+    broken = rows[:, :3].clone()
+    broken[0, 1, 5] = torch.inf
+    for result in package.run([broken])[: len(DEPTHS)]:
+        assert not result[0, 1].isfinite().any()
+        assert result[0, ::2].isfinite().all()

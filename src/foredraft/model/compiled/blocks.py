@@ -120,12 +120,12 @@ def _row_hashes(matrix: torch.Tensor) -> list[int]:
     return [hash(row.tobytes()) for row in without_signed_zeros.view(torch.uint8).numpy()]
 
 
-def packed_blocks(matrix: BlockMatrix, *, paired: bool) -> torch.Tensor:
+def packed_blocks(matrix: BlockMatrix, *, widened: bool) -> torch.Tensor:
     """Lay a matrix out as the kernel reads it.
 
     Args:
         matrix: `N` rows, a multiple of 32.
-        paired: whether the kernel multiplies pairs of numbers, beside each other in a register, or single ones.
+        widened: whether the kernel widens the integers to bfloat16, or multiplies them as they are.
 
     Returns:
         uint8[N / 32, K / 32, B]: for 32 columns and 32 numbers of each the integers, first those of 16 columns, then
@@ -134,7 +134,8 @@ def packed_blocks(matrix: BlockMatrix, *, paired: bool) -> torch.Tensor:
     count, depth = matrix.integers.shape
     strips, blocks = count // STRIP, depth // DEPTH
     tiles = matrix.integers.reshape(strips, 2, _TILE, blocks, DEPTH).transpose(0, 3, 1, 2, 4)
-    vectors = tiles.reshape(strips, blocks, 2, -1)[..., _order(paired=paired)].view(np.uint8)  # [.., 2, 32, 16]
+    order = _order(matrix.bits, widened=widened)
+    vectors = tiles.reshape(strips, blocks, 2, -1)[..., order].view(np.uint8)  # [.., 2, 32, 16]
     if matrix.bits == 4:
         words = vectors.reshape(strips, blocks, 2, -1, _NIBBLES, _TILE).astype(np.uint32)
         shifts = 4 * np.arange(_NIBBLES, dtype=np.uint32)[:, None]
@@ -151,17 +152,22 @@ def bits_of(size: int) -> int:
     return 8 if size > STRIP * DEPTH else 4
 
 
-def _order(*, paired: bool) -> npt.NDArray[np.int64]:
-    """Return int64[32, 16]: for each register of a tile's numbers their places in [16 columns, 32 numbers]."""
+def _order(bits: int, *, widened: bool) -> npt.NDArray[np.int64]:
+    """Return int64[32, 16]: for each register of a tile's numbers their places in [16 columns, 32 numbers].
+
+    Kernels multiply pairs of numbers. Those of 8 bits, or widened, lie beside each other in a register; those of 4 bits
+    that stay integers in the halves of a word of 8.
+    """
     vector, lane = np.arange(DEPTH)[:, None], np.arange(_TILE)[None]
-    if paired:
+    if widened or bits == 8:
         column, number = _TILE // 2 * (vector % 2) + lane // 2, vector // 2 * 2 + lane % 2
     else:
-        column, number = lane + 0 * vector, vector + 0 * lane
+        half = _NIBBLES // 2
+        column, number = lane + 0 * vector, vector // _NIBBLES * _NIBBLES + 2 * (vector % half) + vector // half % 2
     return column * DEPTH + number
 
 
-def unpacked_blocks(blocks: torch.Tensor, *, paired: bool) -> torch.Tensor:
+def unpacked_blocks(blocks: torch.Tensor, *, widened: bool) -> torch.Tensor:
     """Return float32[N, K], the numbers of what `packed_blocks` made."""
     strips, count, size = blocks.shape
     bits = bits_of(size)
@@ -173,7 +179,7 @@ def unpacked_blocks(blocks: torch.Tensor, *, paired: bool) -> torch.Tensor:
         words = packed.view(np.uint32).reshape(strips, count, 2, -1, 1, _TILE)
         vectors = (words >> (4 * np.arange(_NIBBLES, dtype=np.uint32)[:, None]) & 15).astype(np.float32)
     tiles = np.empty((strips, count, 2, _TILE * DEPTH), np.float32)
-    tiles[..., _order(paired=paired).ravel()] = vectors.reshape(tiles.shape)
+    tiles[..., _order(bits, widened=widened).ravel()] = vectors.reshape(tiles.shape)
     scales = blocks[..., size:].contiguous().numpy().view(np.float16).astype(np.float32).reshape(strips, count, -1, 32)
     numbers = tiles.reshape(strips, count, STRIP, DEPTH) * scales[:, :, 0, :, None]
     if bits != 8:
@@ -182,22 +188,22 @@ def unpacked_blocks(blocks: torch.Tensor, *, paired: bool) -> torch.Tensor:
 
 
 @custom_op("foredraft::multiply_blocks", mutates_args=())
-def multiply_blocks(rows: torch.Tensor, blocks: torch.Tensor, paired: bool) -> torch.Tensor:
+def multiply_blocks(rows: torch.Tensor, blocks: torch.Tensor, widened: bool) -> torch.Tensor:
     """Multiply rows by quantised weights: what runs where nothing is compiled, and what the kernel is tested by.
 
     Args:
         rows: bfloat16[..., K].
         blocks: as `packed_blocks` makes them, of N columns.
-        paired: as it was told.
+        widened: as it was told.
 
     Returns:
         bfloat16[..., N]; sums are in float32.
     """
-    return nn.functional.linear(rows.float(), unpacked_blocks(blocks, paired=paired)).to(rows.dtype)
+    return nn.functional.linear(rows.float(), unpacked_blocks(blocks, widened=widened)).to(rows.dtype)
 
 
 @multiply_blocks.register_fake
-def _(rows: torch.Tensor, blocks: torch.Tensor, _paired: bool) -> torch.Tensor:
+def _(rows: torch.Tensor, blocks: torch.Tensor, _widened: bool) -> torch.Tensor:
     return rows.new_empty(*rows.shape[:-1], blocks.shape[0] * STRIP)
 
 
@@ -207,22 +213,22 @@ class BlockLinear(nn.Module):
     Args:
         blocks: as `packed_blocks` makes them.
         bias: float[N] or None.
-        paired: how they were packed.
+        widened: how they were packed.
     """
 
-    def __init__(self, blocks: torch.Tensor, bias: torch.Tensor | None, *, paired: bool) -> None:
+    def __init__(self, blocks: torch.Tensor, bias: torch.Tensor | None, *, widened: bool) -> None:
         super().__init__()
         self.register_buffer("blocks", blocks)
-        self.bias, self._paired = bias, paired
+        self.bias, self._widened = bias, widened
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Return bfloat16[..., N]."""
-        product: torch.Tensor = multiply_blocks(rows, self.blocks, self._paired)
+        product: torch.Tensor = multiply_blocks(rows, self.blocks, self._widened)
         return product if self.bias is None else product + self.bias
 
 
 @contextmanager
-def quantised_weights(model: nn.Module, rows: QuantisedRows, *, paired: bool) -> Iterator[int]:
+def quantised_weights(model: nn.Module, rows: QuantisedRows, *, widened: bool) -> Iterator[int]:
     """Have a model multiply by a file's quantised weights, where it has them, until the block ends.
 
     What is yielded is how many linear maps do.
@@ -232,7 +238,7 @@ def quantised_weights(model: nn.Module, rows: QuantisedRows, *, paired: bool) ->
         for name, layer in list(parent.named_children()):
             if type(layer) is nn.Linear and (matrix := rows.of(layer.weight)) is not None:
                 theirs.append((parent, name, layer))
-                setattr(parent, name, BlockLinear(packed_blocks(matrix, paired=paired), layer.bias, paired=paired))
+                setattr(parent, name, BlockLinear(packed_blocks(matrix, widened=widened), layer.bias, widened=widened))
     try:
         yield len(theirs)
     finally:

@@ -26,7 +26,7 @@ from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.model.compiled.blocks import QuantisedRows, quantised_weights
 from foredraft.model.compiled.export import CONTEXT, Subject, compiled_attention, merge_products
-from foredraft.model.compiled.kernels import Way, block_way, own_kernels
+from foredraft.model.compiled.kernels import own_kernels, widens_blocks
 from foredraft.model.compiled.library import can_load
 from foredraft.model.compiled.package import (
     ANY,
@@ -258,14 +258,14 @@ def _compile(subject: Subject, package: PackageRecord, recipe: Recipe, path: Pat
     }  # fmt: skip
     ranges = recipe.own and subject.takes_ranges
     token_ids = np.zeros(min(_TRACED_ROWS, package.most_rows), np.int64)
-    file, way = quantised_file(subject.model), block_way()
+    file, widened = quantised_file(subject.model), widens_blocks()
     with ExitStack() as contexts:
         contexts.enter_context(torch.no_grad())
         if recipe.own:
             contexts.enter_context(own_kernels())
-            if file is not None and way is not None and subject.dtype == torch.bfloat16:
+            if file is not None and widened is not None and subject.dtype == torch.bfloat16:
                 rows = QuantisedRows(file, subject.dtype)
-                contexts.enter_context(quantised_weights(subject.model, rows, paired=way is not Way.SINGLY))
+                contexts.enter_context(quantised_weights(subject.model, rows, widened=widened))
         if ranges:
             contexts.enter_context(compiled_attention(subject.forward))
         scored = min(_TRACED_SCORED, len(token_ids))

@@ -18,8 +18,9 @@ threads and caches anew in each product whose number of rows is a symbol, and cu
 holds; here all but the rows is known, and a strip of the weights is read to its end (blocking.cpp.jinja).
 
 Products with the integers of a GGUF file (blocks.py): they are widened to the weights' bfloat16 and multiplied by tiles
-or pairs (blocks.cpp.jinja), or widened to float32 as they are, and the sums of each block are scaled
-(blocks_singly.cpp.jinja).
+or pairs (blocks.cpp.jinja). Where processors have neither, each 32 numbers of a row become integers of 16 bits with one
+exponent, which keeps more of them than bfloat16 does of a sum, and each block's exact sum is scaled
+(integer_blocks.cpp.jinja).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -266,16 +267,14 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
     )
 
 
-def block_way() -> Way | None:
-    """Return how this processor multiplies by quantised weights; None where it has no AVX2."""
-    if _has_tiles():
-        return Way.TILES
-    if pairs_are_quicker():
-        return Way.PAIRS
-    return Way.SINGLY if torch.cpu._is_avx2_supported() else None  # noqa: SLF001  # torch has no public name for it
+def widens_blocks() -> bool | None:
+    """Say whether quantised weights are widened to bfloat16 here, or multiplied as integers; None without AVX2."""
+    if _has_tiles() or pairs_are_quicker():
+        return True
+    return False if torch.cpu._is_avx2_supported() else None  # noqa: SLF001  # torch has no public name for it
 
 
-def _lowered_blocks(rows: Any, blocks: Any, paired: bool) -> Any:
+def _lowered_blocks(rows: Any, blocks: Any, widened: bool) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_blocks`."""
     from torch._inductor.cpu_vec_isa import pick_vec_isa
     from torch._inductor.ir import ExternKernel, FixedLayout
@@ -287,10 +286,10 @@ def _lowered_blocks(rows: Any, blocks: Any, paired: bool) -> Any:
         count = count * size
     flat = ExternKernel.require_contiguous(ExternKernel.realize_input(view(rows, [count, depth])))
     inputs = {"rows": flat, "blocks": ExternKernel.require_contiguous(ExternKernel.realize_input(blocks))}
-    tiles, bits = paired and _has_tiles(), pick_vec_isa().bit_width() or 256
+    tiles, bits = widened and _has_tiles(), pick_vec_isa().bit_width() or 256
     product = _kernel_call(
         "multiply_blocks",
-        _source("blocks" if paired else "blocks_singly"),
+        _source("blocks" if widened else "integer_blocks"),
         inputs,
         FixedLayout(rows.get_device(), rows.get_dtype(), [count, width], [width, 1]),
         bits=bits_of(int(blocks.get_size()[2])),

@@ -33,7 +33,7 @@ MOST_ROWS = 256
 """The most that a package takes; longer prompts are put in by so many tokens at a time."""
 
 EAGER = "eager"
-_FORMAT = 9  # of a package; increased when the code that it is compiled from changes
+_FORMAT = 10  # of a package; increased when the code that it is compiled from changes
 _RECORD = "compiled.json"
 _CLEARLY = 1.1
 """Times as long as the model as it is: a package that takes no longer is used. Timing the same passes twice on a shared
