@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,41 +19,64 @@ from torch import nn
 from torch.library import custom_op
 
 DEPTH = 32
-"""Numbers of a row that share a scale, in GGUF's formats Q4_0, Q4_1 and Q8_0."""
+"""Numbers of a row that the kernels multiply together; the formats share a scale among so many or half of them."""
 STRIP = 32
 """Columns of a product that the kernel makes together: two tiles."""
 
 _TILE = 16  # columns of a tile, and numbers of a vector register
 _NIBBLES = 8  # integers of 4 bits in a word of 32
-_FORMATS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # bits of an integer
+
+
+class BlockLayout(NamedTuple):
+    """How blocks are kept: bits of an integer, numbers that share a scale, and whether these have a minimum too."""
+
+    bits: int
+    numbers: int
+    minima: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of a block of 32 columns."""
+        return STRIP * (self.numbers * self.bits // 8 + 2 + 2 * self.minima)
+
+
+_WORDS, _BYTES, _OFFSET_BYTES, _SHORT = (
+    BlockLayout(4, 32, minima=True),
+    BlockLayout(8, 32, minima=False),
+    BlockLayout(8, 32, minima=True),
+    BlockLayout(8, 16, minima=False),
+)
+_LAYOUTS = {
+    "Q4_0": _WORDS, "Q4_1": _WORDS, "Q4_K": _WORDS, "Q5_0": _BYTES, "Q8_0": _BYTES,
+    "Q5_1": _OFFSET_BYTES, "Q5_K": _OFFSET_BYTES, "Q6_K": _SHORT,
+}  # fmt: skip
+_ROWS_AT_ONCE = 4096  # of a matrix that are taken apart, so that a large one needs little memory; whole strips
 _LEAST_Q4_0 = -8  # what Q4_0's integers are counted from
 
 
 @dataclass(frozen=True, slots=True)
 class BlockMatrix:
-    """Rows of a quantised matrix: number k of row n is `scales[n, k // 32] * integers[n, k] + minima[n, k // 32]`.
+    """Rows of a quantised matrix: with B numbers to a scale, number k of row n is
+    `scales[n, k // B] * integers[n, k] + minima[n, k // B]`.
 
     Attributes:
-        bits: of an integer: 4, from 0, or 8, from -128.
+        layout: of its blocks. Integers of 4 bits are counted from 0, those of 8 from -128.
         integers: int8[N, K].
-        scales: float16[N, K / 32].
-        minima: float16[N, K / 32]; all 0 where there are 8 bits.
+        scales: float32[N, K / B].
+        minima: float32[N, K / B]; all 0 where the layout has none.
     """
 
-    bits: int
+    layout: BlockLayout
     integers: npt.NDArray[np.int8]
-    scales: npt.NDArray[np.float16]
-    minima: npt.NDArray[np.float16]
+    scales: npt.NDArray[np.float32]
+    minima: npt.NDArray[np.float32]
 
     def dequantised(self) -> torch.Tensor:
         """Return float32[N, K], as GGUF's own readers have it."""
-        scales, minima = (each.astype(np.float32)[:, :, None] for each in (self.scales, self.minima))
-        blocks = self.integers.reshape(len(self.integers), -1, DEPTH)
-        return torch.from_numpy((scales * blocks + minima).reshape(self.integers.shape))
-
-    def rows(self, chosen: npt.NDArray[np.int64]) -> "BlockMatrix":
-        """Return the matrix of these rows, in this order."""
-        return BlockMatrix(self.bits, self.integers[chosen], self.scales[chosen], self.minima[chosen])
+        blocks = self.integers.reshape(*self.scales.shape, self.layout.numbers)
+        values = self.scales[..., None] * blocks
+        values += self.minima[..., None]
+        return torch.from_numpy(values.reshape(self.integers.shape))
 
 
 def read_blocks(kind: str, data: npt.NDArray[np.uint8]) -> BlockMatrix | None:
@@ -65,25 +89,43 @@ def read_blocks(kind: str, data: npt.NDArray[np.uint8]) -> BlockMatrix | None:
     Returns:
         Its rows; None for formats that the kernel does not read.
     """
-    bits = _FORMATS.get(kind)
-    if bits is None:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants  # an optional package
+
+    layout = _LAYOUTS.get(kind)
+    if layout is None:
         return None
-    has_minima = kind == "Q4_1"
-    blocks = data.reshape(len(data), -1, (2 + 2 * has_minima) + DEPTH * bits // 8)
-    scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
-    packed = blocks[..., 2 + 2 * has_minima :]
-    if bits == 8:
-        return BlockMatrix(bits, packed.view(np.int8).reshape(len(data), -1), scales, np.zeros_like(scales))
-    if has_minima:
-        minima = np.ascontiguousarray(blocks[..., 2:4]).view(np.float16)[..., 0]
+    which = GGMLQuantizationType[kind]
+    scales, minima = (
+        each.reshape(len(data), -1).astype(np.float32)
+        for each in _scales(kind, data.reshape(-1, GGML_QUANT_SIZES[which][1]))
+    )
+    values = quants.dequantize(data, which).reshape(*scales.shape, layout.numbers)
+    values -= minima[..., None]
+    values /= np.where(scales == 0, 1, scales)[..., None]
+    return BlockMatrix(layout, np.rint(values, out=values).astype(np.int8).reshape(len(data), -1), scales, minima)
+
+
+def _scales(kind: str, blocks: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return the scales and the minima of GGUF's blocks, uint8[M, bytes of a block], in the order of their numbers."""
+    from gguf import quants  # an optional package
+
+    def half(place: int) -> npt.NDArray[np.float32]:
+        return np.ascontiguousarray(blocks[:, place : place + 2]).view(np.float16).astype(np.float32)
+
+    if kind == "Q6_K":
+        scales = half(208) * np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
+    elif kind in ("Q4_K", "Q5_K"):
+        of_scale, of_minimum = quants.Q4_K.get_scale_min(blocks[:, 4:16])
+        return half(0) * of_scale, -half(2) * of_minimum
     else:
-        minima = scales * np.float16(_LEAST_Q4_0)
-    integers = np.concatenate([packed & 15, packed >> 4], axis=-1).astype(np.int8)
-    return BlockMatrix(bits, integers.reshape(len(data), -1), scales, minima)
+        scales = half(0)
+    if kind in ("Q4_1", "Q5_1"):
+        return scales, half(2)
+    return scales, scales * (_LEAST_Q4_0 if kind == "Q4_0" else 0)
 
 
 class QuantisedRows:
-    """The quantised rows of a GGUF file, found by what they are dequantised to.
+    """The quantised rows of a GGUF file, found by what they are dequantised to; few of them are in memory at a time.
 
     Args:
         file: the GGUF file.
@@ -91,28 +133,36 @@ class QuantisedRows:
     """
 
     def __init__(self, file: Path, dtype: torch.dtype) -> None:
-        from gguf import GGUFReader  # an optional package
+        from gguf import GGUFReader, quants  # an optional package
 
         self._dtype = dtype
-        self._matrices: list[BlockMatrix] = []
-        self._places: dict[int, tuple[int, int]] = {}  # by a row's hash: its matrix, and its number there
+        self._tensors: list[Any] = []
+        self._places: dict[int, tuple[int, int]] = {}  # by a row's hash: its tensor, and its number there
         for tensor in GGUFReader(file).tensors:
-            matrix = read_blocks(tensor.tensor_type.name, tensor.data) if tensor.data.ndim == 2 else None
-            if matrix is not None:
-                hashes = _row_hashes(matrix.dequantised().to(dtype))
-                self._places |= {row: (len(self._matrices), number) for number, row in enumerate(hashes)}
-                self._matrices.append(matrix)
+            if tensor.tensor_type.name not in _LAYOUTS or tensor.data.ndim != 2:
+                continue
+            for start in range(0, len(tensor.data), _ROWS_AT_ONCE):
+                rows = quants.dequantize(tensor.data[start : start + _ROWS_AT_ONCE], tensor.tensor_type)
+                hashes = _row_hashes(torch.from_numpy(rows).to(dtype))
+                self._places |= {row: (len(self._tensors), number) for number, row in enumerate(hashes, start)}
+            self._tensors.append(tensor)
 
-    def of(self, weight: torch.Tensor) -> BlockMatrix | None:
-        """Return a matrix of the file with exactly the rows of `weight`, in its order; None where there is none."""
+    def packed(self, weight: torch.Tensor, *, widened: bool) -> torch.Tensor | None:
+        """Return the blocks of a matrix as `packed_blocks` does; None where the file has not exactly its rows."""
         if weight.dtype != self._dtype or weight.shape[0] % STRIP or weight.shape[1] % DEPTH:
             return None
-        places = [self._places.get(row) for row in _row_hashes(weight)]
-        numbers = {place[0] for place in places if place is not None}
-        if None in places or len(numbers) != 1:
-            return None
-        found = self._matrices[numbers.pop()].rows(np.array([place[1] for place in places if place is not None]))
-        return found if torch.equal(found.dequantised().to(weight.dtype), weight) else None
+        packed = []
+        for some in weight.detach().split(_ROWS_AT_ONCE):
+            places = [self._places.get(row) for row in _row_hashes(some)]
+            tensors = {place[0] for place in places if place is not None}
+            if None in places or len(tensors) != 1:
+                return None
+            tensor = self._tensors[tensors.pop()]
+            matrix = read_blocks(tensor.tensor_type.name, tensor.data[[place[1] for place in places if place]])
+            if matrix is None or not torch.equal(matrix.dequantised().to(weight.dtype), some):
+                return None
+            packed.append(packed_blocks(matrix, widened=widened))
+        return torch.cat(packed) if len({blocks.shape[1:] for blocks in packed}) == 1 else None
 
 
 def _row_hashes(matrix: torch.Tensor) -> list[int]:
@@ -128,63 +178,62 @@ def packed_blocks(matrix: BlockMatrix, *, widened: bool) -> torch.Tensor:
         widened: whether the kernel widens the integers to bfloat16, or multiplies them as they are.
 
     Returns:
-        uint8[N / 32, K / 32, B]: for 32 columns and 32 numbers of each the integers, first those of 16 columns, then
-        float16[32] scales, and with 4 bits float16[32] minima.
+        uint8[N / 32, K / numbers, size]: for 32 columns and the numbers that share a scale the integers, first those of
+        16 columns, then float16[32] scales, and where the layout has minima float16[32] of those.
     """
-    count, depth = matrix.integers.shape
-    strips, blocks = count // STRIP, depth // DEPTH
-    tiles = matrix.integers.reshape(strips, 2, _TILE, blocks, DEPTH).transpose(0, 3, 1, 2, 4)
-    order = _order(matrix.bits, widened=widened)
-    vectors = tiles.reshape(strips, blocks, 2, -1)[..., order].view(np.uint8)  # [.., 2, 32, 16]
-    if matrix.bits == 4:
+    layout, count = matrix.layout, len(matrix.integers)
+    strips, blocks = count // STRIP, matrix.scales.shape[1]
+    tiles = matrix.integers.reshape(strips, 2, _TILE, blocks, layout.numbers).transpose(0, 3, 1, 2, 4)
+    vectors = tiles.reshape(strips, blocks, 2, -1)[..., _order(layout, widened=widened)].view(np.uint8)
+    if layout.bits == 4:
         words = vectors.reshape(strips, blocks, 2, -1, _NIBBLES, _TILE).astype(np.uint32)
         shifts = 4 * np.arange(_NIBBLES, dtype=np.uint32)[:, None]
         vectors = np.ascontiguousarray(np.bitwise_or.reduce(words << shifts, axis=-2)).view(np.uint8)
     parts = [vectors.reshape(strips, blocks, -1)]
-    for each in (matrix.scales, matrix.minima)[: 1 if matrix.bits == 8 else 2]:
-        by_strip = np.ascontiguousarray(each.reshape(strips, STRIP, blocks).transpose(0, 2, 1))
+    for each in (matrix.scales, matrix.minima)[: 1 + layout.minima]:
+        by_strip = np.ascontiguousarray(each.astype(np.float16).reshape(strips, STRIP, blocks).transpose(0, 2, 1))
         parts.append(by_strip.view(np.uint8))
     return torch.from_numpy(np.concatenate(parts, axis=-1))
 
 
-def bits_of(size: int) -> int:
-    """Return the bits of an integer by the last dimension of what `packed_blocks` makes."""
-    return 8 if size > STRIP * DEPTH else 4
+def layout_of(size: int) -> BlockLayout:
+    """Return the layout by the last dimension of what `packed_blocks` makes."""
+    return next(layout for layout in _LAYOUTS.values() if layout.size == size)
 
 
-def _order(bits: int, *, widened: bool) -> npt.NDArray[np.int64]:
-    """Return int64[32, 16]: for each register of a tile's numbers their places in [16 columns, 32 numbers].
+def _order(layout: BlockLayout, *, widened: bool) -> npt.NDArray[np.int64]:
+    """Return int64[numbers, 16]: for each register of a tile's numbers their places in [16 columns, numbers].
 
     Kernels multiply pairs of numbers. Those of 8 bits, or widened, lie beside each other in a register; those of 4 bits
     that stay integers in the halves of a word of 8.
     """
-    vector, lane = np.arange(DEPTH)[:, None], np.arange(_TILE)[None]
-    if widened or bits == 8:
+    vector, lane = np.arange(layout.numbers)[:, None], np.arange(_TILE)[None]
+    if widened or layout.bits == 8:
         column, number = _TILE // 2 * (vector % 2) + lane // 2, vector // 2 * 2 + lane % 2
     else:
         half = _NIBBLES // 2
         column, number = lane + 0 * vector, vector // _NIBBLES * _NIBBLES + 2 * (vector % half) + vector // half % 2
-    return column * DEPTH + number
+    return column * layout.numbers + number
 
 
 def unpacked_blocks(blocks: torch.Tensor, *, widened: bool) -> torch.Tensor:
     """Return float32[N, K], the numbers of what `packed_blocks` made."""
     strips, count, size = blocks.shape
-    bits = bits_of(size)
-    size = STRIP * DEPTH * bits // 8
+    layout = layout_of(size)
+    size = STRIP * layout.numbers * layout.bits // 8
     packed = blocks[..., :size].contiguous().numpy()
-    if bits == 8:
+    if layout.bits == 8:
         vectors = packed.view(np.int8).astype(np.float32)
     else:
         words = packed.view(np.uint32).reshape(strips, count, 2, -1, 1, _TILE)
         vectors = (words >> (4 * np.arange(_NIBBLES, dtype=np.uint32)[:, None]) & 15).astype(np.float32)
-    tiles = np.empty((strips, count, 2, _TILE * DEPTH), np.float32)
-    tiles[..., _order(bits, widened=widened).ravel()] = vectors.reshape(tiles.shape)
+    tiles = np.empty((strips, count, 2, _TILE * layout.numbers), np.float32)
+    tiles[..., _order(layout, widened=widened).ravel()] = vectors.reshape(tiles.shape)
     scales = blocks[..., size:].contiguous().numpy().view(np.float16).astype(np.float32).reshape(strips, count, -1, 32)
-    numbers = tiles.reshape(strips, count, STRIP, DEPTH) * scales[:, :, 0, :, None]
-    if bits != 8:
+    numbers = tiles.reshape(strips, count, STRIP, layout.numbers) * scales[:, :, 0, :, None]
+    if layout.minima:
         numbers += scales[:, :, 1, :, None]
-    return torch.from_numpy(np.ascontiguousarray(numbers.transpose(0, 2, 1, 3)).reshape(strips * STRIP, count * DEPTH))
+    return torch.from_numpy(np.ascontiguousarray(numbers.transpose(0, 2, 1, 3)).reshape(strips * STRIP, -1))
 
 
 @custom_op("foredraft::multiply_blocks", mutates_args=())
@@ -236,9 +285,9 @@ def quantised_weights(model: nn.Module, rows: QuantisedRows, *, widened: bool) -
     theirs: list[tuple[nn.Module, str, nn.Module]] = []
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
-            if type(layer) is nn.Linear and (matrix := rows.of(layer.weight)) is not None:
+            if type(layer) is nn.Linear and (blocks := rows.packed(layer.weight, widened=widened)) is not None:
                 theirs.append((parent, name, layer))
-                setattr(parent, name, BlockLinear(packed_blocks(matrix, widened=widened), layer.bias, widened=widened))
+                setattr(parent, name, BlockLinear(blocks, layer.bias, widened=widened))
     try:
         yield len(theirs)
     finally:

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch.library import custom_op
 
-from foredraft.model.compiled.blocks import STRIP, bits_of
+from foredraft.model.compiled.blocks import STRIP, layout_of
 
 QUERIES = 4
 """Query rows whose values are summed together, so that each value is read once for all of them."""
@@ -286,19 +286,20 @@ def _lowered_blocks(rows: Any, blocks: Any, widened: bool) -> Any:
         count = count * size
     flat = ExternKernel.require_contiguous(ExternKernel.realize_input(view(rows, [count, depth])))
     inputs = {"rows": flat, "blocks": ExternKernel.require_contiguous(ExternKernel.realize_input(blocks))}
-    tiles, bits = widened and _has_tiles(), pick_vec_isa().bit_width() or 256
+    tiles, vector_bits = widened and _has_tiles(), pick_vec_isa().bit_width() or 256
+    layout = layout_of(int(blocks.get_size()[2]))
     product = _kernel_call(
         "multiply_blocks",
         _source("blocks" if widened else "integer_blocks"),
         inputs,
         FixedLayout(rows.get_device(), rows.get_dtype(), [count, width], [width, 1]),
-        bits=bits_of(int(blocks.get_size()[2])),
-        bytes=int(blocks.get_size()[2]),
+        bytes=layout.size,
         depth=int(depth),
         strips=int(strips),
         tiles=tiles,
-        wide=bits == _WIDEST,
-        at_once=2 * LANES if tiles else _BLOCK_ROWS[bits],
+        wide=vector_bits == _WIDEST,
+        at_once=2 * LANES if tiles else _BLOCK_ROWS[vector_bits],
+        **layout._asdict(),
     )
     return view(product, [*leading, width])
 
