@@ -386,9 +386,11 @@ def test_what_cannot_be_compiled_is_refused(model, sentence, tmp_path):
         compile_forward(model(), tmp_path)
 
 
-def test_a_large_model_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiling_module, "MOST_BYTES", 1000)
-    with pytest.raises(UsageError, match=r"0\.0 GiB and foredraft compiles up to 0 GiB"):
+def test_a_model_too_large_for_the_containers_memory_is_refused(tmp_path, monkeypatch):
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(compiling_module, "_CONTAINER_LIMIT", limit)
+    limit.write_text("1000\n")
+    with pytest.raises(UsageError, match=r"needs 0\.0 GiB of memory, and there are 0\.0 GiB"):
         compile_forward(small_model(), tmp_path)
 
 

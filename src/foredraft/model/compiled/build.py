@@ -48,8 +48,8 @@ from foredraft.model.layers import Passage
 from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect
 
-MOST_BYTES = 2**30
-"""Each package holds the weights once more, and a larger model spends its time reading them, not between them."""
+_MEMORY_FOR = 4  # bytes of memory for each of the weights, itself included: 9.4 GB were held for 2.5 GB of weights
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 _TRACED_ROWS, _TRACED_SCORED = 4, 3  # different, lest the exporter take them for one number
 _TIMED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, MOST_ROWS)
@@ -192,15 +192,23 @@ def _check(model: Any) -> None:
         raise UsageError(f"The model is on {model.device}; foredraft compiles for the CPU. Load it with --device cpu.")
     if dtype_name(model) not in _DTYPES or getattr(model, "is_quantized", False):
         raise UsageError(f"The model's dtype is {dtype_name(model)}; foredraft compiles {', '.join(_DTYPES)}.")
-    if size > MOST_BYTES:
+    if _MEMORY_FOR * size > (memory := _memory()):
         raise UsageError(
-            f"The model's weights take {size / 2**30:.1f} GiB and foredraft compiles up to {MOST_BYTES / 2**30:.0f} "
-            "GiB: a larger model spends its time reading its weights, which compiling does not shorten."
+            f"Compiling a model of {size / 2**30:.1f} GiB needs {_MEMORY_FOR * size / 2**30:.1f} GiB of memory, and "
+            f"there are {memory / 2**30:.1f} GiB. Compile on a larger machine of the same processor and copy the cache "
+            "folder, or take a smaller model."
         )
     if support.window is not None and support.window < CONTEXT + MOST_ROWS:
         raise UsageError(
             f"The model's window of {support.window} tokens is too short to compile for: {CONTEXT + MOST_ROWS}."
         )
+
+
+def _memory() -> int:
+    """Return the bytes of memory of this machine, or of the container that limits it further."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _CONTAINER_LIMIT.read_text().strip() if _CONTAINER_LIMIT.is_file() else "max"
+    return min(machine, int(limit)) if limit.isdigit() else machine
 
 
 @contextmanager
