@@ -26,8 +26,7 @@ from foredraft.model.rounding import dtype_name
 from foredraft.model.target import TorchTarget
 
 CELLS_FILE, COST_FILE = "cells.jsonl", "verification.json"
-VERSION = 3
-"""Format version of the lines of the file of cells."""
+VERSION = 3  # of the format of the lines of the file of cells
 
 Environment = Mapping[str, Mapping[str, str]]
 """The conditions of a measurement: part (`machine`, `versions`, `model`, `code`) -> name -> value."""

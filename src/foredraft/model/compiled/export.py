@@ -24,7 +24,7 @@ from foredraft.model.compiled.kernels import LANES, attend
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import Span, TreeLayer
 from foredraft.model.layers import Passage, scored_states
-from foredraft.model.mask import attention_mask, first_slots
+from foredraft.model.mask import attention_mask
 from foredraft.model.support import inspect
 
 CONTEXT = 200  # slots in use behind which a forward is traced, tried and timed
@@ -203,7 +203,7 @@ def row_arguments(
         torch.arange(0 if scored is None else rows - scored, rows),
         [attention_mask(layout, span, dtype, torch.device("cpu")) for span in spans],
         [torch.arange(first, first + rows) for first in stored],
-        [first_slots(rows, first + rows) for first in stored] if ranges else None,
+        [torch.tensor([[0], [first + rows]]).repeat(1, rows) for first in stored] if ranges else None,
     )
 
 
