@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from foredraft.model.compiled.kernels import attend, own_kernels
-from foredraft.model.mask import first_slots
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
 
@@ -26,6 +25,11 @@ def compiled(size):
     """Return `attend` as it is compiled for heads of one size at its first call."""
     scaling = size**-0.5
     return torch.compile(lambda query, key, value, mask, ranges: attend(query, key, value, mask, ranges, scaling))
+
+
+def first_slots(rows, count):
+    """Return the ranges of rows that all attend to the first `count` slots."""
+    return torch.tensor([[0], [count]]).repeat(1, rows)
 
 
 def attended(query, key, value, mask, ranges=None):

@@ -1,6 +1,5 @@
 """How a forward was compiled: which recipe won, why better ones did not, and that texts are right by each of them."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from foredraft.errors import ForedraftError, ForedraftWarning
 from foredraft.model.compiled import background, build
 from foredraft.model.compiled.build import RECIPES, compile_forward
 from foredraft.model.compiled.library import CompiledLibrary
-from foredraft.model.compiled.package import compiled_folder, read_record, record_path, weights_hash, write_record
+from foredraft.model.compiled.package import compiled_folder, read_record, weights_hash, write_record
 from foredraft.model.target import TorchTarget
 from support.compilation import METHODS, SAMPLINGS, always_compiled, record_of, written
 from support.llamas import llama, small_model
@@ -121,21 +120,6 @@ def test_one_bit_that_differs_in_passes_of_one_size_is_found(cache, tmp_path, mo
     monkeypatch.setattr(CompiledLibrary, "run", run_otherwise)
     _, record = compile_forward(small_model(), tmp_path)
     assert not record.same_bits
-
-
-def test_a_record_from_before_recipes_were_kept_is_read(cache, tmp_path):
-    shutil.copytree(cache, tmp_path, dirs_exist_ok=True)
-    folder = compiled_folder(small_model(), tmp_path)
-    data = json.loads(record_path(folder).read_text())
-    for name in ("torch", "warning"):
-        del data[name]
-    for package in data["packages"]:
-        for name in ("recipe", "kernels", "lost"):
-            del package[name]
-    record_path(folder).write_text(json.dumps(data))
-    (package,) = read_record(folder).packages
-    assert package.recipe == ""
-    assert "does not say how it was compiled" in package.told()
 
 
 def test_a_compilation_beside_tells_what_was_compiled_better_before(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ A cell is identified by its place. A run skips cells that the file has, so a kil
 on how texts are generated.
 """
 
-import hashlib
 import json
 import os
 import platform
@@ -19,22 +18,20 @@ from typing import Any
 import torch
 
 from foredraft.bench.drafts import DraftCounts
-from foredraft.contracts import CostCurve
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import StoreError, UsageError
-from foredraft.model.cost import sound_curve
+from foredraft.model.compiled.package import processor_lines
+from foredraft.model.fingerprint import fingerprint
 from foredraft.model.rounding import dtype_name
 from foredraft.model.target import TorchTarget
 
 CELLS_FILE, COST_FILE = "cells.jsonl", "verification.json"
-VERSION = 3
-"""Format version of the lines of the file of cells."""
+VERSION = 3  # of the format of the lines of the file of cells
 
 Environment = Mapping[str, Mapping[str, str]]
 """The conditions of a measurement: part (`machine`, `versions`, `model`, `code`) -> name -> value."""
 
 _PACKAGES = ("foredraft", "torch", "transformers", "numpy", "numba")
-_SAMPLE = 1024  # values per parameter in the model's hash (chosen); enough to distinguish two trainings
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +153,6 @@ def read_cells(folder: Path) -> tuple[dict[Place, Cell], list[str]]:
     return cells, damaged
 
 
-def read_cost(folder: Path) -> CostCurve | None:
-    """Return the cost curve that a run stored in the folder; None if its file is missing or damaged."""
-    try:
-        body = json.loads((folder / COST_FILE).read_text(encoding="utf-8"))
-        return sound_curve(body["rows"], body["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
 # --- the environment
 
 
@@ -180,7 +168,7 @@ def describe_environment(target: TorchTarget, model: str) -> Environment:
         },
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "model": {
-            "name": model, "dtype": dtype_name(target.model), "hash": _model_hash(target.model),
+            "name": model, "dtype": dtype_name(target.model), "hash": fingerprint(target.model)[:16],
             "forward": "recorded" if target.recordings is not None else forward,
         },
         "code": {"commit": _commit(root) if (root / ".git").exists() else ""},
@@ -199,16 +187,6 @@ def differences(one: Environment, other: Environment) -> str:
     return "; ".join(found[:3])
 
 
-def _model_hash(model: Any) -> str:
-    """Return a hash, 16 hexadecimal digits, of a model's configuration, parameter shapes and first values."""
-    digest = hashlib.sha256(repr(sorted(model.config.to_diff_dict().items())).encode())
-    for name, parameter in model.named_parameters():
-        values = parameter.detach().reshape(-1)[:_SAMPLE].float().cpu().numpy()
-        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        digest.update(values.tobytes())
-    return digest.hexdigest()[:16]
-
-
 def _commit(root: Path) -> str:
     """Return the commit of the source tree, with `-dirty` for uncommitted changes; "" if git does not know."""
     try:
@@ -221,9 +199,5 @@ def _commit(root: Path) -> str:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    names = (line.partition(":")[2].strip() for line in processor_lines("model name"))
     return next(names, platform.processor())

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from foredraft.atomic_file import write_file
-from foredraft.bench.cell import Cell, differences, read_cells, read_cost
+from foredraft.bench.cell import COST_FILE, Cell, differences, read_cells
 from foredraft.bench.recommendation import advise
 from foredraft.bench.summary import ALL, PARTS, Rows, Summary, overall, shown, source_table, summarize_cells, table
 from foredraft.contracts import CostCurve
 from foredraft.errors import UsageError
+from foredraft.model.cost import read_curve
 
 PAGE, MARKDOWN, PICTURES = "report.html", "report.md", "pictures"
 
@@ -93,7 +94,7 @@ def write_report(folder: Path, out: Path, tell: Callable[[float, str], None] = l
         sources = source_table(overall(chosen))
         tables |= {"Draft sources": sources} if sources[1] else {}
         sections.append(Section(_heading(name), advise(chosen, environment), _pictures(chosen, methods, name), tables))
-    curve = read_cost(folder)
+    curve = read_curve(folder / COST_FILE)
     if curve is not None:
         sections.append(Section("Cost of verification", (), [_verification_cost(curve)], {}))
     commits = sorted({cell.environment["code"]["commit"] for cell in cells} - {""})

@@ -14,7 +14,8 @@ import torch
 from foredraft.contracts import Scores, TokenIds
 from foredraft.graph.layout import Layout
 from foredraft.model.arena import Arena, Lease
-from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, LoadedPackage
+from foredraft.model.compiled.library import CompiledLibrary
+from foredraft.model.compiled.package import MOST_ROWS, CompiledForward
 from foredraft.model.mask import joined_mask
 from foredraft.model.target import PREFILL_ROWS, TorchTarget
 
@@ -91,7 +92,7 @@ class JointBatch:
         ]
         package = _batch_package(self._compiled, sum(rows))
         assert package is not None, "`batch_target` has checked it"
-        logits, states = package.library.run([*arguments, *self._arena.buffers])
+        logits, states = package.run([*arguments, *self._arena.buffers])
         found: list[Scores | None] = []
         start = 0
         for count, wanted in zip(rows, scored, strict=True):
@@ -101,11 +102,10 @@ class JointBatch:
         return found
 
 
-def _batch_package(compiled: CompiledForward, rows: int) -> LoadedPackage | None:
+def _batch_package(compiled: CompiledForward, rows: int) -> CompiledLibrary | None:
     """Return the package for a pass over several sequences, even if the uncompiled model would be faster."""
-    pairs = zip(compiled.packages, compiled.record.packages, strict=True)
-    fits = (each for each, record in pairs if each.ranges and record.least_rows <= rows <= record.most_rows)
-    return next(fits, None)
+    fits = (each for each in compiled.record.packages if each.ranges and each.least_rows <= rows <= each.most_rows)
+    return next((compiled.packages[each.name] for each in fits), None)
 
 
 def batch_target(target: TorchTarget, most_bytes: int) -> JointBatch | SequentialBatch:

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import platform
-from collections.abc import Iterable
 from pathlib import Path
 from time import perf_counter
 
@@ -40,9 +39,8 @@ def measured_cost(target: TorchTarget, folder: Path | None) -> CostCurve:
     if folder is None:
         return measure_cost(target)
     path = folder / f"cost-{_identity(target)}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        stored = json.loads(path.read_text())
-        return sound_curve(stored["rows"], stored["seconds"])
+    if stored := read_curve(path):
+        return stored
     curve = measure_cost(target)
     if _is_settled(curve):  # otherwise the machine was busy, and the next process measures again
         with contextlib.suppress(OSError):  # generation works without stored figures
@@ -96,13 +94,16 @@ def _is_settled(curve: CostCurve) -> bool:
     return all(few < 1.1 * more for few, more in itertools.pairwise(curve.seconds))
 
 
-def sound_curve(rows: Iterable[int], seconds: Iterable[float]) -> CostCurve:
-    """Return a stored curve; raises ValueError if the numbers are not one."""
-    curve = CostCurve(tuple(map(int, rows)), tuple(map(float, seconds)))
+def read_curve(path: Path) -> CostCurve | None:
+    """Return a stored curve; None if its file is missing or damaged."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        curve = CostCurve(tuple(map(int, stored["rows"])), tuple(map(float, stored["seconds"])))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
     ascending = curve.rows[:1] == (1,) and all(few < more for few, more in itertools.pairwise(curve.rows))
-    if not (ascending and len(curve.rows) == len(curve.seconds) and all(0 < each < 1e4 for each in curve.seconds)):
-        raise ValueError(f"{curve.rows} and {curve.seconds} are not a cost curve.")
-    return curve
+    sound = ascending and len(curve.rows) == len(curve.seconds) and all(0 < each < 1e4 for each in curve.seconds)
+    return curve if sound else None
 
 
 def _timed_pass(target: TorchTarget, cache: object, rows: int, context: int) -> float:

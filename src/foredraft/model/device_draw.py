@@ -13,9 +13,7 @@ import torch
 
 from foredraft.errors import ForedraftWarning, told
 
-SETTINGS = 6
-"""Numbers that define how tokens are drawn: the seed's lower and upper 32 bits, temperature, top-k, top-p, min-p."""
-
+SETTINGS = 6  # numbers: the seed's lower and upper 32 bits, temperature, top-k, top-p, min-p
 _WORD = 0xFFFFFFFF
 _MOST_AT_ONCE = 1 << 21  # logits; drawing takes some hundred bytes of device memory for each
 

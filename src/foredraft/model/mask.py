@@ -46,11 +46,6 @@ def joined_mask(layouts: Sequence[Layout], committed: Sequence[int], dtype: torc
     return mask
 
 
-def first_slots(rows: int, count: int) -> torch.Tensor:
-    """Return ranges for a pass whose rows all attend to the first `count` slots, int64[2, R]: starts and counts."""
-    return torch.tensor([[0], [count]]).repeat(1, rows)
-
-
 def slot_mask(committed: torch.Tensor, sees: torch.Tensor, visible: int, dtype: torch.dtype) -> torch.Tensor:
     """Return the additive mask of one sequence, [1, 1, R, visible], computed on the device, for recorded passes.
 

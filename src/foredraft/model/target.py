@@ -130,7 +130,7 @@ class TorchTarget:
             layout, cache.spans.values(), self.dtype, ranges=package.ranges, scored=scored
         )
         rows = self.passage.states if self.passage is not None and self.passage.enters else ids
-        found = package.library.run([rows, positions, which, *masks, *slots, *(ranges or ()), *buffers])
+        found = package.run([rows, positions, which, *masks, *slots, *(ranges or ()), *buffers])
         if self.passage is not None and not self.passage.enters:
             self.passage.states = found[2]
         return found[0], found[1]

@@ -18,14 +18,9 @@ from foredraft.model.rounding import dtype_name
 
 
 class Compilation:
-    """Compiles a named model from now on; ends with this process, or when all is compiled.
+    """Compiles a model on the CPU, by the name it was loaded by, until all is compiled or this process ends.
 
-    Args:
-        name: the model, as it was loaded.
-        model: the same, loaded; on the CPU.
-
-    Raises:
-        StoreError: the cache folder cannot be written to.
+    Raises StoreError if the cache folder cannot be written to.
     """
 
     def __init__(self, name: str, model: Any) -> None:
@@ -49,11 +44,10 @@ class Compilation:
         """Say whether a package was added since this was asked last; a failure is told once, as a warning."""
         if self._process is not None and not self.running:
             said = (self._process.stderr.read() if self._process.stderr is not None else "").strip()
-            status, record = self._process.returncode, None if self._process.returncode else read_record(self._folder)
-            if status:
+            if status := self._process.returncode:
                 last = said.splitlines()[-1] if said else f"The compiler ended with status {status}."
                 warnings.warn(last, ForedraftWarning, stacklevel=2)
-            elif record is not None and record.warning:
+            elif (record := read_record(self._folder)) is not None and record.warning:
                 warnings.warn(record.warning, ForedraftWarning, stacklevel=2)
             _end(self._process)
             self._process = None

@@ -11,12 +11,12 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from time import perf_counter
-from typing import Any
+from timeit import timeit
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.model.compiled.blocks import QuantisedRows, quantised_weights
 from foredraft.model.compiled.export import CONTEXT, Subject, compiled_attention, merge_products
 from foredraft.model.compiled.kernels import own_kernels, widens_blocks
-from foredraft.model.compiled.library import can_load
+from foredraft.model.compiled.library import CompiledLibrary, can_load
 from foredraft.model.compiled.package import (
     ANY,
     EAGER,
@@ -36,8 +36,9 @@ from foredraft.model.compiled.package import (
     CompiledRecord,
     PackageRecord,
     compiled_folder,
-    described,
-    load_package,
+    file_hash,
+    kernels_in,
+    load_packages,
     read_record,
     records_of,
     runs_on_cpu,
@@ -61,32 +62,19 @@ _PROBED_ROWS = (*range(1, 17), 17, 24, 31, 32, 33, 48, 63, 64, 65, 128, 255)
 around the sizes at which rows are divided among threads and caches."""
 _PROBED_AT_LEAST = 32  # rows of the chain that each of them goes through, in several passes where need be
 _DTYPES = ("float32", "bfloat16")
-
 _LEAST_SHARED = 16 * 1024
-"""Numbers of each thread from which on what is made of them one by one is divided among threads.
-
-torch's 512 has two threads meet twelve times a layer for a draft of four rows, which takes longer than the numbers do.
-"""
+"""Numbers of each thread from which on elementwise work is divided among threads. torch's 512 has two threads meet
+twelve times a layer for a draft of four rows, which takes longer than the numbers do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """One way to compile.
-
-    Attributes:
-        name: as the record has it.
-        own: whether with kernels and rewritings of our own, or with what torch's compiler writes or the vendor's
-            library has.
-    """
+class Recipe(NamedTuple):
+    """One way to compile, by the name that the record has."""
 
     name: str
-    own: bool
+    own: bool  # whether with our own kernels and rewritings; else with what torch's compiler or the vendor has
 
 
-RECIPES = (Recipe("our kernels", own=True), Recipe("torch's kernels", own=False))
-"""The first that succeeds is taken."""
-
-
+RECIPES = (Recipe("our kernels", own=True), Recipe("torch's kernels", own=False))  # the first that succeeds is taken
 Progress = Callable[[float, str], None]
 
 
@@ -98,24 +86,13 @@ def compile_forward(
     again: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Path, CompiledRecord]:
-    """Compile what is missing of a model's packages, and time them all anew.
+    """Compile what is missing of a model's packages, or all `again`, and time them all anew.
 
-    A killed compilation leaves what was complete.
-
-    Args:
-        model: a transformers model in evaluation mode, on the CPU.
-        cache: the cache folder, there and writable.
-        passage: where hidden states enter the model, if it is part of one, or come out of it.
-        again: compile also what is there.
-        progress: told about each package.
-
-    Returns:
-        The folder of the packages, and what it holds now.
-
-    Raises:
-        UsageError: a model that cannot be compiled here, with the reason.
-        StoreError: what lies in the folder is damaged.
-        ForedraftError: no compiler, a forward that cannot be compiled, or no room for the result.
+    Takes a model in evaluation mode on the CPU, and a writable cache folder; `passage` is where hidden states enter the
+    model or come out of it. `progress` is told about each package. Returns the folder of the packages, and what it
+    holds now. A killed compilation leaves what was complete. Raises UsageError with the reason for a model that cannot
+    be compiled here, StoreError if the folder's record is damaged, and ForedraftError without a compiler, for a forward
+    that cannot be compiled, or without room for the result.
     """
     _check(model)
     tell = progress or (lambda _share, _what: None)
@@ -139,14 +116,13 @@ def compile_forward(
 def _added(
     subject: Subject, folder: Path, record: CompiledRecord | None, package: PackageRecord, before: list[CompiledRecord]
 ) -> CompiledRecord:
-    """Compile one more package, after which others can use it; warn where it was made of a better recipe `before`."""
+    """Compile and time one more package; warn where it was made of a better recipe `before`."""
     compiled = _compiled(subject, package, folder)
     lost = _lost_recipe(compiled, before)
     if lost:
         warnings.warn(lost, ForedraftWarning, stacklevel=3)
-    if record is None:
-        return _time(subject, folder, (compiled,), lost)
-    return _time(subject, folder, (*record.packages, compiled), lost or record.warning)
+    packages, warning = ((), "") if record is None else (record.packages, record.warning)
+    return _time(subject, folder, (*packages, compiled), lost or warning)
 
 
 def _lost_recipe(package: PackageRecord, before: list[CompiledRecord]) -> str:
@@ -168,8 +144,8 @@ def _time(subject: Subject, folder: Path, packages: tuple[PackageRecord, ...], w
 
     Where a row alone comes out of the package for any number as it does beside others, that package takes it too.
     """
-    loaded = {package.name: load_package(folder / package.file) for package in packages}
-    alike = _same_bits(subject, loaded, {package.name: package.ranges for package in packages})
+    loaded = load_packages(folder, packages)
+    alike = _same_bits(subject, loaded)
     least = 1 if alike and ONE.name not in loaded else ANY.least_rows
     takes = tuple(replace(package, least_rows=least) if package.name == ANY.name else package for package in packages)
     costs = _timed(subject, takes, loaded)
@@ -252,7 +228,8 @@ def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> Package
         place_file(beside, path)
     finally:
         beside.unlink(missing_ok=True)
-    return described(package, folder, recipe.name, lost, ranges=recipe.own and subject.takes_ranges)
+    kernels, ranges = kernels_in(path), recipe.own and subject.takes_ranges
+    return replace(package, sha256=file_hash(path), recipe=recipe.name, kernels=kernels, lost=lost, ranges=ranges)
 
 
 def _compile(subject: Subject, package: PackageRecord, recipe: Recipe, path: Path) -> None:
@@ -286,7 +263,9 @@ def _compile(subject: Subject, package: PackageRecord, recipe: Recipe, path: Pat
 
 
 @torch.inference_mode()
-def _timed(subject: Subject, packages: tuple[PackageRecord, ...], loaded: Mapping[str, Any]) -> dict[str, CostCurve]:
+def _timed(
+    subject: Subject, packages: tuple[PackageRecord, ...], loaded: Mapping[str, CompiledLibrary]
+) -> dict[str, CostCurve]:
     """Return what passes cost of the timed row counts, the least time of each, of the model and of each package."""
     seconds: dict[str, dict[int, float]] = {name: {} for name in (EAGER, *loaded)}
     buffers = subject.buffers()
@@ -297,15 +276,13 @@ def _timed(subject: Subject, packages: tuple[PackageRecord, ...], loaded: Mappin
         for each in packages:
             if each.least_rows <= rows <= each.most_rows:
                 flat = _flat((*subject.arguments(token_ids, ranges=each.ranges), *buffers))
-                passes[each.name] = partial(_run_again, loaded[each.name], flat)
+                passes[each.name] = partial(loaded[each.name].run, flat)
         left = dict.fromkeys(passes, _ENOUGH_SECONDS)
         for name in list(passes) * _ROUNDS:
             for _ in range(_REPEATS):  # as when steps follow each other: the first one finds others' weights cached
                 if left[name] <= 0:
                     break
-                start = perf_counter()
-                passes[name]()
-                took = perf_counter() - start
+                took = timeit(passes[name], number=1)
                 left[name] -= took
                 seconds[name][rows] = min(seconds[name].get(rows, np.inf), took)
     # more rows that took less time show that the fewer were disturbed
@@ -313,12 +290,8 @@ def _timed(subject: Subject, packages: tuple[PackageRecord, ...], loaded: Mappin
     return {name: CostCurve(tuple(of), tuple(falling[name].tolist())) for name, of in seconds.items()}
 
 
-def _run_again(package: Any, tensors: list[torch.Tensor]) -> None:
-    package.run(list(tensors))  # which empties the list that it is given
-
-
 @torch.inference_mode()
-def _same_bits(subject: Subject, packages: Mapping[str, Any], ranges: Mapping[str, bool]) -> bool:
+def _same_bits(subject: Subject, packages: Mapping[str, CompiledLibrary]) -> bool:
     """Run a chain of the most rows at once, and again in passes of each probed number; say whether bits are the same.
 
     What is compared are the scores of every row, and the states that it leaves in the cache.
@@ -334,9 +307,9 @@ def _same_bits(subject: Subject, packages: Mapping[str, Any], ranges: Mapping[st
         scores = []
         for first in range(0, rows, together):
             ids = token_ids[first : min(first + together, rows)]
-            name = ONE.name if len(ids) == 1 and ONE.name in packages else ANY.name
-            arguments = _flat(subject.arguments(ids, CONTEXT + first, ranges=ranges[name]))
-            scores.append(packages[name].run([*arguments, *buffers])[0].clone())
+            package = packages[ONE.name if len(ids) == 1 and ONE.name in packages else ANY.name]
+            arguments = _flat(subject.arguments(ids, CONTEXT + first, ranges=package.ranges))
+            scores.append(package.run([*arguments, *buffers])[0].clone())
         return torch.cat(scores), [each[:, :, : CONTEXT + rows] for each in buffers]
 
     whole, states = scored(MOST_ROWS, MOST_ROWS)

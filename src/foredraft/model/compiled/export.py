@@ -15,21 +15,19 @@ import numpy.typing as npt
 import torch
 from torch import nn
 from torch.fx import Graph, Node
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foredraft.errors import UsageError
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.model.compiled.kernels import LANES, attend
 from foredraft.model.compiled.package import MOST_ROWS
-from foredraft.model.kv_cache import Span
+from foredraft.model.kv_cache import Span, TreeLayer
 from foredraft.model.layers import Passage, scored_states
-from foredraft.model.mask import attention_mask, first_slots
+from foredraft.model.mask import attention_mask
 from foredraft.model.support import inspect
 
-CONTEXT = 200
-"""Slots in use behind which a forward is traced, tried and timed."""
-
+CONTEXT = 200  # slots in use behind which a forward is traced, tried and timed
 _SHAPED = (1, 2)  # sequences, and tokens of each, that show what the model writes into its cache
 _COMPILED = "foredraft_compiled"
 _LINEAR = torch.ops.aten.linear.default
@@ -40,12 +38,8 @@ _TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, tor
 class FunctionalForward(nn.Module):
     """The logits and last hidden states of a pass, from its rows and the buffers of a cache.
 
-    Args:
-        model: a causal language model in evaluation mode; layers of one sliding window share slots and mask.
-        passage: where hidden states enter it, if it is part of one, or come out of it.
-
-    Attributes:
-        ranges: of the pass that is run, by layer; empty where all rows have the first slots.
+    The model is in evaluation mode; its layers of one sliding window share slots and mask. `passage` is where hidden
+    states enter it or come out of it.
     """
 
     def __init__(self, model: Any, passage: Passage | None = None) -> None:
@@ -56,35 +50,24 @@ class FunctionalForward(nn.Module):
         spans = list(dict.fromkeys(support.windows))
         self._span_of = [spans.index(window) for window in support.windows]
         self._type_of = dict(zip(support.layer_types, self._span_of, strict=True))
-        self.ranges: list[torch.Tensor] = []
+        self.ranges: list[torch.Tensor] = []  # of the current pass, by layer; empty if all rows have the first slots
 
     def forward(
         self,
-        rows: torch.Tensor,
-        positions: torch.Tensor,
-        scored: torch.Tensor | None,
-        masks: list[torch.Tensor],
-        slots: list[torch.Tensor],
-        ranges: list[torch.Tensor] | None,
-        keys: list[torch.Tensor],
-        values: list[torch.Tensor],
+        rows: torch.Tensor,  # int64[1, R], tokens; or float[1, R, D], the states that enter
+        positions: torch.Tensor,  # int64[1, R]
+        scored: torch.Tensor | None,  # int64[S], the rows that are scored; None for all
+        masks: list[torch.Tensor],  # for each window, float[1, 1, R, W], added to attention scores
+        slots: list[torch.Tensor],  # for each window, int64[R], the slots that the rows' states go to
+        ranges: list[torch.Tensor] | None,  # for each window, int64[2, R], as `attend` takes them
+        keys: list[torch.Tensor],  # for each layer, float[1, heads, C, head_dim], written in place
+        values: list[torch.Tensor],  # the same
     ) -> tuple[torch.Tensor, ...]:
         """Score rows, and write their states into the cache's buffers.
 
-        Args:
-            rows: int64[1, R], their tokens; float[1, R, D], the states that enter, where any do.
-            positions: int64[1, R].
-            scored: int64[S], the rows that are scored; None for all.
-            masks: for each window, float[1, 1, R, W], added to attention scores.
-            slots: for each window, int64[R], the slots that the rows' states go to.
-            ranges: for each window, int64[2, R]: the slot that the first column of a row's mask stands for, and how
-                many of the columns it has; for attention by `attend`. None where all rows have the first W slots.
-            keys: for each layer, float[1, heads, C, head_dim], written in place.
-            values: the same.
-
-        Returns:
-            float[S, V], the last hidden states of the rows that are scored, float[S, D], and where states come out of
-            the model, those, float[1, R, D].
+        A row's range is the slot that the first column of its mask stands for, and how many of the columns it has;
+        without ranges, all rows have the first W slots. Returns logits float[S, V], last hidden states float[S, D] and,
+        where states leave the model, those, float[1, R, D].
         """
         layers: list[Any] = []  # transformers' list type takes no subclass
         self.ranges = [] if ranges is None else [ranges[span] for span in self._span_of]
@@ -112,21 +95,18 @@ class FunctionalForward(nn.Module):
         return found if self.passage is None or entering else (*found, self.passage.states)
 
 
-class _BufferLayer(CacheLayerMixin):
-    """One layer's buffers as transformers' cache layer: rows go to given slots, attention sees the first ones."""
+class _BufferLayer(TreeLayer):
+    """One layer's buffers as transformers' cache layer: rows go to given slots, attention sees the first ones.
+
+    Its length is 0, as positions and masks are given, and nobody needs to derive them.
+    """
 
     is_compileable = True
-    keys: torch.Tensor
-    values: torch.Tensor
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, visible: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it without annotations
-        self.keys, self.values = keys, values
-        self.is_initialized = True
+        super().__init__(Span(None))
+        self.keys, self.values, self.is_initialized = keys, values, True
         self._slots, self._visible = slots, visible
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: the buffers are there."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
@@ -136,30 +116,12 @@ class _BufferLayer(CacheLayerMixin):
         self.values.index_copy_(2, self._slots, value_states)
         return self.keys[:, :, : self._visible], self.values[:, :, : self._visible]
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002  # transformers' signature
-        """Return the number of visible slots, and 0."""
-        return self._visible, 0
-
-    def get_seq_length(self) -> int:
-        """Return 0: positions are given, so nobody needs to derive them."""
-        return 0
-
-    def get_max_length(self) -> int:
-        """Return -1: the buffer is what it is."""
-        return -1
-
-    get_max_cache_shape = get_max_length  # the name of the same method in transformers before 5.20
-
 
 class Subject:
     """A model as what is compiled and timed: its functional forward, with arguments for it.
 
-    Args:
-        model: a transformers model.
-        passage: where hidden states enter it, if it is part of one, or come out of it.
-
-    Raises:
-        UsageError: a layer that keeps no keys and values of its own.
+    `passage` is where hidden states enter it or come out of it. Raises UsageError for a layer without its own keys and
+    values.
     """
 
     def __init__(self, model: Any, passage: Passage | None = None) -> None:
@@ -220,11 +182,8 @@ class Subject:
 
         Where hidden states enter, they are what the embeddings give for the tokens.
         """
-        span = Span(None)
-        span.stored = at
-        ids, *others = row_arguments(
-            lay_out_text(token_ids, at), [span] * len(self._spans), self.dtype, ranges=ranges, scored=scored
-        )
+        layout, spans = lay_out_text(token_ids, at), [Span(None, stored=at)] * len(self._spans)
+        ids, *others = row_arguments(layout, spans, self.dtype, ranges=ranges, scored=scored)
         with torch.no_grad():
             return (ids if self._embed is None else self._embed(ids), *others)
 
@@ -234,12 +193,8 @@ def row_arguments(
 ) -> tuple[Any, ...]:
     """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one sequence.
 
-    Args:
-        layout: the rows.
-        spans: the sequence's slots of each window.
-        dtype: the masks'.
-        ranges: whether the forward takes each row's own range of slots.
-        scored: so many of the last rows are scored; None for all.
+    Takes its slots of each window, the masks' dtype, whether the forward takes each row's own range of slots, and how
+    many of the last rows are scored; None for all.
     """
     rows, stored = layout.rows, [span.stored for span in spans]
     return (
@@ -248,16 +203,12 @@ def row_arguments(
         torch.arange(0 if scored is None else rows - scored, rows),
         [attention_mask(layout, span, dtype, torch.device("cpu")) for span in spans],
         [torch.arange(first, first + rows) for first in stored],
-        [first_slots(rows, first + rows) for first in stored] if ranges else None,
+        [torch.tensor([[0], [first + rows]]).repeat(1, rows) for first in stored] if ranges else None,
     )
 
 
 def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
-    """Return the key heads and the head's size of each layer, as the model itself writes them.
-
-    Raises:
-        UsageError: a layer that keeps no keys and values of its own.
-    """
+    """Return the key heads and the head's size of each layer, as the model itself writes them, or raise UsageError."""
     from transformers import DynamicCache
 
     cache = DynamicCache()
@@ -310,11 +261,8 @@ def compiled_attention(forward: FunctionalForward) -> Iterator[list[int]]:
 def merge_products(program: torch.export.ExportedProgram) -> None:
     """Make one product of linear maps of the same rows whose results are taken apart into heads: queries, keys, values.
 
-    Each number that comes out is the same as before. Those whose results go through a function stay apart, as the
-    compiler computes that within the product, unless their weights are quantised.
-
-    Args:
-        program: an exported forward, changed in place.
+    The program is changed in place; each number that comes out is the same as before. Those whose results go through a
+    function stay apart, as the compiler computes that within the product, unless their weights are quantised.
     """
     graph = program.graph_module.graph
     groups: dict[tuple[Any, ...], list[Node]] = {}

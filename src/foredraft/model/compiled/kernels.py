@@ -1,26 +1,11 @@
 """The kernels that torch's compiler makes a forward of in the place of its own: attention, and products with weights.
 
 In each of them a row comes out the same to the last bit, whatever rows stand beside it. `own_kernels` hands them to the
-compiler. Knows the compiler's interfaces for templates, some of them private. Does not know models, or how a forward is
-traced.
-
-Attention of a few rows, each over its own range of slots (attention.cpp.jinja): torch's own copies grouped keys once
-for each query head, and calls a library built for thousands of rows over the same slots. Here a row reads the slots of
-its own sequence alone, and a hidden slot adds an exact zero in the order of the slots, so a row attends as it would
-without drafts and without other sequences.
-
-Products in float32 and bfloat16 (products.cpp.jinja): what the compiler writes keeps its sums in memory and not in
-registers once there are five rows or more, and widens bfloat16 one number at a time. Here both sides are widened to
-float32 and weights are asked for ahead of their use. Some processors multiply bfloat16 by pairs twice as fast (AMD's
-since Zen 4), others at half that rate, so it is tried. Where there are tiles (Intel's AMX), they are used
-(tile_products.cpp.jinja). The compiler looks up how a product is divided among
-threads and caches anew in each product whose number of rows is a symbol, and cuts the depth to what the smallest cache
-holds; here all but the rows is known, and a strip of the weights is read to its end (blocking.cpp.jinja).
-
-Products with the integers of a GGUF file (blocks.py): they are widened to the weights' bfloat16 and multiplied by tiles
-or pairs (blocks.cpp.jinja). Where processors have neither, each 32 numbers of a row become integers of 16 bits with one
-exponent, which keeps more of them than bfloat16 does of a sum, and each block's exact sum is scaled
-(integer_blocks.cpp.jinja).
+compiler: attention of a few rows, each over its own range of slots (attention.cpp.jinja); products in float32 and
+bfloat16, by single numbers or pairs (products.cpp.jinja) or tiles (tile_products.cpp.jinja), divided among threads and
+caches once they are compiled (blocking.cpp.jinja); and products with the integers of a GGUF file, widened to bfloat16
+(blocks.cpp.jinja) or as integers (integer_blocks.cpp.jinja). docs/explanation/compiled.md says why each is quicker.
+Knows the compiler's interfaces for templates, some of them private. Does not know models, or how a forward is traced.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from enum import Enum, auto
 from pathlib import Path
 from time import perf_counter
+from timeit import repeat
 from typing import Any
 
 import torch
@@ -35,21 +21,11 @@ from torch.library import custom_op
 
 from foredraft.model.compiled.blocks import STRIP, layout_of
 
-QUERIES = 4
-"""Query rows whose values are summed together, so that each value is read once for all of them."""
-
-LANES = 16
-"""The most numbers that a vector register holds; the size of a head must be a multiple of this."""
-
-BYTES_AHEAD = 9 * 1024
-"""Weights are asked for so far ahead of their use: 2 KiB are too few where the cache is shared, 18 no better."""
-
-PAIR_TRIALS = 20
-"""Products that are timed of each kind to say whether multiplying by pairs is quicker."""
-
-_BLOCK_ROWS = {512: 8, 256: 4}
-"""Rows whose sums by two vectors of weights fill the registers, by the bits of a register."""
-
+LANES = 16  # the most numbers that a vector register holds; the size of a head must be a multiple of this
+PAIR_TRIALS = 20  # products that are timed of each kind to say whether multiplying by pairs is quicker
+_QUERIES = 4  # query rows whose values are summed together, so that each value is read once for all of them
+_BYTES_AHEAD = 9 * 1024  # that weights are prefetched; 2 KiB are too few where the cache is shared, 18 no better
+_BLOCK_ROWS = {512: 8, 256: 4}  # whose sums by two vectors of weights fill the registers, by the bits of a register
 _TILE_DEPTH = 32  # numbers of each row that one instruction of AMX multiplies
 _TILED_HEAD = 160  # the most numbers of a head: of AMX's eight tiles, one holds sums, two keys, five a query's numbers
 _WIDEST = 512  # bits of a vector register; there are enough of them then to score four slots for four queries at once
@@ -68,25 +44,16 @@ class Way(Enum):
 
 @custom_op("foredraft::attend", mutates_args=())
 def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    ranges: torch.Tensor,
-    scaling: float,
+    query: torch.Tensor,  # float[heads, R, D], D a multiple of `LANES`
+    key: torch.Tensor,  # float[key heads, C, D]; each serves heads / key heads query heads in a row
+    value: torch.Tensor,  # the same
+    mask: torch.Tensor,  # float[R, W], added to the scores of a row's slots
+    ranges: torch.Tensor,  # int64[2, R], each row's first slot, and how many it has, 1 to W; equal ones stand together
+    scaling: float,  # of the scores
 ) -> torch.Tensor:
     """Attend from `R` rows to their slots: what runs where nothing is compiled, and what the kernel is tested by.
 
-    Args:
-        query: floating point[heads, R, D], D a multiple of `LANES`.
-        key: floating point[key heads, C, D]; each serves heads / key heads query heads in a row.
-        value: the same.
-        mask: floating point[R, W], added to the scores of a row's slots.
-        ranges: int64[2, R]: the first slot of each row, and how many it has, 1 to W. Rows of one range stand together.
-        scaling: of the scores.
-
-    Returns:
-        floating point[R, heads * D], in the dtype of `query`; sums are in float32 at least.
+    Returns float[R, heads * D] in the dtype of `query`; sums are in float32 at least.
     """
     precise = torch.promote_types(query.dtype, torch.float32)
     groups = query.shape[0] // key.shape[0]
@@ -101,14 +68,7 @@ def attend(
 
 
 @attend.register_fake
-def _(
-    query: torch.Tensor,
-    _key: torch.Tensor,
-    _value: torch.Tensor,
-    _mask: torch.Tensor,
-    _ranges: torch.Tensor,
-    _scaling: float,
-) -> torch.Tensor:
+def _(query: torch.Tensor, *_others: object) -> torch.Tensor:
     heads, rows, size = query.shape
     return query.new_empty(rows, heads * size)
 
@@ -167,12 +127,7 @@ def _least_seconds(dtype: torch.dtype, clock: Callable[[], float]) -> float:
     """Return the least time of a product of the size that a forward's have."""
     rows, depth, columns = _PAIR_SHAPE
     few, many = torch.ones(rows, depth, dtype=dtype), torch.ones(columns, depth, dtype=dtype)
-    seconds = []
-    for _ in range(PAIR_TRIALS):
-        start = clock()
-        torch.nn.functional.linear(few, many)
-        seconds.append(clock() - start)
-    return min(seconds)
+    return min(repeat(lambda: torch.nn.functional.linear(few, many), timer=clock, repeat=PAIR_TRIALS, number=1))
 
 
 def _source(name: str) -> str:
@@ -192,15 +147,10 @@ def _kept(lowering: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _kernel_call(name: str, source: str, inputs: Mapping[str, Any], layout: Any, **values: Any) -> Any:
-    """Return the call of a kernel as torch's compiler represents it.
+    """Return the call of a kernel as torch's compiler represents it; `layout` is of what comes out.
 
-    Args:
-        name: of the kernel.
-        source: the template; it finds `inputs` and `values` by their names, `kernel` and `template` as torch's own
-            templates do, `output`, and `num_threads`.
-        inputs: realised tensors of the compiler, by name.
-        layout: of what comes out.
-        **values: what else is filled in.
+    The template `source` finds `inputs`, the compiler's realised tensors, and `values` by their names; `kernel` and
+    `template` as torch's own templates do; `output`; and `num_threads`.
     """
     from torch._inductor.codegen.cpp_template import CppTemplate
 
@@ -242,7 +192,7 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
     tiles = by_pairs and size <= _TILED_HEAD and _has_tiles()
     paired = by_pairs and not tiles and pairs_are_quicker()
     # as many of a value's vectors are summed at once as divide it and fit into the registers
-    vectors, fitting = int(size) * precise.itemsize * 8 // bits, ((32 if bits == _WIDEST else 16) - 2) // (QUERIES + 1)
+    vectors, fitting = int(size) * precise.itemsize * 8 // bits, ((32 if bits == _WIDEST else 16) - 2) // (_QUERIES + 1)
     at_once = max(count for count in range(1, fitting + 1) if vectors % count == 0)
     return _kernel_call(
         "attend",
@@ -250,8 +200,8 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
         inputs,
         FixedLayout(query.get_device(), dtype, [rows, width], [width, 1]),
         size=int(size),
-        queries=LANES if tiles else QUERIES,
-        summed=QUERIES,
+        queries=LANES if tiles else _QUERIES,
+        summed=_QUERIES,
         interleaved=by_pairs and at_once % 2 == 0,
         tiles=tiles,
         at_once=at_once,
@@ -343,7 +293,7 @@ def _product_kernel(way: Way) -> Any:
                 block_m=self.register_blocking.block_m,
                 block_n=self.register_blocking.block_n,
                 block_k=self.register_blocking.block_k,
-                ahead=BYTES_AHEAD // (self.register_blocking.block_n * self.input2_dtype.itemsize),
+                ahead=_BYTES_AHEAD // (self.register_blocking.block_n * self.input2_dtype.itemsize),
                 **self.get_common_options(),
             )
             return rendered

@@ -8,11 +8,11 @@ import ctypes
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
 _SOFTLY = 1  # omp_pause_soft: settings are kept
-_PREFIX = "AOTInductorModelContainer"
 _CAPSULE_ADDRESS = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -38,38 +38,34 @@ def release_threads() -> None:
 
 
 class CompiledLibrary:
-    """A loaded library; one pass at a time.
+    """The loaded library of the package `path`; one pass at a time.
 
-    Args:
-        path: of the package, which is an archive.
-
-    Raises:
-        OSError: it cannot be read, or unpacked to the folder for temporary files.
-        zipfile.BadZipFile: it is no archive.
-        RuntimeError: it holds no library, or one that cannot be loaded.
+    With `ranges`, each row has its own range of slots. Raises OSError if the package cannot be read or unpacked,
+    BadZipFile if it is no archive, and RuntimeError if it holds no library, or one that cannot be loaded.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, ranges: bool) -> None:
+        self.ranges = ranges
         torch.cpu._init_amx()  # noqa: SLF001  # asks the system for the tiles that kernels may use, as torch's compiler does
         with zipfile.ZipFile(path) as package, tempfile.TemporaryDirectory() as folder:
             name = next((name for name in package.namelist() if name.endswith(".so")), None)
             if name is None:
                 raise RuntimeError("it holds no library")
             library = ctypes.CDLL(package.extract(name, folder))  # stays in memory when the file is gone
-        self._handle = ctypes.c_void_p()
-        create = getattr(library, f"{_PREFIX}CreateWithDevice")
-        create.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_char_p)
+        pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+
+        def function(name: str, *types: Any) -> Any:
+            found = getattr(library, f"AOTInductorModelContainer{name}")
+            found.argtypes = types
+            return found
+
+        self._handle, count = pointer(), size()
+        create = function("CreateWithDevice", pointer, size, text, text)
         _check(create(ctypes.byref(self._handle), 1, b"cpu", None))
-        count = ctypes.c_size_t()
-        outputs = getattr(library, f"{_PREFIX}GetNumOutputs")
-        outputs.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-        _check(outputs(self._handle, ctypes.byref(count)))
+        _check(function("GetNumOutputs", pointer, pointer)(self._handle, ctypes.byref(count)))
         self._outputs = count.value
-        self._run = getattr(library, f"{_PREFIX}RunSingleThreaded")
-        pointer, size = ctypes.c_void_p, ctypes.c_size_t
-        self._run.argtypes = (pointer, pointer, size, pointer, size, pointer, pointer)
-        self._delete = getattr(library, f"{_PREFIX}Delete")
-        self._delete.argtypes = (ctypes.c_void_p,)
+        self._run = function("RunSingleThreaded", pointer, pointer, size, pointer, size, pointer, pointer)
+        self._delete = function("Delete", pointer)
 
     def __del__(self) -> None:
         """Free the weights."""
@@ -77,11 +73,7 @@ class CompiledLibrary:
             self._delete(self._handle)
 
     def run(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return what the library makes of its inputs. Shapes are not checked.
-
-        Raises:
-            RuntimeError: the library refuses; it says why on the standard error.
-        """
+        """Return what the library makes of its inputs, whose shapes are not checked; RuntimeError if it refuses."""
         exchange = torch._C._aoti  # noqa: SLF001  # torch has no public name for it
         given = [_CAPSULE_ADDRESS(each, None) for each in exchange.unsafe_alloc_void_ptrs_from_tensors(tensors)]
         inputs, outputs = (ctypes.c_void_p * len(given))(*given), (ctypes.c_void_p * self._outputs)()

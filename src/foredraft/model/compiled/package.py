@@ -11,9 +11,9 @@ import platform
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,7 @@ from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.fingerprint import architecture
 from foredraft.model.layers import Passage
 
-MOST_ROWS = 256
-"""The most that a package takes; longer prompts are put in by so many tokens at a time."""
-
+MOST_ROWS = 256  # that a package takes; longer prompts are put in by so many tokens at a time
 EAGER = "eager"
 _FORMAT = 10  # of a package; increased when the code that it is compiled from changes
 _RECORD = "compiled.json"
@@ -43,68 +41,45 @@ _FOLDER = "compiled"
 
 @dataclass(frozen=True, slots=True)
 class PackageRecord:
-    """One compiled package, as the record beside it tells.
+    """One compiled package, as the record beside it tells; before it is compiled, its name and rows alone."""
 
-    Attributes:
-        name: for `any` number of rows, or for `one`.
-        file: its name in the folder.
-        sha256: of its bytes.
-        least_rows: the fewest rows it takes.
-        most_rows: the most.
-        recipe: how it was compiled; empty where it was compiled before this was recorded.
-        kernels: which kernels of ours are in it, and which of the vendor's.
-        lost: recipes that would have been better, and why each of them failed.
-        ranges: whether each row has its own range of slots, so that rows of several sequences go through together.
-    """
-
-    name: str
-    file: str
-    sha256: str
+    name: str  # for `any` number of rows, or for `one`
+    file: str  # in the folder
     least_rows: int
     most_rows: int
-    recipe: str = ""
-    kernels: tuple[str, ...] = ()
-    lost: Mapping[str, str] = field(default_factory=dict)
-    ranges: bool = False
+    sha256: str = ""  # of its bytes
+    recipe: str = ""  # how it was compiled
+    kernels: tuple[str, ...] = ()  # of ours that are in it, and of the vendor's
+    lost: Mapping[str, str] = field(default_factory=dict)  # better recipes, and why each of them failed
+    ranges: bool = False  # whether each row has its own range of slots, so that one pass may serve several sequences
 
     def told(self) -> str:
         """Return how it was compiled, in a sentence or two."""
         rows = "one row" if self.most_rows == 1 else f"{self.least_rows} to {self.most_rows} rows"
-        if not self.recipe:
-            return f"The package for {rows} does not say how it was compiled; compiling it --again makes one that does."
         made_of = f" ({', '.join(self.kernels)})" if self.kernels else ""
         failed = "".join(f" {name[0].upper()}{name[1:]} failed: {reason}." for name, reason in self.lost.items())
         return f"The package for {rows} is made of {self.recipe}{made_of}.{failed}"
 
 
-ANY = PackageRecord("any", "any.pt2", "", 2, MOST_ROWS)  # the exporter takes a dimension that may be 1 for a constant
-ONE = PackageRecord("one", "one.pt2", "", 1, 1)
+ANY = PackageRecord("any", "any.pt2", 2, MOST_ROWS)  # the exporter takes a dimension that may be 1 for a constant
+ONE = PackageRecord("one", "one.pt2", 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledRecord:
-    """What a folder of packages holds, and what passes cost when they were compiled.
+    """What a folder of packages holds, and what passes cost when they were compiled."""
 
-    Attributes:
-        packages: in the order in which they were compiled.
-        costs: by package name, and `eager`, what passes cost of the rows that it takes.
-        same_bits: whether rows that were tried came out the same, to the last bit, alone and beside others.
-        shapes: for each layer, its key heads and their size.
-        torch: the version that compiled; empty where that was not recorded.
-        warning: what an earlier torch compiled better, in a sentence; empty where there is nothing to warn of.
-    """
-
-    packages: tuple[PackageRecord, ...]
-    costs: Mapping[str, CostCurve]
-    same_bits: bool
-    shapes: tuple[tuple[int, int], ...]
-    torch: str = ""
-    warning: str = ""
+    packages: tuple[PackageRecord, ...]  # in the order in which they were compiled
+    costs: Mapping[str, CostCurve]  # by package name, and `eager`, what passes cost of the rows that it takes
+    same_bits: bool  # whether rows that were tried came out the same, to the last bit, alone and beside others
+    shapes: tuple[tuple[int, int], ...]  # for each layer, its key heads and their size
+    torch: str  # the version that compiled
+    warning: str  # what an earlier torch compiled better, in a sentence; empty where there is nothing to warn of
 
     def told(self) -> list[str]:
         """Return in sentences how each package was compiled, and what there is to warn of."""
-        by = [f"Compiled by torch {self.torch}."] if self.torch else []
-        return by + [package.told() for package in self.packages] + ([self.warning] if self.warning else [])
+        packages = (package.told() for package in self.packages)
+        return [f"Compiled by torch {self.torch}.", *packages, *([self.warning] if self.warning else [])]
 
     def quickest(self) -> list[str]:
         """Return for 0 .. MOST_ROWS rows the name of what runs them in the least time; entry 0 says `eager`.
@@ -120,41 +95,17 @@ class CompiledRecord:
         return [EAGER, *(names[best] for best in np.argmin(times, axis=0)[1:])]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedPackage:
-    """A package that can be run, and whether it takes each row's own range of slots."""
-
-    library: CompiledLibrary
-    ranges: bool
-
-
 class CompiledForward:
-    """Loaded packages, ready to run.
-
-    Args:
-        folder: where they lie.
-        record: what the folder holds.
-
-    Attributes:
-        record: the same.
-    """
+    """Loaded packages, ready to run: those of a folder, with what it holds."""
 
     def __init__(self, folder: Path, record: CompiledRecord) -> None:
         self.record = record
         self._quickest = record.quickest()
-        self._packages = {
-            package.name: LoadedPackage(load_package(folder / package.file), package.ranges)
-            for package in record.packages
-        }
+        self.packages = load_packages(folder, record.packages)
 
-    def package_for(self, rows: int) -> LoadedPackage | None:
+    def package_for(self, rows: int) -> CompiledLibrary | None:
         """Return the loaded package to run `rows` rows with, or None where the model itself is as quick."""
-        return self._packages.get(self._quickest[rows]) if rows <= MOST_ROWS else None
-
-    @property
-    def packages(self) -> tuple[LoadedPackage, ...]:
-        """The loaded packages, in the order of the record."""
-        return tuple(self._packages.values())
+        return self.packages.get(self._quickest[rows]) if rows <= MOST_ROWS else None
 
     @property
     def gain(self) -> float:
@@ -167,14 +118,15 @@ class CompiledForward:
         return self.record.same_bits and rows <= MOST_ROWS and EAGER not in self._quickest[1 : rows + 1]
 
 
-def load_package(path: Path) -> CompiledLibrary:
-    """Load a compiled package.
+def load_packages(folder: Path, packages: Iterable[PackageRecord]) -> dict[str, CompiledLibrary]:
+    """Load a folder's packages, by their names; raises StoreError if one cannot be loaded."""
+    return {package.name: load_package(folder / package.file, ranges=package.ranges) for package in packages}
 
-    Raises:
-        StoreError: it cannot be loaded.
-    """
+
+def load_package(path: Path, *, ranges: bool = False) -> CompiledLibrary:
+    """Load a compiled package, whose rows may have `ranges` of slots; raises StoreError if it cannot be loaded."""
     try:
-        return CompiledLibrary(path)
+        return CompiledLibrary(path, ranges=ranges)
     except (OSError, zipfile.BadZipFile, RuntimeError, AttributeError) as error:
         raise StoreError(f"The compiled forward {path} cannot be loaded ({told(error)}). {_REMEDY}") from error
 
@@ -188,15 +140,9 @@ def compiled_folder(model: Any, cache: Path, passage: Passage | None = None) -> 
 
 
 def find_compiled(model: Any, cache: Path, passage: Passage | None = None) -> CompiledForward | None:
-    """Load what was compiled for this model, on this machine, in this dtype, with this many threads; None if nothing.
+    """Load what was compiled for a model on the CPU, on this machine, in this dtype, with this many threads, or None.
 
-    Args:
-        model: a transformers model on the CPU.
-        cache: the cache folder.
-        passage: where hidden states enter it, if it is part of one, or come out of it.
-
-    Raises:
-        StoreError: what lies there is damaged.
+    `passage` is where hidden states enter it or come out of it. Raises StoreError if what lies there is damaged.
     """
     setting = cache / _FOLDER / _setting(model, passage)
     if not setting.exists():  # then there is no need to read every weight
@@ -206,7 +152,7 @@ def find_compiled(model: Any, cache: Path, passage: Passage | None = None) -> Co
     if record is None or not record.packages:
         return None
     for package in record.packages:
-        if _sha256(folder / package.file) != package.sha256:
+        if file_hash(folder / package.file) != package.sha256:
             raise StoreError(f"The compiled forward {folder / package.file} is damaged. {_REMEDY}")
     return CompiledForward(folder, record)
 
@@ -233,23 +179,16 @@ def record_path(folder: Path) -> Path:
 
 
 def read_record(folder: Path) -> CompiledRecord | None:
-    """Return what `folder` holds, or None where nothing was compiled.
-
-    Raises:
-        StoreError: the record is damaged.
-    """
+    """Return what `folder` holds, or None where nothing was compiled; raises StoreError if the record is damaged."""
     path = record_path(folder)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        packages = tuple(
-            PackageRecord(**package | {"kernels": tuple(package.get("kernels", ()))}) for package in data["packages"]
-        )
+        packages = tuple(PackageRecord(**each | {"kernels": tuple(each["kernels"])}) for each in data["packages"])
         costs = {name: _curve(data["rows"], seconds) for name, seconds in data["seconds"].items()}
         if data["format"] != _FORMAT or {EAGER, *(package.name for package in packages)} != set(costs):
             raise ValueError(f"format {data['format']}, with costs of {', '.join(costs)}")
         shapes = tuple((int(heads), int(size)) for heads, size in data["shapes"])
-        told = {name: str(data.get(name, "")) for name in ("torch", "warning")}
-        return CompiledRecord(packages, costs, bool(data["same_bits"]), shapes, **told)
+        return CompiledRecord(packages, costs, bool(data["same_bits"]), shapes, data["torch"], data["warning"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -266,11 +205,7 @@ def records_of(model: Any, cache: Path) -> list[CompiledRecord]:
 
 
 def write_record(folder: Path, record: CompiledRecord) -> None:
-    """Keep what `folder` holds beside its packages.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Keep what `folder` holds beside its packages; raises OSError if it cannot be written."""
     data: dict[str, Any] = asdict(record)
     rows = record.costs[EAGER].rows
     seconds = {name: dict(zip(curve.rows, curve.seconds, strict=True)) for name, curve in record.costs.items()}
@@ -280,15 +215,7 @@ def write_record(folder: Path, record: CompiledRecord) -> None:
     write_file(record_path(folder), json.dumps(data, indent=1).encode())
 
 
-def described(
-    package: PackageRecord, folder: Path, recipe: str, lost: Mapping[str, str], *, ranges: bool
-) -> PackageRecord:
-    """Describe a package that was just written by a recipe after those that were lost."""
-    path, kernels = folder / package.file, _kernels_in(folder / package.file)
-    return replace(package, sha256=_sha256(path), recipe=recipe, kernels=kernels, lost=dict(lost), ranges=ranges)
-
-
-def _kernels_in(path: Path) -> tuple[str, ...]:
+def kernels_in(path: Path) -> tuple[str, ...]:
     """Name the kernels of ours, and the calls into torch, that the C++ sources in a package hold."""
     with zipfile.ZipFile(path) as package:
         sources = [package.read(name).decode() for name in package.namelist() if name.endswith(".cpp")]
@@ -315,11 +242,17 @@ def _setting(model: Any, passage: Passage | None) -> str:
 
 def _processor() -> tuple[str, ...]:
     """Name the instructions that this processor has: code compiled for others may crash it."""
-    flags: list[str] = []
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        flags = sorted({line for line in lines if line.lower().startswith(("flags", "features", "model name"))})
+    flags = processor_lines("flags", "features", "model name")
     return (platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), *flags)
+
+
+def processor_lines(*names: str) -> list[str]:
+    """Return the different lines of /proc/cpuinfo that begin with one of these names; none where it does not exist."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    return sorted({line for line in lines if line.lower().startswith(names)})
 
 
 def weights_hash(model: Any) -> str:
@@ -331,7 +264,8 @@ def weights_hash(model: Any) -> str:
     return digest.hexdigest()[:20]
 
 
-def _sha256(path: Path) -> str:
+def file_hash(path: Path) -> str:
+    """Return a file's SHA-256, in hexadecimal; nothing if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
