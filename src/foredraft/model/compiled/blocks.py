@@ -56,8 +56,9 @@ _LEAST_Q4_0 = -8  # what Q4_0's integers are counted from
 
 @dataclass(frozen=True, slots=True)
 class BlockMatrix:
-    """Rows of a quantised matrix: with B numbers to a scale, number k of row n is
-    `scales[n, k // B] * integers[n, k] + minima[n, k // B]`.
+    """Rows of a quantised matrix, with B numbers to a scale.
+
+    Number k of row n is `scales[n, k // B] * integers[n, k] + minima[n, k // B]`.
 
     Attributes:
         layout: of its blocks. Integers of 4 bits are counted from 0, those of 8 from -128.
