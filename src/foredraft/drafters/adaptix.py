@@ -11,6 +11,8 @@ import threading
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
@@ -167,8 +169,9 @@ class _Drafting:
         vocabulary, root = self._context.vocabulary, int(ids[-1])
         if options.search == "mcts":
             settings = SearchSettings(options.iterations, options.c1, options.c2, options.length, options.candidates)
-            seed = (self._context.seed + len(ids)) % (1 << 62)  # compiled functions take signed 64-bit integers
-            tokens, parents, scores = mcts(model, before, root, settings, vocabulary, seed)
+            generator = np.random.default_rng(self._context.seed + len(ids))
+            draws = generator.random((options.iterations, options.length), np.float32)
+            tokens, parents, scores = mcts(model, before, root, settings, vocabulary, draws)
             return Draft(tokens, parents, scores).take(top_nodes(parents, scores, budget.nodes, budget.depth))
         return Draft(*best_first(model, before, root, budget.nodes, min(budget.depth, options.depth), vocabulary))
 

@@ -9,13 +9,13 @@ probability. A path's score is the product of these probabilities. Does not depe
 nor on how many nodes are worth verifying.
 """
 
+import heapq
 from importlib import resources
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from foredraft.graph.search import new_queue, pop, push
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.index.own_words import I64, U8, fill_context, learn_rows
 from foredraft.index.recent_text import append
@@ -183,8 +183,8 @@ def blend(sources: Sources, rates: Rates, room: Candidates, ids: I64, size: tupl
     most, deepest, vocabulary = size
     listed, context = empty_list(), np.empty(LONGEST, np.int64)
     chances, margins = np.empty(len(listed.tokens), np.float32), np.full(len(listed.tokens), -1, np.int32)
-    expected, queue = np.empty(len(listed.tokens), np.float32), new_queue(room.score)
-    best, count, depth, above, cursors = -1, 0, 0, np.float32(1), root_cursors(sources)
+    expected, queue = np.empty(len(listed.tokens), np.float32), [(np.float32(0), 0) for _ in range(0)]
+    best, made, count, depth, above, cursors = -1, 0, 0, 0, np.float32(1), root_cursors(sources)
     while True:
         if depth < deepest:
             fill_context(context, room.tokens, room.parents, best, ids)
@@ -194,16 +194,17 @@ def blend(sources: Sources, rates: Rates, room: Candidates, ids: I64, size: tupl
             if noise.known:
                 _correct_for_noise(rates, listed, chances, margins, noise.seed, len(ids) + depth)
             for i in range(listed.made[0]):
-                if queue.counts[0] == len(room.tokens) or not 0 <= listed.tokens[i] < vocabulary:
+                if made == len(room.tokens) or not 0 <= listed.tokens[i] < vocabulary:
                     continue
-                at = push(queue, above * chances[i])
-                room.tokens[at], room.parents[at], room.depths[at] = listed.tokens[i], best, depth + 1
-                room.cells[at], room.known[at], room.cursors[at] = listed.cells[i], known, listed.cursors[i]
-                room.expected[at], room.margin[at] = expected[i], margins[i]
-        best = pop(queue) if count < most else -1
-        if best < 0:
-            room.made[0], room.made[1] = queue.counts[0], count
+                room.tokens[made], room.parents[made], room.depths[made] = listed.tokens[i], best, depth + 1
+                room.cells[made], room.known[made], room.cursors[made] = listed.cells[i], known, listed.cursors[i]
+                room.score[made], room.expected[made], room.margin[made] = above * chances[i], expected[i], margins[i]
+                heapq.heappush(queue, (-room.score[made], made))
+                made += 1
+        if count == most or not queue:
+            room.made[0], room.made[1] = made, count
             return
+        best = heapq.heappop(queue)[1]
         room.drafted[count], room.nodes[best] = best, count
         count += 1
         depth, above, cursors = room.depths[best], room.score[best], room.cursors[best]
