@@ -7,7 +7,7 @@ import pytest
 
 import naive.index_tables
 from foredraft.graph.tree import depths, is_tree
-from foredraft.index.learned import LearnedArrays, empty_learned, learn, learn_text, with_room
+from foredraft.index.learned import LearnedArrays, empty_learned, learn, learn_text
 from foredraft.index.trigram import TableArrays, empty_table
 from foredraft.index.trigram_search import (
     SearchSettings,
@@ -46,7 +46,7 @@ def knowledge(seed, *, static=True, learns=True, trust=BLENDED):
     table = empty_table(VOCABULARY).arrays
     if static:
         table = static_table(documents(seed))
-    learned = with_room(empty_learned(), 300)
+    learned = empty_learned()
     if learns:
         ids = np.concatenate(documents(seed + 1000, 2)).astype(np.int64)
         learn_text(learned, ids, 0, 1.0, 0.93, 3.0) if not trust.paper else learn_paper(learned, ids)
@@ -147,7 +147,7 @@ def test_the_papers_rule_is_algorithm_2():
     table = static_table(documents(5))
     pairs, _ = naive.index_tables.static_tables(table)
     matrix = {(*pair, token): share for pair, (_, row) in pairs.items() for token, share in row}
-    learned, trust = with_room(empty_learned(), 200), PAPER._replace(cap=0.9)
+    learned, trust = empty_learned(), PAPER._replace(cap=0.9)
     ids = np.array(documents(6, 1, 40)[0] + [1, 2] * 12, np.int64)
     for length in range(3, len(ids) + 1):
         algorithm_2(matrix, ids[:length].tolist(), 16, 0.04, 0.9)

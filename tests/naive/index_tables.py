@@ -50,8 +50,8 @@ def slot_of(keys, key):
     return -1
 
 
-def learned_row(keys, a, b):
-    return slot_of(keys, pair_key(int(a) + 1, b))
+def learned_row(arrays, a, b):
+    return slot_of(arrays.keys, (int(a) + 1) * 2**21 + int(b) + 1)
 
 
 def learn(memory, a, b, token, weight, keep, cap):
@@ -87,10 +87,10 @@ def learned_memory(arrays):
     """A compiled table's content as a dictionary."""
     memory = {}
     for slot in range(len(arrays.keys)):
-        if arrays.keys[slot] != -1:
-            a, b = divmod(int(arrays.keys[slot]), 2**32)
+        if arrays.keys[slot] != 0:
+            a, b = divmod(int(arrays.keys[slot]), 2**21)
             pairs = zip(arrays.tokens[slot].tolist(), arrays.weights[slot].tolist(), strict=True)
-            memory[a - 1, b] = {
+            memory[a - 1, b - 1] = {
                 "weights": {token: weight for token, weight in pairs if weight > 0},
                 "total": float(arrays.totals[slot]),
             }

@@ -74,8 +74,6 @@ class AdaptixOptions:
         for name in ("increment", "max_probability", "c1", "c2", "feedback_weight"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be above 0.")
-        if self.window > learned.MOST_SLOTS // 2:
-            raise UsageError(f"window is {self.window}; it must be at most {learned.MOST_SLOTS // 2}.")
         if not 0 < self.keep <= 1:
             raise UsageError(f"keep is {self.keep}; it must be above 0 and at most 1.")
 
@@ -153,7 +151,7 @@ class _Drafting:
         if self._ids is not None:
             weight, keep = self._options.feedback_weight, self._options.keep
             with self._drafter.lock:
-                self._learned = learned.learn_verdict(self._learned, verdict, self._ids, weight, keep)
+                learned.learn_verdict(self._learned, verdict, self._ids, weight, keep)
 
     def close(self) -> None:
         """Learn the rest of the text, if it is shared."""
@@ -161,7 +159,7 @@ class _Drafting:
             with self._drafter.lock:
                 self._read_new(self._ids)
         self._ids = None
-        self._own = learned.empty_learned(2)
+        self._own = learned.empty_learned(8)
 
     def _search(self, ids: TokenIds, budget: Budget) -> Draft:
         options, before = self._options, int(ids[-2]) if len(ids) > 1 else NO_TOKEN
@@ -178,22 +176,14 @@ class _Drafting:
     def _read_new(self, ids: TokenIds) -> None:
         options = self._options
         if options.learn == "paper":
-            arrays = self._learned = learned.with_room(self._learned, options.window)
             recent = ids[-options.window :]
             for a, b, token in zip(recent, recent[1:], recent[2:], strict=False):
-                learned.learn(arrays, a, b, token, options.increment, 1.0, options.max_probability)
+                learned.learn(self._learned, a, b, token, options.increment, 1.0, options.max_probability)
         elif options.learn == "tokens":
-            self._learned = learned.read_text(self._learned, ids, self._read, options.keep)
+            learned.learn_text(self._learned, ids, self._read, 1.0, options.keep, np.inf)
         self._read = len(ids)
 
     @property
     def _learned(self) -> LearnedArrays:
         """The sequence's own counts, or those that all share."""
         return self._drafter.shared if self._options.share else self._own
-
-    @_learned.setter
-    def _learned(self, arrays: LearnedArrays) -> None:
-        if self._options.share:
-            self._drafter.shared = arrays
-        else:
-            self._own = arrays

@@ -110,7 +110,7 @@ def successors(model: TrigramModel, a: int, b: int, least: float) -> tuple[IntAr
     found = np.empty(MOST_SUCCESSORS, np.int32), np.empty(MOST_SUCCESSORS, np.float32)
     pairs = table.offsets, table.tokens, table.probabilities
     singles = table.unigram_offsets, table.unigram_tokens, table.unigram_probabilities
-    slot, row = learned_row(learned.keys, a, b), bigram_row(table.first, table.second, a, b)
+    slot, row = learned_row(learned, a, b), bigram_row(table.first, table.second, a, b)
     if trust.paper:  # Adaptix, Algorithm 2: p(c|a,b) + increments, at most maxProb; no back-off
         count = _add_row(pairs, row, len(table.tokens), 1.0, 0.0, found, 0) if row >= 0 else 0
         for j in range(ROW_WIDTH if slot >= 0 else 0):
@@ -122,7 +122,7 @@ def successors(model: TrigramModel, a: int, b: int, least: float) -> tuple[IntAr
         share = table.totals[row] / (table.totals[row] + trust.table_pair)
         count = _add_row(pairs, row, len(table.tokens), left * share, least, found, count)
         left *= 1.0 - share
-    slot = learned_row(learned.keys, NO_TOKEN, b)
+    slot = learned_row(learned, NO_TOKEN, b)
     count, left = _add_learned(learned, slot, trust.learned_single, left, found, count)
     if 0 <= b < len(table.unigram_offsets) - 1:
         share = table.unigram_totals[b] / (table.unigram_totals[b] + trust.table_single)
