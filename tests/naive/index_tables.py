@@ -38,20 +38,10 @@ def stored_row(row, keep):
     return [(token, max(1, round(count * 65535 / total))) for token, count in best], total
 
 
-def pair_key(first, second):
-    return int(first) * 2**32 + int(second)
-
-
-def slot_of(keys, key):
-    """Searches all slots; -1 if absent."""
-    for slot in range(len(keys)):
-        if keys[slot] == key:
-            return slot
-    return -1
-
-
 def learned_row(arrays, a, b):
-    return slot_of(arrays.keys, (int(a) + 1) * 2**21 + int(b) + 1)
+    """Searches all slots; -1 if absent."""
+    key = (int(a) + 1) * 2**21 + int(b) + 1
+    return next((slot for slot in range(len(arrays.keys)) if arrays.keys[slot] == key), -1)
 
 
 def learn(memory, a, b, token, weight, keep, cap):

@@ -137,7 +137,6 @@ class _Drafting:
         self._trust = BLENDED._replace(paper=int(paper), cap=float(drafter.options.max_probability))
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Learn the new tokens, then search."""
         self._ids = view.ids
         asked = budget.nodes > 0 and budget.depth > 0
         if not asked and self._options.learn != "paper":  # which learns in every step
@@ -147,14 +146,12 @@ class _Drafting:
             return self._search(view.ids, budget) if asked else EMPTY_DRAFT
 
     def observe(self, verdict: Verdict) -> None:
-        """Learn the target's distributions at verified nodes, if requested."""
         if self._ids is not None:
             weight, keep = self._options.feedback_weight, self._options.keep
             with self._drafter.lock:
                 learned.learn_verdict(self._learned, verdict, self._ids, weight, keep)
 
     def close(self) -> None:
-        """Learn the rest of the text, if it is shared."""
         if self._options.share and self._ids is not None:
             with self._drafter.lock:
                 self._read_new(self._ids)
@@ -185,5 +182,4 @@ class _Drafting:
 
     @property
     def _learned(self) -> LearnedArrays:
-        """The sequence's own counts, or those that all share."""
         return self._drafter.shared if self._options.share else self._own

@@ -1,12 +1,7 @@
 """Blending: a best-first search for the most probable paths by all cheap sources together.
 
-After each node of the draft every source lists candidates, each in a cell of the source (index/sources.py). A cell's
-probability is the share of its candidates that the target chose, counted where the target chose among them. The
-probabilities of all sources that know the context are mixed in the logistic domain, by weights learned online (Mahoney,
-"Adaptive Weighing of Context Models for Lossless Data Compression", 2005). If the target samples, its noise for each
-position and token is known (sampling/noise.py), and candidates with more noise than their rivals get a higher
-probability. A path's score is the product of these probabilities. Does not depend on where texts and rows come from,
-nor on how many nodes are worth verifying.
+docs/explanation/auto.md tells how. The mixing is that of Mahoney, "Adaptive Weighing of Context Models for Lossless
+Data Compression" (2005). Does not depend on where texts and rows come from, nor on how many nodes are worth verifying.
 """
 
 import heapq
@@ -64,15 +59,6 @@ class Noise(NamedTuple):
 
     known: bool
     seed: np.uint64
-
-
-def flat_rates() -> Rates:
-    """Return uninformed rates: 0.4 / 2 in every cell, equal weights of 0.45, and no correction for noise; chosen."""
-    return Rates(
-        np.full((SOURCES, CELLS), 0.4, np.float32), np.full((SOURCES, CELLS), 2.0, np.float32),
-        np.repeat(np.array([[0.45] * SOURCES + [0.0]], np.float32), 1 << SOURCES, axis=0),
-        np.full((2, len(SHARES) + 1, _COLUMNS), 2.0, np.float32),
-    )  # fmt: skip
 
 
 def prior_rates(*, sampled: bool) -> Rates:
