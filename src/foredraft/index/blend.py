@@ -30,7 +30,6 @@ from foredraft.index.sources import (
 )
 from foredraft.sampling.noise import gumbel_value
 
-CELLS = 128  # room for the cells of a source; the largest source has 109
 # chosen
 _MOST_SEEN = np.float32(1000.0)  # candidates of a cell, after which older ones fade
 _STEP = np.float32(0.01)  # learning rate of the weights
