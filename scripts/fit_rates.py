@@ -15,11 +15,19 @@ import numpy as np
 
 import foredraft
 from foredraft.drafters.auto import AutoDrafter
-from foredraft.index.blend import Rates, flat_rates
+from foredraft.index.blend import Rates, prior_rates
 from foredraft.index.own_words import empty_words
 
 MOST_SEEN = 300.0
 """Maximum count of a fitted cell in candidates, so that the rates can adapt to another model. Chosen."""
+
+
+def flat_rates() -> Rates:
+    """Return uninformed rates: 0.4 / 2 in every cell, equal weights of 0.45, and no correction for noise; chosen."""
+    like = prior_rates(sampled=False)
+    weights = np.full_like(like.weights, 0.45)
+    weights[:, -1] = 0.0
+    return Rates(np.full_like(like.hits, 0.4), np.full_like(like.seen, 2.0), weights, np.full_like(like.margins, 2.0))
 
 
 def main() -> None:

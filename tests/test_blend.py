@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive.index_blend
+from fit_rates import flat_rates
 from foredraft.graph.tree import depths, is_tree, path_to
 from foredraft.index.blend import (
     NO_TOP_TOKENS,
@@ -14,7 +15,6 @@ from foredraft.index.blend import (
     blend,
     chance,
     credit,
-    flat_rates,
     learn_choices,
     prior_rates,
     room_to_draft,

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive.index_text
-from foredraft.graph.search import new_queue, pop, push
 from foredraft.graph.tree import depths, is_tree
 from foredraft.index.recent_text import END
 from foredraft.index.retrieval import best_nodes, followers, published_tree
@@ -157,17 +156,6 @@ def test_no_rows_and_rows_without_tokens_give_no_nodes():
     for rows in ([], [()], [(), ()]):
         tokens, parents, scores = best_nodes(as_rows(rows, 3), 8, 1.0)
         assert (len(tokens), len(parents), len(scores)) == (0, 0, 0)
-
-
-@given(scores=st.lists(st.integers(0, 20), min_size=1, max_size=40))
-@settings(max_examples=60, deadline=None)
-def test_the_queue_gives_the_largest_first(scores):
-    queue = new_queue(np.empty(len(scores), np.float32))
-    assert [push(queue, float(score)) for score in scores] == list(range(len(scores)))
-    popped = [pop(queue) for _ in scores]
-    assert sorted(popped) == list(range(len(scores)))
-    assert [scores[item] for item in popped] == sorted(scores, reverse=True)
-    assert pop(queue) == -1
 
 
 # --- the released code's rule

@@ -4,21 +4,16 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import naive.graph
 import naive.index_tables
-from foredraft.graph.search import FLOOR, above_bar, bar_height, new_bar, raise_bar
 from foredraft.graph.tree import depths, is_tree
-from foredraft.index.learned import LearnedArrays, empty_learned, learn, learn_text, with_room
+from foredraft.index.learned import LearnedArrays, empty_learned, learn, learn_text
 from foredraft.index.trigram import TableArrays, empty_table
 from foredraft.index.trigram_search import (
     SearchSettings,
     TrigramModel,
     Trust,
     best_first,
-    empty_found,
     mcts,
     successors,
 )
@@ -51,7 +46,7 @@ def knowledge(seed, *, static=True, learns=True, trust=BLENDED):
     table = empty_table(VOCABULARY).arrays
     if static:
         table = static_table(documents(seed))
-    learned = with_room(empty_learned(), 300)
+    learned = empty_learned()
     if learns:
         ids = np.concatenate(documents(seed + 1000, 2)).astype(np.int64)
         learn_text(learned, ids, 0, 1.0, 0.93, 3.0) if not trust.paper else learn_paper(learned, ids)
@@ -66,11 +61,9 @@ def learn_paper(learned, ids):
 
 
 def found_successors(known, trust, a, b, least=0.0):
-    found = empty_found()
-    count = successors(TrigramModel(known.table, known.learned, trust), a, b, least, found)
-    tokens, scores = found.tokens[:count].tolist(), found.scores[:count].tolist()
-    assert len(set(tokens)) == count
-    return dict(zip(tokens, scores, strict=True))
+    tokens, scores = successors(TrigramModel(known.table, known.learned, trust), a, b, least)
+    assert len(set(tokens.tolist())) == len(tokens)
+    return dict(zip(tokens.tolist(), scores.tolist(), strict=True))
 
 
 def paths(tokens, parents, scores):
@@ -80,6 +73,11 @@ def paths(tokens, parents, scores):
         found.append((*(found[parent] if parent >= 0 else ()), token))
     assert len(set(found)) == len(found)
     return dict(zip(found, scores.tolist(), strict=True))
+
+
+def draws(settings, seed):
+    """The random numbers of a search."""
+    return np.random.default_rng(seed).random((settings.iterations, settings.length), np.float32)
 
 
 def contexts(seed, count):
@@ -149,7 +147,7 @@ def test_the_papers_rule_is_algorithm_2():
     table = static_table(documents(5))
     pairs, _ = naive.index_tables.static_tables(table)
     matrix = {(*pair, token): share for pair, (_, row) in pairs.items() for token, share in row}
-    learned, trust = with_room(empty_learned(), 200), PAPER._replace(cap=0.9)
+    learned, trust = empty_learned(), PAPER._replace(cap=0.9)
     ids = np.array(documents(6, 1, 40)[0] + [1, 2] * 12, np.int64)
     for length in range(3, len(ids) + 1):
         algorithm_2(matrix, ids[:length].tolist(), 16, 0.04, 0.9)
@@ -254,8 +252,14 @@ def test_mcts_matches_the_twin(trust, settings):
     for seed in range(6):
         known = knowledge(seed, trust=trust)
         for a, b in contexts(seed, 4):
-            found = paths(*mcts(TrigramModel(known.table, known.learned, trust), a, b, settings, VOCABULARY, seed))
-            expected, _ = naive.index_tables.mcts(known.tables, known.memory, trust, a, b, settings, VOCABULARY, seed)
+            found = paths(
+                *mcts(
+                    TrigramModel(known.table, known.learned, trust), a, b, settings, VOCABULARY, draws(settings, seed)
+                )
+            )
+            expected, _ = naive.index_tables.mcts(
+                known.tables, known.memory, trust, a, b, settings, VOCABULARY, draws(settings, seed)
+            )
             assert found == pytest.approx(expected, rel=1e-5)
 
 
@@ -265,7 +269,7 @@ def test_mcts_is_the_same_for_a_seed_and_not_for_another():
 
     def trees(seed):
         found = [
-            mcts(TrigramModel(known.table, known.learned, BLENDED), 1, b, settings, VOCABULARY, seed)
+            mcts(TrigramModel(known.table, known.learned, BLENDED), 1, b, settings, VOCABULARY, draws(settings, seed))
             for b in range(VOCABULARY)
         ]
         return [paths(*tree) for tree in found]
@@ -278,11 +282,15 @@ def test_mcts_is_the_same_for_a_seed_and_not_for_another():
 def test_mcts_keeps_its_limits_and_extends_every_kept_path(length):
     known = knowledge(3)
     settings = SMALL._replace(length=length, candidates=25)
-    tokens, parents, scores = mcts(TrigramModel(known.table, known.learned, BLENDED), 1, 2, settings, VOCABULARY, 0)
+    tokens, parents, scores = mcts(
+        TrigramModel(known.table, known.learned, BLENDED), 1, 2, settings, VOCABULARY, draws(settings, 0)
+    )
     assert is_tree(tokens, parents, VOCABULARY)
     found = paths(tokens, parents, scores)
     assert (max(map(len, found), default=0)) == (length if length > 1 else 0)
-    _, visits = naive.index_tables.mcts(known.tables, known.memory, BLENDED, 1, 2, settings, VOCABULARY, 0)
+    _, visits = naive.index_tables.mcts(
+        known.tables, known.memory, BLENDED, 1, 2, settings, VOCABULARY, draws(settings, 0)
+    )
     for path in naive.index_tables.kept_paths(visits, dict.fromkeys(visits, 1.0), 25):
         if path:
             ranked = naive.index_tables.successors(known.tables, known.memory, BLENDED, *(1, 2, *path)[-2:], 0.0)
@@ -291,7 +299,7 @@ def test_mcts_keeps_its_limits_and_extends_every_kept_path(length):
 
 def test_mcts_leaves_tokens_beyond_the_vocabulary_out():
     known = knowledge(3)
-    tokens, parents, _ = mcts(TrigramModel(known.table, known.learned, BLENDED), 1, 0, SMALL, 9, 0)
+    tokens, parents, _ = mcts(TrigramModel(known.table, known.learned, BLENDED), 1, 0, SMALL, 9, draws(SMALL, 0))
     assert len(tokens)
     assert is_tree(tokens, parents, 9)
 
@@ -299,7 +307,8 @@ def test_mcts_leaves_tokens_beyond_the_vocabulary_out():
 def test_mcts_finds_nothing_where_nothing_is_known():
     known = knowledge(0, static=False, learns=False)
     assert all(
-        len(array) == 0 for array in mcts(TrigramModel(known.table, known.learned, BLENDED), 1, 2, SMALL, VOCABULARY, 0)
+        len(array) == 0
+        for array in mcts(TrigramModel(known.table, known.learned, BLENDED), 1, 2, SMALL, VOCABULARY, draws(SMALL, 0))
     )
 
 
@@ -330,24 +339,7 @@ def test_damaged_tables_give_trees_of_tokens_all_the_same(trust):
         a, b = int(rng.integers(-1, VOCABULARY)), int(rng.integers(0, VOCABULARY))
         trees = [best_first(TrigramModel(table, learned, trust), a, b, 20, 6, VOCABULARY)]
         if number % 3:  # the searches share the functions that read the table, and compiling takes long
-            trees.append(mcts(TrigramModel(table, learned, trust), a, b, settings, VOCABULARY, 0))
+            trees.append(mcts(TrigramModel(table, learned, trust), a, b, settings, VOCABULARY, draws(settings, 0)))
         for tokens, parents, scores in trees:
             assert is_tree(tokens, parents, VOCABULARY)
             assert np.isfinite(scores).all()
-
-
-# --- the bar
-
-
-@given(scores=st.lists(st.floats(0.0, 1.0, width=32), max_size=60), most=st.integers(1, 12))
-@settings(max_examples=100, deadline=None)
-def test_the_bar_is_as_high_as_the_twins(scores, most):
-    bar, twin = new_bar(most), naive.graph.new_bar(most)
-    for score in scores:
-        assert above_bar(bar, score) == naive.graph.above_bar(twin, score)
-        if naive.graph.above_bar(twin, score):
-            raise_bar(bar, score)
-            naive.graph.raise_bar(twin, score)
-        assert bar_height(bar) == pytest.approx(naive.graph.bar_height(twin), rel=1e-6)
-    assert not above_bar(bar, float("nan"))
-    assert bar_height(bar) >= FLOOR

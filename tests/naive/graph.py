@@ -1,8 +1,6 @@
-"""Trees, graphs that become trees, and the bar that the N best scores leave."""
+"""Trees, and graphs that become trees."""
 
 import numpy as np
-
-FLOOR = 1e-4
 
 # --- tree
 
@@ -153,40 +151,3 @@ def unmerge(tokens, parents, conditional, lenders, limit, max_depth):
         paths |= {path: (score, node, merged) for path, score, node, merged in new if score > 0}
     best = sorted(paths, key=lambda path: (-paths[path][0], path))[: max(limit, 0)]
     return {path: paths[path] for path in best}
-
-
-# --- bar: a bar is the number N and every score that was counted
-
-
-def score_bin(score):
-    """Eight bins for every power of two."""
-    exponent, power = 0, 1.0
-    while score < power:
-        exponent, power = exponent - 1, power / 2
-    return 8 * exponent + int(8 * (score / power - 1))
-
-
-def bin_start(number):
-    return 2.0 ** (number // 8) * (1 + number % 8 / 8)
-
-
-def new_bar(most):
-    return most, []
-
-
-def lowest_bin(bar):
-    most, scores = bar
-    ranked = sorted(map(score_bin, scores), reverse=True)
-    return ranked[most - 1] if len(ranked) >= most else score_bin(FLOOR)
-
-
-def above_bar(bar, score):
-    return score >= FLOOR and score_bin(score) >= lowest_bin(bar)
-
-
-def raise_bar(bar, score):
-    bar[1].append(score)
-
-
-def bar_height(bar):
-    return max(FLOOR, bin_start(lowest_bin(bar)))

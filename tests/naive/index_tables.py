@@ -7,8 +7,7 @@ import math
 
 import numpy as np
 
-from naive.graph import FLOOR, bin_start, score_bin
-
+FLOOR = 1e-4
 ROW_WIDTH = 12
 
 
@@ -39,20 +38,10 @@ def stored_row(row, keep):
     return [(token, max(1, round(count * 65535 / total))) for token, count in best], total
 
 
-def pair_key(first, second):
-    return int(first) * 2**32 + int(second)
-
-
-def slot_of(keys, key):
+def learned_row(arrays, a, b):
     """Searches all slots; -1 if absent."""
-    for slot in range(len(keys)):
-        if keys[slot] == key:
-            return slot
-    return -1
-
-
-def learned_row(keys, a, b):
-    return slot_of(keys, pair_key(int(a) + 1, b))
+    key = (int(a) + 1) * 2**21 + int(b) + 1
+    return next((slot for slot in range(len(arrays.keys)) if arrays.keys[slot] == key), -1)
 
 
 def learn(memory, a, b, token, weight, keep, cap):
@@ -88,10 +77,10 @@ def learned_memory(arrays):
     """A compiled table's content as a dictionary."""
     memory = {}
     for slot in range(len(arrays.keys)):
-        if arrays.keys[slot] != -1:
-            a, b = divmod(int(arrays.keys[slot]), 2**32)
+        if arrays.keys[slot] != 0:
+            a, b = divmod(int(arrays.keys[slot]), 2**21)
             pairs = zip(arrays.tokens[slot].tolist(), arrays.weights[slot].tolist(), strict=True)
-            memory[a - 1, b] = {
+            memory[a - 1, b - 1] = {
                 "weights": {token: weight for token, weight in pairs if weight > 0},
                 "total": float(arrays.totals[slot]),
             }
@@ -152,9 +141,7 @@ def successors(table, memory, trust, a, b, least):
         (singles.get(b, (0, []))[0], trust.table_single, singles.get(b, (0, []))[1][:12], True),
     ]
     left = 1.0
-    for number, (observations, needed, followers, droppable) in enumerate(sources):
-        if number >= 2 and left < least:
-            break
+    for observations, needed, followers, droppable in sources:
         share = observations / (observations + needed)
         for token, probability in followers:
             if not droppable or left * share * probability >= least:
@@ -170,19 +157,16 @@ def shares_of(row):
 def best_first(table, memory, trust, a, b, nodes, depth, vocabulary):
     """{path: score}. All candidates stay in one list, which is searched for the best every time.
 
-    As the kernel says: once `nodes` candidates lie in higher bins, a bin is too low to be of use, and contributions
-    below a quarter of the bar are left out.
+    As the kernel says, contributions below a quarter of the `nodes`-th best score so far are left out.
     """
     known, taken = {}, {}
     path, score = (), np.float32(1.0)
     while len(taken) < nodes:
-        ranked = sorted(map(score_bin, known.values()), reverse=True)
-        lowest = ranked[nodes - 1] if len(ranked) >= nodes else score_bin(FLOOR)
-        if len(path) < depth and score_bin(score) >= lowest:
+        lowest = sorted([FLOOR] * nodes + list(known.values()))[-nodes]
+        if len(path) < depth and score > lowest:
             before, last = (a, b, *path)[-2:]
-            least = 0.25 * max(FLOOR, bin_start(lowest)) / score
-            for token, share in successors(table, memory, trust, before, last, least):
-                if 0 <= token < vocabulary and score * min(share, np.float32(1.0)) >= FLOOR:
+            for token, share in successors(table, memory, trust, before, last, 0.25 * lowest / score):
+                if 0 <= token < vocabulary and score * min(share, np.float32(1.0)) > FLOOR:
                     known[(*path, token)] = score * min(share, np.float32(1.0))
         free = [candidate for candidate in known if candidate not in taken]
         if not free:
@@ -207,19 +191,8 @@ def best_paths(table, memory, trust, a, b, nodes, depth, vocabulary):
     return dict(sorted(found.items(), key=lambda item: -item[1])[:nodes])
 
 
-def uniforms(seed):
-    """xorshift64*, of whose values the upper half is used."""
-    x = (2 * seed + 1) % 2**63
-    while True:
-        x ^= x >> 12
-        x = (x ^ (x << 25)) % 2**64
-        x ^= x >> 27
-        yield (x * 0x2545F4914F6CDD1D % 2**64 >> 32) / 2**32
-
-
-def mcts(table, memory, trust, a, b, settings, vocabulary, seed):
+def mcts(table, memory, trust, a, b, settings, vocabulary, draws):
     """{path: score} of the kept tree, and {path: visits} of the whole one; a node is its path, the root ()."""
-    random = uniforms(seed)
     deepest = settings.length - 1
     visits, value, prior, children = {(): 0}, {(): np.float32(0.0)}, {(): 1.0}, {}
 
@@ -234,7 +207,7 @@ def mcts(table, memory, trust, a, b, settings, vocabulary, seed):
         exploration = settings.c1 + math.log((total + settings.c2 + 1) / settings.c2)
         return float(value[child]) / visits[child] + prior[child] * math.sqrt(total) / (1 + visits[child]) * exploration
 
-    for _ in range(settings.iterations):
+    for iteration in range(settings.iterations):
         path, reward = (), 1.0
         while len(path) < deepest and children.get(path):
             path = max(children[path], key=lambda child, above=path: puct(above, child))
@@ -247,7 +220,7 @@ def mcts(table, memory, trust, a, b, settings, vocabulary, seed):
             if children[above]:
                 path = children[above][0]
                 reward += prior[path]
-        reward += rollout(table, memory, trust, (a, b, *path), deepest - len(path), random)
+        reward += rollout(table, memory, trust, (a, b, *path), draws[iteration][: deepest - len(path)])
         for end in range(len(path) + 1):
             visits[path[:end]] += 1
             value[path[:end]] += np.float32(reward)
@@ -259,13 +232,13 @@ def mcts(table, memory, trust, a, b, settings, vocabulary, seed):
     return {path: score for path, score in kept.items() if path}, visits
 
 
-def rollout(table, memory, trust, ids, steps, random):
+def rollout(table, memory, trust, ids, draws):
     reward = 0.0
-    for _ in range(steps):
+    for draw in draws:
         found = successors(table, memory, trust, ids[-2], ids[-1], 0.0)
         if not found:
             break
-        left = next(random) * sum(float(score) for _, score in found)
+        left = draw * sum(float(score) for _, score in found)
         drawn = found[-1]
         for choice in found:
             left -= float(choice[1])

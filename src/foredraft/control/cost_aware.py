@@ -18,9 +18,8 @@ class CostAwareRule(Rule):
     """Drafts on while some longer draft gains more tokens than its extra seconds are worth.
 
     Expected tokens are those of Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML
-    2023), section 3.1, with one learned acceptance rate per depth. A second is worth the tokens per second at the best
-    length, so without estimates the rule stops exactly there. All longer drafts are compared, as the cost of a pass may
-    jump at one row and stay flat for the next ones. If no length beats plain steps, drafting pauses as `Rests` says.
+    2023), section 3.1, with one learned acceptance rate per depth. All longer drafts are compared, as the cost of a
+    pass may jump at one row and stay flat for the next ones. docs/explanation/control.md has the whole rule.
     """
 
     def __init__(self, curve: CostCurve, most_nodes: int) -> None:
@@ -88,10 +87,7 @@ class CostAwareRule(Rule):
 
 
 class WholeRule(Rule):
-    """The whole draft or none, for drafts some of whose nodes pay off in later steps, so that none can be weighed.
-
-    Drafting pauses as `Rests` says while recent drafted steps wrote fewer tokens per second than plain steps.
-    """
+    """The whole draft or none, for drafts some of whose nodes pay off in later steps, so that none can be weighed."""
 
     def __init__(self, curve: CostCurve, most_nodes: int) -> None:
         self._curve, self._costs = curve.table(most_nodes + 1), StepCosts()

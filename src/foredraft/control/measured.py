@@ -26,10 +26,8 @@ _SHARE = 0.2  # weight of the last draft in the smoothed number of nodes
 class BatchControl:
     """The number of nodes, over all sequences of a batch, with the most expected tokens per second.
 
-    A step with n nodes is expected to write one token per sequence plus the sum of the nodes' corrected scores, in the
-    seconds of `StepCosts`. Nodes that add almost no cost are always verified. If no number beats a plain step, the step
-    is plain, and drafting pauses as `Rests` says, across texts. `curve` is called when first needed, as it may have to
-    be measured; `costs` are what earlier steps taught, updated in place.
+    `curve` is called when first needed, as it may have to be measured; `costs` are what earlier steps taught, updated
+    in place. docs/explanation/control.md has the rule.
     """
 
     def __init__(

@@ -46,11 +46,7 @@ class ConfidenceOptions:
 
 
 class ConfidenceRule(Rule):
-    """Stops after a level whose best path is less probable than the threshold; never without estimates.
-
-    It compares the whole path, as a token counts only if all before it are accepted; transformers'
-    `assistant_confidence_threshold` compares the last token.
-    """
+    """Stops after a level whose best path is less probable than the threshold; never without estimates."""
 
     def __init__(self, options: ConfidenceOptions) -> None:
         self._threshold = options.threshold
@@ -125,8 +121,7 @@ class BetaOptions:
 class BetaRule(Rule):
     """Goes on with probability theta, drawn after each level from Beta(alpha, beta).
 
-    Alpha counts accepted tokens, and beta the first rejected token of each draft. The paper's counts, r = |Q_v| - 1 of
-    min(|Q_v| + 1, |Q_d|), would subtract a success if nothing is accepted, and alpha would turn negative.
+    Alpha counts accepted tokens, and beta the first rejected token of each draft, unlike in the paper.
     """
 
     def __init__(self, options: BetaOptions, seed: int) -> None:
@@ -166,8 +161,7 @@ class CaliOptions:
 class CaliRule(Rule):
     """Goes on with probability theta, drawn around a mean of the drafter's estimate and the acceptance rate so far.
 
-    The paper's equation 8 divides accepted tokens by accepted tokens and tends to 1; here it is accepted / tried,
-    the first rejected token included. This rate replaces a missing estimate.
+    The rate is accepted / tried, the first rejected token included, and replaces a missing estimate.
     """
 
     def __init__(self, options: CaliOptions, seed: int) -> None:

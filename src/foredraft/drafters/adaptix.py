@@ -11,6 +11,8 @@ import threading
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
@@ -72,8 +74,6 @@ class AdaptixOptions:
         for name in ("increment", "max_probability", "c1", "c2", "feedback_weight"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be above 0.")
-        if self.window > learned.MOST_SLOTS // 2:
-            raise UsageError(f"window is {self.window}; it must be at most {learned.MOST_SLOTS // 2}.")
         if not 0 < self.keep <= 1:
             raise UsageError(f"keep is {self.keep}; it must be above 0 and at most 1.")
 
@@ -137,7 +137,6 @@ class _Drafting:
         self._trust = BLENDED._replace(paper=int(paper), cap=float(drafter.options.max_probability))
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Learn the new tokens, then search."""
         self._ids = view.ids
         asked = budget.nodes > 0 and budget.depth > 0
         if not asked and self._options.learn != "paper":  # which learns in every step
@@ -147,19 +146,17 @@ class _Drafting:
             return self._search(view.ids, budget) if asked else EMPTY_DRAFT
 
     def observe(self, verdict: Verdict) -> None:
-        """Learn the target's distributions at verified nodes, if requested."""
         if self._ids is not None:
             weight, keep = self._options.feedback_weight, self._options.keep
             with self._drafter.lock:
-                self._learned = learned.learn_verdict(self._learned, verdict, self._ids, weight, keep)
+                learned.learn_verdict(self._learned, verdict, self._ids, weight, keep)
 
     def close(self) -> None:
-        """Learn the rest of the text, if it is shared."""
         if self._options.share and self._ids is not None:
             with self._drafter.lock:
                 self._read_new(self._ids)
         self._ids = None
-        self._own = learned.empty_learned(2)
+        self._own = learned.empty_learned(8)
 
     def _search(self, ids: TokenIds, budget: Budget) -> Draft:
         options, before = self._options, int(ids[-2]) if len(ids) > 1 else NO_TOKEN
@@ -167,30 +164,22 @@ class _Drafting:
         vocabulary, root = self._context.vocabulary, int(ids[-1])
         if options.search == "mcts":
             settings = SearchSettings(options.iterations, options.c1, options.c2, options.length, options.candidates)
-            seed = (self._context.seed + len(ids)) % (1 << 62)  # compiled functions take signed 64-bit integers
-            tokens, parents, scores = mcts(model, before, root, settings, vocabulary, seed)
+            generator = np.random.default_rng(self._context.seed + len(ids))
+            draws = generator.random((options.iterations, options.length), np.float32)
+            tokens, parents, scores = mcts(model, before, root, settings, vocabulary, draws)
             return Draft(tokens, parents, scores).take(top_nodes(parents, scores, budget.nodes, budget.depth))
         return Draft(*best_first(model, before, root, budget.nodes, min(budget.depth, options.depth), vocabulary))
 
     def _read_new(self, ids: TokenIds) -> None:
         options = self._options
         if options.learn == "paper":
-            arrays = self._learned = learned.with_room(self._learned, options.window)
             recent = ids[-options.window :]
             for a, b, token in zip(recent, recent[1:], recent[2:], strict=False):
-                learned.learn(arrays, a, b, token, options.increment, 1.0, options.max_probability)
+                learned.learn(self._learned, a, b, token, options.increment, 1.0, options.max_probability)
         elif options.learn == "tokens":
-            self._learned = learned.read_text(self._learned, ids, self._read, options.keep)
+            learned.learn_text(self._learned, ids, self._read, 1.0, options.keep, np.inf)
         self._read = len(ids)
 
     @property
     def _learned(self) -> LearnedArrays:
-        """The sequence's own counts, or those that all share."""
         return self._drafter.shared if self._options.share else self._own
-
-    @_learned.setter
-    def _learned(self, arrays: LearnedArrays) -> None:
-        if self._options.share:
-            self._drafter.shared = arrays
-        else:
-            self._own = arrays

@@ -225,7 +225,6 @@ class _Drafting:
         self._top = NO_TOP_TOKENS
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Return the most probable continuations as a tree, best first."""
         self._ids = view.ids
         if budget.nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT  # new tokens are read later: many at once are faster
@@ -245,7 +244,6 @@ class _Drafting:
         return draft
 
     def _advance(self, rows: Rows, proposed: NeuralDraft, budget: Budget) -> Draft:
-        """Learn from the last step, and blend the sources."""
         drafter, ids = self._drafter, self._ids
         if self._learns:
             self._own = with_room(self._own, len(ids) - self._read)
@@ -285,7 +283,6 @@ class _Drafting:
             return None
 
     def close(self) -> None:
-        """Drop the sequence, or share it."""
         if self._options.shares and len(self._ids):
             self._drafter.library.share(self._ids)
         if len(self._top.rows):
@@ -315,7 +312,6 @@ class _Neural:
         return NeuralDraft(draft.tokens, draft.parents, scores_of(draft))
 
     def learn(self, verdict: Verdict) -> None:
-        """Pass the emitted tokens to it."""
         made = verdict.draft
         unnamed = Draft(made.tokens, made.parents, made.score)  # the source numbers are those of auto
         self.drafting.observe(Verdict(verdict.tokens, verdict.path, unnamed, verdict.at, hidden=verdict.hidden))

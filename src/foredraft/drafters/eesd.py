@@ -145,7 +145,6 @@ class _Drafting:
             self._hidden, self._length = verdict.hidden[verdict.last_row], verdict.at + 1 + len(verdict.tokens)
 
     def close(self) -> None:
-        """Drop the tree."""
         self._rollout.close()
         self._hidden = None
 

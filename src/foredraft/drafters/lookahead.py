@@ -5,9 +5,7 @@ no training and no draft model.
 
 Does not depend on text or models.
 
-The window is a tree. Its level 0 is a chain after the root. In later levels, the row of column `j` is the child of the
-row of column `j` in the level before. The rows that the paper's attention mask lets a row see are exactly its
-ancestors. So the paper's two branches are one draft, which is verified like any other.
+The window is a tree (docs/explanation/self-drafting.md), so the paper's two branches are one draft.
 """
 
 from collections.abc import Iterable
@@ -79,11 +77,8 @@ class _Drafting:
 
     The window starts as pieces of the prompt at random places. In every step its oldest level is dropped, and the
     target's most probable token after each column becomes the newest level; a column and that token are an n-gram of
-    the pool. So the window advances by one token per step, even if more were emitted, as in the paper's code.
-
-    A node's score is the product, along its path, of its source's acceptance rate given an accepted parent. It is low
-    for the window's rows, which are verified for the target's next tokens: a control that cuts by scores would empty
-    the window, so the default control is `whole`.
+    the pool. So the window advances by one token per step, even if more were emitted, as in the paper's code. A node's
+    score is the product, along its path, of its source's acceptance rate given an accepted parent.
     """
 
     def __init__(self, options: LookaheadOptions, seed: int) -> None:
@@ -119,7 +114,6 @@ class _Drafting:
         return self._draft(child_of, sources)
 
     def observe(self, verdict: Verdict) -> None:
-        """Collect the window's n-grams and advance it, if it was verified."""
         self._count(verdict)
         if self._window is None or verdict.top_rows is None or verdict.top_tokens is None:
             return
@@ -184,7 +178,6 @@ class _Drafting:
             del known[next(iter(known))]
 
     def _read_text(self, ids: TokenIds) -> None:
-        """Collect the n-grams of the text that end after what was read."""
         length = self._options.level
         text = ids[max(0, self._read - length + 1) :].tolist()
         for start in range(len(text) - length + 1):

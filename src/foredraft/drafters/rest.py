@@ -123,7 +123,6 @@ class _Drafting:
         self._read = 0
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Search the last tokens, and return their most probable continuations as a tree."""
         self._ids = view.ids
         if budget.nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT  # new tokens are read later: many at once are faster
@@ -147,14 +146,12 @@ class _Drafting:
         """Learn nothing; `propose` reads the text."""
 
     def close(self) -> None:
-        """Drop the sequence, or share it."""
         if self._options.learn == "shared" and len(self._ids):
             self._library.share(self._ids)
         self._segments, self._ranges, self._own = [], self._ranges[:0], NO_TEXT
         self._ids = self._ids[:0]
 
     def _catch_up(self) -> None:
-        """Read the text to its end."""
         new = self._ids[self._read :]
         for text, ranges in zip(self._segments, self._ranges, strict=True):
             follow(text, ranges, self._ids[-self._options.longest :], len(new))

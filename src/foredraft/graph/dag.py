@@ -5,18 +5,9 @@ tokens occurred before in the graph is tau-redundant. It is drafted and verified
 borrows the continuations of the first occurrence, its lender. Does not depend on the model, nor on the tree that the
 graph is turned into (graph/unmerge.py).
 
-Choices that the paper leaves open, and differences from its released code:
-
-- tau counts the tokens of the gram, as section 5.2 says; the tables and the code count one less. With 0 nothing is
-  merged: the graph is the paper's token tree. A gram near the root reaches back into the text before the draft.
-- "First" means the earliest level, and within a level the most probable path. Levels are completed before they are
-  expanded, so a node may borrow continuations that its lender, of the same level, does not have yet (section 6.3).
-- A first occurrence that would close a cycle (section 5.3) is skipped for the next one that would not; if all would,
-  the node is expanded. The code excludes only ancestors in the tree, and has cycles.
-- Each redundant node has its own edge. The code keeps one per parent, and a second overwrites the first.
-- A pruned node does not lend, as it gets no continuations, but it may borrow, which costs no pass of the draft model.
-  Pruned nodes stay as leaves (section 4.2); the code drops those pruned by their siblings' probabilities, and expands
-  the others.
+The first occurrence is that of the earliest level and, within a level, of the most probable path; it may get the
+continuations that it lends later. A pruned node does not lend, but may borrow. docs/explanation/draft-models.md tells
+what differs from the paper's code.
 """
 
 from typing import NamedTuple
@@ -34,14 +25,13 @@ class DraftGraph(NamedTuple):
     """The graph, with room for R nodes, of which `size` are in use. Changed in place, by `add_level` only."""
 
     tokens: IntArray  # int32[R]
-    parents: IntArray  # int32[R], the parent in the tree, earlier in the arrays; -1 for the root
+    parents: IntArray  # int32[R], the parent in the tree, earlier in the arrays; -1 for the root; ascending
     probability: FloatArray  # float32[R], of the token given its path in the tree, at most 1
     score: FloatArray  # float32[R], product of these along the path
     lenders: IntArray  # int32[R], the node whose continuations this one borrows, or -1; a lender never borrows
     opened: IntArray  # int32[R], the nodes that may be expanded and lend, in the order of their being added to these
-    above: BoolArray  # bool[R + 1, R], for x of the last level: which open nodes reach x along tree edges and loans
     grams: IntArray  # int32[R + 1, tau], the last tokens of each node's path, the root's last; -1 before the text
-    counts: npt.NDArray[np.int64]  # int64[3]: nodes, first node of the last level, open nodes
+    counts: npt.NDArray[np.int64]  # int64[2]: nodes, open nodes
 
     @property
     def size(self) -> int:
@@ -66,9 +56,8 @@ def empty_graph(context: npt.NDArray[np.integer], tau: int, room: int) -> DraftG
     grams = np.full((room + 1, tau), -1, np.int32)
     tail = context[max(0, len(context) - tau) :]
     grams[-1, tau - len(tail) :] = tail
-    above = np.zeros((room + 1, room), np.bool_)  # nothing reaches the root, the last row; unwritten rows use no memory
-    lenders, counts = np.full(room, NO_LENDER, np.int32), np.zeros(3, np.int64)
-    return DraftGraph(ids[0], ids[1], floats[0], floats[1], lenders, ids[2], above, grams, counts)
+    lenders, counts = np.full(room, NO_LENDER, np.int32), np.zeros(2, np.int64)
+    return DraftGraph(ids[0], ids[1], floats[0], floats[1], lenders, ids[2], grams, counts)
 
 
 def add_level(
@@ -80,9 +69,10 @@ def add_level(
     In the order of path probability, each child becomes a borrower if it is redundant, else a leaf if `leaf` says so or
     `most_open` nodes are open already, else an open node. Nodes of the last level get no children after this.
 
-    `parents`, int32[M], are nodes of the last level that `add_level` returned, or -1 in the first level; siblings have
-    different tokens. `probabilities`, float32[M], are of each token given its path; what rounding adds above 1 is cut
-    off. `most_open` is 0 for the last level, None for no limit. There must be room in the graph, which is changed.
+    `parents`, int32[M], are nodes of the last level that `add_level` returned, ascending, or -1 in the first level;
+    siblings have different tokens. `probabilities`, float32[M], are of each token given its path; what rounding adds
+    above 1 is cut off. `most_open` is 0 for the last level, None for no limit. There must be room in the graph, which
+    is changed.
 
     Returns:
         int32[K], the open nodes of the new level, ascending. Nodes are numbered from the old `graph.size` on, in order.
@@ -100,42 +90,41 @@ def add_level(
 @njit(cache=True)
 def _merge_level(graph: DraftGraph, order: npt.NDArray[np.int64], leaf: BoolArray, most_open: int) -> IntArray:
     """Decide which of the new nodes are open, in `order`, and make them the last level; return the open ones."""
-    above, start, before, opened = graph.above, int(graph.counts[0]), int(graph.counts[1]), int(graph.counts[2])
-    end, first = start + len(order), opened
+    start, first = int(graph.counts[0]), int(graph.counts[1])
+    graph.counts[0] += len(order)
     for i in order:
-        node = start + i
-        parent, lender = int(graph.parents[node]), _lender(graph, node, opened)
-        graph.lenders[node] = lender
-        if 0 <= lender < start:
-            # What reaches the parent now also reaches the lender and all that the lender reaches. Only the rows of the
-            # last level are read later, or inherited.
-            for other in range(before, start):
-                if above[other, lender]:
-                    above[other] |= above[parent]
-        elif lender < 0 and not leaf[i] and opened < first + most_open:
-            graph.opened[opened] = node
-            above[node, node] = True
-            opened += 1
-    for node in range(start, end):  # after all loans of the level, which add to the parents' rows
-        lender = int(graph.lenders[node])
-        if lender >= start:
-            above[lender] |= above[graph.parents[node]]
-        elif above[node, node]:
-            above[node] |= above[graph.parents[node]]
-    graph.counts[:] = end, start, opened
-    return np.sort(graph.opened[first:opened])
+        lender, opened = _lender(graph, start + i), graph.counts[1]
+        graph.lenders[start + i] = lender
+        if lender < 0 and not leaf[i] and opened < first + most_open:
+            graph.opened[opened] = start + i
+            graph.counts[1] += 1
+    return np.sort(graph.opened[first : graph.counts[1]])
 
 
 @njit(cache=True)
-def _lender(graph: DraftGraph, new: int, opened: int) -> int:
+def _lender(graph: DraftGraph, new: int) -> int:
     """Return the first of the open nodes that ends in the gram of the new node and may lend to it, or -1.
 
     The graph stays acyclic, by induction: the only edge to a new node comes from its parent, so an edge from it to a
-    lender closes a cycle if and only if the lender reaches the parent. `above` holds this for every possible parent,
-    the open nodes of the last level.
+    lender closes a cycle if and only if the lender reaches the parent.
     """
-    for node in graph.opened[: opened if graph.grams.shape[1] else 0]:
+    for node in graph.opened[: graph.counts[1] if graph.grams.shape[1] else 0]:
         is_alike = graph.tokens[node] == graph.tokens[new] and np.array_equal(graph.grams[node], graph.grams[new])
-        if is_alike and not graph.above[graph.parents[new], node]:
+        if is_alike and not _reaches(graph, node, graph.parents[new]):
             return int(node)
     return NO_LENDER
+
+
+@njit(cache=True)
+def _reaches(graph: DraftGraph, lender: int, goal: int) -> bool:
+    """Return whether tree edges and loans lead from a lender to a node, -1 for the root."""
+    reached = np.zeros(graph.counts[0], np.bool_)
+    reached[lender] = growing = True
+    while growing and goal >= 0 and not reached[goal]:
+        growing = False
+        for node in range(len(reached)):
+            parent, lent = graph.parents[node], graph.lenders[node]
+            reached[node] |= parent >= 0 and reached[parent]
+            if reached[node] and lent >= 0 and not reached[lent]:
+                reached[lent] = growing = True
+    return bool(goal >= 0 and reached[goal])

@@ -1,21 +1,16 @@
 """Blending: a best-first search for the most probable paths by all cheap sources together.
 
-After each node of the draft every source lists candidates, each in a cell of the source (index/sources.py). A cell's
-probability is the share of its candidates that the target chose, counted where the target chose among them. The
-probabilities of all sources that know the context are mixed in the logistic domain, by weights learned online (Mahoney,
-"Adaptive Weighing of Context Models for Lossless Data Compression", 2005). If the target samples, its noise for each
-position and token is known (sampling/noise.py), and candidates with more noise than their rivals get a higher
-probability. A path's score is the product of these probabilities. Does not depend on where texts and rows come from,
-nor on how many nodes are worth verifying.
+docs/explanation/auto.md tells how. The mixing is that of Mahoney, "Adaptive Weighing of Context Models for Lossless
+Data Compression" (2005). Does not depend on where texts and rows come from, nor on how many nodes are worth verifying.
 """
 
+import heapq
 from importlib import resources
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from foredraft.graph.search import new_queue, pop, push
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.index.own_words import I64, U8, fill_context, learn_rows
 from foredraft.index.recent_text import append
@@ -35,7 +30,6 @@ from foredraft.index.sources import (
 )
 from foredraft.sampling.noise import gumbel_value
 
-CELLS = 128  # room for the cells of a source; the largest source has 109
 # chosen
 _MOST_SEEN = np.float32(1000.0)  # candidates of a cell, after which older ones fade
 _STEP = np.float32(0.01)  # learning rate of the weights
@@ -64,15 +58,6 @@ class Noise(NamedTuple):
 
     known: bool
     seed: np.uint64
-
-
-def flat_rates() -> Rates:
-    """Return uninformed rates: 0.4 / 2 in every cell, equal weights of 0.45, and no correction for noise; chosen."""
-    return Rates(
-        np.full((SOURCES, CELLS), 0.4, np.float32), np.full((SOURCES, CELLS), 2.0, np.float32),
-        np.repeat(np.array([[0.45] * SOURCES + [0.0]], np.float32), 1 << SOURCES, axis=0),
-        np.full((2, len(SHARES) + 1, _COLUMNS), 2.0, np.float32),
-    )  # fmt: skip
 
 
 def prior_rates(*, sampled: bool) -> Rates:
@@ -183,8 +168,8 @@ def blend(sources: Sources, rates: Rates, room: Candidates, ids: I64, size: tupl
     most, deepest, vocabulary = size
     listed, context = empty_list(), np.empty(LONGEST, np.int64)
     chances, margins = np.empty(len(listed.tokens), np.float32), np.full(len(listed.tokens), -1, np.int32)
-    expected, queue = np.empty(len(listed.tokens), np.float32), new_queue(room.score)
-    best, count, depth, above, cursors = -1, 0, 0, np.float32(1), root_cursors(sources)
+    expected, queue = np.empty(len(listed.tokens), np.float32), [(np.float32(0), 0) for _ in range(0)]
+    best, made, count, depth, above, cursors = -1, 0, 0, 0, np.float32(1), root_cursors(sources)
     while True:
         if depth < deepest:
             fill_context(context, room.tokens, room.parents, best, ids)
@@ -194,16 +179,17 @@ def blend(sources: Sources, rates: Rates, room: Candidates, ids: I64, size: tupl
             if noise.known:
                 _correct_for_noise(rates, listed, chances, margins, noise.seed, len(ids) + depth)
             for i in range(listed.made[0]):
-                if queue.counts[0] == len(room.tokens) or not 0 <= listed.tokens[i] < vocabulary:
+                if made == len(room.tokens) or not 0 <= listed.tokens[i] < vocabulary:
                     continue
-                at = push(queue, above * chances[i])
-                room.tokens[at], room.parents[at], room.depths[at] = listed.tokens[i], best, depth + 1
-                room.cells[at], room.known[at], room.cursors[at] = listed.cells[i], known, listed.cursors[i]
-                room.expected[at], room.margin[at] = expected[i], margins[i]
-        best = pop(queue) if count < most else -1
-        if best < 0:
-            room.made[0], room.made[1] = queue.counts[0], count
+                room.tokens[made], room.parents[made], room.depths[made] = listed.tokens[i], best, depth + 1
+                room.cells[made], room.known[made], room.cursors[made] = listed.cells[i], known, listed.cursors[i]
+                room.score[made], room.expected[made], room.margin[made] = above * chances[i], expected[i], margins[i]
+                heapq.heappush(queue, (-room.score[made], made))
+                made += 1
+        if count == most or not queue:
+            room.made[0], room.made[1] = made, count
             return
+        best = heapq.heappop(queue)[1]
         room.drafted[count], room.nodes[best] = best, count
         count += 1
         depth, above, cursors = room.depths[best], room.score[best], room.cursors[best]

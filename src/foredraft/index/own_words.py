@@ -62,8 +62,8 @@ def _first_slot(keys: I64, key: int) -> int:
 
 
 @njit(cache=True)
-def find(words: OwnWords, key: int) -> int:
-    """Return the slot of a context, or -1."""
+def find(words: Any, key: int) -> int:
+    """Return the slot of a context in `OwnWords`, or in other arrays with `keys`, or -1."""
     first = _first_slot(words.keys, key)
     for slot in range(first, first + _WAYS):
         if words.keys[slot] == key:
@@ -72,8 +72,11 @@ def find(words: OwnWords, key: int) -> int:
 
 
 @njit(cache=True)
-def _slot_for(words: OwnWords, key: int) -> int:
-    """Return the slot of a context, if needed taken from the one updated longest ago, and mark it as updated."""
+def slot_for(words: Any, key: int) -> int:
+    """Return the slot of a context, if needed taken from the one updated longest ago, and mark it as updated.
+
+    `words` are `OwnWords`, or other arrays with `keys`, `learned` and `clock`.
+    """
     first = _first_slot(words.keys, key)
     taken = first
     for slot in range(first, first + _WAYS):
@@ -90,7 +93,7 @@ def _slot_for(words: OwnWords, key: int) -> int:
 @njit(cache=True)
 def _keep(words: OwnWords, key: int, tokens: IntArray, probabilities: FloatArray) -> None:
     """Store a distribution: tokens int32[K] and probabilities float32[K], descending."""
-    slot = _slot_for(words, key)
+    slot = slot_for(words, key)
     for i in range(TOP):
         kept = i < len(tokens) and probabilities[i] > 0  # false for NaN
         words.tokens[slot, i] = tokens[i] if kept else 0
@@ -201,5 +204,5 @@ def load_words(path: Path, tokenizer_hash: str) -> OwnWords:
 @njit(cache=True)
 def _take_words(words: OwnWords, keys: I64, tokens: IntArray, chances: U8) -> None:
     for i in range(len(keys)):
-        slot = _slot_for(words, keys[i])
+        slot = slot_for(words, keys[i])
         words.tokens[slot], words.chances[slot] = tokens[i], chances[i]

@@ -54,13 +54,13 @@ def with_room(text: RecentText, more: int) -> RecentText:
 
 
 @njit(cache=True)
-def pair_key(first: int, second: int) -> int:
+def _pair_key(first: int, second: int) -> int:
     """Return the key of two tokens, at least 0."""
     return int(np.int64(first) << 32 | np.int64(second))
 
 
 @njit(cache=True)
-def slot_of(keys: I64, key: int) -> int:
+def _slot_of(keys: I64, key: int) -> int:
     """Return the slot of `key` in `keys`, int64[2^k] with -1 where free, or the free slot where it belongs."""
     mask = len(keys) - 1
     # multiplicative hashing with xxHash's primes; below 2**63, so interpreted code gives the same
@@ -73,7 +73,7 @@ def slot_of(keys: I64, key: int) -> int:
 @njit(cache=True)
 def newest_place(text: RecentText, first: int, second: int) -> int:
     """Return the last place that ends in two tokens, or -1."""
-    slot = slot_of(text.keys, pair_key(first, second))
+    slot = _slot_of(text.keys, _pair_key(first, second))
     return int(text.newest[slot]) if text.keys[slot] >= 0 else -1
 
 
@@ -87,8 +87,8 @@ def append(text: RecentText, tokens: I64) -> None:
         text.length[0] = at + 1
         if at == 0 or token < 0 or text.symbols[at - 1] < 0:
             continue
-        key = pair_key(text.symbols[at - 1], token)
-        slot = slot_of(text.keys, key)
+        key = _pair_key(text.symbols[at - 1], token)
+        slot = _slot_of(text.keys, key)
         if text.keys[slot] >= 0:
             text.previous[at] = text.newest[slot]
         text.keys[slot] = key

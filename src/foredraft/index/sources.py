@@ -92,10 +92,7 @@ def empty_list() -> Listed:
 @njit(cache=True)
 def bin_of(value: float, bounds: F64) -> int:
     """Return how many of the ascending bounds `value` reaches."""
-    number = 0
-    while number < len(bounds) and value >= bounds[number]:
-        number += 1
-    return number
+    return int(np.searchsorted(bounds, value, side="right"))
 
 
 @njit(cache=True)
@@ -167,10 +164,7 @@ def _list_places(text: RecentText, context: I64, cursors: IntArray, visits: int,
         if place < 0:
             break
         length = 2  # tokens up to `place` that match the end of the context
-        while (
-            length < LONGEST and length <= place and context[LONGEST - 1 - length] >= 0
-            and text.symbols[place - length] == context[LONGEST - 1 - length]
-        ):  # fmt: skip
+        while length < min(LONGEST, place + 1) and text.symbols[place - length] == context[LONGEST - 1 - length] >= 0:
             length += 1
         total += _tally(text, place, length, total == 0, column, listed)
         place = text.previous[place]

@@ -21,7 +21,6 @@ I64 = npt.NDArray[np.int64]
 Item = TypeVar("Item")
 
 _CHUNK = 1 << 22  # elements of a piece: 16 to 32 MB; chosen
-_FEW = 3  # tokens up to which appending them is faster than a new search; chosen
 
 
 class SuffixArrays(NamedTuple):
@@ -104,103 +103,42 @@ def _symbol_places(entries: Places, width: int) -> None:
 
 
 @njit(cache=True)
-def _search(text: SuffixArrays, searches: I64, count: int) -> None:
-    """Run `count` binary searches in lockstep, so that the cache misses of one step overlap.
-
-    `searches`, int64[5, N], has one search per column: `low`, `high`, `offset`, `token`, and scratch space. Each ends
-    with `low` at the first entry of `[low, high)` whose symbol at `offset` is not below `token`.
-    """
-    low, high, offset, token, place = searches[0], searches[1], searches[2], searches[3], searches[4]
-    looking = True
-    while looking:
-        looking = False
-        for n in range(count):
-            if low[n] < high[n]:
-                looking = True
-                place[n] = np.int64(text.suffixes[(low[n] + high[n]) // 2]) + offset[n]
-        for n in range(count):
-            if low[n] < high[n]:
-                middle = (low[n] + high[n]) // 2
-                sound = 0 <= place[n] < len(text.symbols)  # a damaged file may hold any place
-                if not sound or np.int64(text.symbols[place[n]]) < token[n]:
-                    low[n] = middle + 1
-                else:
-                    high[n] = middle
-
-
-@njit(cache=True)
-def _begins_with(text: SuffixArrays, token: int) -> tuple[int, int]:
-    """Return the range of entries that begin with a token."""
-    if not 0 <= token < len(text.first) - 1:
-        return 0, 0
-    low = max(text.first[token], 0)  # a damaged file may hold any number
-    return low, max(low, min(text.first[token + 1], len(text.suffixes)))
-
-
-@njit(cache=True)
-def _narrow(text: SuffixArrays, ranges: I64, lengths: I64, offsets: I64, tokens: I64, searches: I64) -> None:
-    """Narrow rows `lengths`, int64[N], of `ranges` to the entries with a token at an offset; empty ones stay empty.
-
-    `searches`, int64[5, 2 N], is scratch space.
-    """
-    count = 0
-    for n in range(len(lengths)):
-        length, token = lengths[n], tokens[n]
-        if not (0 <= token < len(text.first) - 1 and ranges[length, 0] < ranges[length, 1]):
-            ranges[length, 0], ranges[length, 1] = 0, 0
-            continue
-        for bound in range(2):
-            searches[0, count], searches[1, count] = ranges[length, 0], ranges[length, 1]
-            searches[2, count], searches[3, count] = offsets[n], token + bound
-            count += 1
-    _search(text, searches, count)
-    count = 0
-    for length in lengths:
-        if ranges[length, 0] < ranges[length, 1]:
-            low = searches[0, count]
-            ranges[length, 0], ranges[length, 1] = low, max(low, searches[0, count + 1])
-            count += 2
+def _lower_bound(text: SuffixArrays, low: int, high: int, offset: int, token: int) -> int:
+    """Return the first entry of `[low, high)` whose symbol at `offset` is not below `token`, or `high`."""
+    while low < high:
+        middle = (low + high) // 2
+        place = np.int64(text.suffixes[middle]) + offset
+        sound = 0 <= place < len(text.symbols)  # a damaged file may hold any place
+        if not sound or np.int64(text.symbols[place]) < token:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 @njit(cache=True)
 def follow(text: SuffixArrays, ranges: I64, context: I64, new: int) -> None:
     """Advance `ranges` to the end of a context: the entries where each of its suffixes occurs.
 
-    Up to 3 new tokens are appended one by one: the range of each suffix is narrowed to that of the suffix one longer,
-    with two binary searches per matching length. For more, all suffixes are searched together from their first token
-    on, until one does not occur.
+    Each new token narrows the range of each suffix to that of the suffix one longer, with two binary searches.
 
     Row L of `ranges`, int64[longest + 1, 2], holds the entries that begin with the context's last L tokens; zeros at
     first. `context`, int64[k], has at least the last `longest` tokens, or all; `new` of them are new, if not more.
     Tokens outside the vocabulary do not occur.
     """
-    if new > _FEW:
-        _look_up(text, ranges, context)
-        return
     longest = len(ranges) - 1
-    searches, lengths = np.empty((5, 2 * longest), np.int64), np.arange(2, longest + 1)
+    if new >= longest:
+        ranges[:], new = 0, longest
     for token in context[max(len(context) - new, 0) :]:
+        if not 0 <= token < len(text.first) - 1:
+            ranges[:] = 0
+            continue
         for length in range(longest, 1, -1):
-            ranges[length, 0], ranges[length, 1] = ranges[length - 1, 0], ranges[length - 1, 1]
-        _narrow(text, ranges, lengths, lengths - 1, np.full(longest - 1, token), searches)
-        ranges[1, 0], ranges[1, 1] = _begins_with(text, token)
-
-
-@njit(cache=True)
-def _look_up(text: SuffixArrays, ranges: I64, context: I64) -> None:
-    """Compute `ranges` from nothing."""
-    n = len(context)
-    longest = min(len(ranges) - 1, n)
-    ranges[:] = 0
-    for length in range(1, longest + 1):
-        ranges[length, 0], ranges[length, 1] = _begins_with(text, context[n - length])
-    searches, lengths = np.empty((5, 2 * longest), np.int64), np.arange(longest + 1)
-    for offset in range(1, longest):
-        if ranges[offset, 0] == ranges[offset, 1]:  # complete and empty, so longer suffixes do not occur either
-            ranges[offset:] = 0
-            return
-        tokens, offsets = context[n - longest + offset :][::-1].copy(), np.full(longest - offset, offset)
-        _narrow(text, ranges, lengths[offset + 1 :], offsets, tokens, searches)
+            low, high = ranges[length - 1]
+            ranges[length, 0] = _lower_bound(text, low, high, length - 1, token)
+            ranges[length, 1] = _lower_bound(text, ranges[length, 0], high, length - 1, token + 1)
+        low = max(text.first[token], 0)  # a damaged file may hold any number
+        ranges[1, 0], ranges[1, 1] = low, max(low, min(text.first[token + 1], len(text.suffixes)))
 
 
 # --- checking

@@ -199,14 +199,6 @@ def bigram_row(first: npt.NDArray[Any], second: npt.NDArray[Any], a: int, b: int
     """Return the row of the bigram `a, b`, or -1 if it is not in the table; safe for damaged arrays."""
     if a < 0 or a + 1 >= len(first):
         return -1
-    low, end = min(int(first[a]), len(second)), min(int(first[a + 1]), len(second))
-    high = end
-    while low < high:
-        middle = (low + high) // 2
-        if np.int64(second[middle]) < b:  # signed, as `b` may be negative
-            low = middle + 1
-        else:
-            high = middle
-    if low < end and np.int64(second[low]) == b:
-        return low
-    return -1
+    low, high = min(int(first[a]), len(second)), min(int(first[a + 1]), len(second))
+    row = low + int(np.searchsorted(second[low:high], np.int64(b)))  # signed, as `b` may be negative
+    return row if row < high and np.int64(second[row]) == b else -1

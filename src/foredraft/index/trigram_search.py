@@ -6,19 +6,20 @@ ADED, appendix H, Algorithm 1. Its reward is the tri-gram probability that the p
 another pair. Does not depend on budgets.
 """
 
+import heapq
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from foredraft.graph.search import above_bar, bar_height, new_bar, new_queue, pop, push, raise_bar
 from foredraft.graph.tree import FloatArray, IntArray, child_with
 from foredraft.index.learned import NO_TOKEN, ROW_WIDTH, LearnedArrays, learned_row
 from foredraft.index.trigram import FULL_PROBABILITY, TableArrays, bigram_row
 
 MOST_SUCCESSORS = 64
 """Successors of a context at most; further ones are dropped; chosen."""
+FLOOR = 1e-4
+"""Least score of a path that is searched, in expected accepted tokens; chosen."""
 _BACKED_OFF = 12  # successors of a single token read from the table; chosen
 
 
@@ -49,27 +50,19 @@ class TrigramModel(NamedTuple):
     trust: Trust
 
 
-class Found(NamedTuple):
-    """Successors of a context, with room for 64."""
-
-    tokens: IntArray  # int32[64]
-    scores: FloatArray  # float32[64]
-
-
-@njit(cache=True)
-def empty_found() -> Found:
-    """Return room for successors."""
-    return Found(np.empty(MOST_SUCCESSORS, np.int32), np.empty(MOST_SUCCESSORS, np.float32))
+Found = tuple[IntArray, FloatArray]
+"""Room for successors: tokens int32[64], and scores float32[64]."""
 
 
 @njit(cache=True)
 def _add(found: Found, count: int, token: int, score: float) -> int:
+    tokens, scores = found
     for i in range(count):
-        if found.tokens[i] == token:
-            found.scores[i] += score
+        if tokens[i] == token:
+            scores[i] += score
             return count
     if count < MOST_SUCCESSORS and token < 0x80000000:  # a damaged table may exceed int32
-        found.tokens[count], found.scores[count] = token, score
+        tokens[count], scores[count] = token, score
         count += 1
     return count
 
@@ -107,37 +100,34 @@ def _add_row(stored: Any, row: int, most: int, weight: float, least: float, foun
 
 
 @njit(cache=True)
-def successors(model: TrigramModel, a: int, b: int, least: float, found: Found) -> int:
-    """Collect the successors of (a, b) in `found`, and return their number.
+def successors(model: TrigramModel, a: int, b: int, least: float) -> tuple[IntArray, FloatArray]:
+    """Return the successors of (a, b), int32[S], S at most 64, and their scores, float32[S].
 
     Scores are probabilities, except under the paper's rule, which adds learned increments. `a` is -1 if nothing comes
-    before `b`. Contributions of a source below `least` may be left out; a successor has at most four.
+    before `b`. Contributions of the table below `least` are left out; a successor has at most two.
     """
     table, learned, trust = model
+    found = np.empty(MOST_SUCCESSORS, np.int32), np.empty(MOST_SUCCESSORS, np.float32)
     pairs = table.offsets, table.tokens, table.probabilities
     singles = table.unigram_offsets, table.unigram_tokens, table.unigram_probabilities
-    slot, row = learned_row(learned.keys, a, b), bigram_row(table.first, table.second, a, b)
+    slot, row = learned_row(learned, a, b), bigram_row(table.first, table.second, a, b)
     if trust.paper:  # Adaptix, Algorithm 2: p(c|a,b) + increments, at most maxProb; no back-off
         count = _add_row(pairs, row, len(table.tokens), 1.0, 0.0, found, 0) if row >= 0 else 0
         for j in range(ROW_WIDTH if slot >= 0 else 0):
             if learned.weights[slot, j] > 0:
                 count = _add(found, count, learned.tokens[slot, j], learned.weights[slot, j])
-        for i in range(count):
-            found.scores[i] = min(found.scores[i], np.float32(trust.cap))
-        return count
+        return found[0][:count], np.minimum(found[1][:count], np.float32(trust.cap))
     count, left = _add_learned(learned, slot, trust.learned_pair, 1.0, found, 0)
     if row >= 0:
         share = table.totals[row] / (table.totals[row] + trust.table_pair)
         count = _add_row(pairs, row, len(table.tokens), left * share, least, found, count)
         left *= 1.0 - share
-    if left < least:
-        return count
-    slot = learned_row(learned.keys, NO_TOKEN, b)
+    slot = learned_row(learned, NO_TOKEN, b)
     count, left = _add_learned(learned, slot, trust.learned_single, left, found, count)
-    if left >= least and 0 <= b < len(table.unigram_offsets) - 1:
+    if 0 <= b < len(table.unigram_offsets) - 1:
         share = table.unigram_totals[b] / (table.unigram_totals[b] + trust.table_single)
         count = _add_row(singles, b, _BACKED_OFF, left * share, least, found, count)
-    return count
+    return found[0][:count], found[1][:count]
 
 
 # --- best-first
@@ -150,35 +140,30 @@ def best_first(
     """Return the `nodes` most probable paths after (a, b), as tokens int32[N], parents int32[N], scores float32[N].
 
     A path's score is the product of its successors' scores, each limited to 1, so a child never outranks its parent and
-    the result is prefix-closed. Tokens at or above `vocabulary` are left out. A candidate is dropped if `nodes` better
-    ones are known (the bar), and a node is not expanded if all its children would be dropped.
+    the result is prefix-closed. Tokens at or above `vocabulary`, and scores below 1e-4, are left out.
 
-    Contributions of a source below a quarter of the bar are left out, so with several sources a score may be too low by
-    three quarters of the bar, and of two candidates close to the bar the wrong one may be taken.
+    Contributions of the table below a quarter of the `nodes`-th best score so far are left out, so a score may be too
+    low by half of that, and of two candidates close to it the wrong one may be taken.
     """
-    room = (nodes + 1) * MOST_SUCCESSORS
-    candidate_token, candidate_parent = np.empty(room, np.int32), np.empty(room, np.int32)
-    queue, bar = new_queue(np.empty(room, np.float32)), new_bar(nodes)
     tokens, parents, level = np.empty(nodes, np.int32), np.empty(nodes, np.int32), np.empty(nodes, np.int32)
-    scores, found = np.empty(nodes, np.float32), empty_found()
+    scores, queue = np.empty(nodes, np.float32), [(np.float32(0), np.int64(0), 0) for _ in range(0)]
+    best = [np.float32(FLOOR)] * nodes  # scores of the best candidates so far; worse ones are not needed
     count, node, node_score, node_level = 0, -1, np.float32(1.0), 0
     while count < nodes:
-        if node_level < depth and above_bar(bar, node_score):
+        if node_level < depth and node_score > best[0]:
             before = a if node < 0 else (b if parents[node] < 0 else tokens[parents[node]])
-            last = b if node < 0 else tokens[node]
-            least = 0.25 * bar_height(bar) / float(node_score)
-            for i in range(successors(model, before, last, least, found)):
-                score = node_score * min(found.scores[i], np.float32(1.0))
-                if not above_bar(bar, score) or not 0 <= found.tokens[i] < vocabulary:
-                    continue
-                candidate = push(queue, score)
-                candidate_token[candidate], candidate_parent[candidate] = found.tokens[i], node
-                raise_bar(bar, score)
-        best = pop(queue)
-        if best < 0:
+            least = 0.25 * float(best[0] / node_score)
+            found, shares = successors(model, before, b if node < 0 else tokens[node], least)
+            for i in range(len(found)):
+                score = node_score * min(shares[i], np.float32(1.0))
+                if score > best[0] and 0 <= found[i] < vocabulary:
+                    heapq.heapreplace(best, score)
+                    heapq.heappush(queue, (-score, np.int64(found[i]), node))
+        if not queue:
             break
-        node, node_score = count, queue.score[best]
-        tokens[node], parents[node], scores[node] = candidate_token[best], candidate_parent[best], node_score
+        lost, tokens[count], parents[count] = heapq.heappop(queue)
+        node, node_score = count, -lost
+        scores[node] = node_score
         node_level = level[node] = 1 if parents[node] < 0 else level[parents[node]] + 1
         count += 1
     return tokens[:count].copy(), parents[:count].copy(), scores[:count].copy()
@@ -195,22 +180,6 @@ class SearchSettings(NamedTuple):
     c2: float  # scale of its logarithm
     length: int  # tokens of a continuation
     candidates: int  # most visited continuations to keep
-
-
-@njit(cache=True)
-def _uniform(state: npt.NDArray[np.uint64]) -> float:
-    """Advance xorshift64* (Vigna 2016) and return a number in [0, 1)."""
-    x = state[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    state[0] = x
-    # the upper half of x * 0x2545F4914F6CDD1D, from products of halves that do not overflow
-    low32, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    upper, lower = np.uint64(0x2545F491), np.uint64(0x4F6CDD1D)
-    carried = ((x & low32) * lower) >> half
-    product = (carried + (((x >> half) * lower) & low32) + (((x & low32) * upper) & low32)) & low32
-    return np.float64(product) / 4294967296.0
 
 
 class _Searched(NamedTuple):
@@ -246,69 +215,55 @@ def _best_child(tree: _Searched, node: int, settings: SearchSettings) -> int:
 
 
 @njit(cache=True)
-def _sorted_successors(model: TrigramModel, tree: _Searched, node: int, before: int, found: Found) -> int:
-    """Collect the successors of a node, the most probable first; `before` is the token before the root."""
-    a = before if node == 0 else tree.token[tree.parent[node]]
-    count = successors(model, a, tree.token[node], 0.0, found)
-    for i in range(1, count):  # insertion sort, as there are few
-        token, score, j = found.tokens[i], found.scores[i], i
-        while j > 0 and found.scores[j - 1] < score:
-            found.tokens[j], found.scores[j] = found.tokens[j - 1], found.scores[j - 1]
-            j -= 1
-        found.tokens[j], found.scores[j] = token, score
-    return count
+def _sorted_successors(model: TrigramModel, tree: _Searched, node: int, before: int) -> tuple[IntArray, FloatArray]:
+    """Return the successors of a node, the most probable first; `before` is the token before the root."""
+    tokens, scores = successors(model, before if node == 0 else tree.token[tree.parent[node]], tree.token[node], 0.0)
+    order = np.argsort(-scores, kind="mergesort")
+    return tokens[order], scores[order]
 
 
 @njit(cache=True)
-def _rollout(model: TrigramModel, a: int, b: int, steps: int, state: npt.NDArray[np.uint64], found: Found) -> float:
-    """Draw a continuation of (a, b) by the successors' scores; return the sum of the scores drawn."""
+def _rollout(model: TrigramModel, a: int, b: int, draws: FloatArray) -> float:
+    """Draw a continuation of (a, b) by the successors' scores, a token per number; return the sum of its scores."""
     reward = np.float64(0.0)
-    for _ in range(steps):
-        count = successors(model, a, b, 0.0, found)
-        total = np.float64(0.0)
-        for i in range(count):
-            total += found.scores[i]
-        if total <= 0:
+    for draw in draws:
+        tokens, scores = successors(model, a, b, 0.0)
+        reached = np.cumsum(scores.astype(np.float64))
+        if not len(scores) or reached[-1] <= 0:
             break
-        left = _uniform(state) * total
-        drawn = count - 1
-        for i in range(count):
-            left -= found.scores[i]
-            if left < 0:
-                drawn = i
-                break
-        reward += found.scores[drawn]
-        a, b = b, found.tokens[drawn]
+        drawn = min(np.searchsorted(reached, draw * reached[-1], side="right"), len(scores) - 1)
+        reward += scores[drawn]
+        a, b = b, tokens[drawn]
     return reward
 
 
 @njit(cache=True)
 def mcts(
-    model: TrigramModel, a: int, b: int, settings: SearchSettings, vocabulary: int, seed: int
+    model: TrigramModel, a: int, b: int, settings: SearchSettings, vocabulary: int, draws: FloatArray
 ) -> tuple[IntArray, IntArray, FloatArray]:
     """Return the tree of the most visited continuations after (a, b), as tokens, parents (int32[N]), scores float32[N].
 
-    Scores are path probabilities. Each kept path is extended by its most probable successor, as in the paper's code.
+    `draws`, float32[iterations, length], are random numbers in [0, 1). Scores are path probabilities. Each kept path is
+    extended by its most probable successor, as in the paper's code.
     """
     room = 1 + settings.iterations * MOST_SUCCESSORS
     tree = _Searched(
         np.empty(room, np.int32), np.full(room, -1, np.int32), np.full(room, -1, np.int32), np.zeros(room, np.int32),
         np.zeros(room, np.int32), np.zeros(room, np.int32), np.zeros(room, np.float32), np.ones(room, np.float32),
     )  # fmt: skip
-    found = empty_found()
-    state = np.array([(seed * 2 + 1) & 0x7FFFFFFFFFFFFFFF], np.int64).astype(np.uint64)
     tree.token[0] = b
     made, deepest = 1, settings.length - 1
-    for _ in range(settings.iterations):
+    for iteration in range(settings.iterations):
         node, reward = 0, np.float64(1.0)
         while tree.width[node] > 0 and tree.level[node] < deepest:
             node = _best_child(tree, node, settings)
             reward += tree.prior[node]
         if tree.first[node] < 0 and tree.level[node] < deepest:
             tree.first[node] = made
-            for i in range(_sorted_successors(model, tree, node, a, found)):
-                if 0 <= found.tokens[i] < vocabulary:
-                    tree.token[made], tree.prior[made] = found.tokens[i], found.scores[i]
+            found, shares = _sorted_successors(model, tree, node, a)
+            for i in range(len(found)):
+                if 0 <= found[i] < vocabulary:
+                    tree.token[made], tree.prior[made] = found[i], shares[i]
                     tree.parent[made], tree.level[made] = node, tree.level[node] + 1
                     tree.width[node] += 1
                     made += 1
@@ -316,7 +271,7 @@ def mcts(
                 node = tree.first[node]
                 reward += tree.prior[node]
         before = a if node == 0 else tree.token[tree.parent[node]]
-        reward += _rollout(model, before, tree.token[node], deepest - tree.level[node], state, found)
+        reward += _rollout(model, before, tree.token[node], draws[iteration, : deepest - tree.level[node]])
         while node >= 0:
             tree.visits[node] += 1
             tree.value[node] += np.float32(reward)
@@ -343,15 +298,14 @@ def _kept_paths(
         tokens[count], parents[count] = tree.token[node], above
         scores[count] = (np.float32(1.0) if above < 0 else scores[above]) * min(tree.prior[node], np.float32(1.0))
         count += 1
-    found = empty_found()
     for node in range(1, made):
         if not kept[node]:
             continue
-        known = _sorted_successors(model, tree, node, before, found)
-        if known == 0 or not 0 <= found.tokens[0] < vocabulary:
+        found, shares = _sorted_successors(model, tree, node, before)
+        if len(found) == 0 or not 0 <= found[0] < vocabulary:
             continue
-        if child_with(tokens[:count], parents[:count], place[node], found.tokens[0]) < 0:
-            tokens[count], parents[count] = found.tokens[0], place[node]
-            scores[count] = scores[place[node]] * min(found.scores[0], np.float32(1.0))
+        if child_with(tokens[:count], parents[:count], place[node], found[0]) < 0:
+            tokens[count], parents[count] = found[0], place[node]
+            scores[count] = scores[place[node]] * min(shares[0], np.float32(1.0))
             count += 1
     return tokens[:count].copy(), parents[:count].copy(), scores[:count].copy()
