@@ -53,22 +53,12 @@ def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, mi
         return np.empty(0, np.float32)
     weights = exponentials(row, row[best], temperature)
     if 0 < top_k < len(row):
-        cut = _smallest_kept(row, np.ones(len(row), np.float32), top_k)
-        for token in range(len(row)):
-            if row[token] < cut:
-                weights[token] = 0.0
+        weights[row < _smallest_kept(row, np.ones(len(row), np.float32), top_k)] = 0.0
     if top_p < 1.0:
-        total = 0.0
-        for weight in weights:
-            total += weight
-        cut = _smallest_kept(weights, weights, top_p * total)
-        for token in range(len(row)):
-            if weights[token] < cut:
-                weights[token] = 0.0
+        needed = top_p * weights.sum(dtype=np.float64)
+        weights[weights < _smallest_kept(weights, weights, needed)] = 0.0
     if min_p > 0.0:
-        for token in range(len(row)):
-            if weights[token] < min_p:
-                weights[token] = 0.0
+        weights[weights < min_p] = 0.0
     return weights
 
 
