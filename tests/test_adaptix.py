@@ -11,7 +11,7 @@ from foredraft.contracts import Budget, Draft, DraftContext, SequenceView, Verdi
 from foredraft.corpus.words import tokenizer_hash
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UsageError
-from foredraft.graph.tree import depths, is_tree
+from foredraft.graph.tree import check_tree, depths
 from foredraft.index import learned
 from foredraft.index.learned import empty_learned
 from support.learned import check_learned
@@ -41,7 +41,7 @@ def view(ids):
 def propose(drafting, ids, nodes=8, depth=4):
     draft = drafting.propose(view(ids), Budget(nodes, depth))
     draft.check()
-    assert is_tree(draft.tokens, draft.parents, VOCABULARY)
+    check_tree(draft.tokens, draft.parents, VOCABULARY)
     assert len(draft) <= nodes
     assert len(draft) == 0 or depths(draft.parents).max() <= depth
     return draft
@@ -222,13 +222,6 @@ def test_feedback_that_is_off_asks_for_nothing_and_learns_nothing():
     propose(drafting, [4, 5])
     drafting.observe(Verdict((1,), (), Draft(np.empty(0, np.int32), np.empty(0, np.int32)), 1))
     assert memory(made) == {}
-
-
-def test_nothing_is_saved():
-    made = drafter(share=True)
-    assert not made.saves
-    with pytest.raises(UsageError, match="Method auto can"):
-        made.save()
 
 
 # --- tables and options

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import naive.index_blend
 from fit_rates import flat_rates
-from foredraft.graph.tree import depths, is_tree, path_to
+from foredraft.graph.tree import check_tree, depths, path_to
 from foredraft.index.blend import (
     NO_TOP_TOKENS,
     Noise,
@@ -96,7 +96,7 @@ def some_sources(rng):
 def test_a_draft_is_a_tree_of_the_best_paths_within_its_limits(seed, most, deepest):
     ids, asked = some_sources(np.random.default_rng(seed))
     tokens, parents, score = drafted(asked, ids, (most, deepest, VOCABULARY), prior_rates(sampled=False))
-    assert is_tree(tokens, parents, VOCABULARY)
+    check_tree(tokens, parents, VOCABULARY)
     assert len(set(zip(parents.tolist(), tokens.tolist(), strict=True))) == len(tokens), "siblings differ"
     assert depths(parents).max() <= deepest
     assert (np.diff(score) <= 0).all(), "best first"

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive.index_text
-from foredraft.graph.tree import depths, is_tree
+from foredraft.graph.tree import check_tree, depths
 from foredraft.index.recent_text import END
 from foredraft.index.retrieval import best_nodes, followers, published_tree
 from support.documents import grown, random_documents, ranges_after, some_tokens, sort
@@ -106,7 +106,7 @@ def assert_best(rows, depth, limit, doubt):
     weights = [1 / max(len(rows), 1)] * len(rows)
     exact = naive.index_text.prefix_scores(rows, weights, doubt)
     paths = paths_of(tokens, parents)
-    assert is_tree(tokens, parents, 1 << 31)
+    check_tree(tokens, parents, 1 << 31)
     assert (tokens.dtype, parents.dtype, scores.dtype) == (np.int32, np.int32, np.float32)
     assert len(paths) == len(tokens) == min(limit, len(exact))
     for path, node in paths.items():
@@ -176,7 +176,7 @@ def test_the_published_tree_is_that_of_the_released_code_wherever_chance_has_no_
         tokens, parents, scores = published_tree(as_rows(rows, depth), nodes, 0)
         paths = paths_of(tokens, parents)
         assert set(paths) == expected
-        assert is_tree(tokens, parents, alphabet)
+        check_tree(tokens, parents, alphabet)
         having = {path: sum(row[: len(path)] == path for row in rows) / len(rows) for path in paths}
         assert {path: float(scores[node]) for path, node in paths.items()} == pytest.approx(having)
         compared += 1
@@ -194,5 +194,5 @@ def test_the_published_tree_is_that_of_the_released_code_wherever_chance_has_no_
 def test_the_published_tree_stays_within_the_budget_whatever_the_order_of_equals(rows, nodes, seed):
     tokens, parents, scores = published_tree(as_rows(rows, 6), nodes, seed)
     assert len(tokens) == len(scores) <= nodes
-    assert is_tree(tokens, parents, 2)
+    check_tree(tokens, parents, 2)
     assert len(tokens) == 0 or depths(parents).max() <= 6

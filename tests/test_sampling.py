@@ -20,7 +20,7 @@ from foredraft.errors import NumericsError, UsageError
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.chooser import Sampler
 from foredraft.sampling.filters import filter_row, penalize
-from foredraft.sampling.noise import gumbel_noise, gumbel_value, perturbed_argmax, philox, uniform_noise
+from foredraft.sampling.noise import gumbel_noise, gumbel_value, perturbed_argmax, philox
 from support.filters import UNUSABLE, WITH_FILTERS
 
 pytestmark = pytest.mark.kernels
@@ -62,7 +62,8 @@ def test_noise_of_a_subset_equals_noise_of_the_whole(seed, position):
 def test_noise_is_the_philox_word_of_its_counter_and_key():
     seed, position, token = (7 << 32) | 3, 21, 4 * 5 + 2
     words = philox(np.array([5, position, 0, 0], np.uint32), np.array([3, 7], np.uint32))
-    assert uniform_noise(np.uint64(seed), position, np.array([token]))[0] == (float(words[2]) + 0.5) / 2**32
+    expected = -math.log(-math.log((float(words[2]) + 0.5) / 2**32))
+    assert gumbel_noise(seed, position, np.array([token]))[0] == pytest.approx(expected, rel=1e-14)
 
 
 def test_one_gumbel_value_is_that_of_the_array():
@@ -72,9 +73,8 @@ def test_one_gumbel_value_is_that_of_the_array():
 
 
 def noise_grid(seeds, positions, tokens):
-    return np.array(
-        [[uniform_noise(np.uint64(s), p, np.arange(tokens)) for p in range(positions)] for s in range(seeds)]
-    )
+    gumbel = [[gumbel_noise(s, p, np.arange(tokens)) for p in range(positions)] for s in range(seeds)]
+    return np.exp(-np.exp(-np.array(gumbel)))  # uniform
 
 
 def test_noise_is_uniform_and_gumbel():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import naive.index_tables
-from foredraft.graph.tree import depths, is_tree
+from foredraft.graph.tree import check_tree, depths
 from foredraft.index.learned import LearnedArrays, empty_learned, learn, learn_text
 from foredraft.index.trigram import TableArrays, empty_table
 from foredraft.index.trigram_search import (
@@ -219,7 +219,7 @@ def test_best_first_keeps_its_limits(nodes):
             tokens, parents, scores = best_first(
                 TrigramModel(known.table, known.learned, BLENDED), 1, 0, nodes, depth, vocabulary
             )
-            assert is_tree(tokens, parents, vocabulary)
+            check_tree(tokens, parents, vocabulary)
             assert tokens.dtype == parents.dtype == np.int32
             assert scores.dtype == np.float32
             assert len(tokens) <= (nodes if depth else 0)
@@ -285,7 +285,7 @@ def test_mcts_keeps_its_limits_and_extends_every_kept_path(length):
     tokens, parents, scores = mcts(
         TrigramModel(known.table, known.learned, BLENDED), 1, 2, settings, VOCABULARY, draws(settings, 0)
     )
-    assert is_tree(tokens, parents, VOCABULARY)
+    check_tree(tokens, parents, VOCABULARY)
     found = paths(tokens, parents, scores)
     assert (max(map(len, found), default=0)) == (length if length > 1 else 0)
     _, visits = naive.index_tables.mcts(
@@ -301,7 +301,7 @@ def test_mcts_leaves_tokens_beyond_the_vocabulary_out():
     known = knowledge(3)
     tokens, parents, _ = mcts(TrigramModel(known.table, known.learned, BLENDED), 1, 0, SMALL, 9, draws(SMALL, 0))
     assert len(tokens)
-    assert is_tree(tokens, parents, 9)
+    check_tree(tokens, parents, 9)
 
 
 def test_mcts_finds_nothing_where_nothing_is_known():
@@ -341,5 +341,5 @@ def test_damaged_tables_give_trees_of_tokens_all_the_same(trust):
         if number % 3:  # the searches share the functions that read the table, and compiling takes long
             trees.append(mcts(TrigramModel(table, learned, trust), a, b, settings, VOCABULARY, draws(settings, 0)))
         for tokens, parents, scores in trees:
-            assert is_tree(tokens, parents, VOCABULARY)
+            check_tree(tokens, parents, VOCABULARY)
             assert np.isfinite(scores).all()

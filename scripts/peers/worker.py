@@ -73,7 +73,7 @@ def transformers(model: str, threads: int, **options: Any) -> Ask:
 
     torch.set_num_threads(threads)
     generator = load(model, method="none", compile=False)
-    peer = PeerWriter(generator, Method(PEER, PEER, options))
+    peer = PeerWriter(generator, Method(PEER, options, label=PEER))
 
     def ask(request: Mapping[str, Any]) -> Answer:
         given = {name: request[name] for name in ("max_new_tokens", "seed")}

@@ -56,10 +56,8 @@ def load(
         **loading: passed to transformers: `device_map`, `revision`, `trust_remote_code`, `quantization_config`,
             `attn_implementation`.
 
-    Raises:
-        UsageError: an unknown name, option or value.
-        UnsupportedModelError: a model whose passes cannot verify a tree.
-        StoreError: a table that is damaged or belongs to another tokenizer.
+    UsageError for an unknown name, option or value; UnsupportedModelError for a model whose passes cannot verify a
+    tree; StoreError for a table that is damaged or belongs to another tokenizer.
     """
     speculation = parse_speculation(method, {} if speculative_config is None else speculative_config)
     if compile not in (True, False, "auto"):
@@ -86,10 +84,7 @@ def load(
     return Generator(
         TorchTarget(transformer, compiled, recorded_forward(transformer) if compile is True and on_gpu else None),
         tokenizer,
-        method=speculation.method,
-        options=speculation.options,
-        **speculation.amount,
-        verification=speculation.verification,
+        **speculation.drafting,
         progress=progress,
         compilation=Compilation(name, transformer) if compile is True and not on_gpu else None,
     )

@@ -26,14 +26,19 @@ def write_file(path: Path, data: bytes) -> None:
         raise
 
 
+def unwritable(path: Path, error: OSError) -> StoreError:
+    """Return the exception for a path that cannot be written."""
+    return StoreError(
+        f"{path} cannot be written ({error.strerror}). Free space, make its folder, or choose one you can write to."
+    )
+
+
 def store_file(path: Path, data: bytes) -> None:
     """Call `write_file`, and raise StoreError instead of OSError."""
     try:
         write_file(path, data)
     except OSError as error:
-        raise StoreError(
-            f"{path} cannot be written ({error.strerror}). Check the folder and its free space."
-        ) from error
+        raise unwritable(path, error) from error
 
 
 def check_place(path: Path) -> None:

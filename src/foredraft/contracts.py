@@ -19,9 +19,7 @@ if TYPE_CHECKING:  # the records name tensors, but drafting needs no torch
 
 TokenIds = npt.NDArray[np.int64]
 
-Verification = Literal["matched", "rejection"]
-"""The verification rule: the text equals plain decoding's with the same seed, or only its distribution does."""
-
+Verification = Literal["matched", "rejection"]  # the text equals plain decoding's, or only its distribution does
 Chooser = Callable[[int, Sequence[int]], int]
 """Returns the target's token after a row, given the tokens emitted before it in this step; called once for each row on
 the accepted path."""
@@ -62,15 +60,45 @@ class Draft:
     def check(self) -> None:
         """Raise ValueError for a property listed under the attributes that is violated."""
         check_tree(self.tokens, self.parents)
-        if self.score is not None:
-            if self.score.dtype != np.float32 or self.score.shape != self.tokens.shape:
-                raise ValueError(f"score must be float32[{len(self)}], not {self.score.dtype}{list(self.score.shape)}.")
-            if not np.isfinite(self.score).all():
-                raise ValueError("score must be finite.")
+        for name, array, wanted in (("score", self.score, "float32"), ("source", self.source, "uint8")):
+            if array is not None and (array.dtype != wanted or array.shape != self.tokens.shape):
+                raise ValueError(f"{name} must be {wanted}[{len(self)}], not {array.dtype}{list(array.shape)}.")
+        if self.score is not None and not np.isfinite(self.score).all():
+            raise ValueError("score must be finite.")
         if self.q is not None:
-            _check_q(self.q, self.tokens, self.parents)
-        if self.source is not None and (self.source.dtype != np.uint8 or self.source.shape != self.tokens.shape):
-            raise ValueError(f"source must be uint8[{len(self)}], not {self.source.dtype}{list(self.source.shape)}.")
+            self._check_q(self.q)
+
+    def _check_q(self, q: FloatArray) -> None:
+        if q.dtype != np.float32 or q.ndim != 2 or len(q) != len(self):
+            raise ValueError(f"q must be float32[{len(self)}, V], not {q.dtype}{list(q.shape)}.")
+        earlier: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents.tolist()):
+            total = float(q[node].sum(dtype=np.float64))
+            if not (q[node].min() >= 0 and abs(total - 1) < 1e-3):  # NaN included
+                raise ValueError(
+                    f"The q of node {node} must be probabilities; they sum to {total:g}, or one is negative."
+                )
+            siblings = earlier.setdefault(parent, [])
+            self.drawn_from(node, siblings)
+            siblings.append(node)
+
+    def drawn_from(self, node: int, earlier: Sequence[int]) -> FloatArray:
+        """Return a node's q, float32[V]; ValueError if it gives the node 0, or allows an earlier sibling's token."""
+        assert self.q is not None
+        row: FloatArray = self.q[node]
+        token = int(self.tokens[node])
+        if not row[token] > 0:  # NaN included
+            raise ValueError(
+                f"Node {node} of the draft is token {token}, to which its q gives {row[token]:g}; q must be the "
+                "distribution that the node was drawn from."
+            )
+        for other in self.tokens[list(earlier)].tolist():
+            if row[other] != 0:
+                raise ValueError(
+                    f"The q of node {node} gives {row[other]:g} to token {other}, which an earlier sibling has; "
+                    "siblings are drawn without replacement, so set it to 0 and normalise q."
+                )
+        return row
 
     def child_of(self) -> dict[tuple[int, int], int]:
         """Return a map from (parent, token) to node, for walks down the tree."""
@@ -87,23 +115,6 @@ class Draft:
             None if self.q is None else self.q[taken],
             None if self.source is None else self.source[taken],
         )
-
-
-def _check_q(q: FloatArray, tokens: IntArray, parents: IntArray) -> None:
-    """Raise ValueError for a node that cannot have been drawn from its row of q after its earlier siblings."""
-    if q.dtype != np.float32 or q.ndim != 2 or len(q) != len(tokens):
-        raise ValueError(f"q must be float32[{len(tokens)}, V], not {q.dtype}{list(q.shape)}.")
-    earlier: dict[int, list[int]] = {}
-    for node, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
-        row, total = q[node], float(q[node].sum(dtype=np.float64))
-        if not (row.min() >= 0 and abs(total - 1) < 1e-3):  # NaN included
-            raise ValueError(f"The q of node {node} must be probabilities; they sum to {total:g}, or one is negative.")
-        if not row[token] > 0:
-            raise ValueError(f"Node {node} is token {token}, to which its q gives 0; q is what it was drawn from.")
-        siblings = earlier.setdefault(parent, [])
-        if row[siblings].any():
-            raise ValueError(f"The q of node {node} allows the token of an earlier sibling; they are drawn to differ.")
-        siblings.append(token)
 
 
 _NO_NODES = np.empty(0, np.int32)  # writable like other drafts: numba would compile again for read-only arrays
@@ -245,8 +256,7 @@ class Drafter(Protocol):
 
     name: ClassVar[str]
     needs: Needs
-    source_names: Sequence[str]
-    """Names for `Draft.source`; a draft without `source` comes from the first one."""
+    source_names: Sequence[str]  # for `Draft.source`; a draft without `source` comes from the first one
 
     def open(self, context: DraftContext) -> Drafting:
         """Start drafting for one sequence."""
@@ -254,14 +264,11 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class Learner(Protocol):
-    """A drafter that learns from texts and keeps what it learned for later texts."""
+    """A drafter that learns from texts and keeps what it learned for later texts.
 
-    @property
-    def saves(self) -> bool:
-        """Whether its options name a path for `save`."""
-
-    def save(self, path: str | None = None) -> None:
-        """Write what was learned to `path`, or to the path in its options."""
+    It may also have a property `saves`, whether its options name a path, and `save(path=None)`, which writes what was
+    learned to `path`, or to the path in its options; StoreError if it cannot.
+    """
 
     def forget(self) -> None:
         """Discard what was learned and not saved."""

@@ -68,11 +68,6 @@ class Run:
             yield record
 
     @property
-    def token_ids(self) -> tuple[int, ...]:
-        """The ids emitted so far."""
-        return _emitted(self.records)
-
-    @property
     def statistics(self) -> Statistics:
         """The sums over the steps so far."""
         return summarize(self.records, self.prefill_seconds)
@@ -84,15 +79,11 @@ class Run:
 
 def generation(text: Run | Lane, tokenizer: Any) -> Generation:
     """Return the result of a text so far."""
-    ids, statistics = _emitted(text.records), summarize(text.records, text.prefill_seconds)
+    ids = tuple(token for record in text.records for token in record.emitted)  # `seq` may be ahead after an interrupt
+    statistics = summarize(text.records, text.prefill_seconds)
     return Generation(
         decode(tokenizer, ids), ids, text.seq.finish, text.seq.prompt_length, text.seed, tuple(text.records), statistics
     )
-
-
-def _emitted(records: Iterable[StepRecord]) -> tuple[int, ...]:
-    """Return the ids of the records; the sequence can be one step ahead after an interrupt."""
-    return tuple(token for record in records for token in record.emitted)
 
 
 class Stream:

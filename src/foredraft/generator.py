@@ -35,21 +35,11 @@ from foredraft.speculation import checked_verification
 from foredraft.standard_library import resources_for
 from foredraft.text import StopStrings
 
-Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
-"""A text to continue, a conversation (`role` and `content` each), or token ids."""
+Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # a text, a conversation (`role`, `content`), or token ids
+Progress = Callable[[float, str], None]  # called in work of over a second: the share done, 0 to 1, and what is done
 
 CACHE_BYTES = 2**30  # of a batch's KV cache: 46,000 tokens of SmolLM2-135M in bfloat16; chosen
 TEXTS_AT_ONCE = 16  # in `generate_all`; measured on two cores: twice as many take twice the time per pass
-
-WrapDrafter = Callable[[Drafter], Drafter]
-"""Returns the drafter of one text, given the generator's drafter."""
-
-Progress = Callable[[float, str], None]
-"""Called during work that takes over a second, with the share done, 0 to 1, and a description."""
-
-
-def _unchanged(drafter: Drafter) -> Drafter:
-    return drafter
 
 
 class Generator:
@@ -85,9 +75,7 @@ class Generator:
     ) -> None:
         """Change the drafting method, the control, and the verification rule.
 
-        Raises:
-            UsageError: an unknown name, option or value.
-            StoreError: a table that is damaged or belongs to another tokenizer.
+        UsageError for an unknown name, option or value; StoreError for a damaged table or one of another tokenizer.
         """
         choose_control(nodes, control, control_options)  # checks the control before tables are loaded
         resources = replace(
@@ -138,11 +126,8 @@ class Generator:
         """Compile the forward of the model, and of the models that the method runs, for this machine and use them.
 
         Existing packages are only timed again. On a CUDA device passes are recorded at their first use instead.
-
-        Raises:
-            UsageError: a model that cannot be compiled here.
-            StoreError: the cache folder cannot be written, or is damaged.
-            ForedraftError: no compiler, or a forward that cannot be compiled.
+        UsageError for a model that cannot be compiled here, StoreError for a cache folder that is damaged or cannot be
+        written, and ForedraftError if there is no compiler or it fails.
         """
         if self.target.model.device.type == "cuda":
             self.target.recordings, self._curve = RecordedForward(self.target.model), None
@@ -154,8 +139,9 @@ class Generator:
 
     def save(self) -> None:
         """Save what the drafter learned, if its options say where; StoreError if the file cannot be written."""
-        if isinstance(self.drafter, Learner) and self.drafter.saves:
-            self.drafter.save()
+        drafter: Any = self.drafter
+        if getattr(drafter, "saves", False):
+            drafter.save()
 
     def forget(self) -> None:
         """Discard what the drafter and the control learned from earlier texts."""
@@ -171,9 +157,7 @@ class Generator:
             chat: treat the text `prompt` as a conversation of one user message.
             **options: see `foredraft.request.GenerationOptions`; names are transformers'.
 
-        Raises:
-            UsageError: an invalid argument, before the first token.
-            NumericsError: logits from which no token can be chosen.
+        UsageError for an invalid argument, before the first token; NumericsError for logits that allow no token.
         """
         return self._completed(self.start(prompt, chat=chat, **options))
 
@@ -183,11 +167,8 @@ class Generator:
         """Generate completions of many prompts in one batch; each text equals the one that `generate` returns.
 
         `count` is that of completions per prompt, adjacent in the result; the i-th, from 0, is sampled with `seed + i`.
-
-        Raises:
-            UsageError: an invalid argument, before the first token.
-            OutOfMemoryError: no memory for one of the texts alone.
-            NumericsError: logits from which no token can be chosen, raised after the other texts are complete.
+        Raises what `generate` does, NumericsError once the other texts are complete, and OutOfMemoryError if there is
+        no memory for one of the texts alone.
         """
         prepared: list[Prepared] = []
         for prompt in prompts:
@@ -234,32 +215,30 @@ class Generator:
             "eos": given.eos(self.eos_token_ids(), self.target.vocabulary),
             "processors": given.logits_processor,
             "stop": StopStrings(self.tokenizer, given.stop_strings) if given.stop_strings else None,
-            "wrap_drafter": self._wrap_drafter(given.prediction),
+            "drafter": self._drafter_with(given.prediction),
         }
 
-    def _wrap_drafter(self, prediction: str | None) -> WrapDrafter:
-        """Return a function that adds a prediction, if there is one, to a drafter."""
+    def _drafter_with(self, prediction: str | None) -> Drafter:
         if not prediction:
-            return _unchanged
+            return self.drafter
         if self.method == "none":
             raise UsageError("prediction has no effect with method 'none', which drafts nothing; leave one out.")
         if self.verification != "matched":
             raise UsageError("prediction needs matched verification: its tokens are not drawn from a distribution.")
         ids = self.tokenizer(checked_text(prediction), add_special_tokens=False).input_ids
-        expected = Prediction(np.asarray(ids, np.int64))
-        return lambda drafter: ChainDrafter(drafter, expected)
+        return ChainDrafter(self.drafter, Prediction(np.asarray(ids, np.int64)))
 
     def begin(self, ids: TokenIds, sampling: SamplingOptions, **arguments: Any) -> Run:
         """Start a generation after token ids; takes the arguments of `prepare` and raises its errors."""
         return self._run(self.prepare(ids, sampling, **arguments))
 
     def prepare(
-        self, ids: TokenIds, sampling: SamplingOptions, *, wrap_drafter: WrapDrafter = _unchanged, **arguments: Any
+        self, ids: TokenIds, sampling: SamplingOptions, *, drafter: Drafter | None = None, **arguments: Any
     ) -> Prepared:
         """Prepare a text for generation after a prompt, int64[n], n >= 1, without allocating its KV cache.
 
-        The other arguments are `max_new_tokens`, `eos`, `processors` and `stop` of `SequenceState`. Raises UsageError
-        for a prompt that fills the model's window.
+        `drafter` is this text's, if not the generator's; the other arguments are `max_new_tokens`, `eos`, `processors`
+        and `stop` of `SequenceState`. UsageError for a prompt that fills the model's window.
         """
         if self._compilation is not None and self._compilation.has_news():
             self.target.compiled = kept_forward(self.target.model)
@@ -275,9 +254,8 @@ class Generator:
         settings = {**asdict(sampling), "verification": self.verification}
         context = DraftContext(self.target.vocabulary, sampling.seed, self._amount.most_nodes, settings)
         control = self._amount.make(lambda: self.cost, sampling.seed, self._costs)
-        return Prepared(
-            ids, begin, GuardedDrafter(wrap_drafter(self.drafter)), control, self._amount.is_measured, context
-        )
+        guarded = GuardedDrafter(self.drafter if drafter is None else drafter)
+        return Prepared(ids, begin, guarded, control, self._amount.is_measured, context)
 
     def batch(self, cache_bytes: int = CACHE_BYTES) -> Batch:
         """Return an empty batch, whose texts share forward passes and a KV cache of at most `cache_bytes`."""

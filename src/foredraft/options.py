@@ -30,6 +30,34 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def check_known(word: Any, known: Iterable[str], what: str, listed: str) -> None:
+    """Raise UsageError unless `word` is one of `known`; `what` and `listed` begin the sentences of its message.
+
+    Such as ``There is no method 'rst'. Did you mean 'rest'? Methods are: none, rest.``
+    """
+    known = list(known)
+    if word not in known:
+        hint = nearest(word, known) if isinstance(word, str) else ""
+        raise UsageError(f"{what} {shown(word)}.{hint} {listed}: {', '.join(known) or 'none'}.")
+
+
+def check_range(
+    options: Any, *names: str, least: float = -math.inf, most: float = math.inf, above: float = -math.inf
+) -> None:
+    """Raise UsageError for the first of these attributes that is out of range; all limits but `above` are included."""
+    for name in names:
+        value = getattr(options, name)
+        if least <= value <= most and value > above:
+            continue
+        if above > -math.inf:
+            wanted = f"above {above}" if most == math.inf else f"above {above} and at most {most}"
+        elif least > -math.inf:
+            wanted = f"at least {least}" if most == math.inf else f"{least} to {most}"
+        else:
+            wanted = f"at most {most}"
+        raise UsageError(f"{name} is {value}; it must be {wanted}.")
+
+
 def shown(value: Any) -> str:
     """Return the representation of a value for a message, shortened if it is long."""
     return _shorten.repr(value)
@@ -46,19 +74,13 @@ def options_from(kind: type[T], given: Mapping[str, Any], what: str) -> T:
     """Build the frozen dataclass `kind` from `given`, option name to value.
 
     Numpy numbers become Python numbers, and paths become strings. `what` names the owner of the options in messages,
-    such as ``Method 'adaptix'``.
-
-    Raises:
-        UsageError: an unknown or missing key, a value of the wrong type, or one that `kind` rejects.
+    such as ``Method 'adaptix'``. UsageError for an unknown or missing key, or a value that is of the wrong type or that
+    `kind` rejects.
     """
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # T is a dataclass by contract
     known = [field.name for field in fields]
     for key in given:
-        if key not in known:
-            raise UsageError(
-                f"{what} has no option {key!r}.{nearest(str(key), known)} Its options are: "
-                f"{', '.join(known) or 'none'}."
-            )
+        check_known(key, known, f"{what} has no option", "Its options are")
     for field in fields:
         if field.name not in given and field.default is field.default_factory is dataclasses.MISSING:
             raise UsageError(f"{what} needs the option {field.name!r}; give it.")

@@ -26,11 +26,8 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
     """Return the draft model for a target with its `tokenizer`; one loaded by name gets its dtype and device.
 
     `model` is a hub id, a folder, a GGUF file, a folder from `foredraft train draft`, or a pair (transformers model,
-    tokenizer).
-
-    Raises:
-        UsageError: a model that cannot be loaded, or vocabularies that differ in an id that both have.
-        UnsupportedModelError: a model whose passes cannot verify a tree.
+    tokenizer). UsageError for a model that cannot be loaded, or vocabularies that differ in an id that both have;
+    UnsupportedModelError for a model whose passes cannot verify a tree.
     """
     if isinstance(model, str | Path) and (Path(model).expanduser() / CONFIG_FILE).is_file():
         return target.with_model(load_draft_model(model, target.model)[1])

@@ -14,7 +14,7 @@ import torch
 
 from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError
-from foredraft.options import nearest, options_from, shown, whole_number
+from foredraft.options import check_known, options_from, shown, whole_number
 from foredraft.sampling import LogitsProcessor, SamplingOptions
 
 _UNSUPPORTED: Mapping[str, str] = {
@@ -87,21 +87,14 @@ class GenerationOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> "GenerationOptions":
-        """Build from keyword arguments.
-
-        Raises:
-            UsageError: an argument that is unknown, unsupported, of the wrong type, out of range, or without effect.
-        """
+        """Build from keyword arguments; UsageError for an unknown, unsupported, wrong or ineffective one."""
         given = {name: value for name, value in given.items() if not _has_no_effect(name, value)}
         for name, instead in _UNSUPPORTED.items():
             if name in given:
                 raise UsageError(f"generate does not take {name}: {instead}.")
         known = [field.name for field in dataclasses.fields(cls)]
         for name in given:
-            if name not in known:
-                raise UsageError(
-                    f"generate has no argument {name!r}.{nearest(name, known)} It takes: {', '.join(known)}."
-                )
+            check_known(name, known, "generate has no argument", "It takes")
         for name, read in (("stop_strings", _strings), ("logits_processor", _processors), ("eos_token_id", _end_ids)):
             if given.get(name) is not None:
                 given[name] = read(given[name])
@@ -158,9 +151,8 @@ class GenerationOptions:
 def encoded(prompt: Any, tokenizer: Any, vocabulary: int) -> TokenIds:
     """Return the ids, int64[n], of a text, a conversation (by the tokenizer's chat template), or ids.
 
-    Raises:
-        UsageError: an empty prompt, another type, ids outside the vocabulary, or a conversation without a chat template
-            or rejected by it.
+    UsageError for an empty prompt, another type, ids outside the vocabulary, or a conversation without a chat template
+    or rejected by it.
     """
     if isinstance(prompt, str):
         ids = tokenizer(checked_text(prompt)).input_ids if prompt else []

@@ -4,7 +4,7 @@ Reads the keys that all methods share. Does not depend on any method; the remain
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from foredraft.contracts import Verification
@@ -20,9 +20,14 @@ class Speculation:
     """A parsed configuration."""
 
     method: str  # not checked yet
-    amount: dict[str, Any]  # how much to draft: the arguments `nodes`, `control`, `control_options` of `Generator.use`
-    verification: Verification
-    options: dict[str, Any]  # the method's
+    options: dict[str, Any] = field(default_factory=dict)  # the method's
+    amount: dict[str, Any] = field(default_factory=dict)  # `nodes`, `control`, `control_options` of `Generator.use`
+    verification: Verification = "matched"
+
+    @property
+    def drafting(self) -> dict[str, Any]:
+        """The arguments of `Generator.use`."""
+        return {"method": self.method, "options": self.options, "verification": self.verification, **self.amount}
 
 
 def parse_speculation(method: str | None, config: Any) -> Speculation:
@@ -38,7 +43,7 @@ def parse_speculation(method: str | None, config: Any) -> Speculation:
         raise UsageError(f"method is {method!r} and speculative_config names {configured!r}; give one of them.")
     amount = pop_amount(options)
     verification = checked_verification(options.pop("verification", None))
-    return Speculation(method or configured or DEFAULT_METHOD, amount, verification, options)
+    return Speculation(method or configured or DEFAULT_METHOD, options, amount, verification)
 
 
 def pop_amount(options: dict[str, Any]) -> dict[str, Any]:

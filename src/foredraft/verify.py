@@ -14,10 +14,7 @@ def verify(draft: Draft, scores: Scores, policy: Policy, at: int) -> Verdict:
     """Accept the path of `draft` that the target chooses, and add the target's own token after it.
 
     `scores` are the target's, for the root, at absolute position `at`, and the N nodes. The text may end in the draft.
-
-    Raises:
-        NumericsError: logits from which no token can be chosen.
-        ValueError: under rejection, a node that cannot have been drawn from its q.
+    NumericsError for logits that allow no token; ValueError, under rejection, for a node that its q cannot have given.
     """
     choose = policy.chooser(scores, at, draft)
     tokens: list[int] = []

@@ -5,14 +5,12 @@ import numpy as np
 # --- tree
 
 
-def is_tree(tokens, parents, vocabulary):
-    edges = list(zip(parents.tolist(), tokens.tolist(), strict=False))
-    return (
-        len(tokens) == len(parents)
-        and all(parent in range(-1, node) for node, parent in enumerate(parents))
-        and all(token in range(vocabulary) for token in tokens)
-        and len(set(edges)) == len(edges)
-    )
+def wrong_node(tokens, parents, vocabulary):
+    edges = list(zip(parents.tolist(), tokens.tolist(), strict=True))
+    for node, (parent, token) in enumerate(edges):
+        if parent not in range(-1, node) or token not in range(vocabulary) or edges[node] in edges[:node]:
+            return node
+    return -1
 
 
 def depths(parents):

@@ -41,7 +41,7 @@ def begun(target, length, tokens=48, **sampling):
 def finished(run):
     for _ in run.steps():
         pass
-    return run.token_ids
+    return tuple(run.seq.emitted.tolist())
 
 
 class Watch(TorchDispatchMode):

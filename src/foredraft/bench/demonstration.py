@@ -85,7 +85,7 @@ def perform(generator: Generator, scene: Scene, show: Callable[[Stream], None] =
     prompt: Prompt = [{"role": "user", "content": scene.prompt}]
     options = {"seed": 0, **scene.options}
     written, plain = write_in_rounds(generator, prompt, options, show)
-    peer = PeerWriter(generator, Method(PEER, PEER)).written(prompt, options).statistics
+    peer = PeerWriter(generator, Method(PEER, label=PEER)).written(prompt, options).statistics
     milliseconds = {
         PEER: _milliseconds([peer]),
         "none": _milliseconds([each.statistics for each in plain]),

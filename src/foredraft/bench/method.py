@@ -4,16 +4,14 @@ Does not depend on prompts, timing or results.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
-from foredraft.api import Generator
-from foredraft.contracts import Verification
 from foredraft.drafters import method_names
 from foredraft.errors import UsageError
-from foredraft.options import nearest
-from foredraft.speculation import checked_verification, pop_amount
+from foredraft.options import check_known
+from foredraft.speculation import Speculation, checked_verification, pop_amount
 
 BASE = "none"
 PEER = "transformers"
@@ -24,14 +22,10 @@ Memory = Literal["", "cold", "warm"]
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
-    """A method and its options."""
+class Method(Speculation):
+    """A configuration of drafting; `method` is `transformers` for the peer."""
 
-    label: str  # its name in the report
-    name: str  # the method, or `transformers` for the peer
-    options: Mapping[str, Any] = field(default_factory=dict)
-    amount: Mapping[str, Any] = field(default_factory=dict)  # `nodes`, `control`, `control_options` of `Generator.use`
-    verification: Verification = "matched"  # under rejection, sampled texts differ from plain decoding's
+    label: str = field(kw_only=True)  # its name in the report
     memory: Memory = ""
 
 
@@ -48,9 +42,9 @@ def parse_method(text: str) -> Method:
     if not isinstance(options, dict):
         raise UsageError(f'The options of {name!r} must be a JSON object such as {{"num_speculative_tokens": 16}}.')
     if name == PEER:
-        return Method(text, name, options)
+        return Method(name, options, label=text)
     amount, verification = pop_amount(options), checked_verification(options.pop("verification", None))
-    return Method(text, name, options, amount, verification)
+    return Method(name, options, amount, verification, label=text)
 
 
 def chosen_methods(texts: Sequence[str]) -> list[Method]:
@@ -58,10 +52,7 @@ def chosen_methods(texts: Sequence[str]) -> list[Method]:
     methods = [parse_method(text) for text in texts]
     names = [*method_names(), PEER]
     for method in methods:
-        if method.name not in names:
-            raise UsageError(
-                f"There is no method {method.name!r}.{nearest(method.name, names)} Methods are: {', '.join(names)}."
-            )
+        check_known(method.method, names, "There is no method", "Methods are")
         if texts.count(method.label) > 1:
             raise UsageError(f"The method {method.label} is given twice; give each once.")
     return methods
@@ -75,8 +66,3 @@ def cold_and_warm(methods: Sequence[Method]) -> list[Method]:
         kinds: tuple[Memory, ...] = ("cold", "warm") if shares else ("",)
         columns += [replace(method, label=f"{method.label} {kind}".strip(), memory=kind) for kind in kinds]
     return columns
-
-
-def use(generator: Generator, method: Method) -> None:
-    """Set the generator's method."""
-    generator.use(method.name, method.options, **method.amount, verification=method.verification)

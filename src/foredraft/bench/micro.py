@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from foredraft.api import Generator
-from foredraft.bench.method import Method, use
+from foredraft.bench.method import Method
 from foredraft.engine.step import PARTS
 from foredraft.model.cost import ROWS
 from foredraft.model.target import TorchTarget
@@ -35,7 +35,7 @@ class StepCost:
 
 def step_cost(generator: Generator, method: Method, prompt: str, tokens: int = 64, repeats: int = 2) -> StepCost:
     """Time the steps of `repeats` texts at temperature 0.7, ignoring end tokens, after a short warm-up text."""
-    use(generator, method)
+    generator.use(**method.drafting)
     ids, rows = generator.encode(prompt), []
     for seed in range(repeats + 1):
         sampling, length, last = SamplingOptions(True, temperature=0.7, seed=seed), tokens if seed else _WARM_UP, 0

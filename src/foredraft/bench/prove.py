@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from foredraft.api import Generator, Prompt
-from foredraft.bench.method import PEER, Method, use
+from foredraft.bench.method import PEER, Method
 from foredraft.bench.metrics import first_difference
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import Needs, TokenIds, Verification
@@ -93,7 +93,7 @@ def prove(
     prompt's number. UsageError for the peer, and for a method that samples under rejection.
     """
     for method in methods:
-        if method.name == PEER:
+        if method.method == PEER:
             raise UsageError("transformers cannot be proved; `foredraft bench run` compares its texts with ours.")
         if not keeps_tokens(method, settings, generator.target.vocabulary):
             raise UsageError(
@@ -111,7 +111,7 @@ def prove(
     generator.use("none")
     plain, proofs = texts(), []
     for method in methods:
-        use(generator, method)
+        generator.use(**method.drafting)
         differences = []
         for each, actual, expected in zip(prompts, texts(), plain, strict=True):
             if actual != expected:

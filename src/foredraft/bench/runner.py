@@ -126,7 +126,7 @@ class Run:
 
     def warm_up(self) -> None:
         """Build every drafter and generate a short text with each, so that cells exclude one-time costs."""
-        for method in [Method(BASE, BASE), *self.methods]:
+        for method in [Method(BASE, label=BASE), *self.methods]:
             writer = self.writers.setdefault(method.label, make_writer(self.generator, method))
             for settings in self.plan.settings:  # sampling compiles code that greedy decoding does not use
                 try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.errors import UsageError
-from foredraft.options import nearest
+from foredraft.options import check_known, nearest
 
 EMBEDDED = "embedded"
 EMBEDDED_FILE = Path(__file__).parent / "data" / "embedded.jsonl"
@@ -112,12 +112,9 @@ def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:
     groups: dict[str, list[TaskPrompt]] = {}
     for prompt in _prompts(name, path, source):
         groups.setdefault(prompt.task, []).append(prompt)
-    if category and task not in groups:
+    if category:
         known = [group.partition("/")[2] for group in groups if "/" in group]
-        raise UsageError(
-            f"The task {name} has no category {category!r}.{nearest(category, known)} Its categories are: "
-            f"{', '.join(known) or 'none'}."
-        )
+        check_known(category, known, f"The task {name} has no category", "Its categories are")
     wanted = [groups[task]] if category else groups.values()
     return [prompt for group in wanted for prompt in spread(group, limit)]
 

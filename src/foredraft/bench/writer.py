@@ -21,14 +21,14 @@ import torch
 from foredraft import api
 from foredraft.bench.cell import Writing
 from foredraft.bench.drafts import DraftCounts, count_drafts
-from foredraft.bench.method import BASE, PEER, Method, use
+from foredraft.bench.method import BASE, PEER, Method
 from foredraft.bench.replay import replay_steps
 from foredraft.contracts import CostCurve, Learner, StepRecord, TokenIds
 from foredraft.control import StepCosts
 from foredraft.engine.statistics import Statistics
-from foredraft.errors import ForedraftWarning, UsageError, told
+from foredraft.errors import ForedraftWarning, told
 from foredraft.model.loading import load_model
-from foredraft.options import nearest
+from foredraft.options import check_known
 from foredraft.testing.recording import Recorder
 
 _REPLAY_NODES = 16  # drafted nodes per step while a warm drafter reads earlier texts (chosen)
@@ -51,7 +51,7 @@ class MethodWriter:
     """Generates texts with a method of foredraft; errors of the drafter are raised to the caller."""
 
     def __init__(self, generator: api.Generator, method: Method) -> None:
-        use(generator, method)
+        generator.use(**method.drafting)
         self._generator, self._method = generator, method
         self._drafter, self._costs = generator.drafter, StepCosts()
 
@@ -59,15 +59,15 @@ class MethodWriter:
         """Generate a text; the drafter keeps what it learned for the next text, unless the method is cold or warm."""
         generator, method, drafter = self._generator, self._method, self._drafter
         if method.memory:
-            use(generator, method)
+            generator.use(**method.drafting)
             drafter = generator.drafter
         if method.memory == "warm":
             for read, written in earlier:
                 for _ in replay_steps(drafter, read, written, _REPLAY_NODES, generator.target.vocabulary):
                     pass
-        recorded = None if method.name == BASE else Recorder(drafter)
+        recorded = None if method.method == BASE else Recorder(drafter)
         generator.attach(
-            method.name, recorded or drafter, **method.amount, verification=method.verification, costs=self._costs
+            method.method, recorded or drafter, **method.amount, verification=method.verification, costs=self._costs
         )
         writing = yield from _in_slices(generator, prompt, arguments)
         return writing, None if recorded is None else count_drafts(recorded.verdicts, recorded.source_names), ""
@@ -120,11 +120,7 @@ class PeerWriter:
     def __init__(self, generator: api.Generator, method: Method) -> None:
         self._generator, self._options = generator, dict(method.options)
         for name in self._options:
-            if name not in _PEER_OPTIONS:
-                raise UsageError(
-                    f"The peer transformers has no option {name!r}.{nearest(name, _PEER_OPTIONS)} Its options are: "
-                    f"{', '.join(_PEER_OPTIONS)}."
-                )
+            check_known(name, _PEER_OPTIONS, "The peer transformers has no option", "Its options are")
         if "assistant_model" in self._options:
             target, name = generator.target, str(self._options["assistant_model"])
             self._options["assistant_model"] = load_model(name, target.dtype, str(target.device))
@@ -168,7 +164,7 @@ Writer = MethodWriter | PeerWriter
 
 def make_writer(generator: api.Generator, method: Method) -> Writer:
     """Build the writer of a method; raises the errors of its drafter, such as UsageError and StoreError."""
-    return PeerWriter(generator, method) if method.name == PEER else MethodWriter(generator, method)
+    return PeerWriter(generator, method) if method.method == PEER else MethodWriter(generator, method)
 
 
 def write_interleaved(texts: Mapping[str, Text], order: random.Random) -> dict[str, Written]:

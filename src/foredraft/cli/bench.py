@@ -188,7 +188,7 @@ def micro(
         generator = load_plain(model, dtype, eager, tell)
         curve = measure_cost(generator.target, VERIFIED_ROWS)
         prefilled, rate = prefill_rate(generator.target)
-        steps = [step_cost(generator, each, _MICRO_PROMPT) for each in [Method(BASE, BASE), *variants]]
+        steps = [step_cost(generator, each, _MICRO_PROMPT) for each in [Method(BASE, label=BASE), *variants]]
     if as_json:
         prefill = {"tokens": prefilled, "tokens_per_second": rate}
         show_json({"verification": asdict(curve), "prefill": prefill, "steps": [asdict(step) for step in steps]})

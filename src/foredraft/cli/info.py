@@ -152,7 +152,7 @@ def _models_of(method: str, model: str, dtype: str) -> list[tuple[Any, Any]]:
 
     parsed = parse_method(method)
     generator = load(
-        model, method=parsed.name, speculative_config=parsed.options, dtype=dtype, device="cpu", compile=False
+        model, method=parsed.method, speculative_config=parsed.options, dtype=dtype, device="cpu", compile=False
     )
     return [(each.model, each.passage) for each in (generator.target, *generator.drafter.needs.models)]
 

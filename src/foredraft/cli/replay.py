@@ -30,7 +30,7 @@ def replay(
     for each in methods:
         if each.amount.get("control") is not None:
             raise UsageError(f"{each.label!r} names a control; a replay has no costs for it, so give only --nodes.")
-        if each.name == "lookahead":
+        if each.method == "lookahead":
             raise UsageError(
                 "Method 'lookahead' needs the model's output after drafted tokens, which records do not have; leave it "
                 "out."
@@ -44,9 +44,9 @@ def replay(
         settings = [(each, count) for each in methods for count in nodes or [16, 64]]
         for number, (each, count) in enumerate(settings):
             tell(number / len(settings), "replaying")
-            own = {"table": table or "none", "feedback": "off"} if each.name == "adaptix" else {}
+            own = {"table": table or "none", "feedback": "off"} if each.method == "adaptix" else {}
             for measured in (texts[:1], texts):  # the first text alone is a warm-up: it compiles and loads pages
-                drafter = make_drafter(each.name, {**own, **each.options}, resources)
+                drafter = make_drafter(each.method, {**own, **each.options}, resources)
                 result = replaying.replay(drafter, measured, count, resources.vocabulary)
             rows.append({"method": each.label, "nodes": count, **result.as_dict()})
     if as_json:

@@ -15,7 +15,7 @@ from foredraft.control.levels import LevelControl, Rule
 from foredraft.control.measured import MOST_NODES, BatchControl, MeasuredControl
 from foredraft.control.payoff import StepCosts
 from foredraft.errors import UsageError
-from foredraft.options import nearest, options_from, shown
+from foredraft.options import check_known, options_from, shown
 
 __all__ = [
     "CONTROLS", "MOST_NODES", "BatchControl", "ControlChoice", "ControlKind", "FixedControl", "MeasuredControl",
@@ -99,9 +99,7 @@ def choose_control(nodes: int | None = None, control: Any = None, control_option
     if nodes is not None:
         FixedControl(nodes)  # raises for a negative number now, not at the first token
     name = control if control is not None else "measured" if nodes is None else "fixed"
-    if not isinstance(name, str) or name not in CONTROLS:
-        hint = nearest(name, CONTROLS) if isinstance(name, str) else ""
-        raise UsageError(f"There is no control {shown(name)}.{hint} Controls are: {', '.join(CONTROLS)}.")
+    check_known(name, CONTROLS, "There is no control", "Controls are")
     if name == "fixed" and nodes is None:
         raise UsageError("Control 'fixed' needs a number of nodes; give num_speculative_tokens.")
     given = {} if control_options is None else control_options

@@ -7,27 +7,15 @@ al., "Draft & Verify", ACL 2024): the exit threshold. Does not depend on costs.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from foredraft.control.levels import Outcome, Rule
 from foredraft.errors import UsageError
+from foredraft.options import check_range
 
 _BETA_STREAM, _CALI_STREAM = 0xBE7A, 0xCA11  # arbitrary: keep draws with the same seed independent
 _CHANGE, _KEEP_RATE, _KEEP_THRESHOLD = 0.01, 0.5, 0.9  # epsilon, beta 1 and beta 2 of Self-SD's code
-
-
-def _check_shares(options: Any, *names: str) -> None:
-    for name in names:
-        if not 0 <= getattr(options, name) <= 1:
-            raise UsageError(f"{name} is {getattr(options, name)}; it must be 0 to 1.")
-
-
-def _check_positive(options: Any, most: int, *names: str) -> None:
-    for name in names:
-        if not 0 < getattr(options, name) <= most:
-            raise UsageError(f"{name} is {getattr(options, name)}; it must be above 0 and at most {most}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +30,7 @@ class ConfidenceOptions:
     threshold: float = 0.3
 
     def __post_init__(self) -> None:
-        _check_shares(self, "threshold")
+        check_range(self, "threshold", least=0, most=1)
 
 
 class ConfidenceRule(Rule):
@@ -71,7 +59,7 @@ class ExitThresholdOptions:
     cap: int | None = 8
 
     def __post_init__(self) -> None:
-        _check_shares(self, "threshold", "acceptance")
+        check_range(self, "threshold", "acceptance", least=0, most=1)
         if self.cap is not None and self.cap < 1:
             raise UsageError(f"cap is {self.cap}; it must be at least 1, or None.")
 
@@ -115,7 +103,7 @@ class BetaOptions:
     beta0: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_positive(self, 1_000_000, "alpha0", "beta0")
+        check_range(self, "alpha0", "beta0", above=0, most=1_000_000)
 
 
 class BetaRule(Rule):
@@ -154,8 +142,8 @@ class CaliOptions:
     theta0: float = 0.5
 
     def __post_init__(self) -> None:
-        _check_positive(self, 1000, "sigma_model", "sigma_sample")
-        _check_shares(self, "theta0")
+        check_range(self, "sigma_model", "sigma_sample", above=0, most=1000)
+        check_range(self, "theta0", least=0, most=1)
 
 
 class CaliRule(Rule):

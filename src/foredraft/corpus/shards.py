@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
+from foredraft.atomic_file import unwritable
 from foredraft.corpus.documents import Document, Part, ReadReport, parts_of, read_documents
 from foredraft.corpus.words import Words, tokenize
 from foredraft.errors import StoreError, UsageError
 from foredraft.index.datastore import Progress, SegmentEntry, write_segment
-from foredraft.index.storage import BUILDING_SUFFIX, open_store, unwritable, write_store
+from foredraft.index.storage import BUILDING_SUFFIX, open_store, write_store
 from foredraft.index.suffix_array import Symbols, grouped, symbol_dtype
 
 KIND = "token-shard"

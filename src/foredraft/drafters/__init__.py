@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from foredraft.contracts import Drafter, Target
 from foredraft.errors import UsageError
-from foredraft.options import nearest, options_from
+from foredraft.options import check_known, options_from
 
 ENTRY_POINT_GROUP = "foredraft.drafters"
 
@@ -81,9 +81,7 @@ def drafter_class(method: str) -> DrafterClass:
         module, _, name = _OWN[method].partition(":")
         return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]  # the map is ours
     registered = _registered()
-    if method not in registered:
-        known = method_names()
-        raise UsageError(f"There is no method {method!r}.{nearest(method, known)} Methods are: {', '.join(known)}.")
+    check_known(method, method_names(), "There is no method", "Methods are")
     try:
         return registered[method].load()  # type: ignore[no-any-return]  # checked by use
     except ImportError as error:

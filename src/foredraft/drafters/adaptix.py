@@ -15,12 +15,12 @@ import numpy as np
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds, Verdict
 from foredraft.drafters import Resources
-from foredraft.errors import UsageError
 from foredraft.graph.tree import top_nodes
 from foredraft.index import learned
 from foredraft.index.learned import NO_TOKEN, LearnedArrays
 from foredraft.index.trigram import TrigramTable, open_named_table
 from foredraft.index.trigram_search import BLENDED, SearchSettings, TrigramModel, best_first, mcts
+from foredraft.options import check_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,9 @@ class AdaptixOptions:
     candidates: int = 24
 
     def __post_init__(self) -> None:
-        for name in ("depth", "iterations", "length", "candidates", "window", "feedback_top_k"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("increment", "max_probability", "c1", "c2", "feedback_weight"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be above 0.")
-        if not 0 < self.keep <= 1:
-            raise UsageError(f"keep is {self.keep}; it must be above 0 and at most 1.")
+        check_range(self, "depth", "iterations", "length", "candidates", "window", "feedback_top_k", least=1)
+        check_range(self, "increment", "max_probability", "c1", "c2", "feedback_weight", above=0)
+        check_range(self, "keep", above=0, most=1)
 
     @property
     def feeds_back(self) -> bool:
@@ -109,20 +104,10 @@ class AdaptixDrafter:
         """Begin drafting for one sequence."""
         return _Drafting(self, context)
 
-    @property
-    def saves(self) -> bool:
-        """False: shared counts are not saved."""
-        return False
-
     def forget(self) -> None:
         """Drop the shared counts."""
         with self.lock:
             self.shared = learned.empty_learned()
-
-    def save(self, path: str | None = None) -> None:
-        """Raise UsageError: shared counts are not saved."""
-        place = "" if path is None else f" to {path}"
-        raise UsageError(f"Method adaptix cannot save{place}. Method auto can: give it memory=PATH.")
 
 
 class _Drafting:

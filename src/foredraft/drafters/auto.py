@@ -37,7 +37,7 @@ from foredraft.index.recent_text import NO_TEXT, empty_text, with_room
 from foredraft.index.retrieval import StoredRows
 from foredraft.index.sources import NEURAL, NO_NEURAL_DRAFT, NO_ROWS, NeuralDraft, Rows, Sources
 from foredraft.index.trigram import open_named_table
-from foredraft.options import shown
+from foredraft.options import check_range, shown
 
 T = TypeVar("T")
 
@@ -75,11 +75,8 @@ class AutoOptions:
     depth: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("depth", "levels"):
-            if not 1 <= getattr(self, name) <= 64:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 to 64.")
-        if self.memory_tokens < 1:
-            raise UsageError(f"memory_tokens is {self.memory_tokens}; it must be at least 1.")
+        check_range(self, "depth", "levels", least=1, most=64)
+        check_range(self, "memory_tokens", least=1)
         if self.memory is not None and self.learn not in ("shared", None):
             raise UsageError('memory keeps shared texts; leave learn out, or give learn="shared" with it.')
         if self.drafter is not None:

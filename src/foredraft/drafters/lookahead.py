@@ -16,7 +16,7 @@ import numpy as np
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds, Verdict
 from foredraft.drafters import Resources
-from foredraft.errors import UsageError
+from foredraft.options import check_range
 
 _STREAM = 0x100CA  # arbitrary: keeps its draws independent of a control's with the same seed
 _EVERY_ROW = 1 << 20  # more rows than any pass has
@@ -42,9 +42,9 @@ class LookaheadOptions:
     learn: Literal["window", "text"] = "window"
 
     def __post_init__(self) -> None:
-        for name, least, most in (("level", 2, 16), ("window", 1, 64), ("guess", 0, 64)):
-            if not least <= getattr(self, name) <= most:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be {least} to {most}.")
+        check_range(self, "level", least=2, most=16)
+        check_range(self, "window", least=1, most=64)
+        check_range(self, "guess", least=0, most=64)
 
 
 class LookaheadDrafter:

@@ -24,6 +24,7 @@ from foredraft.model.head_files import shipped_head
 from foredraft.model.heads import RANKS, MedusaHeads, load_medusa, static_tree
 from foredraft.model.ranked import ids_of
 from foredraft.model.target import TorchTarget
+from foredraft.options import check_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,7 @@ class MedusaOptions:
     nodes: int = 24
 
     def __post_init__(self) -> None:
-        if not 1 <= self.nodes <= 64:
-            raise UsageError(f"nodes is {self.nodes}; it must be 1 to 64.")
+        check_range(self, "nodes", least=1, most=64)
 
 
 class MedusaDrafter:

@@ -17,6 +17,7 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs,
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.graph.tree import chain_parents
+from foredraft.options import check_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,7 @@ class PromptLookupOptions:
                 f"max_matching_ngram_size is {names[0]} and prompt_lookup_max is {names[1]}; they are two names of one "
                 "option, so give one."
             )
-        if self.prompt_lookup_num_tokens < 1:
-            raise UsageError(f"prompt_lookup_num_tokens is {self.prompt_lookup_num_tokens}; it must be at least 1.")
+        check_range(self, "prompt_lookup_num_tokens", least=1)
         if not 1 <= self.prompt_lookup_min <= self.longest:
             raise UsageError(
                 f"prompt_lookup_min is {self.prompt_lookup_min} and prompt_lookup_max is {self.longest}; "

@@ -18,6 +18,7 @@ from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
 from foredraft.index.recent_text import NO_TEXT, append, empty_text, with_room
 from foredraft.index.retrieval import MOST_OCCURRENCES, best_nodes, followers, published_tree
 from foredraft.index.suffix_array import follow
+from foredraft.options import check_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,8 @@ class RestOptions:
     doubt: float = 3.0
 
     def __post_init__(self) -> None:
-        for name, most in (("longest", 64), ("continuation", 64), ("samples", 1 << 16)):
-            if not 1 <= getattr(self, name) <= most:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 to {most}.")
+        check_range(self, "longest", "continuation", least=1, most=64)
+        check_range(self, "samples", least=1, most=1 << 16)
         if not 1 <= self.shortest <= self.longest:
             raise UsageError(f"shortest is {self.shortest}; it must be 1 to longest, which is {self.longest}.")
         if not 0 <= self.doubt < float("inf"):

@@ -81,9 +81,7 @@ class Batch:
     def join(self, prepared: Prepared) -> Lane:
         """Add a text from the next step on.
 
-        Raises:
-            OutOfMemoryError: no room for its prompt next to the other sequences.
-            UsageError: its drafter drafts in the target's cache.
+        OutOfMemoryError if its prompt finds no room; UsageError if its drafter drafts in the target's cache.
         """
         drafter = prepared.drafter
         if drafter.needs.target is not None:

@@ -20,20 +20,17 @@ from foredraft.contracts import (
 )
 from foredraft.engine.state import SequenceState
 from foredraft.graph.layout import lay_out
-from foredraft.graph.tree import IntArray, is_tree, top_nodes
+from foredraft.graph.tree import IntArray, check_tree, top_nodes
 from foredraft.sampling.logits import top_probabilities
 from foredraft.verify import verify
 
-PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")
-"""The parts of a step, in order."""
+PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")  # of a step, in order
 
 
 def step(seq: SequenceState, drafter: Drafter, drafting: Drafting, control: Control, target: Target) -> StepRecord:
     """Advance one unfinished sequence by at least one token; `drafting` is what `drafter` opened for it.
 
-    Raises:
-        ValueError: the draft is not a tree of tokens.
-        NumericsError: the target's scores are unusable.
+    ValueError for a draft that is not a tree of tokens; NumericsError for unusable scores of the target.
     """
     began = perf_counter_ns()
     budget = control.budget(seq.useful_depth)
@@ -93,12 +90,7 @@ def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
     That is one which is not a tree of ids below `vocabulary`, has scores that are not finite, a q of the wrong shape,
     or a source that is not one of the `drafters` that the drafter names.
     """
-    if not is_tree(draft.tokens, draft.parents, vocabulary):
-        draft.check()
-        raise ValueError(
-            f"The draft holds token {int(draft.tokens.max())} (or a negative one); the target scores ids below "
-            f"{vocabulary}."
-        )
+    check_tree(draft.tokens, draft.parents, vocabulary)
     if draft.q is not None and (draft.q.dtype != np.float32 or draft.q.shape != (len(draft), vocabulary)):
         raise ValueError(f"q must be float32[{len(draft)}, {vocabulary}], not {draft.q.dtype}{list(draft.q.shape)}.")
     if draft.score is not None and not (len(draft.score) == len(draft) and np.isfinite(draft.score).all()):

@@ -15,11 +15,11 @@ BoolArray = npt.NDArray[np.bool_]
 ROOT = -1
 
 
-def check_tree(tokens: IntArray, parents: IntArray) -> None:
-    """Check that `tokens int32[N]` and `parents int32[N]` form a tree whose siblings have different tokens.
+def check_tree(tokens: IntArray, parents: IntArray, vocabulary: int = 1 << 31) -> None:
+    """Check that `tokens int32[N]`, below `vocabulary`, and `parents int32[N]` form a tree; fast for a valid one.
 
-    Raises:
-        ValueError: a wrong dtype or shape, a parent at or after its child, or two siblings with the same token.
+    ValueError for a wrong dtype or shape, a token outside the vocabulary, a parent at or after its child, or two
+    siblings with the same token.
     """
     for name, array in (("tokens", tokens), ("parents", parents)):
         if array.dtype != np.int32 or array.ndim != 1:
@@ -28,30 +28,31 @@ def check_tree(tokens: IntArray, parents: IntArray) -> None:
             )
     if len(tokens) != len(parents):
         raise ValueError(f"A tree needs one parent per token; it has {len(tokens)} tokens and {len(parents)} parents.")
-    if (parents < ROOT).any():
-        raise ValueError(f"Parent {int(parents.min())} is below -1, which marks a child of the root.")
-    late = np.flatnonzero(parents >= np.arange(len(parents)))
-    if len(late):
+    node = wrong_node(tokens, parents, vocabulary)
+    if node < 0:
+        return
+    parent = int(parents[node])
+    if parent < ROOT:
+        raise ValueError(f"Parent {parent} is below -1, which marks a child of the root.")
+    if parent >= node:
+        raise ValueError(f"Node {node} has parent {parent}: a parent must come before its child.")
+    if not 0 <= tokens[node] < vocabulary:
         raise ValueError(
-            f"Node {int(late[0])} has parent {int(parents[late[0]])}: a parent must come before its child."
+            f"The draft holds token {int(tokens.max())} (or a negative one); the target scores ids below {vocabulary}."
         )
-    edges = {(int(parent), int(token)) for parent, token in zip(parents, tokens, strict=True)}
-    if len(edges) != len(tokens):
-        raise ValueError("Two siblings have the same token; merge them into one node.")
+    raise ValueError("Two siblings have the same token; merge them into one node.")
 
 
 @njit(cache=True)
-def is_tree(tokens: IntArray, parents: IntArray, vocabulary: int) -> bool:
-    """Return whether tokens lie in `[0, vocabulary)`, parents come before children, and siblings' tokens differ."""
-    if len(tokens) != len(parents):
-        return False
+def wrong_node(tokens: IntArray, parents: IntArray, vocabulary: int) -> int:
+    """Return the first node that makes two arrays of one length no tree (see `check_tree`); -1 for a tree."""
     for node in range(len(parents)):
         if not -1 <= parents[node] < node or not 0 <= tokens[node] < vocabulary:
-            return False
+            return node
         for other in range(parents[node] + 1, node):
             if parents[other] == parents[node] and tokens[other] == tokens[node]:
-                return False
-    return True
+                return node
+    return -1
 
 
 @njit(cache=True)
@@ -138,13 +139,10 @@ def best_chain(parents: IntArray, score: FloatArray, longest: int, least: float)
     That is the sum of its nodes' scores, float32[N], which do not rise from parent to child; those below `least` are
     left out. Ties go to the earlier last node.
     """
-    nodes = len(parents)
-    worth, depth = np.empty(nodes, np.float64), np.empty(nodes, np.int32)
+    worth, depth = np.empty(len(parents), np.float64), depths(parents)
     last = -1
-    for node in range(nodes):
-        above = parents[node]
-        worth[node] = score[node] + (worth[above] if above >= 0 else 0.0)
-        depth[node] = 1 + (depth[above] if above >= 0 else 0)
+    for node in range(len(parents)):
+        worth[node] = score[node] + (worth[parents[node]] if parents[node] >= 0 else 0.0)
         if depth[node] <= longest and score[node] >= least and (last < 0 or worth[node] > worth[last]):
             last = node
     chain = np.empty(depth[last] if last >= 0 else 0, np.int32)

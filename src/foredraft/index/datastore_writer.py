@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from foredraft.atomic_file import TEMPORARY_SUFFIX, write_file
+from foredraft.atomic_file import TEMPORARY_SUFFIX, unwritable, write_file
 from foredraft.errors import StoreError, UsageError
 from foredraft.index import datastore
 from foredraft.index.datastore import MANIFEST, SEGMENT_SUFFIX, Manifest, Progress, SegmentEntry, read_manifest
-from foredraft.index.storage import BUILDING_SUFFIX, unwritable, write_lock
+from foredraft.index.storage import BUILDING_SUFFIX, write_lock
 from foredraft.index.suffix_array import Symbols, grouped
 
 LOCK = "datastore.lock"

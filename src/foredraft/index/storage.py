@@ -21,7 +21,7 @@ import filelock
 import numpy as np
 import numpy.typing as npt
 
-from foredraft.atomic_file import place_file
+from foredraft.atomic_file import place_file, unwritable
 from foredraft.errors import StoreError, UsageError
 
 AnyArray = npt.NDArray[Any]
@@ -83,13 +83,6 @@ def _header_crc(preamble: bytes, header: bytes) -> int:
 def damaged(what: str, path: Path, how: str) -> StoreError:
     """Return the exception for a damaged file or folder; `what` is a noun for it."""
     return StoreError(f"The {what} {path} is damaged: {how}. Build or copy it again.")
-
-
-def unwritable(path: Path, error: OSError) -> StoreError:
-    """Return the exception for a path that cannot be written."""
-    return StoreError(
-        f"{path} cannot be written ({error.strerror}). Free space, make its folder, or choose one you can write to."
-    )
 
 
 def check_fit(

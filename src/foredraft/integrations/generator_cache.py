@@ -70,7 +70,4 @@ def _make_generator(model: Any, config: Mapping[str, Any]) -> Generator:
     asked = parse_speculation(None, config)
     given = asked.options.pop("tokenizer", None)
     tokenizer = tokenizer_for(str(getattr(model, "name_or_path", None) or ""), given, asked.options)
-    return Generator(
-        TorchTarget(model), tokenizer, method=asked.method, options=asked.options, verification=asked.verification,
-        **asked.amount,
-    )  # fmt: skip
+    return Generator(TorchTarget(model), tokenizer, **asked.drafting)

@@ -17,7 +17,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import nn
 
-from foredraft.atomic_file import write_file
+from foredraft.atomic_file import unwritable, write_file
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.fingerprint import fingerprint
 
@@ -66,7 +66,7 @@ def save_head(folder: Path, card: HeadCard, weights: Mapping[str, torch.Tensor])
         write_file(folder / WEIGHTS_FILE, save_tensors(tensors, {"format": "pt"}))
         write_file(folder / CONFIG_FILE, (json.dumps(asdict(card), indent=2) + "\n").encode())
     except OSError as error:
-        raise StoreError(f"No head can be written to {folder} ({error.strerror}). Check its free space.") from error
+        raise unwritable(folder, error) from error
 
 
 def _encoded(weights: Mapping[str, torch.Tensor], dtype: str) -> Iterator[tuple[str, torch.Tensor]]:

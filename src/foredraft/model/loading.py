@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from foredraft.errors import UnsupportedModelError, UsageError
 from foredraft.model.gguf import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, smollm2_file
 from foredraft.model.rounded import KINDS, rounded_folder
-from foredraft.options import nearest
+from foredraft.options import check_known
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
@@ -140,11 +140,7 @@ def _chosen(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any
     """Return the options among `names` that are set; raises UsageError for one that `LoadingOptions` does not have."""
     known = LoadingOptions.__annotations__
     for name in options:
-        if name not in known:
-            raise UsageError(
-                f"foredraft.load has no option {name!r}.{nearest(name, known)} It passes to transformers: "
-                f"{', '.join(known)}."
-            )
+        check_known(name, known, "foredraft.load has no option", "It passes to transformers")
     return {name: options[name] for name in names if options.get(name) is not None}
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from foredraft.atomic_file import write_file
+from foredraft.atomic_file import store_file
 from foredraft.errors import StoreError, UnsupportedModelError, UsageError
 from foredraft.model.fingerprint import fingerprint
 from foredraft.model.layers import model_parts, shorter, with_forward, with_modules
@@ -129,10 +129,7 @@ def write_skipped(path: Path, skipped: Skipped, model: Any, about: Mapping[str, 
         "kind": _KIND, "format": _FORMAT, "model": fingerprint(model), "attention": skipped.attention,
         "mlp": skipped.mlp, **about,
     }  # fmt: skip
-    try:
-        write_file(path, (json.dumps(content, indent=1) + "\n").encode())
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written ({error.strerror or error}); name another file.") from error
+    store_file(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def read_skipped(path: Path, model: Any) -> Skipped:

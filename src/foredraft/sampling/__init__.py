@@ -13,9 +13,7 @@ import torch
 
 from foredraft.errors import UsageError
 
-Probabilities = npt.NDArray[np.float64]
-"""float64[V], not negative, with sum 1."""
-
+Probabilities = npt.NDArray[np.float64]  # float64[V], not negative, with sum 1
 LogitsProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """transformers' protocol: (input_ids int64[1, n], scores float32[1, V]) -> scores float32[1, V]."""
 

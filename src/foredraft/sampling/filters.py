@@ -15,55 +15,30 @@ from foredraft.sampling.logits import exponentials, most_probable
 
 
 @njit(cache=True)
-def _weight_above(weights: FloatArray, share: float, total: float) -> float:
-    """Return the largest w such that the weights >= w sum to at least `share` of `total`: the nucleus's last weight."""
-    # weights are in [0, 1]; bins by powers of two find the few that need sorting
-    bins = np.zeros(160, np.float64)
-    for weight in weights:
-        if weight > 0:
-            bins[min(159, int(-np.log2(weight)))] += weight
-    mass = 0.0
-    last = 0
-    while last < 159 and mass + bins[last] < share * total:
-        mass += bins[last]
-        last += 1
-    edge = weights[(weights > 0.5 ** (last + 1) * 0.999) & (weights < 0.5**last * 1.001)]
-    inside = weights[weights >= 0.5**last * 1.001]
-    mass = 0.0
-    for weight in inside:
-        mass += weight
-    cut = 2.0
-    for weight in np.sort(edge)[::-1]:
-        if mass >= share * total:
-            break
-        mass += weight
-        cut = weight
-    if cut > 1.5:  # all needed weights are above the edge bin
-        cut = inside.min()
-    return cut
+def _smallest_kept(values: FloatArray, weights: FloatArray, needed: float) -> float:
+    """Return the largest v such that the `weights` of the `values` >= v sum to at least `needed`; both float32[V].
 
-
-@njit(cache=True)
-def _kth_largest(row: FloatArray, k: int) -> float:
-    """Return the k-th largest value of float32[V], 1 <= k <= V, by the high half of its bits, then the low half."""
-    keys = row.view(np.uint32).copy()
+    The high half of its bits is found first, then the low half. If rounding never reaches the sum, v is the minimum.
+    """
+    keys = values.view(np.uint32).copy()
     for token in range(len(keys)):  # flipped so that bits are in the order of values: negative floats are reversed
         keys[token] ^= np.uint32(0xFFFFFFFF if keys[token] >> np.uint32(31) else 0x80000000)
-    low, missing = np.uint32(0), k
+    low, mass = np.uint32(0), 0.0
     for shift in (16, 0):
-        counts = np.zeros(1 << 16, np.int64)
-        for key in keys:
-            if shift == 16 or key >> np.uint32(16) == low >> np.uint32(16):
-                counts[(key >> np.uint32(shift)) & np.uint32(0xFFFF)] += 1
-        half = len(counts) - 1
-        while counts[half] < missing:
-            missing -= counts[half]
+        masses = np.zeros(1 << 16, np.float64)
+        for token in range(len(keys)):
+            if shift == 16 or keys[token] >> np.uint32(16) == low >> np.uint32(16):
+                masses[(keys[token] >> np.uint32(shift)) & np.uint32(0xFFFF)] += weights[token]
+        half = len(masses) - 1
+        while half > 0 and mass + masses[half] < needed:
+            mass += masses[half]
             half -= 1
         low |= np.uint32(half) << np.uint32(shift)
-    token = 0
-    while keys[token] != low:
-        token += 1
-    return float(row[token])
+    smallest = np.inf
+    for token in range(len(keys)):
+        if keys[token] >= low:
+            smallest = min(smallest, values[token])
+    return smallest
 
 
 @njit(cache=True)
@@ -78,22 +53,12 @@ def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, mi
         return np.empty(0, np.float32)
     weights = exponentials(row, row[best], temperature)
     if 0 < top_k < len(row):
-        smallest_kept = _kth_largest(row, top_k)
-        for token in range(len(row)):
-            if row[token] < smallest_kept:
-                weights[token] = 0.0
+        weights[row < _smallest_kept(row, np.ones(len(row), np.float32), top_k)] = 0.0
     if top_p < 1.0:
-        total = 0.0
-        for weight in weights:
-            total += weight
-        cut = _weight_above(weights, top_p, total)
-        for token in range(len(row)):
-            if weights[token] < cut:
-                weights[token] = 0.0
+        needed = top_p * weights.sum(dtype=np.float64)
+        weights[weights < _smallest_kept(weights, weights, needed)] = 0.0
     if min_p > 0.0:
-        for token in range(len(row)):
-            if weights[token] < min_p:
-                weights[token] = 0.0
+        weights[weights < min_p] = 0.0
     return weights
 
 

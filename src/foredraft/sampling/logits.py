@@ -21,13 +21,12 @@ _BLOCK = 64  # logits of a block, of which only the maximum is compared first; c
 _LINE = np.float32(127 - 0.0436775)  # float32's exponent bias, minus the shift that balances the errors of `rough_sum`
 
 
-def words_of(logits: torch.Tensor) -> Words | None:
-    """Return a view of the bits of logits, float[R, V]; None if not contiguous float32 or bfloat16 on the CPU."""
-    if logits.device.type != "cpu" or not logits.is_contiguous():
-        return None
+def words_of(logits: torch.Tensor) -> Words:
+    """Return the bits of logits, float[R, V] on the CPU; a view if they are contiguous float32 or bfloat16."""
+    logits = logits.detach().contiguous()
     if logits.dtype == torch.bfloat16:
-        return logits.detach().view(torch.int16).numpy().view(np.uint16)
-    return logits.detach().numpy().view(np.uint32) if logits.dtype == torch.float32 else None
+        return logits.view(torch.int16).numpy().view(np.uint16)
+    return logits.float().numpy().view(np.uint32)
 
 
 @njit(cache=True)
@@ -52,11 +51,7 @@ def top_probabilities(logits: torch.Tensor, k: int, rows: IntArray | None = None
         return tokens.to(torch.int32).cpu().numpy(), probabilities.cpu().numpy()  # few numbers leave the device
     wanted = np.arange(len(logits), dtype=np.int32) if rows is None else rows
     found = np.empty((len(wanted), k), np.int32), np.empty((len(wanted), k), np.float32)
-    words = words_of(logits)
-    if words is None:
-        words = words_of(logits.float().contiguous())
-    assert words is not None, "contiguous float32 on the CPU has a view"
-    top_of_rows(words, wanted, *found)
+    top_of_rows(words_of(logits), wanted, *found)
     return found
 
 

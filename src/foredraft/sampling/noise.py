@@ -1,13 +1,8 @@
 """Noise determined by (seed, position, token), and sampling with it.
 
-The token at absolute position `p` is `argmax_v log w[v] + g(seed, p, v)` over weights w, with standard Gumbel values g.
-This samples in proportion to the weights and does not depend on drafts, so plain and speculative decoding with the same
-seed give the same tokens.
-
-Noise comes from Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11): key = the 64-bit
-seed, counter = (token // 4, position, 0, 0), output lane = token % 4. Each value depends on its token alone, so any
-subset of the vocabulary, on any machine, gets the same noise. With u = (lane + 0.5) / 2**32, g = -log(-log(u)); the
-32-bit grid changes no token's probability by more than about 1e-10. Does not depend on where the weights come from.
+Sampling is the Gumbel-max trick with Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+SC11); docs/explanation/sampling.md has the definition. Each value depends on its token alone, so any subset of the
+vocabulary, on any machine, gets the same noise. Does not depend on where the weights come from, nor on drafts.
 """
 
 import numpy as np
@@ -57,23 +52,22 @@ def _uniform(seed: np.uint64, position: int, token: int) -> float:
 
 
 @njit(cache=True)
-def uniform_noise(seed: np.uint64, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return u(seed, position, token) in (0, 1) for each of `tokens`, float64[n]."""
-    noise = np.empty(len(tokens), np.float64)
-    for i in range(len(tokens)):
-        noise[i] = _uniform(seed, position, tokens[i])
-    return noise
-
-
-@njit(cache=True)
 def gumbel_value(seed: np.uint64, position: int, token: int) -> float:
     """Return g(seed, position, token), a standard Gumbel value, for compiled code."""
     return float(-np.log(-np.log(_uniform(seed, position, token))))
 
 
+@njit(cache=True)
+def _gumbel_values(seed: np.uint64, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    noise = np.empty(len(tokens), np.float64)
+    for i in range(len(tokens)):
+        noise[i] = gumbel_value(seed, position, tokens[i])
+    return noise
+
+
 def gumbel_noise(seed: int, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Return g(seed, position, token) for each of `tokens`: standard Gumbel values, float64[n]."""
-    return -np.log(-np.log(uniform_noise(np.uint64(seed), position, tokens)))
+    return _gumbel_values(np.uint64(seed), position, tokens)
 
 
 @njit(cache=True)

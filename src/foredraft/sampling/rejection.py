@@ -17,8 +17,7 @@ from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.sampling import Probabilities
 from foredraft.sampling.noise import philox
 
-VERIFIER_STREAM = 1
-"""Noise stream of verification. Matched verification uses stream 0, drafters any above 1."""
+VERIFIER_STREAM = 1  # of the noise; matched verification uses stream 0, drafters any above 1
 
 
 class Chance(Protocol):
@@ -82,14 +81,11 @@ def choose_token(p: Probabilities, draft: Draft, siblings: Sequence[int], chance
     """Return a token with distribution `p`: the first accepted one of `siblings`, else a draw from the last residual.
 
     `p` is float64[V], the target's distribution after the parent of `siblings`, nodes of `draft` in the order drawn.
-    Without q they were chosen, not drawn, and q is one-hot.
-
-    Raises:
-        ValueError: a node cannot have been drawn from its q.
+    Without q they were chosen, not drawn, and q is one-hot. ValueError if a node cannot have been drawn from its q.
     """
     for place, node in enumerate(siblings):
         token = int(draft.tokens[node])
-        q = one_hot(token, len(p)) if draft.q is None else _checked(draft, node, siblings[:place])
+        q = one_hot(token, len(p)) if draft.q is None else as_drawn(draft.drawn_from(node, siblings[:place]))
         if chance.accept(min(1.0, float(p[token] / q[token]))):
             return token
         p = residual(p, q)
@@ -135,21 +131,3 @@ def draw_siblings(q: Probabilities, count: int, chance: Chance) -> tuple[IntArra
         rows.append(row)
         left[token] = 0.0
     return np.array(tokens, np.int32), np.array(rows, np.float32).reshape(len(rows), len(q))
-
-
-def _checked(draft: Draft, node: int, earlier: Sequence[int]) -> Probabilities:
-    """Return a node's q, float64[V]; ValueError if it gives the node 0, or allows an earlier sibling's token."""
-    assert draft.q is not None
-    row, token = draft.q[node], int(draft.tokens[node])
-    if not row[token] > 0:  # NaN included
-        raise ValueError(
-            f"Node {node} of the draft is token {token}, to which its q gives {row[token]:g}; q must be the "
-            "distribution that the node was drawn from."
-        )
-    for other in draft.tokens[list(earlier)].tolist():
-        if row[other] != 0:
-            raise ValueError(
-                f"The q of node {node} gives {row[other]:g} to token {other}, which an earlier sibling has; siblings "
-                "are drawn without replacement, so set it to 0 and normalise q."
-            )
-    return as_drawn(row)

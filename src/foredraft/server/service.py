@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import llguidance.hf
 
-from foredraft.contracts import Drafter, StepRecord, TokenIds
+from foredraft.contracts import StepRecord, TokenIds
 from foredraft.drafters.prediction import ChainDrafter
 from foredraft.engine.state import Prepared
 from foredraft.errors import UsageError
@@ -170,17 +170,12 @@ class Service:
         if number and "seed" in options:
             options["seed"] = (options["seed"] + number) % SEED_LIMIT
         arguments = generator.arguments(options)
-        choice, add_prediction = Choice(generator.tokenizer, request.stops, logprobs), arguments["wrap_drafter"]
-
-        def wrap_drafter(drafter: Drafter) -> Drafter:
-            drafter = add_prediction(drafter)
-            if isinstance(drafter, ChainDrafter):
-                choice.predicting = drafter
-            if constraint is None or generator.method == "none":
-                return drafter
-            return ChainDrafter(drafter, constraint, GRAMMAR)
-
-        return choice, generator.prepare(ids, **arguments | {"wrap_drafter": wrap_drafter})
+        choice, drafter = Choice(generator.tokenizer, request.stops, logprobs), arguments["drafter"]
+        if isinstance(drafter, ChainDrafter):
+            choice.predicting = drafter
+        if constraint is not None and generator.method != "none":
+            arguments["drafter"] = ChainDrafter(drafter, constraint, GRAMMAR)
+        return choice, generator.prepare(ids, **arguments)
 
     def _deliver(self, events: Sequence[tuple[Job, Event]]) -> None:
         assert self._loop is not None, "jobs are submitted from the loop"
