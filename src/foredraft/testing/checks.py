@@ -5,18 +5,19 @@ target, or on the drafter's own. Does not depend on any particular drafter, on t
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from foredraft.contracts import NO_BUDGET, Budget, Draft, Drafter, SequenceView, TokenIds, Verdict, Verification
 from foredraft.control import FixedControl
+from foredraft.drafters.none import NoDrafter
 from foredraft.graph.layout import lay_out_text
 from foredraft.graph.tree import depths
 from foredraft.sampling import Probabilities, SamplingOptions
 from foredraft.sampling.filters import distribution
 from foredraft.sampling.rejection import as_drawn
 from foredraft.testing.recording import NEW_TOKENS, Recorder, Step, begun, decoding
-from foredraft.testing.scripted import OracleDrafter
 from foredraft.testing.toy import VOCABULARY, ToyTarget
 
 MakeDrafter = Callable[[], Drafter]
@@ -252,7 +253,7 @@ def _equals_plain(
     *_, seq = decoding(drafter, prompt, options, verification)
     if drafter.needs.target is None and not options.do_sample:
         return np.array_equal(seq.emitted, ToyTarget().greedy(prompt, NEW_TOKENS))  # without any of the engine
-    silent = OracleDrafter(lambda _ids: ())
+    silent: Any = NoDrafter()
     silent.needs = drafter.needs
     *_, plain = decoding(silent, prompt, options)
     return np.array_equal(seq.emitted, plain.emitted)
