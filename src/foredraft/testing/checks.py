@@ -20,8 +20,7 @@ from foredraft.sampling.rejection import as_drawn
 from foredraft.testing.recording import NEW_TOKENS, Recorder, Step, begun, decoding
 from foredraft.testing.toy import VOCABULARY, ToyTarget
 
-MakeDrafter = Callable[[], Drafter]
-"""Returns a new drafter for a target of `VOCABULARY` ids."""
+MakeDrafter = Callable[[], Drafter]  # returns a new drafter for a target of `VOCABULARY` ids
 
 _PROMPT: TokenIds = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 3, 1, 4, 1, 5], np.int64)
 _OTHER_PROMPT: TokenIds = np.array([2, 7, 1, 8, 2, 8, 1, 4, 1, 6, 5, 3, 1, 4], np.int64)
@@ -173,8 +172,7 @@ def drawn_text_has_the_targets_distribution(make: MakeDrafter) -> None:
     """A drafter that supplies q under rejection verification has drawn its nodes from q."""
     departure = _departure(make())
     _require(
-        departure < 1,
-        f"Drawn text must have the target's distribution; chi-square is {departure:.1f} times the limit.",
+        departure < 1, f"Drawn text must have the target's distribution; chi-square is {departure:.1f} times the limit."
     )
 
 

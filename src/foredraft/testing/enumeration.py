@@ -2,7 +2,7 @@
 
 Each outcome of a step has its exact probability; plain decoding continues after the emitted tokens. If the verification
 is correct, the first tokens have the target's distribution, up to rounding. Runs the engine's state and its verifier;
-target and draft model are tables of random logits on a few tokens.
+target and draft model are tables of random logits on a few tokens, and `DrawingDrafter` draws from the latter.
 """
 
 import dataclasses
@@ -14,17 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch
 
-from foredraft.contracts import (
-    EMPTY_DRAFT,
-    Budget,
-    Draft,
-    DraftContext,
-    Needs,
-    Scores,
-    SequenceView,
-    TokenIds,
-    Verdict,
-)
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, Scores, SequenceView, TokenIds, Verdict
 from foredraft.engine.state import SequenceState
 from foredraft.graph.tree import FloatArray, path_to
 from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions
@@ -36,8 +26,7 @@ from foredraft.verify import verify
 T = TypeVar("T")
 
 Text = tuple[int, ...]
-LogitsOf = Callable[[TokenIds], FloatArray]
-"""From the ids so far, int64[n], to the logits of the next one, float32[V]."""
+LogitsOf = Callable[[TokenIds], FloatArray]  # from the ids so far, int64[n], to the logits of the next one, float32[V]
 
 PROMPT: TokenIds = np.array([1, 0], np.int64)
 PROMPT.flags.writeable = False
@@ -53,11 +42,9 @@ class Script:
         self.others: list[list[int]] = []
 
     def accept(self, probability: float) -> bool:
-        """Choose whether to accept."""
         return self._choose([(True, probability), (False, 1.0 - probability)])
 
     def draw(self, distribution: Probabilities) -> int:
-        """Choose a token."""
         return self._choose(enumerate(distribution.tolist()))
 
     def _choose(self, given: Iterable[tuple[T, float]]) -> T:
